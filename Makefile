@@ -1,0 +1,51 @@
+# Two targets matter to a user: `make demo` and `make test`. Everything they need is set up by themselves.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# uv as installed on this machine, else one of our own in .tools/.
+UV_VERSION := 0.11
+UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
+RUN := $(UV) run --locked --quiet
+
+.PHONY: help setup demo test lint format bench protos cluster-up cluster-down
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+.tools/bin/uv:
+	@echo "setting up uv in .tools/"
+	@python3 -m venv .tools && .tools/bin/pip install --quiet 'uv>=$(UV_VERSION)'
+
+setup: $(filter .tools/bin/uv,$(UV)) ## install the locked dependencies into .venv
+	@$(UV) sync --locked --quiet
+
+demo: setup ## a whole cluster in one process: two nodes, a few pods, who got which chips
+	@$(RUN) python -m sandbox.demo
+
+test: setup lint ## lint, types and all tests; the real-cluster ones where the machine can
+	@$(RUN) python -m tests.cluster prepare
+	@$(RUN) pytest
+
+lint: setup ## ruff, mypy strict, import contracts, generated stubs current
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+	@$(RUN) lint-imports --no-logo
+	@$(RUN) python -m protos.generate --check
+
+format: setup ## format and fix what can be fixed
+	@$(RUN) ruff check --fix .
+	@$(RUN) ruff format .
+
+bench: setup ## measure; prints ratios side by side
+	@$(RUN) python -m tests.bench
+
+protos: setup ## generate the stubs in protos/
+	@$(RUN) python -m protos.generate
+
+cluster-up: setup ## a real cluster with both programs, to play with
+	@$(RUN) python -m tests.cluster up
+
+cluster-down: setup ## stop it and clean up
+	@$(RUN) python -m tests.cluster down
