@@ -1,0 +1,1 @@
+"""The allocator's API."""

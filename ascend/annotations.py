@@ -1,0 +1,210 @@
+"""Every annotation the programs and their neighbours exchange: its key, and how its value is written and read.
+
+The keys and formats are wire facts shared with MindCluster (spec/node-agent.md §5.8, §6; spec/scheduling.md §1.6).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from ascend.chips import ChipSet, chip_name, chip_set, join_names, join_names_sorted, parse_chip_name, parse_names
+from ascend.errors import InvalidValue
+
+ALLOCATED = "huawei.com/Ascend910"
+"""On a pod, by the allocator: the chips it gets, in selection order."""
+
+PREDICATE_TIME = "predicate-time"
+"""On a pod, by the allocator: when it was decided, in Unix nanoseconds; the device plugin overwrites it by CLAIMED."""
+
+REAL = "huawei.com/AscendReal"
+"""On a pod, by the device plugin: the chips its containers were given."""
+
+KUBELET_IDS = "huawei.com/kltDev"
+"""On a pod, by the device plugin: the device ids the kubelet's own ledger has for it."""
+
+CONFIGURATION = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
+"""On a pod, by the device plugin: addresses of its chips, for the builder of the rank table."""
+
+BASE_DEVICE_INFOS = "baseDeviceInfos"
+"""On a node, by the device plugin: the chips it has."""
+
+SUPER_POD_ID = "superPodID"
+SERVER_INDEX = "serverIndex"
+SERVER_TYPE = "serverType"
+
+CLAIMED = (1 << 64) - 1
+"""The predicate-time of a pod that has been handed its chips (seed 002, step "change it to the largest uint")."""
+
+UNKNOWN = -2
+"""SuperPod id, server index or device id that the driver could not tell (spec/node-agent.md §5.2)."""
+
+MAX_LIST_ENTRIES = 100
+"""A longer list of chips is not believed (spec/node-agent.md §5.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the allocator wrote on a pod: chips in selection order and the time of the decision.
+
+    Attributes:
+        chips: physical ids in selection order.
+        predicate_time: Unix nanoseconds; None where the annotation is missing or unreadable, which orders last;
+            ``CLAIMED`` once the device plugin has handed the chips over.
+    """
+
+    chips: tuple[int, ...]
+    predicate_time: int | None
+
+    @property
+    def chip_set(self) -> ChipSet:
+        """The chips as a set."""
+        return chip_set(self.chips)
+
+    def annotations(self) -> dict[str, str]:
+        """The two annotations as written on the pod."""
+        return {ALLOCATED: join_names(self.chips), PREDICATE_TIME: str(self.predicate_time)}
+
+
+def read_grant(annotations: Mapping[str, str]) -> Grant | None:
+    """What the allocator wrote on a pod; None where it wrote nothing.
+
+    Raises:
+        InvalidValue: the list of chips is malformed.
+    """
+    text = annotations.get(ALLOCATED)
+    if text is None:
+        return None
+    return Grant(_parse_list(text, ALLOCATED), read_predicate_time(annotations))
+
+
+def read_predicate_time(annotations: Mapping[str, str]) -> int | None:
+    """The decision's time in Unix nanoseconds, ``CLAIMED``, or None where it is missing or unreadable."""
+    text = annotations.get(PREDICATE_TIME, "")
+    if not (text.isascii() and text.isdigit()):
+        return None
+    value = int(text)
+    return value if value <= CLAIMED else None
+
+
+def held_chips(annotations: Mapping[str, str]) -> ChipSet:
+    """The chips a live pod holds: AscendReal if it has one, else what the allocator wrote (spec/node-agent.md §0.3).
+
+    Raises:
+        InvalidValue: the list that counts is malformed.
+    """
+    for key in (REAL, ALLOCATED):
+        text = annotations.get(key)
+        if text:
+            return chip_set(_parse_list(text, key))
+    return 0
+
+
+def _parse_list(text: str, key: str) -> tuple[int, ...]:
+    if text.count(",") >= MAX_LIST_ENTRIES:
+        raise InvalidValue(f"annotation {key}: more than {MAX_LIST_ENTRIES} chips")
+    return parse_names(text, f"annotation {key}")
+
+
+@dataclass(frozen=True, slots=True)
+class ChipAddress:
+    """How a chip is reached from other servers.
+
+    Attributes:
+        ip: RoCE address, empty where it has none.
+        super_device_id: the chip's id within its SuperPod, as the driver gives it.
+    """
+
+    ip: str = ""
+    super_device_id: int = 0
+
+
+class _BaseDeviceInfo(msgspec.Struct, frozen=True):
+    IP: str = ""
+    SuperDeviceID: int = 0
+
+
+def write_base_device_infos(chips: Mapping[int, ChipAddress]) -> str:
+    """The node annotation ``baseDeviceInfos``: JSON from chip name to address, keys in string order (§5.8)."""
+    infos = {
+        chip_name(chip_id): _BaseDeviceInfo(address.ip, address.super_device_id) for chip_id, address in chips.items()
+    }
+    return msgspec.json.encode(dict(sorted(infos.items()))).decode()
+
+
+def read_base_device_infos(text: str) -> dict[int, ChipAddress]:
+    """The chips of a node from its annotation, by physical id.
+
+    Raises:
+        InvalidValue: the annotation is not the JSON object it must be, or names something that is no physical chip.
+    """
+    try:
+        infos = msgspec.json.decode(text, type=dict[str, _BaseDeviceInfo])
+        return {parse_chip_name(name): ChipAddress(info.IP, info.SuperDeviceID) for name, info in sorted(infos.items())}
+    except (msgspec.DecodeError, InvalidValue) as error:
+        raise InvalidValue(f"annotation {BASE_DEVICE_INFOS}: {error}") from error
+
+
+class _ConfiguredDevice(msgspec.Struct, frozen=True):
+    device_id: str
+    device_ip: str
+    super_device_id: str
+
+
+class _Configuration(msgspec.Struct, frozen=True):
+    # Field order is the wire's (spec/node-agent.md §6.7).
+    pod_name: str
+    server_id: str
+    host_ip: str
+    super_pod_id: int
+    devices: list[_ConfiguredDevice]
+    rack_id: int
+    server_index: str
+    server_ip: str
+
+
+def write_configuration(
+    *,
+    pod_name: str,
+    pod_uid: str,
+    host_ip: str,
+    devices: Mapping[int, ChipAddress],
+    super_pod_id: int = UNKNOWN,
+    server_index: int = UNKNOWN,
+) -> str:
+    """The pod annotation ``ascend-910-configuration``: JSON, devices by ascending id (spec/node-agent.md §6.7).
+
+    Args:
+        pod_name: the pod's name.
+        pod_uid: the pod's uid, written as ``server_id``.
+        host_ip: the node's internal address.
+        devices: the pod's chips by physical id.
+        super_pod_id: the node's SuperPod.
+        server_index: the node's index within it.
+    """
+    configured = [
+        _ConfiguredDevice(str(chip_id), address.ip, str(_as_signed_32(address.super_device_id)))
+        for chip_id, address in sorted(devices.items())
+    ]
+    configuration = _Configuration(pod_name, pod_uid, host_ip, super_pod_id, configured, 0, str(server_index), host_ip)
+    return msgspec.json.encode(configuration).decode()
+
+
+def _as_signed_32(value: int) -> int:
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def write_claim(*, chips: Iterable[int], kubelet_ids: Iterable[int], configuration: str) -> dict[str, str]:
+    """The annotations the device plugin writes in one patch when it hands chips over (spec/node-agent.md §6.4, §6.7).
+
+    Args:
+        chips: physical ids the containers were given.
+        kubelet_ids: the ids the kubelet chose.
+        configuration: as ``write_configuration`` gives it.
+    """
+    return {
+        PREDICATE_TIME: str(CLAIMED),
+        REAL: join_names_sorted(chips),
+        KUBELET_IDS: join_names_sorted(kubelet_ids),
+        CONFIGURATION: configuration,
+    }

@@ -1,0 +1,96 @@
+"""Sets of chips as integer bitmasks, and the names chips have on the wire.
+
+Bit ``n`` stands for the chip with physical id ``n``; a server's 8 chips make 256 sets, so a rule over sets can be a
+table. Names are ``Ascend910-<physical id>`` for every product of the 910 family (spec/node-agent.md §2.1).
+"""
+
+import re
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from ascend.errors import InvalidValue
+
+ChipSet: TypeAlias = int
+"""Bit n set: the chip with physical id n is in the set."""
+
+RESOURCE = "huawei.com/Ascend910"
+"""The extended resource a pod asks for."""
+
+NAME_PREFIX = "Ascend910-"
+
+MAX_CHIP_ID = 255
+"""Physical ids the driver can report (spec/node-agent.md §3.2)."""
+
+_NAME = re.compile(r"Ascend910-(0|[1-9][0-9]{0,2})")
+
+
+def chip_set(ids: Iterable[int]) -> ChipSet:
+    """The set that holds exactly these physical ids."""
+    chips = 0
+    for chip_id in ids:
+        chips |= 1 << chip_id
+    return chips
+
+
+def chip_ids(chips: ChipSet) -> tuple[int, ...]:
+    """The physical ids of a set, ascending."""
+    ids = []
+    while chips:
+        lowest = chips & -chips
+        ids.append(lowest.bit_length() - 1)
+        chips ^= lowest
+    return tuple(ids)
+
+
+def chip_name(chip_id: int) -> str:
+    """The name of a chip on the wire: ``Ascend910-3``."""
+    return f"{NAME_PREFIX}{chip_id}"
+
+
+def parse_chip_name(name: str) -> int:
+    """The physical id behind a name.
+
+    Raises:
+        InvalidValue: the text is not a name of a physical chip; virtual chips (``Ascend910-2c-100-1``) are none.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or int(match[1]) > MAX_CHIP_ID:
+        raise InvalidValue(f"{name!r} is not a chip name (expected {NAME_PREFIX}<0..{MAX_CHIP_ID}>)")
+    return int(match[1])
+
+
+def join_names(ids: Iterable[int]) -> str:
+    """A comma-joined list of names in the order given: the pod annotation's selection order."""
+    return ",".join(chip_name(chip_id) for chip_id in ids)
+
+
+def join_names_sorted(ids: Iterable[int]) -> str:
+    """A comma-joined list of names in string order (``-10`` before ``-2``).
+
+    So are the lists of the device-info ConfigMap, ``huawei.com/AscendReal`` and ``huawei.com/kltDev`` ordered
+    (spec/node-agent.md §5.2, §6.7).
+    """
+    return ",".join(sorted(map(chip_name, ids)))
+
+
+def parse_names(text: str, field: str = "chip list") -> tuple[int, ...]:
+    """The physical ids of a comma-joined list of names, in its order; the empty text is the empty list.
+
+    Args:
+        text: as ``Ascend910-0,Ascend910-1``.
+        field: what the text is, for the error.
+
+    Raises:
+        InvalidValue: an element is not a chip name, or a chip is named twice.
+    """
+    if not text:
+        return ()
+    ids = []
+    for name in text.split(","):
+        try:
+            ids.append(parse_chip_name(name))
+        except InvalidValue as error:
+            raise InvalidValue(f"{field}: {error}") from None
+    if len(set(ids)) != len(ids):
+        raise InvalidValue(f"{field}: {text!r} names a chip twice")
+    return tuple(ids)

@@ -1,0 +1,207 @@
+"""The ConfigMap ``mindx-dl-deviceinfo-<node>``: what a node reports of its chips, byte for byte as read.
+
+Volcano's plugin and ClusterD read it; the latter drops it when the CheckCode does not match
+(spec/node-agent.md §0, §5).
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from ascend.annotations import UNKNOWN
+from ascend.chips import (
+    RESOURCE,
+    ChipSet,
+    chip_ids,
+    chip_name,
+    chip_set,
+    join_names_sorted,
+    parse_chip_name,
+    parse_names,
+)
+from ascend.errors import InvalidReport, InvalidValue
+
+NAMESPACE = "kube-system"
+NAME_PREFIX = "mindx-dl-deviceinfo-"
+LABELS = {"mx-consumer-cim": "true"}
+"""ClusterD and Volcano's plugin select the ConfigMap by this label (spec/node-agent.md §0.7)."""
+
+DEVICE_INFO = "DeviceInfoCfg"
+MANUALLY_SEPARATED = "ManuallySeparateNPU"
+UPGRADE_REASONS = "UpgradeFaultReason"
+DESCRIPTION = "Description"
+
+_DESCRIPTION_TEXT = (
+    f"{RESOURCE} lists the free chips for readers that do not keep count themselves; "
+    "baseDeviceInfos on the node and the chips on its pods say the same."
+)
+
+_UNHEALTHY = f"{RESOURCE}-Unhealthy"
+_NETWORK_UNHEALTHY = f"{RESOURCE}-NetworkUnhealthy"
+_RECOVERING = f"{RESOURCE}-Recovering"
+_FAULT = f"{RESOURCE}-Fault"
+
+# What Go's json.Marshal escapes and Python's encoders do not; the CheckCode is over Go's bytes (§5.3).
+_GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_GO_ESCAPE_TABLE = str.maketrans(_GO_ESCAPES)
+
+
+class FaultTime(msgspec.Struct, frozen=True):
+    """When a fault code was first seen (Unix milliseconds, 0 if unknown) and how serious it is."""
+
+    fault_time: int
+    fault_level: str
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """The faults of one chip in one domain (chip or network), as an entry of ``-Fault`` (§5.2); order is the wire's."""
+
+    fault_type: str
+    npu_name: str
+    large_model_fault_level: str
+    fault_level: str
+    fault_handling: str
+    fault_code: str
+    fault_time_and_level_map: dict[str, FaultTime]
+
+
+def chip_fault(*, chip_id: int, level: str, codes: Mapping[str, FaultTime], network: bool = False) -> Fault:
+    """The entry for one chip: codes are upper-case hex without ``0x``, ``level`` is the most serious of theirs."""
+    return Fault(
+        fault_type="CardNetworkUnhealthy" if network else "CardUnhealthy",
+        npu_name=chip_name(chip_id),
+        large_model_fault_level=level,
+        fault_level=level,
+        fault_handling=level,
+        fault_code=",".join(codes),
+        fault_time_and_level_map=dict(sorted(codes.items())),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What a node reports of its chips.
+
+    Attributes:
+        free: healthy and held by no pod.
+        unhealthy: not to be used; may be in use.
+        network_unhealthy: not to be used by distributed jobs; may be free.
+        update_time_s: Unix seconds of the report.
+        recovering: being reset.
+        faults: one entry per chip and domain.
+        super_pod_id: the node's SuperPod, -2 if unknown.
+        server_index: the node's index within it, -2 if unknown.
+        manually_separated: taken out by an operator or by the frequency rule.
+    """
+
+    free: ChipSet
+    unhealthy: ChipSet
+    network_unhealthy: ChipSet
+    update_time_s: int
+    recovering: ChipSet = 0
+    faults: tuple[Fault, ...] = ()
+    super_pod_id: int = UNKNOWN
+    server_index: int = UNKNOWN
+    manually_separated: ChipSet = 0
+
+
+class _DeviceInfo(msgspec.Struct, frozen=True):
+    DeviceList: dict[str, str]
+    UpdateTime: int
+
+
+class _DeviceInfoCfg(msgspec.Struct, frozen=True):
+    DeviceInfo: _DeviceInfo
+    SuperPodID: int = UNKNOWN
+    ServerIndex: int = UNKNOWN
+    CheckCode: str = ""
+
+
+def config_map_name(node: str) -> str:
+    """The name of a node's ConfigMap."""
+    return NAME_PREFIX + node
+
+
+def node_name(config_map: str) -> str | None:
+    """The node a ConfigMap of this name reports for, or None if it is another ConfigMap."""
+    return config_map.removeprefix(NAME_PREFIX) if config_map.startswith(NAME_PREFIX) else None
+
+
+def check_code(device_list: Mapping[str, str], update_time_s: int) -> str:
+    """SHA-256, lower-case hex, over Go's JSON of the inner object ``{"DeviceList":{…},"UpdateTime":n}`` (§5.3)."""
+    inner = _go_json(_DeviceInfo(dict(sorted(device_list.items())), update_time_s))
+    return hashlib.sha256(inner.encode()).hexdigest()
+
+
+def _go_json(value: object) -> str:
+    return msgspec.json.encode(value).decode().translate(_GO_ESCAPE_TABLE)
+
+
+def encode_report(report: DeviceReport) -> dict[str, str]:
+    """The ConfigMap's ``data`` for a report (§5.1, §5.2)."""
+    device_list = {
+        RESOURCE: join_names_sorted(chip_ids(report.free)),
+        _FAULT: _go_json(report.faults),
+        _NETWORK_UNHEALTHY: join_names_sorted(chip_ids(report.network_unhealthy)),
+        _RECOVERING: join_names_sorted(chip_ids(report.recovering)),
+        _UNHEALTHY: join_names_sorted(chip_ids(report.unhealthy)),
+    }
+    cfg = _DeviceInfoCfg(
+        _DeviceInfo(device_list, report.update_time_s),
+        report.super_pod_id,
+        report.server_index,
+        check_code(device_list, report.update_time_s),
+    )
+    return {
+        DEVICE_INFO: _go_json(cfg),
+        MANUALLY_SEPARATED: ",".join(chip_name(chip_id) for chip_id in chip_ids(report.manually_separated)),
+        UPGRADE_REASONS: "{}",
+        DESCRIPTION: _DESCRIPTION_TEXT,
+    }
+
+
+def decode_report(data: Mapping[str, str]) -> DeviceReport:
+    """The report in a ConfigMap's ``data``, ours or the reference plugin's.
+
+    Raises:
+        InvalidReport: ``DeviceInfoCfg`` is missing or malformed, or its CheckCode does not match what it covers.
+    """
+    text = data.get(DEVICE_INFO)
+    if text is None:
+        raise InvalidReport(f"the key {DEVICE_INFO} is missing")
+    try:
+        cfg = msgspec.json.decode(text, type=_DeviceInfoCfg)
+        listed = cfg.DeviceInfo.DeviceList
+        expected = check_code(listed, cfg.DeviceInfo.UpdateTime)
+        if cfg.CheckCode != expected:
+            raise InvalidReport(f"CheckCode is {cfg.CheckCode!r}, its content gives {expected!r}")
+        return DeviceReport(
+            free=_listed(listed, RESOURCE),
+            unhealthy=_listed(listed, _UNHEALTHY),
+            network_unhealthy=_listed(listed, _NETWORK_UNHEALTHY),
+            update_time_s=cfg.DeviceInfo.UpdateTime,
+            recovering=_listed(listed, _RECOVERING),
+            faults=tuple(msgspec.json.decode(listed.get(_FAULT, "") or "[]", type=list[Fault])),
+            super_pod_id=cfg.SuperPodID,
+            server_index=cfg.ServerIndex,
+            manually_separated=chip_set(parse_names(data.get(MANUALLY_SEPARATED, ""), MANUALLY_SEPARATED)),
+        )
+    except InvalidReport:
+        raise
+    except (msgspec.DecodeError, InvalidValue) as error:
+        raise InvalidReport(f"{DEVICE_INFO}: {error}") from error
+
+
+def _listed(device_list: Mapping[str, str], key: str) -> ChipSet:
+    return chip_set(parse_names(device_list.get(key, ""), key))
+
+
+def fault_chip(fault: Fault) -> int:
+    """The physical id of the chip a fault entry is about.
+
+    Raises:
+        InvalidValue: the entry names no physical chip.
+    """
+    return parse_chip_name(fault.npu_name)

@@ -1,0 +1,1 @@
+"""Access to the API server: configuration, client, reflector, slim typed objects, patches and events."""

@@ -1,0 +1,309 @@
+"""A client of the API server: raw JSON over the official library's connection, decoded into slim objects.
+
+The library (``kubernetes.aio``) owns configuration, identity, TLS and the connection pool; this module owns what it
+does not do well: errors with a meaning, client-side deadlines on everything, one retry with a fresh identity after
+401, and decoding without models (spec/field.md §3b; spec/kubernetes.md §8).
+"""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+
+from ascend.errors import ApiError, Conflict, Expired, NotFound, Throttled, Unauthorized, Unreachable
+from ascend.kube.identity import load_configuration
+from ascend.kube.objects import PODS, JsonObject, KubeObject, Resource, T
+
+if TYPE_CHECKING:
+    from kubernetes.aio.client import Configuration
+
+MERGE_PATCH: Final = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+
+REQUEST_TIMEOUT_S: Final = 15.0
+CONNECT_TIMEOUT_S: Final = 5.0
+
+_ERRORS: Final[dict[int, type[ApiError]]] = {
+    HTTPStatus.UNAUTHORIZED: Unauthorized,
+    HTTPStatus.NOT_FOUND: NotFound,
+    HTTPStatus.CONFLICT: Conflict,
+    HTTPStatus.GONE: Expired,
+    HTTPStatus.TOO_MANY_REQUESTS: Throttled,
+}
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    method: str
+    path: str
+    timeout: aiohttp.ClientTimeout
+    query: Mapping[str, str] | None = None
+    body: JsonObject | list[JsonObject] | None = None
+    content_type: str = "application/json"
+
+
+class KubeClient:
+    """Requests to one API server. Use as an async context manager.
+
+    Args:
+        configuration: connection settings of the official library.
+        reload: gives fresh settings after the server has answered 401; None where there is nothing to refresh.
+    """
+
+    def __init__(
+        self,
+        configuration: "Configuration",
+        reload: "Callable[[], Coroutine[Any, Any, Configuration]] | None" = None,
+    ) -> None:
+        from kubernetes.aio.client.rest import RESTClientObject
+
+        self._configuration = configuration
+        self._reload = reload
+        self._rest = RESTClientObject(configuration)
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Self:
+        """A client with the identity ``load_configuration`` finds.
+
+        Raises:
+            InvalidValue: no source of an identity is usable.
+        """
+
+        async def load() -> "Configuration":
+            return await load_configuration(kubeconfig, context)
+
+        return cls(await load(), load)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._rest.close()
+
+    @property
+    def url(self) -> str:
+        """The address of the API server."""
+        return str(self._configuration.host)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: JsonObject | list[JsonObject] | None = None,
+        content_type: str = "application/json",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> bytes:
+        """One request, whole answer.
+
+        Args:
+            method: the HTTP method.
+            path: with the leading slash.
+            query: query parameters.
+            body: sent as JSON.
+            content_type: of the body; the kind of patch.
+            timeout_s: for the whole request.
+
+        Raises:
+            ApiError: the server answered with an error; the subclass says which.
+            Unreachable: no answer.
+        """
+        timeout = aiohttp.ClientTimeout(total=timeout_s, connect=CONNECT_TIMEOUT_S)
+        async with self._exchange(_Call(method, path, timeout, query, body, content_type)) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, *, query: Mapping[str, str], idle_timeout_s: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The lines of an endless answer; lines may be of any length.
+
+        Args:
+            path: with the leading slash.
+            query: query parameters.
+            idle_timeout_s: the stream counts as broken when nothing arrives for so long: a half-open connection
+                looks exactly like a quiet one.
+
+        Raises:
+            ApiError: the server answered with an error.
+            Unreachable: no connection, or the stream broke.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
+        async with self._exchange(_Call("GET", path, timeout, query)) as response:
+            yield _lines(response)
+
+    @asynccontextmanager
+    async def _exchange(self, call: "_Call") -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            response = await self._send(call)
+            if response.status == HTTPStatus.UNAUTHORIZED and self._reload is not None:
+                response.release()
+                await self._refresh_identity(self._reload)
+                response = await self._send(call)
+            async with response:
+                if response.status >= HTTPStatus.BAD_REQUEST:
+                    raise _error(response, await response.read())
+                yield response
+        except (aiohttp.ClientError, OSError) as error:
+            text = str(error) or type(error).__name__
+            raise Unreachable(f"{call.method} {self.url}{call.path}: {text}") from error
+
+    async def _send(self, call: "_Call") -> aiohttp.ClientResponse:
+        url = self.url + call.path + (f"?{urlencode(call.query)}" if call.query else "")
+        headers = {"Content-Type": call.content_type, "Accept": "application/json", "User-Agent": "ascend-affinity"}
+        auth = cast("dict[str, dict[str, str]]", await self._configuration.auth_settings())
+        for setting in auth.values():
+            headers[setting["key"]] = setting["value"]
+        answer = await self._rest.request(call.method, url, headers, call.body, _request_timeout=call.timeout)
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+    async def _refresh_identity(self, reload: "Callable[[], Coroutine[Any, Any, Configuration]]") -> None:
+        fresh = await reload()
+        self._configuration.api_key = fresh.api_key
+        self._configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
+
+    async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
+        """One object.
+
+        Raises:
+            ApiError: NotFound among others.
+            Unreachable: no answer.
+        """
+        return _decode(await self.request("GET", resource.path(namespace=namespace, name=name)), resource.type)
+
+    async def create(self, resource: Resource[T], body: JsonObject, namespace: str = "") -> T:
+        """Create an object; the answer is the object as stored.
+
+        Raises:
+            ApiError: Conflict where it exists.
+            Unreachable: no answer; it may have been created all the same.
+        """
+        return _decode(await self.request("POST", resource.path(namespace=namespace), body=body), resource.type)
+
+    async def patch(
+        self,
+        resource: Resource[T],
+        name: str,
+        body: JsonObject | list[JsonObject],
+        *,
+        namespace: str = "",
+        content_type: str = MERGE_PATCH,
+        subresource: str = "",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> T:
+        """Change parts of an object; the answer is the object as stored.
+
+        Raises:
+            ApiError: NotFound, or Conflict where a precondition in the patch does not hold.
+            Unreachable: no answer; it may have been changed all the same.
+        """
+        path = resource.path(namespace=namespace, name=name, subresource=subresource)
+        answer = await self.request("PATCH", path, body=body, content_type=content_type, timeout_s=timeout_s)
+        return _decode(answer, resource.type)
+
+    async def delete(self, resource: Resource[T], name: str, namespace: str = "", *, uid: str = "") -> None:
+        """Delete an object; with a uid, only that one and no other of the same name.
+
+        Raises:
+            ApiError: NotFound, or Conflict where the uid is another.
+            Unreachable: no answer; it may have been deleted all the same.
+        """
+        body: JsonObject | None = {"preconditions": {"uid": uid}} if uid else None
+        await self.request("DELETE", resource.path(namespace=namespace, name=name), body=body)
+
+    async def bind(
+        self,
+        *,
+        namespace: str,
+        name: str,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str],
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        """Bind a pod to a node and annotate it, in one transaction of the API server (design, decision 1).
+
+        Raises:
+            ApiError: NotFound, or Conflict where the pod is another one or already bound.
+            Unreachable: no answer; it may have been bound all the same.
+        """
+        body: JsonObject = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "namespace": namespace, "uid": uid, "annotations": dict(annotations)},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        path = PODS.path(namespace=namespace, name=name, subresource="binding")
+        await self.request("POST", path, body=body, timeout_s=timeout_s)
+
+
+def _decode(raw: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        name = _name(raw)
+        raise Unreachable(
+            f"the API server's answer about {name or kind.__name__} is not understood: {error}"
+        ) from error
+
+
+def _name(raw: bytes) -> str:
+    try:
+        return msgspec.json.decode(raw, type=KubeObject).key
+    except msgspec.DecodeError:
+        return ""
+
+
+def _error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
+    try:
+        status = msgspec.json.decode(body, type=_Status)
+    except msgspec.DecodeError:
+        status = _Status(message=body[:200].decode(errors="replace"))
+    retry_after = response.headers.get("Retry-After", "")
+    return error_of(
+        response.status,
+        status.message or response.reason or "",
+        status.reason,
+        retry_after_s=float(retry_after) if retry_after.isdigit() else None,
+    )
+
+
+def error_of(status: int, message: str, reason: str = "", *, retry_after_s: float | None = None) -> ApiError:
+    """The exception for a status code, wherever it came from: an HTTP answer or an ERROR event of a watch."""
+    kind = _ERRORS.get(status, ApiError)
+    return kind(message, status=status, reason=reason or None, retry_after_s=retry_after_s)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    # aiohttp's readline() has a limit on the length of a line; an object may be larger than any we would set.
+    pending = bytearray()
+    async for chunk in response.content.iter_any():
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            pending += chunk[start:end]
+            if pending:
+                yield bytes(pending)
+                pending.clear()
+            start = end + 1
+        pending += chunk[start:]

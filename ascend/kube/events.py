@@ -1,0 +1,138 @@
+"""Kubernetes Events: what people see under ``kubectl describe``.
+
+Posted in the background and never waited for: an Event that can't be written is counted in the log and forgotten.
+The same Event again within ``REPEAT_S`` becomes one series, posted at most every ``REPEAT_POST_S``.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from ascend.errors import ApiError, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import EVENTS, JsonObject
+
+log = logging.getLogger(__name__)
+
+REPEAT_S = 600.0
+REPEAT_POST_S = 30.0
+QUEUE_LENGTH = 256
+MAX_NOTE = 1024
+"""Longest note the API server takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regarding:
+    """The object an Event is about."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+    def reference(self) -> JsonObject:
+        """As the API has it."""
+        pairs = {"apiVersion": "v1", "kind": self.kind, "name": self.name, "namespace": self.namespace, "uid": self.uid}
+        return {key: value for key, value in pairs.items() if value}
+
+
+@dataclass(slots=True)
+class _Series:
+    name: str
+    namespace: str
+    first_s: float
+    posted_s: float
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Posting:
+    key: tuple[str, ...]
+    body: JsonObject = field(hash=False)
+
+
+class EventRecorder:
+    """Posts Events of one program.
+
+    Args:
+        client: the API server.
+        component: the program, as ``reportingController``.
+        instance: which of its processes, as ``reportingInstance``.
+        monotonic: clock for series and rates.
+        now: wall clock for timestamps.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        component: str,
+        instance: str,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._component = component
+        self._instance = instance
+        self._monotonic = monotonic
+        self._now = now
+        self._queue: asyncio.Queue[_Posting] = asyncio.Queue(QUEUE_LENGTH)
+        self._series: dict[tuple[str, ...], _Series] = {}
+
+    def publish(self, regarding: Regarding, reason: str, note: str, *, action: str, warning: bool = True) -> None:
+        """Post an Event soon; returns at once.
+
+        Args:
+            regarding: the object it is about.
+            reason: why, a stable CamelCase word.
+            note: what happened, a sentence.
+            action: what was being done, a CamelCase word.
+            warning: Warning rather than Normal.
+        """
+        key = (regarding.kind, regarding.namespace, regarding.name, regarding.uid, reason, note)
+        stamp = self._now().isoformat(timespec="microseconds").replace("+00:00", "Z")
+        body: JsonObject = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{regarding.name}.", "namespace": regarding.namespace or "default"},
+            "eventTime": stamp,
+            "reportingController": self._component,
+            "reportingInstance": self._instance,
+            "regarding": regarding.reference(),
+            "reason": reason,
+            "action": action,
+            "note": note if len(note) <= MAX_NOTE else note[: MAX_NOTE - 1] + "…",
+            "type": "Warning" if warning else "Normal",
+        }
+        try:
+            self._queue.put_nowait(_Posting(key, body))
+        except asyncio.QueueFull:
+            log.warning("dropped an event", extra={"reason": reason, "object": regarding.name})
+
+    async def run(self) -> None:
+        """Post what was published, until cancelled."""
+        while True:
+            posting = await self._queue.get()
+            try:
+                await self._post(posting)
+            except (ApiError, Unreachable) as error:
+                log.warning("could not post an event", extra={"reason": posting.body["reason"], "error": str(error)})
+
+    async def _post(self, posting: _Posting) -> None:
+        now_s = self._monotonic()
+        self._series = {key: each for key, each in self._series.items() if now_s - each.first_s < REPEAT_S}
+        series = self._series.get(posting.key)
+        if series is None:
+            namespace = posting.body["metadata"]["namespace"]
+            created = await self._client.create(EVENTS, posting.body, namespace)
+            self._series[posting.key] = _Series(created.name, namespace, now_s, now_s)
+            return
+        series.count += 1
+        if now_s - series.posted_s < REPEAT_POST_S:
+            return
+        series.posted_s = now_s
+        repeated = {"series": {"count": series.count, "lastObservedTime": posting.body["eventTime"]}}
+        await self._client.patch(EVENTS, series.name, repeated, namespace=series.namespace)

@@ -1,0 +1,238 @@
+"""Slim typed views of Kubernetes objects: only the fields the programs read.
+
+Decoding into them is about a hundred times faster than into the client library's models (spec/field.md §3b), and
+what they leave out can't be lost, because the programs never write a whole object back.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ascend.chips import RESOURCE
+from ascend.errors import InvalidValue
+
+
+class Metadata(msgspec.Struct, rename="camel", frozen=True):
+    """The metadata every object has."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str = ""
+    deletion_timestamp: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class KubeObject(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
+    """What all objects have in common."""
+
+    metadata: Metadata = Metadata()
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return self.metadata.name
+
+    @property
+    def uid(self) -> str:
+        """The object's uid: another object of the same name has another one."""
+        return self.metadata.uid
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``, or the name alone for objects of the cluster."""
+        return f"{self.metadata.namespace}/{self.metadata.name}" if self.metadata.namespace else self.metadata.name
+
+
+class Resources(msgspec.Struct, rename="camel", frozen=True):
+    """A container's resources; quantities as the API server prints them."""
+
+    limits: dict[str, str] = {}
+    requests: dict[str, str] = {}
+
+
+class Container(msgspec.Struct, rename="camel", frozen=True):
+    """A container as specified."""
+
+    name: str = ""
+    resources: Resources = Resources()
+    restart_policy: str = ""
+
+    @property
+    def chips(self) -> int:
+        """How many chips the container asks for.
+
+        Raises:
+            InvalidValue: the quantity is not a whole number.
+        """
+        text = self.resources.limits.get(RESOURCE) or self.resources.requests.get(RESOURCE) or "0"
+        if not (text.isascii() and text.isdigit()):
+            raise InvalidValue(f"container {self.name}: {RESOURCE}: {text!r} is not a whole number of chips")
+        return int(text)
+
+
+class PodSpec(msgspec.Struct, rename="camel", frozen=True):
+    """A pod as specified."""
+
+    node_name: str = ""
+    scheduler_name: str = ""
+    containers: list[Container] = []
+    init_containers: list[Container] = []
+
+
+class ContainerStatus(msgspec.Struct, rename="camel", frozen=True):
+    """A container as the kubelet sees it."""
+
+    name: str = ""
+    container_id: str = msgspec.field(default="", name="containerID")
+
+
+class PodStatus(msgspec.Struct, rename="camel", frozen=True):
+    """A pod as the kubelet sees it."""
+
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    container_statuses: list[ContainerStatus] = []
+    init_container_statuses: list[ContainerStatus] = []
+
+
+class Pod(KubeObject, frozen=True, kw_only=True):
+    """A pod."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def is_live(self) -> bool:
+        """Neither Succeeded nor Failed: its containers may run, so it keeps its chips (seed 002, step 1)."""
+        return self.status.phase not in {"Succeeded", "Failed"}
+
+    @property
+    def is_terminating(self) -> bool:
+        """Deleted, but its containers may still run."""
+        return bool(self.metadata.deletion_timestamp)
+
+    @property
+    def npu_containers(self) -> list[Container]:
+        """The containers that ask for chips, init containers first, as the kubelet admits them.
+
+        Raises:
+            InvalidValue: a quantity is not a whole number.
+        """
+        return [each for each in (*self.spec.init_containers, *self.spec.containers) if each.chips]
+
+    @property
+    def asks_for_chips(self) -> bool:
+        """Whether any container names the resource, with whatever quantity."""
+        return any(
+            RESOURCE in each.resources.limits or RESOURCE in each.resources.requests
+            for each in (*self.spec.init_containers, *self.spec.containers)
+        )
+
+
+class Taint(msgspec.Struct, rename="camel", frozen=True):
+    """A taint of a node."""
+
+    key: str = ""
+    effect: str = ""
+
+
+class NodeSpec(msgspec.Struct, rename="camel", frozen=True):
+    """A node as specified."""
+
+    unschedulable: bool = False
+    taints: list[Taint] = []
+
+
+class Condition(msgspec.Struct, rename="camel", frozen=True):
+    """A condition of an object's status."""
+
+    type: str = ""
+    status: str = ""
+
+
+class NodeAddress(msgspec.Struct, rename="camel", frozen=True):
+    """An address of a node."""
+
+    type: str = ""
+    address: str = ""
+
+
+class NodeStatus(msgspec.Struct, rename="camel", frozen=True):
+    """A node as its kubelet reports it."""
+
+    allocatable: dict[str, str] = {}
+    capacity: dict[str, str] = {}
+    conditions: list[Condition] = []
+    addresses: list[NodeAddress] = []
+
+
+class Node(KubeObject, frozen=True, kw_only=True):
+    """A node."""
+
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def is_ready(self) -> bool:
+        """The kubelet says it is Ready."""
+        return any(each.type == "Ready" and each.status == "True" for each in self.status.conditions)
+
+    @property
+    def internal_ip(self) -> str:
+        """The first internal address, or the empty text."""
+        return next((each.address for each in self.status.addresses if each.type == "InternalIP"), "")
+
+    @property
+    def allocatable_chips(self) -> int | None:
+        """The chips the kubelet offers; None where the resource is not registered (then pods would run without)."""
+        text = self.status.allocatable.get(RESOURCE)
+        return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+class ConfigMap(KubeObject, frozen=True, kw_only=True):
+    """A ConfigMap."""
+
+    data: dict[str, str] = {}
+
+
+T = TypeVar("T", bound=KubeObject)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource(Generic[T]):
+    """A kind of object and where the API server has it.
+
+    Attributes:
+        type: the slim view.
+        prefix: ``api/v1`` or ``apis/<group>/<version>``.
+        plural: the name in paths.
+        namespaced: whether objects live in namespaces.
+    """
+
+    type: type[T]
+    prefix: str
+    plural: str
+    namespaced: bool
+
+    def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The path of a collection, an object or a subresource; no namespace means all of them."""
+        parts = ["", self.prefix]
+        if namespace and self.namespaced:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        parts += [part for part in (name, subresource) if part]
+        return "/".join(parts)
+
+
+PODS = Resource(Pod, "api/v1", "pods", namespaced=True)
+NODES = Resource(Node, "api/v1", "nodes", namespaced=False)
+CONFIG_MAPS = Resource(ConfigMap, "api/v1", "configmaps", namespaced=True)
+EVENTS = Resource(KubeObject, "apis/events.k8s.io/v1", "events", namespaced=True)
+
+JsonObject = dict[str, Any]
+"""An object as sent to the API server."""

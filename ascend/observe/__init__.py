@@ -1,0 +1,1 @@
+"""What every daemon shows of itself: logs, metrics, probes."""

@@ -1,0 +1,56 @@
+"""Logs: one JSON object a line on standard output; laid out for eyes where that is a terminal.
+
+Modules log through ``structlog.get_logger()`` with an event sentence and key-value pairs; ``ascend`` itself uses the
+standard library's logging with ``extra``, and comes out the same way.
+"""
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+
+
+def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.stdout) -> None:
+    """Set up logging for the whole process, once, at its start.
+
+    Args:
+        component: the program, on every line.
+        level: the least serious level shown: DEBUG, INFO, WARNING or ERROR.
+        stream: where lines go.
+    """
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        lambda _logger, _method, event: {"component": component, **event},
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer() if stream.isatty() else structlog.processors.JSONRenderer()
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                renderer,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,79 @@
+"""The HTTP page of a daemon: ``/livez``, ``/readyz`` and ``/metrics``.
+
+Liveness means that the event loop turns and no task has died: the answer itself comes from that loop. Readiness
+means that the program can do its work now, and says what is missing where it can't.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from ascend.errors import InvalidValue
+
+Check = Callable[[], str | None]
+"""None where all is well, else a sentence saying what is missing."""
+
+
+def add_probes(app: web.Application, *, registry: CollectorRegistry, ready: Mapping[str, Check]) -> None:
+    """Add the three paths to an application.
+
+    Args:
+        app: an aiohttp application not yet started.
+        registry: the metrics to show.
+        ready: what readiness consists of, by name.
+    """
+
+    async def livez(_request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_request: web.Request) -> web.Response:
+        verdicts = {name: check() for name, check in ready.items()}
+        lines = [f"[{'+' if verdict is None else '-'}] {name}: {verdict or 'ok'}" for name, verdict in verdicts.items()]
+        missing = any(verdict is not None for verdict in verdicts.values())
+        return web.Response(text="\n".join(lines) + "\n", status=503 if missing else 200)
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app.router.add_get("/livez", livez)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", metrics)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of an address as in ``0.0.0.0:8080`` or ``[::1]:0``; port 0 takes a free one.
+
+    Raises:
+        InvalidValue: it is not such an address.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the largest port
+        raise InvalidValue(f"{address!r} is not an address like 127.0.0.1:8080")
+    return host.strip("[]"), int(port)
+
+
+@asynccontextmanager
+async def serve_http(app: web.Application, address: str) -> AsyncIterator[str]:
+    """Serve an application within a ``with`` block, which gets the address it really listens on.
+
+    Args:
+        app: the application.
+        address: as ``split_address`` takes it.
+
+    Raises:
+        InvalidValue: the address is malformed or can't be listened on.
+    """
+    host, port = split_address(address)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise InvalidValue(f"cannot listen on {address}: {error.strerror}") from error
+        bound = runner.addresses[0]
+        yield f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+    finally:
+        await runner.cleanup()
