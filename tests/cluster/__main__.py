@@ -1,0 +1,153 @@
+"""The command line: `python -m tests.cluster prepare | up | down | status`."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import Final
+
+from tests.cluster import binaries, namespace, requirements
+from tests.cluster.cluster import Cluster
+from tests.cluster.errors import ClusterError
+from tests.cluster.manifests import RESOURCE
+from tests.cluster.programs import missing_programs, start_programs
+
+_NEXT: Final = """
+The cluster runs until `make cluster-down`. To look at it, type:
+
+  export KUBECONFIG={kubeconfig} PATH={programs}:$PATH
+  kubectl get nodes
+  kubectl apply -f {example}      # a pod that asks for two chips
+  kubectl logs example            # its devices and environment
+  npuctl topo
+  make cluster-down
+
+Logs of every program: {log}
+"""
+_EXAMPLE: Final = """\
+apiVersion: v1
+kind: Pod
+metadata: {{name: example}}
+spec:
+  hostNetwork: true
+  automountServiceAccountToken: false
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: main
+    image: docker.io/local/busybox:1
+    imagePullPolicy: Never
+    command: [sh, -c, "ls /dev; env; sleep 2147483647"]
+    resources: {{limits: {{{resource}: {chips}}}}}
+"""
+
+
+def main() -> int:
+    """Run one command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("prepare", help="install and build what is missing; says what cannot be had")
+    up = commands.add_parser("up", help="start a cluster with our programs, and leave it running")
+    up.add_argument("--nodes", type=int, choices=range(1, 4), default=2, help="how many nodes (default: 2)")
+    up.add_argument("--bare", action="store_true", help="without our programs")
+    commands.add_parser("down", help="stop it, and sweep up after crashed runs")
+    commands.add_parser("status", help="whether it runs")
+    arguments = parser.parse_args()
+    try:
+        match arguments.command:
+            case "prepare":
+                return _prepare()
+            case "up":
+                return _up(arguments.nodes, bare=arguments.bare)
+            case "down":
+                return _down()
+            case _:
+                return _status()
+    except ClusterError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+def in_ci() -> bool:
+    """Whether a machine that cannot run the real cluster is an error."""
+    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
+
+
+def _prepare() -> int:
+    problems = _install() if requirements.missing_packages() else []
+    if not problems and not requirements.missing_system():
+        try:
+            binaries.build(_say)
+        except ClusterError as error:
+            problems.append(str(error))
+    sentences = [*problems, *requirements.missing()]
+    if not sentences:
+        _say("the real cluster can run here")
+        return 0
+    line = "!" * 100
+    outcome = "CI demands them, so this is an error" if in_ci() else "THE REAL-CLUSTER TESTS WILL BE SKIPPED"
+    _say("\n".join((line, f"{outcome}. Why:", *(f"  * {sentence}" for sentence in sentences), line)))
+    return 1 if in_ci() else 0
+
+
+def _install() -> list[str]:
+    """Install the Debian packages; returns sentences about what went wrong."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return []  # `missing` says what is absent and that root and Debian would help
+    _say(f"installing {', '.join(requirements.PACKAGES)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *requirements.PACKAGES]
+    for command in (["apt-get", "update", "--quiet"], install):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return [f"`{' '.join(command[:2])}` failed: {(done.stderr or done.stdout).strip()[-500:]}"]
+    return []
+
+
+def _up(nodes: int, *, bare: bool) -> int:
+    if not bare and (absent := missing_programs()):
+        raise ClusterError(f"not installed: {', '.join(absent)}; `up --bare` starts the cluster without them")
+    started = time.monotonic()
+    if not requirements.missing_system():
+        binaries.build(_say)
+    with Cluster(nodes, detached=True, say=_say) as cluster:
+        if not bare:
+            start_programs(cluster)
+            _say(f"[{time.monotonic() - started:5.1f} s] up: ascend-allocator, {nodes} ascend-device-plugin")
+        example = cluster.folder / "example.yaml"
+        example.write_text(_EXAMPLE.format(resource=RESOURCE, chips=2))
+        folder = {"kubeconfig": cluster.kubeconfig_path, "example": example, "log": cluster.folder / "log"}
+        cluster.let_go()
+    _say(_NEXT.format(programs=binaries.folder(), **folder))
+    return 0
+
+
+def _down() -> int:
+    if running := namespace.detached():
+        running.close()
+        _say(f"stopped the cluster in {running.folder}")
+    swept = namespace.sweep()
+    for folder in swept:
+        _say(f"swept up {folder}, left by a run that crashed")
+    if not running and not swept:
+        _say("nothing runs, and nothing was left behind")
+    return 0
+
+
+def _status() -> int:
+    running = namespace.detached()
+    if running is None:
+        _say("no cluster is up; start one with `make cluster-up`")
+        return 1
+    _say(f"a cluster is up; KUBECONFIG={running.folder / 'kubeconfig'}, logs in {running.folder / 'log'}")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""A small blocking HTTP client for the API server and the kubelets, for set-up and assertions of tests."""
+
+import http.client
+import json
+import secrets
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+from tests.cluster.errors import ClusterError
+from tests.cluster.processes import wait_until
+
+_TIMEOUT_S: Final = 20.0
+_GROUPS: Final = {"v1": "/api/v1"}
+_PLURALS: Final = {"Endpoints": "endpoints", "EndpointSlice": "endpointslices", "StorageClass": "storageclasses"}
+_CLUSTER_WIDE: Final = frozenset(
+    {
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "CustomResourceDefinition",
+        "MutatingWebhookConfiguration",
+        "Namespace",
+        "Node",
+        "PriorityClass",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+        "ValidatingWebhookConfiguration",
+    }
+)
+
+
+class HTTPError(ClusterError):
+    """A server answered with an error; `status` is the HTTP status, the text holds the server's own."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An HTTP(S) server with JSON in its bodies. Safe to use from several threads: each request has a connection.
+
+    Attributes:
+        url: such as `https://127.0.0.1:6443`.
+        token: bearer token; empty for none.
+        ca: file with the certificates to trust; None trusts any (the kubelet's is self-signed and in memory).
+    """
+
+    url: str
+    token: str = ""
+    ca: Path | None = None
+
+    def request(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json") -> bytes:
+        """Send one request, and return the body of a 2xx answer.
+
+        Raises:
+            HTTPError: another status.
+            OSError: no connection, or no answer in 20 s.
+        """
+        connection = self._connection()
+        headers = {"Content-Type": content_type, "Accept": "application/json, */*"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{method} {path}: {error!r}") from error
+        finally:
+            connection.close()
+        if not 200 <= answer.status < 300:
+            raise HTTPError(answer.status, f"{method} {path}: {answer.status} {content.decode(errors='replace')}")
+        return content
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT_S)
+        context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
+        if self.ca is None:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return http.client.HTTPSConnection(parts.netloc, timeout=_TIMEOUT_S, context=context)
+
+    def answers(self, path: str) -> bool:
+        """Whether a GET is answered with 2xx; no connection and no answer count as no."""
+        try:
+            self.request("GET", path)
+        except (OSError, HTTPError):
+            return False
+        return True
+
+    def get(self, path: str) -> Any:
+        """GET of a JSON document."""
+        return json.loads(self.request("GET", path))
+
+    def create(self, item: Mapping[str, Any]) -> Any:
+        """POST an object to where its apiVersion, kind and namespace (else `default`) say; returns what was stored."""
+        return json.loads(self.request("POST", collection(item), item))
+
+    def patch(self, path: str, change: Mapping[str, Any]) -> Any:
+        """PATCH (merge patch) of the object at a path; returns what was stored."""
+        return json.loads(self.request("PATCH", path, change, content_type="application/merge-patch+json"))
+
+    def delete(self, path: str, *, grace_s: int = 1) -> None:
+        """DELETE of one object or of a whole collection; fine if there is nothing.
+
+        A running pod stays in the API until its kubelet has ended it; with no grace at all it goes at once, though its
+        containers may still run.
+        """
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": grace_s}
+        try:
+            self.request("DELETE", path, options)
+        except HTTPError as error:
+            if error.status != http.HTTPStatus.NOT_FOUND:
+                raise
+
+    def wait_for(self, path: str, condition: Callable[[Any], bool], *, timeout_s: float, what: str) -> Any:
+        """GET again and again until the document fulfils a condition; returns that document.
+
+        Raises:
+            ClusterError: not in time; the text shows what was there last.
+        """
+        last: Any = None
+
+        def holds() -> bool:
+            nonlocal last
+            try:
+                last = self.get(path)
+            except HTTPError as error:
+                last = str(error)
+                return False
+            return condition(last)
+
+        wait_until(holds, timeout_s=timeout_s, what=what, tail=lambda: f"; last seen: {json.dumps(last)[:3000]}")
+        return last
+
+
+def collection(item: Mapping[str, Any]) -> str:
+    """Path of the collection an object belongs to."""
+    version, kind, metadata = item["apiVersion"], item["kind"], item["metadata"]
+    plural = _PLURALS.get(kind) or f"{kind.lower()[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s"
+    root = _GROUPS.get(version, f"/apis/{version}")
+    if kind in _CLUSTER_WIDE:
+        return f"{root}/{plural}"
+    return f"{root}/namespaces/{quote(metadata.get('namespace', 'default'))}/{plural}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, outside the range the kernel gives to outgoing connections.
+
+    A port from that range could be taken between our look and the server's bind.
+    """
+    lowest_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    while len(found) < count:
+        # Not the `random` module: test runs seed it, and two clusters would choose the same.
+        port = 10_000 + secrets.randbelow(max(lowest_ephemeral - 10_000, 1_000))
+        with socket.socket() as probe:
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found

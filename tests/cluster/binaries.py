@@ -1,0 +1,97 @@
+"""Builds the Kubernetes and etcd programs from their Go modules, once per version, into the user's cache folder."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tests.cluster.errors import ClusterError
+
+KUBERNETES_VERSION: Final = "1.34.4"
+MODULES: Final = Path(__file__).with_name("go")
+
+_COMPONENT: Final = "k8s.io/component-base/version"
+_MAJOR, _MINOR, _ = KUBERNETES_VERSION.split(".")
+# Without gitVersion the components take themselves for v0.0.0 and misjudge what their peers can do.
+_LDFLAGS: Final = (
+    f"-s -w -X {_COMPONENT}.gitVersion=v{KUBERNETES_VERSION} "
+    f"-X {_COMPONENT}.gitMajor={_MAJOR} -X {_COMPONENT}.gitMinor={_MINOR}"
+)
+# program -> (folder of its module, package)
+_PROGRAMS: Final = {
+    "etcd": ("etcd", "go.etcd.io/etcd/server/v3"),
+    "kube-apiserver": ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
+    "kube-scheduler": ("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    "kubelet": ("kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
+    "kubectl": ("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+}
+
+
+def folder() -> Path:
+    """Where the programs of exactly these module versions are kept."""
+    digest = hashlib.sha256()
+    for module in ("kubernetes", "etcd"):
+        digest.update((MODULES / module / "go.sum").read_bytes())
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "ascend-affinity" / "bin" / digest.hexdigest()[:16]
+
+
+def path(program: str) -> Path:
+    """The built program; it may not exist yet, see `absent`."""
+    return folder() / program
+
+
+def absent() -> list[str]:
+    """Names of the programs that are still to be built."""
+    return [program for program in _PROGRAMS if not path(program).is_file()]
+
+
+def build(say: Callable[[str], None] = print) -> None:
+    """Build what is absent; two callers at once build once.
+
+    Args:
+        say: receives one progress line per program.
+
+    Raises:
+        ClusterError: `go` is not there, or a build failed; the text ends with what the compiler said.
+    """
+    if not absent():
+        return
+    if shutil.which("go") is None:
+        raise ClusterError("the Go compiler is not on PATH, so the Kubernetes programs cannot be built")
+    folder().mkdir(parents=True, exist_ok=True)
+    with (folder() / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        programs = absent()  # another process may have built them while we waited for the lock
+        if programs:
+            say(
+                f"building {len(programs)} programs of Kubernetes {KUBERNETES_VERSION}; cold this takes about 6 minutes"
+            )
+        for number, program in enumerate(programs, 1):
+            started = time.monotonic()
+            say(f"  [{number}/{len(programs)}] {program} ...")
+            _build_one(program)
+            say(f"  [{number}/{len(programs)}] {program} built in {time.monotonic() - started:.0f} s")
+
+
+def _build_one(program: str) -> None:
+    module, package = _PROGRAMS[program]
+    unfinished = path(program).with_suffix(".unfinished")
+    done = subprocess.run(
+        ["go", "build", "-trimpath", "-ldflags", _LDFLAGS, "-o", str(unfinished), package],
+        cwd=MODULES / module,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        unfinished.unlink(missing_ok=True)
+        raise ClusterError(f"building {program} failed:\n{done.stderr.strip()[-2000:]}")
+    unfinished.rename(path(program))

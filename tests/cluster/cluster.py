@@ -1,0 +1,230 @@
+"""The whole cluster as one context manager: plain `with`, bound to no event loop, usable from any thread."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+from tests.cluster import requirements
+from tests.cluster.api import Server
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.errors import ClusterError
+from tests.cluster.manifests import extender
+from tests.cluster.namespace import Namespace
+from tests.cluster.nodes import Node
+from tests.cluster.processes import Process, wait_until
+
+_POD_RUNNING_S: Final = 30.0
+
+
+class Cluster:
+    """A real Kubernetes on this machine, for as long as the `with` block lasts.
+
+    Calls block; an async test wraps them in `asyncio.to_thread`.
+
+    Args:
+        nodes: how many nodes, named n1, n2, ...
+        authorization_mode: of the API server; `RBAC` as in any real cluster, or `AlwaysAllow`.
+        extenders: of the scheduler, see `manifests.extender`; none: stock.
+        pod_backoff_s: (initial, maximum) seconds the scheduler lets an unschedulable pod rest.
+        detached: outlive this process, until `namespace.detached().close()`.
+        say: receives a line when a part is up, with the seconds since the start.
+
+    Attributes:
+        keep_logs: set it to keep the logs when the cluster stops; their folder is printed then.
+        nodes: the nodes in order; `node(name)` finds one.
+        folder: everything of the cluster on disk; `folder / "log"` holds one log per program.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 1,
+        *,
+        authorization_mode: str = "RBAC",
+        extenders: Sequence[Mapping[str, Any]] | None = None,
+        pod_backoff_s: tuple[int, int] = (1, 2),
+        detached: bool = False,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.keep_logs = False
+        self.nodes: list[Node] = []
+        self._names = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self._authorization_mode = authorization_mode
+        self._extenders = extenders
+        self._pod_backoff_s = pod_backoff_s
+        self._detached = detached
+        self._say = say
+        self._started = time.monotonic()
+        self._namespace: Namespace | None = None
+        self.control_plane: ControlPlane
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(keep_logs=self.keep_logs or error is not None)
+
+    def start(self) -> None:
+        """Start everything; returns when all nodes are ready. What was started is stopped again on failure.
+
+        Raises:
+            ClusterError: this machine cannot, or a part did not come up; the text shows the end of its log.
+        """
+        if sentences := requirements.missing():
+            raise ClusterError("\n".join(("the real cluster cannot run here:", *sentences)))
+        self._started = time.monotonic()
+        self._namespace = Namespace.create(detached=self._detached, host_names=self._names)
+        try:
+            self._start_parts(self._namespace)
+        except BaseException:
+            self.stop(keep_logs=True)
+            raise
+
+    def stop(self, *, keep_logs: bool = False) -> None:
+        """Kill everything and clean up; fine if it is not running."""
+        if self._namespace is None:
+            return
+        folder = self.folder / "log"
+        self._namespace.close(keep_logs=keep_logs)
+        self._namespace = None
+        if keep_logs:
+            sys.stderr.write(f"the real cluster's logs are kept in {folder}\n")
+
+    def let_go(self) -> None:
+        """Leave a detached cluster running: neither the end of the `with` block nor of this process stops it."""
+        self.namespace.let_go()
+        self._namespace = None
+
+    @property
+    def namespace(self) -> Namespace:
+        """The cluster's namespaces and folder.
+
+        Raises:
+            ClusterError: it is not running.
+        """
+        if self._namespace is None:
+            raise ClusterError("the cluster is not running")
+        return self._namespace
+
+    @property
+    def folder(self) -> Path:
+        return self.namespace.folder
+
+    @property
+    def url(self) -> str:
+        """Base address of the API server."""
+        return self.control_plane.url
+
+    @property
+    def ca(self) -> Path:
+        """File with the certificate authority of the API server."""
+        return self.control_plane.ca
+
+    @property
+    def admin_token(self) -> str:
+        """Token of the administrator (group system:masters)."""
+        return self.control_plane.admin_token
+
+    @property
+    def kubeconfig_path(self) -> Path:
+        """Kubeconfig file of the administrator."""
+        return self.control_plane.kubeconfig_path
+
+    @property
+    def api(self) -> Server:
+        """The API server, as the administrator: `get`, `create`, `patch`, `delete`, `wait_for`."""
+        return self.control_plane.api
+
+    def node(self, name: str) -> Node:
+        """The node of that name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    def process(self, name: str, command: Sequence[str], **environment: str) -> Process:
+        """A program inside the cluster's namespaces, not started yet; it dies with the cluster at the latest."""
+        log_folder = self.folder / "log"
+        return Process(name, command, inside=self.namespace.pid, log_folder=log_folder, environment=environment)
+
+    def restart_scheduler(
+        self, extender_url: str | None = None, *, extenders: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Restart the scheduler with one extender in the standard form, or with these, or as the stock one."""
+        self.control_plane.start_scheduler([extender(extender_url)] if extender_url else extenders)
+
+    def service_account_token(self, name: str, *, namespace: str = "default") -> str:
+        """A real token of a ServiceAccount, which must exist, to act under the rules it has.
+
+        Raises:
+            HTTPError: there is no such ServiceAccount.
+        """
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        path = f"/api/v1/namespaces/{quote(namespace)}/serviceaccounts/{quote(name)}/token"
+        answer = json.loads(self.api.request("POST", path, request))
+        return str(answer["status"]["token"])
+
+    def write_kubeconfig(self, name: str, token: str) -> Path:
+        """Write a kubeconfig file for whoever a token belongs to."""
+        path = self.folder / f"{name}.kubeconfig"
+        path.write_text(json.dumps(self.control_plane.kubeconfig(token)))
+        return path
+
+    def wait_for_pod(
+        self, name: str, phase: str = "Running", *, namespace: str = "default", timeout_s: float = _POD_RUNNING_S
+    ) -> dict[str, Any]:
+        """Wait until a pod is in a phase; returns the pod.
+
+        Raises:
+            ClusterError: not in time; the text shows the pod as it is.
+        """
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}"
+        pod: dict[str, Any] = self.api.wait_for(
+            path,
+            lambda pod: pod["status"].get("phase") == phase,
+            timeout_s=timeout_s,
+            what=f"pod {namespace}/{name} is {phase}",
+        )
+        return pod
+
+    def delete_pod(self, name: str, *, namespace: str = "default", timeout_s: float = _POD_RUNNING_S) -> None:
+        """Delete a pod, and wait until its kubelet has ended it.
+
+        Raises:
+            ClusterError: not in time.
+        """
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}"
+        self.api.delete(path)
+        wait_until(lambda: not self.api.answers(path), timeout_s=timeout_s, what=f"pod {namespace}/{name} is gone")
+
+    def _start_parts(self, namespace: Namespace) -> None:
+        self.control_plane = ControlPlane(
+            namespace, authorization_mode=self._authorization_mode, pod_backoff_s=self._pod_backoff_s
+        )
+        self.nodes = [Node(name, self.control_plane) for name in self._names]
+        with ThreadPoolExecutor() as pool:
+            try:
+                self._start_in_parallel(pool)
+            except BaseException:
+                namespace.close(keep_logs=True)  # so that what still waits for a program sees it end
+                raise
+
+    def _start_in_parallel(self, pool: ThreadPoolExecutor) -> None:
+        api = pool.submit(self.control_plane.start_api)
+        runtimes = list(pool.map(lambda node: node.start_containerd(), self.nodes))
+        self._say_up(f"{len(runtimes)} containerd")
+        api.result()
+        self._say_up(f"etcd and kube-apiserver at {self.url}")
+        scheduler = pool.submit(self.control_plane.start_scheduler, self._extenders)
+        kubelets = list(pool.map(lambda node: node.start_kubelet(), self.nodes))
+        self._say_up(f"{len(kubelets)} kubelet, nodes ready")
+        scheduler.result()
+        self._say_up("kube-scheduler")
+
+    def _say_up(self, part: str) -> None:
+        self._say(f"[{time.monotonic() - self._started:5.1f} s] up: {part}")

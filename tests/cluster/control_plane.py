@@ -1,0 +1,168 @@
+"""etcd, kube-apiserver and kube-scheduler, with tokens, kubeconfig files and a scheduler that can be reconfigured."""
+
+import json
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tests.cluster import binaries
+from tests.cluster.api import Server, free_ports
+from tests.cluster.errors import ClusterError
+from tests.cluster.namespace import Namespace
+from tests.cluster.processes import Process
+
+_READY_S: Final = 60.0
+# The node controller would remove the not-ready taint; there is none. Bare pods need no ServiceAccount either.
+_DISABLED_ADMISSION: Final = "ServiceAccount,TaintNodesByCondition"
+
+
+class ControlPlane:
+    """The three programs on 127.0.0.1, at ports of their own.
+
+    Args:
+        namespace: where they live.
+        authorization_mode: `AlwaysAllow`, or `RBAC` to test rules; the administrator may do everything in both.
+        pod_backoff_s: (initial, maximum) seconds the scheduler lets an unschedulable pod rest.
+    """
+
+    def __init__(self, namespace: Namespace, *, authorization_mode: str, pod_backoff_s: tuple[int, int]) -> None:
+        self.namespace = namespace
+        self.admin_token = secrets.token_hex(16)
+        self._authorization_mode = authorization_mode
+        self._pod_backoff_s = pod_backoff_s
+        self._folder = namespace.folder / "control-plane"
+        self._etcd_port, self._peer_port, self._port, self._scheduler_port = free_ports(4)
+        self.etcd = self._process("etcd", self._etcd_command())
+        self.apiserver = self._process("kube-apiserver", self._apiserver_command())
+        self.scheduler = self._process("kube-scheduler", self._scheduler_command())
+
+    @property
+    def url(self) -> str:
+        """Base address of the API server."""
+        return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def ca(self) -> Path:
+        """File with the certificate authority of the API server, which made it itself."""
+        return self._folder / "certificates" / "apiserver.crt"
+
+    @property
+    def kubeconfig_path(self) -> Path:
+        """Kubeconfig file of the administrator."""
+        return self.namespace.folder / "kubeconfig"
+
+    @property
+    def api(self) -> Server:
+        """The API server, as the administrator."""
+        return Server(self.url, self.admin_token, self.ca)
+
+    def kubeconfig(self, token: str) -> dict[str, Any]:
+        """Kubeconfig of whoever a token belongs to."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "clusters": [{"name": "test", "cluster": {"server": self.url, "certificate-authority": str(self.ca)}}],
+            "users": [{"name": "test", "user": {"token": token}}],
+        }
+
+    def start_api(self) -> None:
+        """Start etcd and the API server; returns when the latter is ready."""
+        (self._folder / "certificates").mkdir(parents=True)
+        (self._folder / "tokens.csv").write_text(f'{self.admin_token},admin,1,"system:masters"\n')
+        _make_key(self._folder / "service-account.key")
+        self.kubeconfig_path.write_text(json.dumps(self.kubeconfig(self.admin_token)))
+        self.etcd.start()
+        self.apiserver.start()  # it retries until etcd is there
+        self.wait_for_api()
+
+    def wait_for_api(self) -> None:
+        """Wait until the API server is ready, also after a restart of it or of etcd."""
+        self.apiserver.wait_until(lambda: self.ca.exists() and self.api.answers("/readyz"), timeout_s=_READY_S)
+
+    def start_scheduler(self, extenders: Sequence[Mapping[str, Any]] | None) -> None:
+        """Start the scheduler, or restart it with other extenders; returns when its caches are filled.
+
+        Args:
+            extenders: entries as `manifests.extender` makes them; None or none: the stock scheduler.
+        """
+        initial_s, maximum_s = self._pod_backoff_s
+        configuration = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {"kubeconfig": str(self.kubeconfig_path), "qps": 5000, "burst": 5000},
+            "percentageOfNodesToScore": 100,
+            "podInitialBackoffSeconds": initial_s,
+            "podMaxBackoffSeconds": maximum_s,
+            "extenders": [dict(extender) for extender in extenders or ()],
+        }
+        self._scheduler_configuration.write_text(json.dumps(configuration))
+        self.scheduler.restart()
+        server = Server(f"https://127.0.0.1:{self._scheduler_port}")
+        self.scheduler.wait_until(lambda: server.answers("/readyz"), timeout_s=_READY_S)
+
+    @property
+    def _scheduler_configuration(self) -> Path:
+        return self._folder / "scheduler.json"
+
+    def _process(self, name: str, command: Sequence[str]) -> Process:
+        return Process(name, command, inside=self.namespace.pid, log_folder=self.namespace.folder / "log")
+
+    def _etcd_command(self) -> list[str]:
+        client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._peer_port}"
+        return [
+            str(binaries.path("etcd")),
+            f"--data-dir={self._folder / 'etcd'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        ]
+
+    def _apiserver_command(self) -> list[str]:
+        key = self._folder / "service-account.key"
+        return [
+            str(binaries.path("kube-apiserver")),
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            f"--cert-dir={self._folder / 'certificates'}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._port}",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            f"--service-account-issuer={self.url}",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            f"--token-auth-file={self._folder / 'tokens.csv'}",
+            f"--authorization-mode={self._authorization_mode}",
+            "--allow-privileged=true",
+            f"--disable-admission-plugins={_DISABLED_ADMISSION}",
+            "--endpoint-reconciler-type=none",
+            # The kubelets listen on 127.0.0.1 only, which is no address a Node may have; their names resolve to it.
+            "--kubelet-preferred-address-types=Hostname",
+            "--max-requests-inflight=3000",
+            "--max-mutating-requests-inflight=1000",
+        ]
+
+    def _scheduler_command(self) -> list[str]:
+        return [
+            str(binaries.path("kube-scheduler")),
+            f"--config={self._scheduler_configuration}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._scheduler_port}",
+            "--authorization-always-allow-paths=/healthz,/livez,/readyz,/metrics",
+            "--authentication-tolerate-lookup-failure=true",
+        ]
+
+
+def _make_key(path: Path) -> None:
+    """Write a fresh private key in PEM."""
+    command = ["openssl", "ecparam", "-genkey", "-noout", "-name", "prime256v1", "-out", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"openssl made no key: {done.stderr.strip()}")

@@ -1,0 +1,153 @@
+"""The folder and the namespaces one cluster lives in, and how to find and remove those of others."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from tests.cluster import reaper
+from tests.cluster.errors import ClusterError
+from tests.cluster.processes import wait_until
+
+# Short, because the path of a unix socket may have 107 bytes.
+_PARENT: Final = Path("/tmp")
+_PREFIX: Final = "aa-"
+_DETACHED: Final = _PARENT / f"{_PREFIX}up"
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A folder for everything on disk, and a PID and mount namespace for everything that runs.
+
+    Attributes:
+        folder: holds `log/`, which may survive `close`, and everything else, which does not.
+        pid: the first process of the PID namespace; entering its namespaces is being in the cluster.
+    """
+
+    folder: Path
+    pid: int
+    _reaper_pid: int
+    _reaper: subprocess.Popen[bytes] | None
+
+    @classmethod
+    def create(cls, *, detached: bool = False, host_names: tuple[str, ...] = ()) -> Self:
+        """Make the folder, and start the reaper that holds the namespaces.
+
+        Args:
+            detached: outlive this process; there is at most one such cluster, in `/tmp/aa-up`.
+            host_names: names that mean 127.0.0.1 inside.
+
+        Raises:
+            ClusterError: there is a detached cluster already, or the kernel refused.
+        """
+        sweep()
+        folder = _make_folder(detached=detached)
+        (folder / "log").mkdir()
+        hosts = Path("/etc/hosts").read_text() if Path("/etc/hosts").exists() else "127.0.0.1 localhost"
+        (folder / "hosts").write_text(f"{hosts}\n127.0.0.1 {' '.join(('localhost', *host_names))}\n")
+        owner = 0 if detached else os.getpid()
+        with (folder / "log" / "reaper.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-I", reaper.__file__, str(folder), str(owner)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 10
+        while (record := _read_record(folder)) is None:
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                process.wait()
+                said = (folder / "log" / "reaper.log").read_text().strip()
+                reaper.remove_folder(folder)
+                raise ClusterError(f"the cluster's namespaces could not be made: {said}")
+            time.sleep(0.005)
+        return cls(folder, record["namespace"], process.pid, process)
+
+    def close(self, *, keep_logs: bool = False) -> None:
+        """Kill everything inside and remove the folder (but `log`, if wanted); returns when that is done."""
+        _end_reaper(self._reaper_pid, keep_logs=keep_logs)
+        if self._reaper is not None:
+            self._reaper.wait()
+        # The reaper has done all this, unless it was killed; then the namespace dies with it, in its own time.
+        wait_until(lambda: not reaper.start_time(self.pid), timeout_s=20, what="the cluster's namespaces are gone")
+        if self.folder.exists():
+            reaper.remove_cgroups(self.folder)
+            reaper.remove_folder(self.folder, keep_logs=keep_logs)
+
+    def let_go(self) -> None:
+        """Forget the reaper of a detached cluster: it is nobody's child from here on."""
+        if self._reaper is not None:
+            self._reaper.returncode = 0  # else Popen complains about a process that still runs
+
+
+def detached() -> Namespace | None:
+    """The running cluster that `up` left behind, if there is one."""
+    record = _read_record(_DETACHED)
+    if record is None or reaper.start_time(record["reaper"]) != record["started"]:
+        return None
+    return Namespace(_DETACHED, record["namespace"], record["reaper"], None)
+
+
+def sweep() -> list[Path]:
+    """Remove what clusters left behind whose reaper was killed; returns their folders."""
+    swept = []
+    for folder in sorted(_PARENT.glob(f"{_PREFIX}*")):
+        record = _read_record(folder)
+        if record is not None and reaper.start_time(record["reaper"]) != record["started"]:
+            # Its namespace died with the reaper, so there is nothing left to kill.
+            reaper.remove_cgroups(folder)
+            reaper.remove_folder(folder)
+            swept.append(folder)
+    return swept
+
+
+def _make_folder(*, detached: bool) -> Path:
+    if not detached:
+        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT))
+    if _is_ours(_DETACHED) and not (_DETACHED / reaper.RECORD).exists():
+        reaper.remove_folder(_DETACHED)  # the logs of one that failed to come up
+    try:
+        _DETACHED.mkdir(mode=0o700)
+    except FileExistsError:
+        raise ClusterError(
+            f"a cluster is up already in {_DETACHED}; stop it with `python -m tests.cluster down`"
+        ) from None
+    return _DETACHED
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder exists that only we can have filled.
+
+    /tmp is everybody's: what others put there must not make root signal a process of their choice.
+    """
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _read_record(folder: Path) -> dict[str, int] | None:
+    """What the reaper wrote about itself; None if there is no folder, or one that is not ours."""
+    record = folder / reaper.RECORD
+    if not (_is_ours(folder) and record.exists()):
+        return None
+    read: dict[str, int] = json.loads(record.read_bytes())
+    return read
+
+
+def _end_reaper(pid: int, *, keep_logs: bool) -> None:
+    started = reaper.start_time(pid)
+    if not started:
+        return
+    os.kill(pid, signal.SIGUSR1 if keep_logs else signal.SIGTERM)
+    wait_until(lambda: reaper.start_time(pid) != started, timeout_s=20, what=f"the reaper (process {pid}) has ended")

@@ -1,0 +1,237 @@
+"""One node: a mount namespace with a containerd and a kubelet, and a way to look into its containers."""
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from tests.cluster import binaries, images
+from tests.cluster.api import Server, free_ports
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.processes import Process
+
+KUBELET_FOLDER: Final = Path("/var/lib/kubelet")
+
+_READY_S: Final = 60.0
+_NULL_DEVICE: Final = os.makedev(1, 3)
+# The device-plugin folder is compiled into the kubelet, so each node sees its own folder under the usual name.
+_HOLD_NODE: Final = """
+mount --make-rprivate /
+mount --bind "$1/kubelet" /var/lib/kubelet
+: > "$1/mounted"
+sleep infinity & wait
+"""
+_CONTAINERD: Final = """
+version = 2
+root = "{folder}/containerd/root"
+state = "{folder}/containerd/state"
+
+[grpc]
+address = "{folder}/containerd.sock"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "{folder}/containerd/opt"
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{pause}"
+# Where the machine may not lower oom_score_adj, runc would end with "can't get final child's PID from pipe: EOF".
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+# One small layer is quicker copied than mounted, and a copy works on any file system.
+snapshotter = "native"
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/usr/lib/cni"
+conf_dir = "{folder}/cni"
+"""
+
+
+class Node:
+    """A node of the cluster.
+
+    Args:
+        name: the Node object's name.
+        control_plane: the API server the kubelet talks to.
+
+    Attributes:
+        folder: everything of this node on disk.
+        containerd: runs the containers, which survive it and the kubelet.
+        kubelet: `stop`, `kill`, `pause`, `resume` and (better through `start_kubelet`) `start` it.
+    """
+
+    def __init__(self, name: str, control_plane: ControlPlane) -> None:
+        self.name = name
+        self.folder = control_plane.namespace.folder / name
+        self._control_plane = control_plane
+        (self._port,) = free_ports(1)
+        command = ["unshare", "--mount", "sh", "-ec", _HOLD_NODE, "node", str(self.folder)]
+        self._holder = self._process("mounts", command, inside=control_plane.namespace.pid)
+        self.containerd: Process
+        self.kubelet: Process
+
+    @property
+    def device_plugin_dir(self) -> Path:
+        """Folder with `kubelet.sock`, where this node's device plugin serves (on the node: the usual path)."""
+        return self.folder / "kubelet" / "device-plugins"
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        """The kubelet's pod-resources socket."""
+        return self.folder / "kubelet" / "pod-resources" / "kubelet.sock"
+
+    @property
+    def kubelet_url(self) -> str:
+        """Base address of the kubelet's HTTPS server."""
+        return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def pods_url(self) -> str:
+        """Where the kubelet lists its own pods."""
+        return f"{self.kubelet_url}/pods"
+
+    @property
+    def server(self) -> Server:
+        """The kubelet's HTTPS server; anyone on this machine may ask it."""
+        return Server(self.kubelet_url)
+
+    def start_containerd(self) -> None:
+        """Make the mount namespace, start containerd in it, import the images."""
+        for name in ("kubelet/device-plugins", "kubelet/pod-resources", "containerd", "cni", "pods"):
+            (self.folder / name).mkdir(parents=True)
+        (self.folder / "containerd.toml").write_text(_CONTAINERD.format(folder=self.folder, pause=images.PAUSE))
+        # A loopback network is enough to count as ready: pods use the host's.
+        loopback = {"cniVersion": "0.3.1", "name": "test", "type": "loopback"}
+        (self.folder / "cni" / "10-loopback.conf").write_text(json.dumps(loopback))
+        images.write_archive(self.folder / "images.tar")
+        self._holder.start()
+        self._holder.wait_until((self.folder / "mounted").exists, timeout_s=_READY_S)
+        config = str(self.folder / "containerd.toml")
+        self.containerd = self.process("containerd", ["containerd", "--config", config, "--log-level", "warn"])
+        self.kubelet = self.process("kubelet", self._kubelet_command())
+        self.containerd.start()
+        self.containerd.wait_until((self.folder / "containerd.sock").exists, timeout_s=_READY_S)
+        self._import_images()
+
+    def start_kubelet(self) -> None:
+        """Start (or start again) the kubelet; returns when its Node is ready. Containers stay as they are."""
+        (self.folder / "kubelet.json").write_text(json.dumps(self._kubelet_configuration()))
+        self.kubelet.start()
+        self.kubelet.wait_until(lambda: self.server.answers("/healthz") and self.ready(), timeout_s=_READY_S)
+
+    def ready(self) -> bool:
+        """Whether the API server holds the Node as ready."""
+        api = self._control_plane.api
+        nodes = api.get(f"/api/v1/nodes?fieldSelector=metadata.name%3D{self.name}")["items"]
+        conditions = [condition for node in nodes for condition in node["status"].get("conditions", ())]
+        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+    def process(self, name: str, command: Sequence[str], **environment: str) -> Process:
+        """A program that sees this node's mounts, `/var/lib/kubelet` above all; not started yet."""
+        return self._process(name, command, inside=self._holder.pid, **environment)
+
+    def pods(self) -> list[dict[str, Any]]:
+        """The kubelet's own list of pods."""
+        return list(self.server.get("/pods").get("items") or ())
+
+    def exec(self, pod: str, command: Sequence[str], *, namespace: str = "default", container: str = "main") -> str:
+        """Run a command in a container, and return what it printed (standard output and error).
+
+        Raises:
+            HTTPError: no such container, or the command failed.
+            ValueError: an argument holds a space, which this way of the kubelet cannot carry.
+        """
+        if any(" " in argument for argument in command):
+            raise ValueError(f"arguments must not hold spaces: {command!r}")
+        path = f"/run/{quote(namespace)}/{quote(pod)}/{quote(container)}?cmd={quote(' '.join(command))}"
+        return self.server.request("POST", path).decode()
+
+    def container_logs(self, pod: str, *, namespace: str = "default", container: str = "main") -> str:
+        """What a container has printed so far.
+
+        Raises:
+            HTTPError: no such container.
+        """
+        return self.server.request("GET", f"/containerLogs/{namespace}/{pod}/{container}").decode()
+
+    def make_device_nodes(self, names: Iterable[str]) -> Path:
+        """Make device nodes in `<folder>/dev`, and return that folder."""
+        return make_device_nodes(self.folder / "dev", names)
+
+    def _process(self, name: str, command: Sequence[str], *, inside: int, **environment: str) -> Process:
+        log_folder = self._control_plane.namespace.folder / "log"
+        return Process(f"{self.name}-{name}", command, inside=inside, log_folder=log_folder, environment=environment)
+
+    def _import_images(self) -> None:
+        address, archive = str(self.folder / "containerd.sock"), str(self.folder / "images.tar")
+        options = ["--address", address, "--namespace", "k8s.io"]
+        command = ["ctr", *options, "images", "import", "--snapshotter", "native", archive]
+        importing = self.process("import", command)
+        importing.start()
+        if importing.wait(timeout_s=_READY_S):
+            self.containerd.wait_until(lambda: False, timeout_s=0, what=f"given its images{importing.log_tail()}")
+
+    def _kubelet_command(self) -> list[str]:
+        return [
+            str(binaries.path("kubelet")),
+            f"--config={self.folder / 'kubelet.json'}",
+            f"--kubeconfig={self._control_plane.kubeconfig_path}",
+            f"--hostname-override={self.name}",
+            f"--root-dir={KUBELET_FOLDER}",
+            "--v=2",
+        ]
+
+    def _kubelet_configuration(self) -> dict[str, Any]:
+        nothing = "0%"
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            # Whoever reaches it may run commands as root, so it is reached from this machine only.
+            "address": "127.0.0.1",
+            "port": self._port,
+            "readOnlyPort": 0,
+            "healthzPort": 0,
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "containerRuntimeEndpoint": f"unix://{self.folder / 'containerd.sock'}",
+            "podLogsDir": str(self.folder / "pods"),
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "cgroupDriver": "cgroupfs",
+            "cgroupsPerQOS": False,
+            "enforceNodeAllocatable": [],
+            "oomScoreAdj": 0,
+            "evictionHard": dict.fromkeys(
+                ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"), nothing
+            ),
+            "imageGCHighThresholdPercent": 100,
+            "localStorageCapacityIsolation": False,
+            "makeIPTablesUtilChains": False,
+            "resolvConf": "",
+            "nodeStatusUpdateFrequency": "1s",
+            "syncFrequency": "1s",
+            "registryPullQPS": 0,
+            "eventRecordQPS": 0,
+            "kubeAPIQPS": 500,
+            "kubeAPIBurst": 500,
+        }
+
+
+def make_device_nodes(folder: Path, names: Iterable[str]) -> Path:
+    """Make character devices that behave as /dev/null, outside the host's /dev; existing ones are kept.
+
+    Args:
+        folder: made if it is not there; a device's host path is `folder / name`.
+        names: such as `davinci0`.
+
+    Returns:
+        The folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if not (folder / name).exists():
+            os.mknod(folder / name, 0o666 | stat.S_IFCHR, _NULL_DEVICE)
+    return folder

@@ -1,0 +1,196 @@
+"""One supervised program of the cluster: started inside its namespaces, with a log, and a clear word when it dies."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.cluster import enter
+from tests.cluster.errors import ClusterError
+
+_LOG_TAIL_BYTES: Final = 4000
+_POLL_S: Final = 0.03
+# Inherited by everything; debuggers' and coverage tools' variables do not belong into other programs.
+_PASSED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "GOMAXPROCS")
+
+
+class Process:
+    """A program that can be started, stopped, killed, paused and started again.
+
+    Args:
+        name: what people call it; also the name of its log, which later starts append to.
+        command: program (absolute path, or looked up on PATH) and arguments.
+        inside: PID of the process whose namespaces it is started in.
+        log_folder: where `<name>.log` goes.
+        environment: added to a small inherited environment.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        inside: int,
+        log_folder: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.command = list(command)
+        self.log = log_folder / f"{name}.log"
+        self._inside = inside
+        self._environment = dict(environment or {})
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._pid = 0
+        self._lock = threading.RLock()
+
+    @property
+    def pid(self) -> int:
+        """The program's PID as seen from here.
+
+        Raises:
+            ClusterError: it is not running.
+        """
+        if not self.alive:
+            raise ClusterError(f"{self.name} is not running{self.log_tail()}")
+        return self._pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was started and has not ended (a paused program is alive)."""
+        with self._lock:
+            return self._launcher is not None and self._launcher.poll() is None
+
+    def start(self, command: Sequence[str] | None = None) -> None:
+        """Start the program, with another command if one is given.
+
+        Raises:
+            ClusterError: it runs already, or its namespaces are gone.
+        """
+        with self._lock:
+            if self.alive:
+                raise ClusterError(f"{self.name} is running already")
+            self.command = list(command or self.command)
+            read_end, write_end = os.pipe()
+            try:
+                with self.log.open("ab") as log:
+                    self._launcher = subprocess.Popen(
+                        [sys.executable, "-I", enter.__file__, str(self._inside), str(write_end), *self.command],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env={name: os.environ[name] for name in _PASSED_ON if name in os.environ} | self._environment,
+                        pass_fds=[write_end],
+                        start_new_session=True,
+                    )
+            finally:
+                os.close(write_end)
+            with os.fdopen(read_end) as report:
+                pid = report.read()
+            if not pid:
+                self._launcher.wait()
+                raise ClusterError(f"{self.name} could not be started{self.log_tail()}")
+            self._pid = int(pid)
+
+    def stop(self, *, timeout_s: float = 10) -> None:
+        """Ask it to end (SIGTERM), kill it if it does not; fine if it has ended."""
+        with self._lock:
+            if self._launcher is None:
+                return
+            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGCONT)
+            try:
+                self._launcher.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """Kill it at once (SIGKILL), as a crash would; fine if it has ended."""
+        with self._lock:
+            if self._launcher is not None:
+                self._signal(signal.SIGKILL)
+                self._launcher.wait()
+
+    def restart(self, command: Sequence[str] | None = None) -> None:
+        """`stop` and `start`."""
+        with self._lock:
+            self.stop()
+            self.start(command)
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): it keeps its connections and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Thaw it (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def wait(self, *, timeout_s: float) -> int:
+        """Wait for it to end by itself; returns its exit code, negative for a signal.
+
+        Raises:
+            ClusterError: it was not started, or did not end in time.
+        """
+        if self._launcher is None:
+            raise ClusterError(f"{self.name} was not started")
+        try:
+            return self._launcher.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ClusterError(f"{self.name} did not end within {timeout_s:g} s{self.log_tail()}") from None
+
+    def wait_until(self, ready: Callable[[], bool], *, timeout_s: float, what: str = "ready") -> None:
+        """Wait until `ready()`.
+
+        Raises:
+            ClusterError: the program ended, or time is up; the text shows the end of its log.
+        """
+        wait_until(ready, timeout_s=timeout_s, what=f"{self.name} is {what}", unless=self._check, tail=self.log_tail)
+
+    def log_tail(self) -> str:
+        """The end of the log, introduced by a colon and the file's name, to append to an error."""
+        text = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") if self.log.exists() else ""
+        return f"; the end of {self.log}:\n{text.strip() or '(empty)'}"
+
+    def _check(self) -> None:
+        if not self.alive:
+            code = None if self._launcher is None else self._launcher.returncode
+            raise ClusterError(f"{self.name} ended unexpectedly (exit code {code}){self.log_tail()}")
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            # The launcher reaps the program right before it ends itself, so while it runs the PID is the program's.
+            if self.alive:
+                os.kill(self._pid, number)
+
+
+def wait_until(
+    condition: Callable[[], bool],
+    *,
+    timeout_s: float,
+    what: str,
+    unless: Callable[[], None] = lambda: None,
+    tail: Callable[[], str] = lambda: "",
+) -> None:
+    """Poll a condition until it holds.
+
+    Args:
+        condition: what to wait for.
+        timeout_s: how long at most, in seconds.
+        what: the condition in words, for the error.
+        unless: called in between; raises if waiting has become pointless.
+        tail: appended to the error.
+
+    Raises:
+        ClusterError: the condition did not hold in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        unless()
+        if time.monotonic() > deadline:
+            raise ClusterError(f"it did not come true within {timeout_s:g} s that {what}{tail()}")
+        time.sleep(_POLL_S)
