@@ -45,6 +45,10 @@ class _Status(msgspec.Struct, rename="camel"):
     code: int = 0
 
 
+class _Items(msgspec.Struct):
+    items: list[msgspec.Raw] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     method: str
@@ -171,12 +175,15 @@ class KubeClient:
     async def _send(self, call: "_Call") -> aiohttp.ClientResponse:
         url = self.url + call.path + (f"?{urlencode(call.query)}" if call.query else "")
         headers = {"Content-Type": call.content_type, "Accept": "application/json", "User-Agent": "ascend-affinity"}
-        auth = cast("dict[str, dict[str, str]]", await self._configuration.auth_settings())
-        for setting in auth.values():
-            headers[setting["key"]] = setting["value"]
+        headers |= await self.identity_headers()
         answer = await self._rest.request(call.method, url, headers, call.body, _request_timeout=call.timeout)
         response: aiohttp.ClientResponse = answer.response
         return response
+
+    async def identity_headers(self) -> dict[str, str]:
+        """The headers that say who we are, as of now: tokens are refreshed."""
+        auth = cast("dict[str, dict[str, str]]", await self._configuration.auth_settings())
+        return {setting["key"]: setting["value"] for setting in auth.values()}
 
     async def _refresh_identity(self, reload: "Callable[[], Coroutine[Any, Any, Configuration]]") -> None:
         fresh = await reload()
@@ -191,6 +198,21 @@ class KubeClient:
             Unreachable: no answer.
         """
         return _decode(await self.request("GET", resource.path(namespace=namespace, name=name)), resource.type)
+
+    async def list_objects(self, resource: Resource[T], namespace: str = "", *, field_selector: str = "") -> list[T]:
+        """All objects of a kind, in one answer; a reflector is better for whoever needs them again.
+
+        Raises:
+            ApiError: the server refused.
+            Unreachable: no answer.
+        """
+        query = {"fieldSelector": field_selector} if field_selector else None
+        raw = await self.request("GET", resource.path(namespace=namespace), query=query)
+        try:
+            items = msgspec.json.decode(raw, type=_Items).items or ()
+        except msgspec.DecodeError as error:
+            raise Unreachable(f"the API server's list of {resource.plural} is not understood: {error}") from error
+        return [_decode(bytes(item), resource.type) for item in items]
 
     async def create(self, resource: Resource[T], body: JsonObject, namespace: str = "") -> T:
         """Create an object; the answer is the object as stored.

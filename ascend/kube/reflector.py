@@ -171,7 +171,8 @@ class Reflector(Generic[T]):
             new = found.get(key)
             if new is None or new.uid != old.uid:
                 self._delete(old)
-        for new in found.values():
+        # In the order they were created: what came earlier on the watch comes earlier from a list too.
+        for new in sorted(found.values(), key=lambda obj: obj.metadata.creation_timestamp):
             self._apply(new)
 
     async def _watch(self, version: str) -> bool:

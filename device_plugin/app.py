@@ -1,0 +1,160 @@
+"""Wires the device plugin together and runs it.
+
+The order matters once, at the start: chips read, pods seen, ledger rebuilt, and only then registration, because from
+then on the kubelet may ask.
+"""
+
+import asyncio
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from ascend.annotations import UNKNOWN, ChipAddress, write_claim, write_configuration
+from ascend.errors import ApiError, Unreachable
+from ascend.kube.backoff import Backoff
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import NODES, PODS, Pod
+from ascend.kube.reflector import Reflector
+from ascend.observe.probes import add_probes, serve_http
+from device_plugin.claims import ClaimWriter
+from device_plugin.driver import Driver
+from device_plugin.driver.scanner import Scanner
+from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.handover import HandOverDesk
+from device_plugin.kubelet.pods_api import KubeletPods
+from device_plugin.kubelet.registration import Registration
+from device_plugin.kubelet.servicer import DevicePluginServicer
+from device_plugin.metrics import Metrics
+from device_plugin.reconcile import Reconciler
+from device_plugin.report import Reporter
+from device_plugin.rules.injection import gift
+from device_plugin.settings import Settings
+from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.observable import Observable
+from device_plugin.state.pods import NodePods
+from device_plugin.state.snapshot import Snapshot
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Plugin:
+    """One node's device plugin.
+
+    Args:
+        settings: as read.
+        driver: another driver than the settings name; tests use it.
+    """
+
+    def __init__(self, settings: Settings, driver: Driver | None = None) -> None:
+        self._settings = settings
+        self._driver = driver or SimulatedDriver(settings.simulated_state)
+        self._host_ip = settings.host_ip
+        self.metrics = Metrics()
+        self.snapshots: Observable[Snapshot | None] = Observable(None)
+        self.handovers = HandOvers()
+        self.pods = NodePods(on_gone=self.handovers.drop)
+        self.http_address = ""
+
+    async def run(self) -> None:
+        """Run until cancelled.
+
+        Raises:
+            AscendError: it can't start; says why.
+        """
+        settings = self._settings
+        async with await KubeClient.connect(settings.kubeconfig) as client:
+            await self._learn_host_ip(client)
+            url = settings.kubelet_pods_url or f"https://{self._host_ip}:10250/pods"
+            async with KubeletPods(url, client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet_pods:
+                await self._run(client, kubelet_pods)
+
+    async def _run(self, client: KubeClient, kubelet_pods: KubeletPods) -> None:
+        settings = self._settings
+        claims = ClaimWriter(client)
+        self.metrics.claims_pending.set_function(lambda: claims.pending)
+
+        def claim(handover: HandOver) -> None:
+            namespace, _, name = handover.pod.partition("/")
+            annotations = self._claim(handover, name)
+            claims.write(uid=handover.uid, namespace=namespace, name=name, annotations=annotations)
+
+        async def api_pods() -> list[Pod]:
+            return await client.list_objects(PODS, field_selector=f"spec.nodeName={settings.node_name}")
+
+        desk = HandOverDesk(
+            snapshots=self.snapshots,
+            pods=self.pods,
+            handovers=self.handovers,
+            kubelet_pods=kubelet_pods.list,
+            api_pods=api_pods,
+            on_handover=claim,
+        )
+
+        def make_servicer() -> DevicePluginServicer:
+            return DevicePluginServicer(
+                snapshots=self.snapshots,
+                desk=desk,
+                give=lambda chips: gift(chips, settings.injection, settings.device_root, Path.exists),
+                metrics=self.metrics,
+            )
+
+        scanner = Scanner(self._driver, self.snapshots, period_s=settings.scan_period_s)
+        watch = Reflector(client, PODS, self.pods, field_selector=f"spec.nodeName={settings.node_name}")
+        reconciler = Reconciler(settings.pod_resources_socket, pods=self.pods, handovers=self.handovers, claim=claim)
+        registration = Registration(settings.device_plugin_dir, make_servicer, self.metrics)
+        reporter = Reporter(
+            client,
+            settings.node_name,
+            snapshots=self.snapshots,
+            pods=self.pods,
+            handovers=self.handovers,
+            metrics=self.metrics,
+        )
+        page = web.Application()
+        add_probes(
+            page,
+            registry=self.metrics.registry,
+            ready={
+                "driver": lambda: scanner.problem,
+                "pods": lambda: None if watch.synced.is_set() else "the node's pods are not listed yet",
+                "kubelet": lambda: registration.problem,
+                "report": lambda: reporter.problem,
+            },
+        )
+        try:
+            async with serve_http(page, settings.http_address) as self.http_address, asyncio.TaskGroup() as tasks:
+                log.info("started", node=settings.node_name, http=self.http_address)
+                tasks.create_task(scanner.run())
+                tasks.create_task(watch.run())
+                await self.snapshots.newer_than(0)
+                tasks.create_task(reporter.run())
+                await watch.synced.wait()
+                await reconciler.restore()
+                tasks.create_task(reconciler.run())
+                tasks.create_task(registration.run())
+        finally:
+            await claims.close()
+
+    async def _learn_host_ip(self, client: KubeClient) -> None:
+        backoff = Backoff(limit_s=5.0)
+        while not self._host_ip:
+            try:
+                self._host_ip = (await client.get(NODES, self._settings.node_name)).internal_ip
+            except (ApiError, Unreachable) as error:
+                log.warning("waiting for this node's Node object", node=self._settings.node_name, error=str(error))
+            if not self._host_ip:
+                await asyncio.sleep(backoff.next_s())
+
+    def _claim(self, handover: HandOver, name: str) -> dict[str, str]:
+        snapshot = self.snapshots.value
+        chips = {chip.chip_id: chip.address for chip in snapshot.chips} if snapshot is not None else {}
+        configuration = write_configuration(
+            pod_name=name,
+            pod_uid=handover.uid,
+            host_ip=self._host_ip,
+            devices={chip_id: chips.get(chip_id, ChipAddress()) for chip_id in handover.chips},
+            super_pod_id=snapshot.super_pod_id if snapshot is not None else UNKNOWN,
+            server_index=snapshot.server_index if snapshot is not None else UNKNOWN,
+        )
+        return write_claim(chips=handover.chips, kubelet_ids=handover.kubelet_ids, configuration=configuration)

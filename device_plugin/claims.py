@@ -1,0 +1,84 @@
+"""Writes on each pod what it was handed, in one patch, and does not give up.
+
+The patch carries the pod's uid, so a pod created again under the same name is never touched. Until it succeeds the
+claim is kept and tried again; after a crash it is made anew from the kubelet's ledger.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from ascend.errors import ApiError, Conflict, NotFound, Unreachable
+from ascend.kube.backoff import Backoff
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import PODS
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Annotations = Callable[[], Mapping[str, str]]
+
+
+class ClaimWriter:
+    """Patches pods in the background, each on its own, until it succeeds or the pod is gone.
+
+    Args:
+        client: the API server.
+    """
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def pending(self) -> int:
+        """How many claims are not written yet."""
+        return len(self._tasks)
+
+    def write(self, *, uid: str, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
+        """Write a claim soon; returns at once. A claim of the same pod that is under way is left to it."""
+        if uid in self._tasks:
+            return
+        task = asyncio.create_task(self._write(uid, namespace, name, annotations), name=f"claim {namespace}/{name}")
+        self._tasks[uid] = task
+        task.add_done_callback(lambda _done: self._tasks.pop(uid, None))
+
+    async def close(self) -> None:
+        """Stop trying; what is unwritten is completed after the next start."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, uid: str, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        backoff = Backoff(limit_s=10.0)
+        pod = f"{namespace}/{name}"
+        while True:
+            try:
+                await self._client.patch(PODS, name, body, namespace=namespace)
+                log.info("claimed", pod=pod, pod_uid=uid)
+                return
+            except NotFound:
+                log.info("claim dropped, the pod is gone", pod=pod, pod_uid=uid)
+                return
+            except (ApiError, Unreachable) as error:
+                if _may_be_another(error) and await self._is_another(uid, namespace, name):
+                    log.info("claim dropped, the pod was created again", pod=pod, pod_uid=uid)
+                    return
+                wait_s = backoff.next_s()
+                log.warning("claim not written yet", pod=pod, pod_uid=uid, error=str(error), retry_s=round(wait_s, 2))
+                await asyncio.sleep(wait_s)
+
+    async def _is_another(self, uid: str, namespace: str, name: str) -> bool:
+        try:
+            return (await self._client.get(PODS, name, namespace)).uid != uid
+        except NotFound:
+            return True
+        except (ApiError, Unreachable):
+            return False
+
+
+def _may_be_another(error: ApiError | Unreachable) -> bool:
+    # The uid in the patch does not match: a conflict, or an attempt to change an immutable field.
+    return isinstance(error, Conflict) or error.reason == "Invalid"

@@ -1,0 +1,74 @@
+"""Asks the kubelet itself which pods it has (``/pods`` on its own port).
+
+It adds a pod to that list right before it admits it, one at a time (spec/test-cluster.md §4). Rights: ``get`` on
+``nodes/proxy``, or on ``nodes/pods`` with the kubelet's fine-grained authorisation.
+"""
+
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import msgspec
+
+from ascend.errors import Unreachable
+from ascend.kube.objects import Pod
+
+DEADLINE_S = 1.0
+
+
+class _PodList(msgspec.Struct):
+    items: list[Pod] | None = None
+
+
+class KubeletPods:
+    """Lists the kubelet's pods. Use as an async context manager.
+
+    Args:
+        url: of the list, as ``https://10.0.0.5:10250/pods``.
+        headers: gives the headers that identify us, fresh for every request.
+        ca_file: verifies the kubelet's certificate; without it the certificate is not verified, because kubelets sign
+            their own unless told otherwise, and the address is this node's own.
+    """
+
+    def __init__(
+        self, url: str, headers: Callable[[], Awaitable[Mapping[str, str]]], *, ca_file: str | None = None
+    ) -> None:
+        self._url = url
+        self._headers = headers
+        context = ssl.create_default_context(cafile=ca_file)
+        if ca_file is None:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        self._ssl = context
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._ssl), timeout=aiohttp.ClientTimeout(total=DEADLINE_S)
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def list(self) -> list[Pod]:
+        """The pods the kubelet knows now.
+
+        Raises:
+            Unreachable: no answer in time, or none that can be used.
+        """
+        if self._session is None:
+            raise Unreachable("the session is not open")
+        try:
+            async with self._session.get(self._url, headers=await self._headers()) as response:
+                body = await response.read()
+                if response.status != 200:  # noqa: PLR2004 - OK
+                    raise Unreachable(f"{self._url} answered {response.status} {response.reason}")
+            return msgspec.json.decode(body, type=_PodList).items or []
+        except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+            raise Unreachable(f"{self._url}: {str(error) or type(error).__name__}") from error

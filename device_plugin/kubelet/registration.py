@@ -1,0 +1,177 @@
+"""Keeps the plugin registered with the kubelet, whatever happens to either.
+
+One loop, one registration at a time::
+
+    wait for kubelet.sock ─► serve on a socket of a new name ─► Register ─► watched
+            ▲                                                                 │
+            └──── stop the server (its streams first) ◄──── one of: ──────────┘
+                    another kubelet.sock · our socket is gone · the stream ended · never watched
+
+A new name every time, because a second server on the same path would have its socket unlinked by the first; the old
+server stops first, because a kubelet before 1.37 takes the end of an old stream for the end of the new one
+(spec/kubernetes.md §1.3, §8.3). A lock file keeps a second instance on the node waiting.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import structlog
+
+from ascend.chips import RESOURCE
+from ascend.errors import Unreachable
+from ascend.kube.backoff import Backoff
+from device_plugin.kubelet import socket
+from device_plugin.kubelet.pod_resources import CHANNEL_OPTIONS
+from device_plugin.kubelet.servicer import DevicePluginServicer
+from device_plugin.metrics import Metrics
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+API_VERSION = "v1beta1"
+KUBELET_SOCKET = "kubelet.sock"
+PREFIX = "ascend910-"
+LOCK = "ascend910.lock"
+
+REGISTER_DEADLINE_S = 10.0
+WATCH_DEADLINE_S = 5.0
+"""A kubelet that registered us opens the stream at once."""
+STOP_GRACE_S = 0.5
+
+
+class Registration:
+    """The registration state machine.
+
+    Args:
+        directory: the kubelet's device-plugin folder.
+        make_servicer: makes the service of one registration.
+        metrics: counts.
+    """
+
+    def __init__(self, directory: Path, make_servicer: Callable[[], DevicePluginServicer], metrics: Metrics) -> None:
+        self._directory = directory
+        self._kubelet_socket = directory / KUBELET_SOCKET
+        self._make_servicer = make_servicer
+        self._metrics = metrics
+        self._generation = 0
+        self.problem: str | None = "not registered with the kubelet yet"
+        """Why the kubelet does not see our devices; None while it does."""
+
+    async def run(self) -> None:
+        """Stay registered until cancelled."""
+        with await _locked(self._directory / LOCK):
+            self._remove_stale_sockets()
+            backoff = Backoff(limit_s=1.0)
+            while True:
+                if not self._kubelet_socket.exists():
+                    self.problem = f"waiting for {self._kubelet_socket}"
+                kubelet = await socket.present(self._kubelet_socket)
+                try:
+                    cause = await self._hold(kubelet)
+                except Unreachable as error:
+                    self.problem = error.message
+                    self._metrics.registrations.labels(result="failed").inc()
+                    wait_s = backoff.next_s()
+                    log.warning("not registered", error=error.message, retry_s=round(wait_s, 2))
+                    await asyncio.sleep(wait_s)
+                else:
+                    self.problem = cause
+                    backoff.reset()
+                    log.info("registering again", cause=cause)
+
+    async def _hold(self, kubelet: socket.Identity) -> str:
+        """Register and stay so for as long as it lasts; why it ended."""
+        servicer = self._make_servicer()
+        async with self._server(servicer) as path:
+            await self._register(path.name)
+            self._metrics.registrations.labels(result="registered").inc()
+            log.info("registered", socket=path.name)
+            ours = socket.identity(path)
+            endings = {
+                "the kubelet has restarted": socket.changed(self._kubelet_socket, kubelet),
+                "our socket is gone": socket.changed(path, ours) if ours is not None else asyncio.sleep(0),
+                "the kubelet closed the stream": servicer.unwatched.wait(),
+                "the kubelet did not open the stream": self._unseen(servicer),
+            }
+            tasks = {asyncio.ensure_future(wait): cause for cause, wait in endings.items()}
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            return tasks[done.pop()]
+
+    async def _unseen(self, servicer: DevicePluginServicer) -> None:
+        """Return if the kubelet does not watch in time; otherwise never."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_DEADLINE_S):
+                await servicer.watched.wait()
+            self.problem = None
+            await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:
+        self._generation += 1
+        path = self._directory / f"{PREFIX}{os.getpid()}-{self._generation}.sock"
+        server = grpc.aio.server()
+        pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
+        # The mode of the socket follows the umask; chmod afterwards would leave a window (spec/field.md §4).
+        umask = os.umask(0o077)
+        try:
+            server.add_insecure_port(f"unix://{path}")
+        except RuntimeError as error:
+            raise Unreachable(f"can't listen on {path}: {error}") from error
+        finally:
+            os.umask(umask)
+        await server.start()
+        try:
+            yield path
+        finally:
+            servicer.end_streams()
+            await server.stop(STOP_GRACE_S)
+            path.unlink(missing_ok=True)
+
+    async def _register(self, endpoint: str) -> None:
+        target = f"unix://{self._kubelet_socket}"
+        async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+            request = pb.RegisterRequest(
+                version=API_VERSION,
+                endpoint=endpoint,
+                resource_name=RESOURCE,
+                options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+            )
+            try:
+                await pb_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_DEADLINE_S)
+            except grpc.aio.AioRpcError as error:
+                raise Unreachable(f"the kubelet did not register us: {error.details()}") from error
+
+    def _remove_stale_sockets(self) -> None:
+        # We hold the lock, so whoever made them is gone.
+        for path in self._directory.glob(f"{PREFIX}*.sock"):
+            path.unlink(missing_ok=True)
+
+
+async def _locked(path: Path) -> contextlib.ExitStack:
+    """Hold the lock file until the stack is closed; waits while another instance has it."""
+    stack = contextlib.ExitStack()
+    waiting = False
+    while True:
+        try:
+            file = stack.enter_context(path.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            stack.close()
+            if not waiting:
+                log.warning("waiting for the lock", path=str(path), error=error.strerror)
+                waiting = True
+            await asyncio.sleep(0.5)
+        else:
+            return stack

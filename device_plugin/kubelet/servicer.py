@@ -1,0 +1,138 @@
+"""The device-plugin service the kubelet calls (spec/kubernetes.md §1): protobuf in and out, nothing is decided here."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+import structlog
+
+from ascend.chips import chip_name
+from ascend.errors import Refusal
+from device_plugin.handover import HandOverDesk
+from device_plugin.metrics import Metrics
+from device_plugin.rules.injection import ContainerGift
+from device_plugin.state.observable import Observable
+from device_plugin.state.snapshot import Snapshot
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class DevicePluginServicer(pb_grpc.DevicePluginServicer):
+    """One registration's service: made anew with every socket.
+
+    Args:
+        snapshots: the node's chips.
+        desk: matches calls with pods.
+        give: what a container with these chips is given.
+        metrics: counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        snapshots: Observable[Snapshot | None],
+        desk: HandOverDesk,
+        give: Callable[[tuple[int, ...]], ContainerGift],
+        metrics: Metrics,
+    ) -> None:
+        self._snapshots = snapshots
+        self._desk = desk
+        self._give = give
+        self._metrics = metrics
+        self._ending = asyncio.Event()
+        self._streams = 0
+        self.watched = asyncio.Event()
+        """The kubelet has been sent the list of devices."""
+        self.unwatched = asyncio.Event()
+        """The kubelet has closed the last stream: it will not come back by itself."""
+
+    def end_streams(self) -> None:
+        """End all streams, so that stopping the server need not wait for them."""
+        self._ending.set()
+
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:  # noqa: ARG002, D102, N802
+        return pb.DevicePluginOptions(get_preferred_allocation_available=True)
+
+    async def ListAndWatch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:  # noqa: ARG002, D102, N802
+        self._streams += 1
+        sent: pb.ListAndWatchResponse | None = None
+        try:
+            while not self._ending.is_set():
+                version = self._snapshots.version
+                message = device_list(self._snapshots.value)
+                if message is not None and message != sent:
+                    yield message
+                    sent = message
+                    self.watched.set()
+                    self._metrics.list_sent.set_to_current_time()
+                await _first(self._snapshots.newer_than(version), self._ending.wait())
+        finally:
+            self._streams -= 1
+            if self._streams == 0:
+                self.unwatched.set()
+
+    async def GetPreferredAllocation(  # noqa: D102, N802
+        self,
+        request: pb.PreferredAllocationRequest,
+        context: Context,  # noqa: ARG002
+    ) -> pb.PreferredAllocationResponse:
+        answer = pb.PreferredAllocationResponse()
+        for each in request.container_requests:
+            ids = await self._desk.prefer(each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size)
+            answer.container_responses.add(deviceIDs=ids)
+        return answer
+
+    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:  # noqa: D102, N802
+        started_s = time.perf_counter()
+        try:
+            answer = pb.AllocateResponse()
+            for each in request.container_requests:
+                handover = await self._desk.allocate(each.devices_ids)
+                if not handover.matches_kubelet:
+                    self._metrics.mismatches.inc()
+                given = self._give(handover.chips)
+                container = answer.container_responses.add(envs=given.envs)
+                for inside, outside in given.devices.items():
+                    container.devices.add(container_path=inside, host_path=outside, permissions="rw")
+        except Refusal as refusal:
+            self._metrics.allocations.labels(result=refusal.reason).inc()
+            log.warning(
+                "refused", devices=len(request.container_requests), reason=refusal.reason, error=refusal.message
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{refusal.reason}: {refusal.message}")
+        finally:
+            self._metrics.allocate_duration.observe(time.perf_counter() - started_s)
+        self._metrics.allocations.labels(result="granted").inc()
+        return answer
+
+    async def PreStartContainer(  # noqa: D102, N802
+        self,
+        request: pb.PreStartContainerRequest,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
+    ) -> pb.PreStartContainerResponse:
+        return pb.PreStartContainerResponse()
+
+
+def device_list(snapshot: Snapshot | None) -> pb.ListAndWatchResponse | None:
+    """The kubelet's view of a snapshot: every chip, so that one that fails is seen to fail; None before the first."""
+    if snapshot is None:
+        return None
+    message = pb.ListAndWatchResponse()
+    for chip in snapshot.chips:
+        message.devices.add(ID=chip_name(chip.chip_id), health="Healthy" if chip.healthy else "Unhealthy")
+    return message
+
+
+async def _first(*waits: Awaitable[object]) -> None:
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

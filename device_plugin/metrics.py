@@ -1,0 +1,43 @@
+"""The device plugin's metrics (names: spec/field.md §6)."""
+
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Metrics:
+    """All metrics of one plugin, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.devices = Gauge("ascend_dp_devices", "Chips by state", ["state"], registry=self.registry)
+        self.allocate_duration = Histogram(
+            "ascend_dp_allocate_duration_seconds",
+            "How long the kubelet waited for Allocate",
+            buckets=BUCKETS_S,
+            registry=self.registry,
+        )
+        self.allocations = Counter(
+            "ascend_dp_allocations", "Allocate calls by result", ["result"], registry=self.registry
+        )
+        self.mismatches = Counter(
+            "ascend_dp_allocation_mismatches",
+            "Hand-overs in which the kubelet's own ledger has other ids",
+            registry=self.registry,
+        )
+        self.registrations = Counter(
+            "ascend_dp_registrations", "Registrations with the kubelet by result", ["result"], registry=self.registry
+        )
+        self.list_sent = Gauge(
+            "ascend_dp_last_list_sent_timestamp_seconds",
+            "When the kubelet was last sent the list of devices",
+            registry=self.registry,
+        )
+        self.claims_pending = Gauge(
+            "ascend_dp_claims_pending", "Hand-overs not yet written on their pods", registry=self.registry
+        )
+        Gauge("ascend_dp_build_info", "Version", ["version"], registry=self.registry).labels(
+            version=version("ascend-affinity")
+        ).set(1)

@@ -1,0 +1,107 @@
+"""Makes the plugin's ledger agree with the kubelet's, and completes claims that a crash left unwritten.
+
+Runs once before the plugin registers, and again whenever a pod and the ledger don't explain each other: a pod with
+containers (or a claim) that we know of no hand-over to, or a hand-over to a pod that the watch does not show.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from ascend.chips import chip_ids, join_names
+from ascend.errors import Unreachable
+from device_plugin.kubelet.pod_resources import read_ledger
+from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.pods import NodePod, NodePods
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+RETRY_S = 1.0
+FIRST_TRIES = 3
+
+
+class Reconciler:
+    """Keeps hand-overs complete and drops those of pods that are gone.
+
+    Args:
+        socket: the kubelet's pod-resources socket.
+        pods: the node's pods.
+        handovers: the plugin's ledger.
+        claim: writes a claim where the pod carries none.
+    """
+
+    def __init__(
+        self, socket: Path, *, pods: NodePods, handovers: HandOvers, claim: Callable[[HandOver], None]
+    ) -> None:
+        self._socket = socket
+        self._pods = pods
+        self._handovers = handovers
+        self._claim = claim
+
+    async def restore(self) -> None:
+        """Rebuild the ledger after a start; where the kubelet does not answer, believe the pods' annotations."""
+        for _ in range(FIRST_TRIES):
+            if not any(pod.live and pod.count for pod in self._pods) or await self._adopt():
+                return
+            await asyncio.sleep(RETRY_S)
+        for pod in self._unexplained():
+            if pod.claimed:
+                log.warning("believing annotations, the kubelet's ledger is not to be had", pod=pod.key)
+                chips = chip_ids(pod.held)
+                self._handovers.add(HandOver(pod.uid, pod.key, chips, chips))
+
+    async def run(self) -> None:
+        """Follow the pods until cancelled."""
+        while True:
+            version = self._pods.changes.version
+            if self._unexplained() or self._orphans():
+                await self._adopt()
+                # The watch shows a pod, and the ledger its devices, within moments; what stays is looked at slowly.
+                await asyncio.sleep(RETRY_S)
+            else:
+                await self._pods.changes.newer_than(version)
+
+    def _unexplained(self) -> list[NodePod]:
+        """Live pods that ask for chips, with containers or a claim, but without a hand-over."""
+        return [
+            pod
+            for pod in self._pods
+            if pod.live and pod.count and (pod.past_admission or pod.claimed) and pod.uid not in self._handovers
+        ]
+
+    def _orphans(self) -> list[HandOver]:
+        """Hand-overs to pods that the watch has not shown, or no longer shows."""
+        return [each for each in self._handovers if self._pods.get(each.uid) is None]
+
+    async def _adopt(self) -> bool:
+        try:
+            ledger = await read_ledger(self._socket)
+        except Unreachable as error:
+            log.warning("can't read the kubelet's ledger", error=error.message)
+            return False
+        for orphan in self._orphans():
+            if orphan.pod not in ledger:
+                self._handovers.drop(orphan.uid)
+        for pod in self._pods:
+            kubelet_ids = ledger.get(pod.key)
+            if kubelet_ids is None or pod.uid in self._handovers or not pod.live:
+                continue
+            chips = self._given(pod, kubelet_ids)
+            handover = HandOver(pod.uid, pod.key, chips, kubelet_ids)
+            self._handovers.add(handover)
+            log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, chips=join_names(chips))
+            if not pod.claimed:
+                self._claim(handover)
+        return True
+
+    @staticmethod
+    def _given(pod: NodePod, kubelet_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """What the pod was given: as claimed, else as the allocator wrote, which is all we ever hand over."""
+        if pod.claimed and len(chip_ids(pod.held)) == len(kubelet_ids):
+            return chip_ids(pod.held)
+        if pod.problem is None and pod.grant is not None:
+            return pod.grant.chips
+        log.warning("a pod holds devices without a usable annotation", pod=pod.key, problem=pod.problem)
+        return kubelet_ids
