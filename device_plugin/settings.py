@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from device_plugin.rules.injection import Injection
@@ -12,16 +12,14 @@ from device_plugin.rules.injection import Injection
 class Settings(BaseSettings):
     """The Ascend device plugin: hands the kubelet exactly the chips the allocator wrote on each pod."""
 
-    model_config = SettingsConfigDict(env_prefix="ASCEND_DP_", extra="forbid", populate_by_name=True)
+    model_config = SettingsConfigDict(env_prefix="ASCEND_DP_", extra="forbid")
 
     node_name: str = Field(
-        validation_alias=AliasChoices("node_name", "ASCEND_DP_NODE_NAME", "NODE_NAME"),
         min_length=1,
-        description="this node's name; a DaemonSet sets NODE_NAME from spec.nodeName",
+        description="this node's name; a DaemonSet takes it from spec.nodeName",
     )
     host_ip: str = Field(
         default="",
-        validation_alias=AliasChoices("host_ip", "ASCEND_DP_HOST_IP", "HOST_IP"),
         description="this node's address; the Node's InternalIP if not given",
     )
     kubeconfig: str | None = Field(default=None, description="a kubeconfig file; the pod's own identity if not given")

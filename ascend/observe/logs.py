@@ -43,7 +43,8 @@ def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    for library in ("aiohttp", "asyncio", "grpc"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -1,0 +1,90 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascend.annotations import (
+    ALLOCATED,
+    BASE_DEVICE_INFOS,
+    CLAIMED,
+    PREDICATE_TIME,
+    REAL,
+    ChipAddress,
+    Grant,
+    held_chips,
+    read_base_device_infos,
+    read_grant,
+    write_base_device_infos,
+    write_claim,
+    write_configuration,
+)
+from ascend.errors import InvalidValue
+
+chips = st.lists(st.integers(0, 255), unique=True, min_size=1, max_size=100)
+
+
+@given(chips, st.integers(0, CLAIMED))
+def test_what_the_allocator_writes_is_read_back(ids: list[int], time: int) -> None:
+    grant = Grant(tuple(ids), time)
+    assert read_grant(grant.annotations()) == grant
+
+
+def test_a_pod_without_the_annotation_has_no_grant() -> None:
+    assert read_grant({PREDICATE_TIME: "5"}) is None
+
+
+@pytest.mark.parametrize("text", [None, "", "abc", "-1", "1.5", str(CLAIMED + 1), "٣"])
+def test_a_missing_or_unreadable_predicate_time_leaves_the_grant_eligible(text: str | None) -> None:
+    # spec/node-agent.md §9.8: such a pod is last in order, not out
+    annotations = {ALLOCATED: "Ascend910-0"} | ({PREDICATE_TIME: text} if text is not None else {})
+    assert read_grant(annotations) == Grant((0,), None)
+
+
+def test_the_chips_really_given_count_before_those_allocated() -> None:
+    assert held_chips({ALLOCATED: "Ascend910-0", REAL: "Ascend910-1"}) == 0b10
+    assert held_chips({ALLOCATED: "Ascend910-0", REAL: ""}) == 0b01
+    assert held_chips({}) == 0
+
+
+def test_an_absurdly_long_list_is_not_believed() -> None:
+    with pytest.raises(InvalidValue, match="more than 100 chips"):
+        held_chips({REAL: ",".join(f"Ascend910-{n}" for n in range(101))})
+
+
+def test_the_claim_is_what_the_reference_writes() -> None:
+    # spec/baseline-device-plugin.md §2.2: the reference's annotations on a pod with chips 4 and 5
+    configuration = write_configuration(
+        pod_name="two-0",
+        pod_uid="b80c64c1-6955-4cd1-a160-c39348b63d22",
+        host_ip="192.0.2.2",
+        devices={5: ChipAddress("10.20.0.6", 0), 4: ChipAddress("10.20.0.5", 0)},
+    )
+    assert configuration == (
+        '{"pod_name":"two-0","server_id":"b80c64c1-6955-4cd1-a160-c39348b63d22","host_ip":"192.0.2.2","super_pod_id":-2,'
+        '"devices":[{"device_id":"4","device_ip":"10.20.0.5","super_device_id":"0"},'
+        '{"device_id":"5","device_ip":"10.20.0.6","super_device_id":"0"}],'
+        '"rack_id":0,"server_index":"-2","server_ip":"192.0.2.2"}'
+    )
+    assert write_claim(chips=(10, 4), kubelet_ids=(7, 10), configuration=configuration) == {
+        "predicate-time": "18446744073709551615",
+        "huawei.com/AscendReal": "Ascend910-10,Ascend910-4",
+        "huawei.com/kltDev": "Ascend910-10,Ascend910-7",
+        "ascend.kubectl.kubernetes.io/ascend-910-configuration": configuration,
+    }
+
+
+def test_an_sdid_is_written_as_a_signed_number() -> None:
+    text = write_configuration(pod_name="p", pod_uid="u", host_ip="", devices={0: ChipAddress("", 0xFFFFFFFF)})
+    assert '"super_device_id":"-1"' in text
+
+
+def test_the_chips_of_a_node_are_read_back() -> None:
+    addresses = {0: ChipAddress("10.0.0.1", 3), 10: ChipAddress(), 2: ChipAddress("10.0.0.2", 0)}
+    text = write_base_device_infos(addresses)
+    assert text.startswith('{"Ascend910-0":{"IP":"10.0.0.1","SuperDeviceID":3},"Ascend910-10":')
+    assert read_base_device_infos(text) == addresses
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"Ascend910-2c-100-1":{}}', '{"Ascend910-0":{"IP":7}}', "null"])
+def test_a_malformed_list_of_a_node_s_chips_is_refused_naming_the_annotation(text: str) -> None:
+    with pytest.raises(InvalidValue, match=f"^annotation {BASE_DEVICE_INFOS}: "):
+        read_base_device_infos(text)

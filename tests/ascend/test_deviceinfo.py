@@ -1,0 +1,88 @@
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascend.deviceinfo import (
+    DEVICE_INFO,
+    MANUALLY_SEPARATED,
+    DeviceReport,
+    FaultTime,
+    check_code,
+    chip_fault,
+    config_map_name,
+    decode_report,
+    encode_report,
+    node_name,
+)
+from ascend.errors import InvalidReport
+
+# The literal of spec/node-agent.md §5.2.
+GOLDEN = Path(__file__).with_name("golden_device_info.json").read_text().rstrip("\n")
+GOLDEN_CHECK_CODE = "a550811fdfafb5717555526816af2ca4ac6c3e102f5907574048578e0c8fcc73"
+
+masks = st.integers(0, 2**16 - 1)
+reports = st.builds(
+    DeviceReport,
+    free=masks,
+    unhealthy=masks,
+    network_unhealthy=masks,
+    update_time_s=st.integers(0, 2**40),
+    super_pod_id=st.integers(-2, 2**31 - 1),
+    server_index=st.integers(-2, 2**31 - 1),
+    manually_separated=masks,
+)
+
+
+def test_the_golden_report_is_reproduced_byte_for_byte() -> None:
+    report = decode_report({DEVICE_INFO: GOLDEN})
+    assert report.free == 0b11101111
+    assert report.unhealthy == 0b00010000
+    assert report.network_unhealthy == 0b00000001
+    assert encode_report(report)[DEVICE_INFO] == GOLDEN
+
+
+def test_the_check_code_of_the_golden_report() -> None:
+    inner = json.loads(GOLDEN)["DeviceInfo"]
+    assert check_code(inner["DeviceList"], inner["UpdateTime"]) == GOLDEN_CHECK_CODE
+
+
+def test_the_check_code_is_over_what_go_would_print() -> None:
+    # spec/node-agent.md §9.1: Go escapes what HTML minds; written out by hand here
+    go = '{"DeviceList":{"a":"x\\u003cy\\u0026z\\u003e\\u2028"},"UpdateTime":7}'
+    assert check_code({"a": "x<y&z>\u2028"}, 7) == hashlib.sha256(go.encode()).hexdigest()
+
+
+@given(reports)
+def test_a_report_is_read_back(report: DeviceReport) -> None:
+    assert decode_report(encode_report(report)) == report
+
+
+def test_a_fault_is_read_back() -> None:
+    fault = chip_fault(chip_id=3, level="SeparateNPU", codes={"80E18402": FaultTime(1744167455784, "SeparateNPU")})
+    report = DeviceReport(free=1, unhealthy=8, network_unhealthy=0, update_time_s=1, faults=(fault,))
+    assert decode_report(encode_report(report)).faults == (fault,)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({}, "the key DeviceInfoCfg is missing"),
+        ({DEVICE_INFO: ""}, "DeviceInfoCfg"),
+        ({DEVICE_INFO: "{}"}, "DeviceInfo"),
+        ({DEVICE_INFO: GOLDEN.replace("Ascend910-7", "Ascend910-8")}, "CheckCode"),
+        ({DEVICE_INFO: GOLDEN.replace(GOLDEN_CHECK_CODE, "0" * 64)}, "CheckCode"),
+        ({DEVICE_INFO: GOLDEN, MANUALLY_SEPARATED: "chip three"}, "ManuallySeparateNPU"),
+    ],
+)
+def test_a_report_that_cannot_be_trusted_is_refused_saying_why(data: dict[str, str], why: str) -> None:
+    with pytest.raises(InvalidReport, match=why):
+        decode_report(data)
+
+
+def test_the_config_map_s_name_tells_the_node() -> None:
+    assert node_name(config_map_name("n1")) == "n1"
+    assert node_name("kube-root-ca.crt") is None

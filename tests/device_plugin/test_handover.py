@@ -1,0 +1,190 @@
+"""How an admission call is matched with a pod and answered; timers run on a virtual clock."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from ascend.chips import chip_name
+from ascend.errors import Refusal, Unreachable
+from ascend.kube.objects import Pod
+from device_plugin.handover import CAP_S, HandOverDesk
+from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.observable import Observable
+from device_plugin.state.pods import NodePods
+from device_plugin.state.snapshot import Snapshot
+from tests.device_plugin.builders import pod, snapshot
+
+pytestmark = pytest.mark.looptime
+
+ALL = [chip_name(chip_id) for chip_id in range(8)]
+
+
+class Node:
+    """A desk with what it stands on; the kubelet and the API server answer what the test says."""
+
+    def __init__(self) -> None:
+        self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
+        self.handovers = HandOvers()
+        self.pods = NodePods(self.handovers.drop)
+        self.kubelet: list[Pod] | None = None
+        self.api: list[Pod] = []
+        self.asked: list[str] = []
+        self.claimed: list[HandOver] = []
+        self.desk = HandOverDesk(
+            snapshots=self.snapshots,
+            pods=self.pods,
+            handovers=self.handovers,
+            kubelet_pods=self._lister("kubelet"),
+            api_pods=self._lister("api"),
+            on_handover=self.claimed.append,
+        )
+
+    def _lister(self, who: str) -> Callable[[], Awaitable[Sequence[Pod]]]:
+        async def answer() -> Sequence[Pod]:
+            self.asked.append(who)
+            listed: list[Pod] | None = getattr(self, who)
+            if listed is None:
+                raise Unreachable(f"{who} does not answer")
+            return listed
+
+        return answer
+
+    async def admit(self, count: int, available: Sequence[str] = ALL) -> HandOver:
+        """What a kubelet does: ask for a preference, follow it or choose the first ones, allocate."""
+        ids = await self.desk.prefer(available, [], count) or list(available)[:count]
+        return await self.desk.allocate(ids)
+
+
+async def test_a_single_waiting_pod_gets_its_chips_and_nobody_is_asked() -> None:
+    node = Node()
+    node.pods.applied(pod("one", 2, 5, 4, time=1))
+    handover = await node.admit(2)
+    assert (handover.pod, handover.chips, sorted(handover.kubelet_ids)) == ("default/one", (5, 4), [4, 5])
+    assert handover.matches_kubelet
+    assert node.claimed == [handover]
+    assert node.asked == []
+
+
+async def test_of_several_the_one_the_kubelet_lists_is_under_admission() -> None:
+    node = Node()
+    early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
+    node.pods.applied(early)
+    node.pods.applied(late)
+    node.kubelet = [late]
+    assert (await node.admit(2)).pod == "default/late"
+    node.kubelet = [late, early]
+    assert (await node.admit(2)).pod == "default/early"
+
+
+async def test_the_kubelet_may_admit_a_pod_our_watch_has_not_shown_yet() -> None:
+    node = Node()
+    unseen = pod("unseen", 2, 4, 5, time=3)
+    node.pods.applied(pod("early", 2, 0, 1, time=1))
+    node.pods.applied(pod("late", 2, 2, 3, time=2))
+    node.kubelet = [unseen]
+    assert (await node.admit(2)).chips == (4, 5)
+
+
+async def test_where_the_kubelet_cannot_be_asked_the_smallest_predicate_time_decides() -> None:
+    node = Node()
+    node.pods.applied(pod("seven", 2, 2, 3, time=7))
+    node.pods.applied(pod("five", 2, 0, 1, time=5))
+    assert (await node.admit(2)).pod == "default/five"
+    assert (await node.admit(2)).pod == "default/seven"
+
+
+async def test_a_kubelet_that_chose_other_ids_gives_the_written_chips_and_the_difference_is_known() -> None:
+    node = Node()
+    node.pods.applied(pod("one", 2, 0, 1, time=1))
+    handover = await node.desk.allocate(["Ascend910-7", "Ascend910-0"])
+    assert (handover.chips, handover.kubelet_ids) == ((0, 1), (7, 0))
+    assert not handover.matches_kubelet
+
+
+async def test_the_same_call_again_gets_the_same_answer() -> None:
+    node = Node()
+    node.pods.applied(pod("one", 2, 0, 1, time=1))
+    first = await node.admit(2)
+    again = await node.desk.allocate([chip_name(chip_id) for chip_id in reversed(first.kubelet_ids)])
+    assert again is first
+    assert node.claimed == [first]
+
+
+async def test_a_pod_the_watch_shows_late_is_waited_for() -> None:
+    node = Node()
+    answer = asyncio.ensure_future(node.desk.allocate(["Ascend910-0"]))
+    asyncio.get_running_loop().call_later(0.7, node.pods.applied, pod("late", 1, 3, time=1))
+    assert (await answer).chips == (3,)
+    assert node.asked == []
+
+
+async def test_a_pod_the_watch_never_shows_is_listed_once() -> None:
+    node = Node()
+    node.api = [pod("unwatched", 1, 3, time=1)]
+    assert (await node.desk.allocate(["Ascend910-0"])).chips == (3,)
+    assert node.asked == ["api"]
+
+
+async def test_without_any_pod_the_call_is_refused_within_the_cap() -> None:
+    node = Node()
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    assert await node.desk.prefer(ALL, [], 2) == []
+    with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
+        await node.desk.allocate(["Ascend910-0", "Ascend910-1"])
+    assert loop.time() - started_s <= CAP_S
+
+
+async def test_a_kubelet_that_hangs_is_not_waited_for_beyond_the_cap() -> None:
+    node = Node()
+
+    async def hang() -> Sequence[Pod]:
+        return await loop.create_future()  # type: ignore[no-any-return]  # never returns
+
+    loop = asyncio.get_running_loop()
+    node.desk._kubelet_pods = hang
+    node.pods.applied(pod("one", 1, 0, time=1))
+    node.pods.applied(pod("two", 1, 1, time=2))
+    started_s = loop.time()
+    with pytest.raises(Refusal, match="no decision within 4 s"):
+        await node.desk.allocate(["Ascend910-0"])
+    assert loop.time() - started_s == pytest.approx(CAP_S)
+    assert not list(node.handovers)
+
+
+async def test_a_forged_pod_gets_nothing_and_the_holder_keeps_its_chips() -> None:
+    node = Node()
+    node.pods.applied(pod("holder", 2, 0, 1, time=5))
+    await node.admit(2)
+    node.pods.applied(pod("forged", 2, 0, 1, time=1))
+    with pytest.raises(Refusal, match="Ascend910-0,Ascend910-1 is held by pod default/holder"):
+        await node.admit(2, ALL[2:])
+    assert [each.pod for each in node.handovers] == ["default/holder"]
+
+
+async def test_a_pod_placed_by_hand_does_not_take_the_chips_of_one_that_waits() -> None:
+    node = Node()
+    by_hand, placed = pod("by-hand", 2), pod("placed", 2, 0, 1, time=1)
+    node.pods.applied(placed)
+    node.pods.applied(by_hand)
+    node.kubelet = [by_hand]
+    with pytest.raises(Refusal, match="was not placed by the allocator"):
+        await node.admit(2)
+    node.kubelet = [by_hand, placed]
+    node.pods.applied(pod("by-hand", 2, phase="Failed"))
+    assert (await node.admit(2)).pod == "default/placed"
+
+
+async def test_chips_are_free_again_when_their_pod_has_ended() -> None:
+    node = Node()
+    node.pods.applied(pod("first", 8, *range(8), time=1))
+    await node.admit(8)
+    node.pods.applied(pod("first", 8, *range(8), time=1, phase="Succeeded"))
+    node.pods.applied(pod("second", 8, *range(8), time=2))
+    assert (await node.admit(8)).pod == "default/second"
+
+
+async def test_an_unknown_device_is_refused_by_name() -> None:
+    with pytest.raises(Refusal, match="'npu-0' is not a chip name"):
+        await Node().desk.allocate(["npu-0"])
