@@ -11,7 +11,7 @@ from typing import Final
 from tests.cluster import binaries, namespace, requirements
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
-from tests.cluster.manifests import RESOURCE
+from tests.cluster.manifests import RESOURCE, STAY
 from tests.cluster.programs import missing_programs, start_programs
 
 _NEXT: Final = """
@@ -38,7 +38,7 @@ spec:
   - name: main
     image: docker.io/local/busybox:1
     imagePullPolicy: Never
-    command: [sh, -c, "ls /dev; env; sleep 2147483647"]
+    command: [sh, -c, 'ls /dev; env; {stay}']
     resources: {{limits: {{{resource}: {chips}}}}}
 """
 
@@ -69,11 +69,6 @@ def main() -> int:
         return 1
 
 
-def in_ci() -> bool:
-    """Whether a machine that cannot run the real cluster is an error."""
-    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
-
-
 def _prepare() -> int:
     problems = _install() if requirements.missing_packages() else []
     if not problems and not requirements.missing_system():
@@ -86,9 +81,11 @@ def _prepare() -> int:
         _say("the real cluster can run here")
         return 0
     line = "!" * 100
-    outcome = "CI demands them, so this is an error" if in_ci() else "THE REAL-CLUSTER TESTS WILL BE SKIPPED"
+    outcome = (
+        "CI demands them, so this is an error" if requirements.in_ci() else "THE REAL-CLUSTER TESTS WILL BE SKIPPED"
+    )
     _say("\n".join((line, f"{outcome}. Why:", *(f"  * {sentence}" for sentence in sentences), line)))
-    return 1 if in_ci() else 0
+    return 1 if requirements.in_ci() else 0
 
 
 def _install() -> list[str]:
@@ -116,7 +113,7 @@ def _up(nodes: int, *, bare: bool) -> int:
             start_programs(cluster)
             _say(f"[{time.monotonic() - started:5.1f} s] up: ascend-allocator, {nodes} ascend-device-plugin")
         example = cluster.folder / "example.yaml"
-        example.write_text(_EXAMPLE.format(resource=RESOURCE, chips=2))
+        example.write_text(_EXAMPLE.format(resource=RESOURCE, chips=2, stay=STAY))
         folder = {"kubeconfig": cluster.kubeconfig_path, "example": example, "log": cluster.folder / "log"}
         cluster.let_go()
     _say(_NEXT.format(programs=binaries.folder(), **folder))

@@ -70,7 +70,7 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop(keep_logs=self.keep_logs or error is not None)
+        self.stop(keep_logs=self.keep_logs or _is_failure(error))
 
     def start(self) -> None:
         """Start everything; returns when all nodes are ready. What was started is stopped again on failure.
@@ -84,8 +84,8 @@ class Cluster:
         self._namespace = Namespace.create(detached=self._detached, host_names=self._names)
         try:
             self._start_parts(self._namespace)
-        except BaseException:
-            self.stop(keep_logs=True)
+        except BaseException as error:
+            self.stop(keep_logs=_is_failure(error))
             raise
 
     def stop(self, *, keep_logs: bool = False) -> None:
@@ -143,14 +143,17 @@ class Cluster:
         """The API server, as the administrator: `get`, `create`, `patch`, `delete`, `wait_for`."""
         return self.control_plane.api
 
+    def server(self, token: str) -> Server:
+        """The API server, as whoever a token belongs to."""
+        return Server(self.url, token, self.ca)
+
     def node(self, name: str) -> Node:
         """The node of that name."""
         return next(node for node in self.nodes if node.name == name)
 
     def process(self, name: str, command: Sequence[str], **environment: str) -> Process:
         """A program inside the cluster's namespaces, not started yet; it dies with the cluster at the latest."""
-        log_folder = self.folder / "log"
-        return Process(name, command, inside=self.namespace.pid, log_folder=log_folder, environment=environment)
+        return self.namespace.process(name, command, environment=environment)
 
     def restart_scheduler(
         self, extender_url: str | None = None, *, extenders: Sequence[Mapping[str, Any]] | None = None
@@ -210,8 +213,8 @@ class Cluster:
         with ThreadPoolExecutor() as pool:
             try:
                 self._start_in_parallel(pool)
-            except BaseException:
-                namespace.close(keep_logs=True)  # so that what still waits for a program sees it end
+            except BaseException as error:
+                namespace.close(keep_logs=_is_failure(error))  # so that what still waits for a program sees it end
                 raise
 
     def _start_in_parallel(self, pool: ThreadPoolExecutor) -> None:
@@ -228,3 +231,8 @@ class Cluster:
 
     def _say_up(self, part: str) -> None:
         self._say(f"[{time.monotonic() - self._started:5.1f} s] up: {part}")
+
+
+def _is_failure(error: BaseException | None) -> bool:
+    """Whether somebody will want to read the logs: not after Ctrl-C. (A failed test is no `Exception`, either.)"""
+    return error is not None and not isinstance(error, KeyboardInterrupt | SystemExit)

@@ -11,7 +11,6 @@ from tests.cluster import binaries
 from tests.cluster.api import Server, free_ports
 from tests.cluster.errors import ClusterError
 from tests.cluster.namespace import Namespace
-from tests.cluster.processes import Process
 
 _READY_S: Final = 60.0
 # The node controller would remove the not-ready taint; there is none. Bare pods need no ServiceAccount either.
@@ -34,9 +33,9 @@ class ControlPlane:
         self._pod_backoff_s = pod_backoff_s
         self._folder = namespace.folder / "control-plane"
         self._etcd_port, self._peer_port, self._port, self._scheduler_port = free_ports(4)
-        self.etcd = self._process("etcd", self._etcd_command())
-        self.apiserver = self._process("kube-apiserver", self._apiserver_command())
-        self.scheduler = self._process("kube-scheduler", self._scheduler_command())
+        self.etcd = namespace.process("etcd", self._etcd_command())
+        self.apiserver = namespace.process("kube-apiserver", self._apiserver_command())
+        self.scheduler = namespace.process("kube-scheduler", self._scheduler_command())
 
     @property
     def url(self) -> str:
@@ -108,9 +107,6 @@ class ControlPlane:
     @property
     def _scheduler_configuration(self) -> Path:
         return self._folder / "scheduler.json"
-
-    def _process(self, name: str, command: Sequence[str]) -> Process:
-        return Process(name, command, inside=self.namespace.pid, log_folder=self.namespace.folder / "log")
 
     def _etcd_command(self) -> list[str]:
         client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._peer_port}"

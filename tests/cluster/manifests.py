@@ -6,14 +6,16 @@ from typing import Any, Final
 from tests.cluster.images import BUSYBOX_IMAGE
 
 RESOURCE: Final = "huawei.com/Ascend910"
-SLEEP: Final = ("sleep", "2147483647")
+# Shell words that keep a container running, to end a command with. As first process of its PID namespace a plain
+# `sleep` would ignore SIGTERM, and each deletion of a pod would take the kubelet's two seconds of patience.
+STAY: Final = 'trap "exit 0" TERM; sleep 2147483647 & wait'
 
 
 def pod(
     name: str,
     chips: int = 0,
     *,
-    command: Sequence[str] = SLEEP,
+    command: Sequence[str] = ("sh", "-c", STAY),
     namespace: str = "default",
     node: str | None = None,
     labels: Mapping[str, str] | None = None,
@@ -26,7 +28,7 @@ def pod(
     Args:
         name: the pod's.
         chips: how many to ask for; 0 asks for none.
-        command: what to run; by default it sleeps for ever.
+        command: what to run; by default it does nothing until it is told to end.
         namespace: the pod's.
         node: bind to this node without a scheduler.
         labels: the pod's.

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
 from tests.cluster import reaper
 from tests.cluster.errors import ClusterError
-from tests.cluster.processes import wait_until
+from tests.cluster.processes import Process, wait_until
 
 # Short, because the path of a unix socket may have 107 bytes.
 _PARENT: Final = Path("/tmp")
@@ -35,6 +36,7 @@ class Namespace:
     pid: int
     _reaper_pid: int
     _reaper: subprocess.Popen[bytes] | None
+    _processes: list[Process] = field(default_factory=list)
 
     @classmethod
     def create(cls, *, detached: bool = False, host_names: tuple[str, ...] = ()) -> Self:
@@ -72,6 +74,27 @@ class Namespace:
             time.sleep(0.005)
         return cls(folder, record["namespace"], process.pid, process)
 
+    def process(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        inside: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Process:
+        """A program inside, not started yet; it dies with the namespaces at the latest.
+
+        Args:
+            name: of its log, too.
+            command: program and arguments.
+            inside: PID of a process whose mount namespace it shares; by default the first process.
+            environment: added to a small inherited environment.
+        """
+        target = self.pid if inside is None else inside
+        process = Process(name, command, inside=target, log_folder=self.folder / "log", environment=environment)
+        self._processes.append(process)
+        return process
+
     def close(self, *, keep_logs: bool = False) -> None:
         """Kill everything inside and remove the folder (but `log`, if wanted); returns when that is done."""
         _end_reaper(self._reaper_pid, keep_logs=keep_logs)
@@ -79,14 +102,18 @@ class Namespace:
             self._reaper.wait()
         # The reaper has done all this, unless it was killed; then the namespace dies with it, in its own time.
         wait_until(lambda: not reaper.start_time(self.pid), timeout_s=20, what="the cluster's namespaces are gone")
+        for process in self._processes:
+            process.kill()  # dead already; this reaps it
         if self.folder.exists():
             reaper.remove_cgroups(self.folder)
             reaper.remove_folder(self.folder, keep_logs=keep_logs)
 
     def let_go(self) -> None:
-        """Forget the reaper of a detached cluster: it is nobody's child from here on."""
+        """Forget the processes of a detached cluster: they are nobody's children from here on."""
         if self._reaper is not None:
             self._reaper.returncode = 0  # else Popen complains about a process that still runs
+        for process in self._processes:
+            process.let_go()
 
 
 def detached() -> Namespace | None:

@@ -69,7 +69,7 @@ class Node:
         self._control_plane = control_plane
         (self._port,) = free_ports(1)
         command = ["unshare", "--mount", "sh", "-ec", _HOLD_NODE, "node", str(self.folder)]
-        self._holder = self._process("mounts", command, inside=control_plane.namespace.pid)
+        self._holder = control_plane.namespace.process(f"{name}-mounts", command)
         self.containerd: Process
         self.kubelet: Process
 
@@ -117,21 +117,38 @@ class Node:
         self._import_images()
 
     def start_kubelet(self) -> None:
-        """Start (or start again) the kubelet; returns when its Node is ready. Containers stay as they are."""
-        (self.folder / "kubelet.json").write_text(json.dumps(self._kubelet_configuration()))
-        self.kubelet.start()
-        self.kubelet.wait_until(lambda: self.server.answers("/healthz") and self.ready(), timeout_s=_READY_S)
+        """Start (or start again) the kubelet; containers stay as they are.
 
-    def ready(self) -> bool:
-        """Whether the API server holds the Node as ready."""
-        api = self._control_plane.api
-        nodes = api.get(f"/api/v1/nodes?fieldSelector=metadata.name%3D{self.name}")["items"]
-        conditions = [condition for node in nodes for condition in node["status"].get("conditions", ())]
-        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+        Returns when this kubelet has reported its node as ready, and knows the pods bound to it.
+        """
+        (self.folder / "kubelet.json").write_text(json.dumps(self._kubelet_configuration()))
+        reported_before, _ = self._reported()
+        self.kubelet.start()
+
+        def is_ready() -> bool:
+            reported, status = self._reported()
+            return reported != reported_before and status == "True" and self._knows_its_pods()
+
+        self.kubelet.wait_until(is_ready, timeout_s=_READY_S)
+
+    def _reported(self) -> tuple[str, str]:
+        """When the Node's condition Ready was last reported, and its status; empty without Node or condition."""
+        nodes = self._control_plane.api.get(f"/api/v1/nodes?fieldSelector=metadata.name%3D{self.name}")["items"]
+        for condition in (condition for node in nodes for condition in node["status"].get("conditions", ())):
+            if condition["type"] == "Ready":
+                return condition["lastHeartbeatTime"], condition["status"]
+        return "", ""
+
+    def _knows_its_pods(self) -> bool:
+        if not self.server.answers("/healthz"):
+            return False
+        bound = self._control_plane.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self.name}")["items"]
+        return {pod["metadata"]["uid"] for pod in bound} <= {pod["metadata"]["uid"] for pod in self.pods()}
 
     def process(self, name: str, command: Sequence[str], **environment: str) -> Process:
         """A program that sees this node's mounts, `/var/lib/kubelet` above all; not started yet."""
-        return self._process(name, command, inside=self._holder.pid, **environment)
+        namespace, inside = self._control_plane.namespace, self._holder.pid
+        return namespace.process(f"{self.name}-{name}", command, inside=inside, environment=environment)
 
     def pods(self) -> list[dict[str, Any]]:
         """The kubelet's own list of pods."""
@@ -160,10 +177,6 @@ class Node:
     def make_device_nodes(self, names: Iterable[str]) -> Path:
         """Make device nodes in `<folder>/dev`, and return that folder."""
         return make_device_nodes(self.folder / "dev", names)
-
-    def _process(self, name: str, command: Sequence[str], *, inside: int, **environment: str) -> Process:
-        log_folder = self._control_plane.namespace.folder / "log"
-        return Process(f"{self.name}-{name}", command, inside=inside, log_folder=log_folder, environment=environment)
 
     def _import_images(self) -> None:
         address, archive = str(self.folder / "containerd.sock"), str(self.folder / "images.tar")

@@ -122,6 +122,13 @@ class Process:
             self.stop()
             self.start(command)
 
+    def let_go(self) -> None:
+        """Leave it running when this process ends; it can no longer be controlled."""
+        with self._lock:
+            if self._launcher is not None:
+                self._launcher.returncode = 0  # else Popen complains about a process that still runs
+                self._launcher = None
+
     def pause(self) -> None:
         """Freeze it (SIGSTOP): it keeps its connections and answers nothing."""
         self._signal(signal.SIGSTOP)

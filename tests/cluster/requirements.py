@@ -38,6 +38,11 @@ def missing() -> list[str]:
     return found
 
 
+def in_ci() -> bool:
+    """Whether a machine that cannot run the real cluster is an error."""
+    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
+
+
 def missing_packages() -> list[str]:
     """Sentences for what `prepare` can install from Debian packages."""
     found = []

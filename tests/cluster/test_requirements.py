@@ -1,0 +1,53 @@
+"""A machine that cannot run the real cluster is told why, in sentences; CI does not look away."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import __main__ as command_line
+from tests.cluster import binaries, requirements
+
+
+@pytest.fixture
+def not_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+
+@pytest.mark.usefixtures("not_root")
+def test_without_root_the_sentence_says_so() -> None:
+    assert any("needs root" in sentence for sentence in requirements.missing())
+
+
+def test_programs_not_built_are_named_with_the_command_that_builds_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda command, **_: f"/usr/bin/{command}")
+    (sentence,) = (sentence for sentence in requirements.missing() if sentence.startswith("Not built yet"))
+    assert "kube-apiserver" in sentence
+    assert "python -m tests.cluster prepare" in sentence
+
+
+def test_other_module_versions_mean_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = binaries.folder()
+    for module in ("kubernetes", "etcd"):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "go.sum").write_text("another version\n")
+    monkeypatch.setattr(binaries, "MODULES", tmp_path)
+    assert binaries.folder() != before
+    assert binaries.folder().parent == before.parent
+
+
+@pytest.mark.usefixtures("not_root")
+@pytest.mark.parametrize(("ci", "exit_code"), [("", 0), ("false", 0), ("true", 1)])
+def test_prepare_is_loud_without_the_means_and_fails_only_in_ci(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ci: str, exit_code: int
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr("sys.argv", ["tests.cluster", "prepare"])
+    assert command_line.main() == exit_code
+    said = capsys.readouterr().out
+    assert "needs root" in said
+    assert ("SKIPPED" in said) == (exit_code == 0)
