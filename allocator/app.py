@@ -1,0 +1,163 @@
+"""The whole allocator: view, state, decisions and front ends, put together and run."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import structlog
+from aiohttp import web
+
+from allocator.commit import Committer
+from allocator.decide import DecisionEngine
+from allocator.journal import Journal
+from allocator.metrics import AllocatorMetrics
+from allocator.serving.extender import MAX_BODY_BYTES, Extender
+from allocator.serving.grpc_api import AllocatorService, GrpcServer, serve_grpc
+from allocator.settings import Settings
+from allocator.stamp import Stamps
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from allocator.view import View
+from ascend.kube.client import KubeClient
+from ascend.observe.probes import add_probes, serve_http
+
+log = structlog.get_logger()
+
+HOUSEKEEPING_S = 1.0
+DRAIN_S = 5.0
+
+
+class AllocatorApp:
+    """An allocator that runs as long as its ``async with`` block; within one, it may also be inspected.
+
+    If one of its tasks dies, the block is cancelled and the error comes out of it: a process must not live on blind.
+
+    Args:
+        settings: as given by the user.
+        client: the API server; made from the settings where not given, and then also closed.
+        monotonic: the clock for durations and times to live.
+        now_ns: the wall clock for decision times, Unix nanoseconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        client: KubeClient | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._monotonic = monotonic
+        self._now_ns = now_ns
+        self._stack = AsyncExitStack()
+        self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=monotonic)
+        self.cluster = Cluster(self.ledger)
+        self.engine = DecisionEngine(self.cluster, self.ledger)
+        self.extender_address = ""
+        """Where the extender, probes and metrics really listen."""
+        self.grpc_address = ""
+        """Where ``ascend.allocator.v1`` really listens."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._stack.enter_async_context(self._running())
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    async def synced(self) -> None:
+        """Wait until the view is complete: from then on questions are answered."""
+        await self._view.synced()
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            client = self._client
+            if client is None:
+                kubeconfig = self._settings.kubeconfig
+                client = await KubeClient.connect(str(kubeconfig) if kubeconfig is not None else None)
+                await stack.enter_async_context(client)
+            self._view = View(client, self.cluster, monotonic=self._monotonic)
+            metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s)
+            journal = Journal(metrics, self._monotonic)
+            committer = Committer(
+                client=client,
+                cluster=self.cluster,
+                ledger=self.ledger,
+                engine=self.engine,
+                stamps=Stamps(self._now_ns, self.cluster.predicate_times),
+                monotonic=self._monotonic,
+                outcome=journal.bind_ended,
+            )
+            stack.push_async_callback(_drain, committer)
+            http = web.Application(client_max_size=MAX_BODY_BYTES)
+            add_probes(http, registry=metrics.registry, ready={"view": self._view.missing})
+            Extender(self.engine, committer, journal, self._view.missing).add_routes(http)
+            service = AllocatorService(
+                cluster=self.cluster,
+                ledger=self.ledger,
+                engine=self.engine,
+                committer=committer,
+                journal=journal,
+                missing=self._view.missing,
+            )
+            self.extender_address = await stack.enter_async_context(serve_http(http, self._settings.extender_address))
+            grpc_server = await stack.enter_async_context(serve_grpc(service, self._settings.grpc_address))
+            self.grpc_address = grpc_server.address
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    tasks.create_task(self._view.run(), name="view"),
+                    tasks.create_task(self._keep_house(committer), name="housekeeping"),
+                    tasks.create_task(self._announce(grpc_server), name="readiness"),
+                ]
+                try:
+                    yield
+                finally:
+                    for task in background:
+                        task.cancel()
+
+    async def _announce(self, grpc_server: GrpcServer) -> None:
+        await self._view.synced()
+        await grpc_server.show(serving=True)
+        log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods))
+
+    async def _keep_house(self, committer: Committer) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            for reservation in self.ledger.expire():
+                log.info("gave up a reservation", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
+            await committer.verify()
+
+
+async def _drain(committer: Committer) -> None:
+    # A Binding on its way is finished, not abandoned; its outcome belongs in the log.
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            await committer.drain()
+    except TimeoutError:
+        log.warning("stopped with bindings on their way")
+
+
+async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] | None = None) -> None:
+    """Run an allocator until cancelled.
+
+    Args:
+        settings: as given by the user.
+        started: called once it listens; it may not be ready yet.
+    """
+    async with AllocatorApp(settings) as app:
+        log.info("listening", extender=app.extender_address, grpc=app.grpc_address)
+        if started is not None:
+            started(app)
+        await asyncio.Event().wait()

@@ -1,0 +1,293 @@
+"""The commit: a decision becomes the pod's in one Binding that carries its chips (design, decision 1).
+
+The work for a pod is one task, whoever asks for it and however often: a caller that gives up (a scheduler's timeout, a
+cancelled RPC) doesn't take the Binding with it, and a second caller gets the first one's result. A Binding whose answer
+is lost may have been made all the same, so the pod is read and decides; where it can't be read either, the chips stay
+reserved for a while.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Protocol
+
+from allocator.decide import SETTLED, DecisionEngine
+from allocator.stamp import Stamps
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger, Reservation, Stage
+from ascend.annotations import Grant, read_grant
+from ascend.errors import ApiError, AscendError, Conflict, InvalidValue, NotFound, Refusal, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import PODS, Pod
+
+POST_TIMEOUT_S = 2.5
+"""For the Binding itself; leaves time to look what became of it within ANSWER_TIMEOUT_S."""
+
+ANSWER_TIMEOUT_S = 4.0
+"""A caller is answered within this time; kube-scheduler's own patience with an extender is 5 s by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    """A pod as a scheduler names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A pod on its node with its chips written on it.
+
+    Attributes:
+        node: the node.
+        grant: what is written on the pod.
+        repeated: this is the answer to an earlier question; nothing was done.
+    """
+
+    node: str
+    grant: Grant
+    repeated: bool = False
+
+
+class Outcome(Protocol):
+    """Told of every attempt to bind."""
+
+    def __call__(self, ref: PodRef, node: str, result: Bound | AscendError, duration_s: float) -> None:
+        """One attempt has ended."""
+
+
+class Committer:
+    """Binds pods.
+
+    Args:
+        client: the API server.
+        cluster: what is seen.
+        ledger: what is decided.
+        engine: decides on chips where nothing is reserved.
+        stamps: decision times.
+        monotonic: the clock for durations.
+        outcome: told of every attempt.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: KubeClient,
+        cluster: Cluster,
+        ledger: Ledger,
+        engine: DecisionEngine,
+        stamps: Stamps,
+        monotonic: Callable[[], float],
+        outcome: Outcome,
+    ) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._ledger = ledger
+        self._engine = engine
+        self._stamps = stamps
+        self._monotonic = monotonic
+        self._outcome = outcome
+        self._running: dict[str, asyncio.Task[Bound]] = {}
+
+    async def bind(self, ref: PodRef, node: str) -> Bound:
+        """Bind a pod to a node with chips written on it; the same answer however often it is asked.
+
+        Raises:
+            Refusal: it doesn't fit there (any more), or is bound to another node.
+            ApiError: the API server refuses.
+            Unreachable: the API server didn't answer in time; the pod may be bound all the same.
+        """
+        if not ref.uid:
+            raise Refusal("InvalidRequest", f"pod {ref.key}: the uid is missing; the name alone may mean another pod")
+        task = self._running.get(ref.uid)
+        if task is None:
+            task = asyncio.create_task(self._attempt(ref, node), name=f"bind {ref.key}")
+            self._running[ref.uid] = task
+            task.add_done_callback(lambda done: self._finished(ref.uid, done))
+        done, _ = await asyncio.wait({task}, timeout=ANSWER_TIMEOUT_S)
+        if not done:
+            raise Unreachable(
+                f"pod {ref.key}: the API server has not answered within {ANSWER_TIMEOUT_S:g} s; the binding goes on"
+            )
+        bound = task.result()
+        if bound.node != node:
+            raise _elsewhere(ref.key, bound.node)
+        return bound
+
+    async def drain(self) -> None:
+        """Wait for the Bindings on their way."""
+        while self._running:
+            await asyncio.wait(set(self._running.values()))
+
+    def keep(self, pod: Pod, candidates: list[str] | None) -> Bound:
+        """Place a pod for a caller that binds it by itself, with the annotations of the answer in its Binding.
+
+        Raises:
+            Refusal: it fits nowhere.
+        """
+        bound = read_bound(pod)
+        if bound is not None:
+            return replace(bound, repeated=True)
+        reservation = self._engine.place(pod, candidates)
+        if reservation.predicate_time is None:
+            stamp = self._stamps.next()
+            reservation = self._ledger.advance(pod.uid, reservation.stage, predicate_time=stamp) or reservation
+        return Bound(reservation.node, reservation.grant)
+
+    async def verify(self) -> None:
+        """Read the pods whose Binding was made but has not been seen for longer than a reservation lives.
+
+        The watch may never show a pod that came and went while it was being resumed; its chips must not stay kept.
+        """
+        limit_s = self._monotonic() - self._ledger.ttl_s
+        for reservation in self._ledger:
+            if reservation.stage is not Stage.BOUND or reservation.since_s > limit_s:
+                continue
+            namespace, _, name = reservation.pod.partition("/")
+            try:
+                await self._settle(PodRef(namespace, name, reservation.uid), reservation.node)
+            except AscendError:
+                # Released where the pod is gone, kept where it can't be read: either way nothing is left to do now.
+                continue
+
+    def _finished(self, uid: str, task: "asyncio.Task[Bound]") -> None:
+        del self._running[uid]
+        if not task.cancelled():
+            task.exception()  # every caller may have gone; the outcome was logged by _attempt
+
+    async def _attempt(self, ref: PodRef, node: str) -> Bound:
+        started_s = self._monotonic()
+        result: Bound | AscendError | None = None
+        try:
+            result = await self._bind(ref, node)
+        except AscendError as error:
+            result = error
+            raise
+        finally:
+            if result is not None:
+                self._outcome(ref, node, result, self._monotonic() - started_s)
+        return result
+
+    async def _bind(self, ref: PodRef, node: str) -> Bound:
+        held = self._ledger.get(ref.uid)
+        if held is not None and held.stage is Stage.BOUND:
+            return Bound(held.node, held.grant, repeated=True)
+        pod = self._cluster.pods.get(ref.uid)
+        if pod is None:
+            # The scheduler's watch may be ahead of ours.
+            pod = await self._read(ref)
+        bound = read_bound(pod)
+        if bound is not None:
+            return replace(bound, repeated=True)
+        ref = PodRef(pod.metadata.namespace, pod.name, pod.uid)
+        reservation = self._engine.place(pod, [node])
+        stamp = self._stamps.next()
+        reservation = self._ledger.advance(ref.uid, Stage.BINDING, predicate_time=stamp) or reservation
+        try:
+            return await self._post(ref, reservation)
+        finally:
+            held = self._ledger.get(ref.uid)
+            if held is not None and held.stage is Stage.BINDING:
+                # Nothing is known for certain: kept for a while, so that a Binding made all the same does no harm.
+                self._ledger.advance(ref.uid, Stage.TENTATIVE)
+
+    async def _post(self, ref: PodRef, reservation: Reservation) -> Bound:
+        try:
+            await self._client.bind(
+                namespace=ref.namespace,
+                name=ref.name,
+                uid=ref.uid,
+                node=reservation.node,
+                annotations=reservation.grant.annotations(),
+                timeout_s=POST_TIMEOUT_S,
+            )
+        except Conflict:
+            # Another pod of that name, or bound already: perhaps by an earlier attempt of ours whose answer was lost.
+            bound = await self._settle(ref, reservation.node)
+            if bound is None:
+                self._ledger.release(ref.uid)
+                raise
+            return bound
+        except ApiError as error:
+            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                self._ledger.release(ref.uid)
+                raise
+            return await self._settle_or_raise(ref, reservation.node, error)
+        except Unreachable as error:
+            return await self._settle_or_raise(ref, reservation.node, error)
+        self._ledger.advance(ref.uid, Stage.BOUND)
+        return Bound(reservation.node, reservation.grant)
+
+    async def _settle_or_raise(self, ref: PodRef, node: str, error: AscendError) -> Bound:
+        bound = await self._settle(ref, node)
+        if bound is None:
+            raise error
+        return bound
+
+    async def _settle(self, ref: PodRef, node: str) -> Bound | None:
+        """Let the pod itself say whether it is bound: how, or None where it isn't (yet).
+
+        Raises:
+            Refusal: it is finished, another one, or bound to another node.
+            ApiError: it is gone, or can't be read.
+            Unreachable: it can't be read.
+        """
+        try:
+            bound = read_bound(await self._read(ref))
+        except (NotFound, Refusal):
+            self._ledger.release(ref.uid)
+            raise
+        if bound is None:
+            return None
+        seen = self._cluster.pods.get(ref.uid)
+        if seen is None or not seen.spec.node_name:
+            # Until the watch shows it, the ledger keeps what is written on the pod, not what we had chosen.
+            self._ledger.reserve(
+                uid=ref.uid,
+                pod=ref.key,
+                node=bound.node,
+                chips=bound.grant.chips,
+                stage=Stage.BOUND,
+                predicate_time=bound.grant.predicate_time,
+            )
+        if bound.node != node:
+            raise _elsewhere(ref.key, bound.node)
+        return bound
+
+    async def _read(self, ref: PodRef) -> Pod:
+        pod = await self._client.get(PODS, ref.name, ref.namespace)
+        if pod.uid != ref.uid:
+            raise Refusal("PodGone", f"pod {ref.key} is another one now: its uid is {pod.uid}, not {ref.uid}")
+        return pod
+
+
+def read_bound(pod: Pod) -> Bound | None:
+    """How a pod is bound; None where it isn't.
+
+    Raises:
+        Refusal: it is finished, or bound without a readable list of chips.
+    """
+    if not pod.is_live:
+        raise Refusal("PodFinished", f"pod {pod.key} is {pod.status.phase}")
+    node = pod.spec.node_name
+    if not node:
+        return None
+    try:
+        grant = read_grant(pod.metadata.annotations)
+    except InvalidValue as error:
+        raise Refusal("UnreadablePod", f"pod {pod.key} on node {node}: {error}") from error
+    if grant is None:
+        raise Refusal(SETTLED, f"pod {pod.key} is bound to node {node}, but without chips")
+    return Bound(node, grant)
+
+
+def _elsewhere(pod: str, node: str) -> Refusal:
+    return Refusal(SETTLED, f"pod {pod} is bound to node {node}")

@@ -1,0 +1,202 @@
+"""The decision: which nodes suit a pod, which is best, and keeping its chips for it. No I/O, no await.
+
+kube-scheduler breaks ties between nodes at random, and while a pod's Binding is under way it already asks about the
+next one. So the answers name one winner, and its chips are reserved at the moment the winner is named: what the next
+pod is told no longer counts them. A pod's own reservation never stands in its own way.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from allocator.rules.request import requested_chips
+from allocator.rules.ring import OrderKey
+from allocator.rules.vacancy import Fit, Verdict
+from allocator.state.cluster import Cluster
+from allocator.state.index import Bucket
+from allocator.state.ledger import Ledger, Reservation, Stage
+from allocator.state.node import unknown_node
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+
+SETTLED = "AlreadyPlaced"
+"""The reason of every other node once the pod is bound to one, or its Binding is on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """Where a pod fits.
+
+    Attributes:
+        fitting: nodes, in the order of the candidates.
+        refused: why not on the others.
+    """
+
+    fitting: list[str]
+    refused: dict[str, Refusal]
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """How many nodes refuse for which reason."""
+        return Counter(refusal.reason for refusal in self.refused.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RankedNode:
+    """A node a pod fits on.
+
+    Attributes:
+        node: its name.
+        rank: 1 is the best; nodes that fit equally well share one.
+        fit: how it fits; None for the node of a pod that is settled already.
+    """
+
+    node: str
+    rank: int
+    fit: Fit | None
+
+
+class DecisionEngine:
+    """Decides on the cluster and the ledger.
+
+    Args:
+        cluster: what is seen.
+        ledger: what is decided.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+
+    def filter(self, pod: Pod, candidates: Iterable[str] | None = None) -> Filtered:
+        """Where a pod fits now; reserves nothing.
+
+        Args:
+            pod: the pod.
+            candidates: names of nodes; None for every node.
+
+        Raises:
+            Refusal: the pod's request makes no sense on any node.
+        """
+        request = requested_chips(pod)
+        self._ledger.expire()
+        settled = self.settled_node(pod)
+        if settled is not None:
+            return self._filter_settled(pod, settled, candidates)
+        with self._ledger.suspended(pod.uid):
+            fitting, refused = [], {}
+            for name, verdict in self._verdicts(request, candidates):
+                if isinstance(verdict, Refusal):
+                    refused[name] = verdict
+                else:
+                    fitting.append(name)
+            return Filtered(fitting, refused)
+
+    def rank(self, pod: Pod, candidates: Iterable[str] | None = None) -> list[RankedNode]:
+        """The nodes a pod fits on, best first, by name where they fit equally well; reserves nothing.
+
+        Raises:
+            Refusal: the pod's request makes no sense on any node.
+        """
+        request = requested_chips(pod)
+        self._ledger.expire()
+        settled = self.settled_node(pod)
+        if settled is not None:
+            return [RankedNode(settled, 1, None)] if candidates is None or settled in set(candidates) else []
+        with self._ledger.suspended(pod.uid):
+            verdicts = self._verdicts(request, candidates)
+            fits = sorted(((name, fit) for name, fit in verdicts if isinstance(fit, Fit)), key=_order)
+        ranks = {key: rank for rank, key in enumerate(sorted({fit.key for _, fit in fits}), start=1)}
+        return [RankedNode(name, ranks[fit.key], fit) for name, fit in fits]
+
+    def place(self, pod: Pod, candidates: Iterable[str] | None = None) -> Reservation:
+        """Choose node and chips for a pod and reserve them.
+
+        A reservation the pod has is kept if it is on a candidate and still good, its time starting anew, so the
+        answer is the same when asked again; otherwise it is given up for the new one in the same step.
+
+        Raises:
+            Refusal: it fits nowhere; says why (the reason of the node where there is only one candidate).
+        """
+        request = requested_chips(pod)
+        self._ledger.expire()
+        names = None if candidates is None else list(candidates)
+        held = self._ledger.get(pod.uid)
+        settled = self.settled_node(pod)
+        if settled is not None and (held is None or (names is not None and settled not in names)):
+            raise Refusal(SETTLED, f"pod {pod.key} is bound to node {settled}, or about to be")
+        if held is not None:
+            if held.stage is not Stage.TENTATIVE:
+                return held
+            if (names is None or held.node in names) and self._is_good(held, request):
+                return self._ledger.advance(pod.uid, Stage.TENTATIVE) or held
+        with self._ledger.suspended(pod.uid):
+            best = self._best(request, names)
+        if best is None:
+            self._ledger.release(pod.uid)
+            raise self._nowhere(pod, request, names)
+        node, fit = best
+        return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, chips=fit.chips)
+
+    def release(self, uid: str) -> bool:
+        """Give up what is kept for a pod, unless its Binding is on its way or done; whether anything was."""
+        held = self._ledger.get(uid)
+        if held is None or held.stage is not Stage.TENTATIVE:
+            return False
+        self._ledger.release(uid)
+        return True
+
+    def settled_node(self, pod: Pod) -> str | None:
+        """The node a pod is bound to as far as we know, or that its Binding on its way names."""
+        held = self._ledger.get(pod.uid)
+        if held is not None and held.stage is not Stage.TENTATIVE:
+            return held.node
+        seen = self._cluster.pods.get(pod.uid)
+        return seen.spec.node_name or None if seen is not None else None
+
+    def _filter_settled(self, pod: Pod, settled: str, candidates: Iterable[str] | None) -> Filtered:
+        names = list(self._cluster.index.standing if candidates is None else candidates)
+        refusal = Refusal(SETTLED, f"pod {pod.key} is bound to node {settled}, or about to be")
+        return Filtered(
+            [name for name in names if name == settled], {name: refusal for name in names if name != settled}
+        )
+
+    def _verdicts(self, request: int, candidates: Iterable[str] | None) -> Iterable[tuple[str, Verdict]]:
+        standing = self._cluster.index.standing
+        for name in standing if candidates is None else candidates:
+            place = standing.get(name)
+            if place is None:
+                yield name, unknown_node(name)
+            else:
+                yield name, place.verdict(request) if isinstance(place, Bucket) else place
+
+    def _best(self, request: int, candidates: list[str] | None) -> tuple[str, Fit] | None:
+        if candidates is None:
+            return self._cluster.index.best(request)
+        fits = ((name, fit) for name, fit in self._verdicts(request, candidates) if isinstance(fit, Fit))
+        return min(fits, key=_order, default=None)
+
+    def _is_good(self, held: Reservation, request: int) -> bool:
+        with self._ledger.suspended(held.uid):
+            place = self._cluster.index.standing.get(held.node)
+            if not isinstance(place, Bucket) or isinstance(place.verdict(request), Refusal):
+                return False
+            return len(held.chips) == request and not held.taken & ~place.vacancy.free
+
+    def _nowhere(self, pod: Pod, request: int, candidates: list[str] | None) -> Refusal:
+        if candidates is not None and len(candidates) == 1:
+            ((_, verdict),) = self._verdicts(request, candidates)
+            if isinstance(verdict, Refusal):
+                return Refusal(verdict.reason, verdict.message)
+        if candidates is None:
+            reasons, total = self._cluster.index.reasons(request), len(self._cluster.index)
+        else:
+            refused = (verdict for _, verdict in self._verdicts(request, candidates) if isinstance(verdict, Refusal))
+            reasons, total = Counter(refusal.reason for refusal in refused), len(candidates)
+        summary = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "there are none"
+        reason = next(iter(reasons)) if len(reasons) == 1 else "NoNodeFits"
+        return Refusal(reason, f"pod {pod.key}: {request} chips fit on none of {total} nodes: {summary}")
+
+
+def _order(node: tuple[str, Fit]) -> tuple[OrderKey, str]:
+    return node[1].key, node[0]

@@ -1,0 +1,1 @@
+"""What fits where: pure functions over values, no I/O, no clock, no await."""

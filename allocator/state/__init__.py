@@ -1,0 +1,1 @@
+"""The cluster as seen and as decided: nodes, holders of chips, reservations."""

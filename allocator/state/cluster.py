@@ -1,0 +1,119 @@
+"""The cluster as the API server has it, kept up to date object by object, each in constant time."""
+
+from collections.abc import Mapping
+
+from allocator.state.index import NodeIndex
+from allocator.state.ledger import Ledger
+from allocator.state.node import NodeRecord, assess, read_holding, read_server, read_unhealthy, unknown_node
+from ascend.annotations import CLAIMED, read_predicate_time
+from ascend.deviceinfo import node_name
+from ascend.errors import Refusal
+from ascend.kube.objects import ConfigMap, Node, Pod
+
+
+class Cluster:
+    """Nodes, their reports and the pods on them, with the ledger's reservations taken off.
+
+    It also ends reservations: a pod seen bound holds its chips itself, one that is finished or gone needs none.
+
+    Args:
+        ledger: the reservations.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._records: dict[str, NodeRecord] = {}
+        self._pods: dict[str, Pod] = {}
+        self.index = NodeIndex()
+        ledger.subscribe(self._refresh)
+
+    @property
+    def nodes(self) -> Mapping[str, NodeRecord]:
+        """Every node, by name."""
+        return self._records
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """Every pod, by uid."""
+        return self._pods
+
+    def predicate_times(self) -> list[int]:
+        """The times of the decisions written on live pods that the device plugin has not claimed yet."""
+        times = (read_predicate_time(pod.metadata.annotations) for pod in self._pods.values() if pod.is_live)
+        return [time for time in times if time is not None and time != CLAIMED]
+
+    def node_applied(self, node: Node) -> None:
+        """A node is new or has changed."""
+        self._record(node.name).server = read_server(node)
+        self._refresh(node.name)
+
+    def node_deleted(self, node: Node) -> None:
+        """A node is gone; what its pods hold is remembered for the case that it comes back."""
+        self._record(node.name).server = unknown_node(node.name)
+        self._tidy(node.name)
+
+    def report_applied(self, report: ConfigMap) -> None:
+        """A node's report is new or has changed; ConfigMaps that are none are ignored."""
+        name = node_name(report.name)
+        if name is not None:
+            self._record(name).unhealthy = read_unhealthy(report)
+            self._refresh(name)
+
+    def report_deleted(self, report: ConfigMap) -> None:
+        """A node's report is gone: its annotation alone counts."""
+        name = node_name(report.name)
+        if name is not None:
+            self._record(name).unhealthy = 0
+            self._tidy(name)
+
+    def pod_applied(self, pod: Pod) -> None:
+        """A pod is new or has changed."""
+        old = self._pods.get(pod.uid)
+        self._pods[pod.uid] = pod
+        if old is not None and old.spec.node_name != pod.spec.node_name:
+            self._unhold(old)
+        holding = read_holding(pod) if pod.is_live and pod.spec.node_name else None
+        if holding is not None:
+            self._record(pod.spec.node_name).holdings[pod.uid] = holding
+            self._refresh(pod.spec.node_name)
+        else:
+            self._unhold(pod)
+        # Only now, so that the chips are never free in between.
+        if pod.spec.node_name or not pod.is_live:
+            self._ledger.release(pod.uid)
+
+    def pod_deleted(self, pod: Pod) -> None:
+        """A pod is gone, and its containers with it."""
+        self._pods.pop(pod.uid, None)
+        self._unhold(pod)
+        self._ledger.release(pod.uid)
+
+    def _unhold(self, pod: Pod) -> None:
+        record = self._records.get(pod.spec.node_name)
+        if record is not None and record.holdings.pop(pod.uid, None) is not None:
+            self._tidy(record.name)
+
+    def _record(self, name: str) -> NodeRecord:
+        record = self._records.get(name)
+        if record is None:
+            record = self._records[name] = NodeRecord(name, unknown_node(name))
+        return record
+
+    def _refresh(self, name: str) -> None:
+        record = self._records.get(name)
+        if record is None:
+            return
+        offer = assess(record, self._ledger.on(name))
+        if offer != record.offer:
+            record.offer = offer
+            self.index.put(name, offer)
+
+    def _tidy(self, name: str) -> None:
+        # A node of which nothing is left is forgotten; otherwise the names of a lively cluster would pile up.
+        record = self._records[name]
+        known = not isinstance(record.server, Refusal) or record.server.reason != "UnknownNode"
+        if known or record.holdings or record.unhealthy:
+            self._refresh(name)
+        else:
+            del self._records[name]
+            self.index.drop(name)

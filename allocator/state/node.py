@@ -1,0 +1,193 @@
+"""What one node offers, read from its object, its report and the pods on it: a vacancy, or why it can't be used.
+
+Free = reported - unhealthy - held by live pods - reserved (spec/scheduling.md §2.2). Whatever can't be read with
+certainty makes the node unusable rather than its chips free: a chip must never be given twice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from allocator.rules.request import counted_chips
+from allocator.rules.vacancy import Vacancy
+from ascend.annotations import (
+    BASE_DEVICE_INFOS,
+    CLAIMED,
+    held_chips,
+    read_base_device_infos,
+    read_grant,
+    read_predicate_time,
+)
+from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set, join_names
+from ascend.deviceinfo import decode_report
+from ascend.errors import InvalidReport, InvalidValue, Refusal
+from ascend.kube.objects import ConfigMap, Node, Pod
+from ascend.products import ASCEND_910A, PRODUCTS, Product
+
+ACCELERATOR_LABEL = "accelerator"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a node's object says of its chips.
+
+    Attributes:
+        product: the kind of server.
+        reported: the chips it has.
+        allocatable: how many the kubelet offers.
+    """
+
+    product: Product
+    reported: ChipSet
+    allocatable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a live pod bound to a node takes of it.
+
+    Attributes:
+        pod: ``namespace/name``.
+        chips: the chips it holds.
+        counted: how many the kubelet counts for it.
+        unreadable: why its list of chips can't be read, a sentence; None where it can.
+    """
+
+    pod: str
+    chips: ChipSet
+    counted: int
+    unreadable: str | None = None
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """All that is known of a node; made by whichever object of it is seen first.
+
+    Attributes:
+        name: the node's name.
+        server: read from the Node; a refusal where the object is missing or of no use.
+        unhealthy: read from the report; 0 where there is none, a refusal where it can't be trusted.
+        holdings: by pod uid.
+        offer: what follows from all of it and from the ledger.
+    """
+
+    name: str
+    server: "Server | Refusal"
+    unhealthy: "ChipSet | Refusal" = 0
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    offer: "Offer | None" = None
+
+
+Offer: TypeAlias = Vacancy | Refusal
+
+
+def unknown_node(name: str) -> Refusal:
+    """The refusal of a node that has no object."""
+    return Refusal("UnknownNode", f"node {name} is not known")
+
+
+def read_server(node: Node) -> Server | Refusal:
+    """What a Node says of its chips, or why no pod that asks for chips may be placed there."""
+    try:
+        product, reported = _read_chips(node)
+        return Server(product, reported, _read_allocatable(node))
+    except Refusal as refusal:
+        return refusal.with_traceback(None)  # it is kept
+
+
+def _read_chips(node: Node) -> tuple[Product, ChipSet]:
+    text = node.metadata.annotations.get(BASE_DEVICE_INFOS)
+    if text is None:
+        raise Refusal("NotAnNpuNode", f"node {node.name} has no annotation {BASE_DEVICE_INFOS}: it reports no chips")
+    try:
+        reported = chip_set(read_base_device_infos(text))
+    except InvalidValue as error:
+        raise Refusal("InvalidReport", f"node {node.name}: {error}") from None
+    product = _product(node)
+    foreign = reported & ~product.all_chips
+    if foreign:
+        names = join_names(chip_ids(foreign))
+        raise Refusal("InvalidReport", f"node {node.name} reports {names}, which a {product.name} server has not")
+    return product, reported
+
+
+def _read_allocatable(node: Node) -> int:
+    if not node.is_ready:
+        raise Refusal("NodeNotReady", f"node {node.name} is not Ready")
+    if node.spec.unschedulable:
+        raise Refusal("NodeCordoned", f"node {node.name} is cordoned")
+    if not node.allocatable_chips:
+        # The kubelet would start the pod without any chip while the resource is not registered.
+        raise Refusal("ResourceNotOffered", f"the kubelet of node {node.name} offers no {RESOURCE} now")
+    return node.allocatable_chips
+
+
+def _product(node: Node) -> Product:
+    label = node.metadata.labels.get(ACCELERATOR_LABEL)
+    if label is None:
+        return ASCEND_910A
+    for product in PRODUCTS.values():
+        if product.accelerator == label:
+            return product
+    raise Refusal("UnknownProduct", f"node {node.name}: label {ACCELERATOR_LABEL}={label} names no known product")
+
+
+def read_unhealthy(report: ConfigMap) -> ChipSet | Refusal:
+    """The chips a node's report forbids (unhealthy or being reset), or why the report can't be trusted."""
+    try:
+        decoded = decode_report(report.data)
+    except InvalidReport as error:
+        return Refusal("InvalidReport", f"ConfigMap {report.key}: {error}")
+    return decoded.unhealthy | decoded.recovering
+
+
+def read_holding(pod: Pod) -> Holding | None:
+    """What a live bound pod takes of its node; None where it asks for no chips, since the kubelet gives it none.
+
+    AscendReal counts, else the allocator's list (spec/node-agent.md §0.3). Until the device plugin has claimed the
+    pod, AscendReal can only be its author's invention, so the allocator's list counts along with it.
+    """
+    counted = counted_chips(pod)
+    if not counted:
+        return None
+    annotations = pod.metadata.annotations
+    try:
+        chips = held_chips(annotations)
+        if read_predicate_time(annotations) != CLAIMED:
+            grant = read_grant(annotations)
+            chips |= grant.chip_set if grant is not None else 0
+    except InvalidValue as error:
+        return Holding(pod.key, 0, counted, f"pod {pod.key}: {error}")
+    if not chips:
+        sentence = f"pod {pod.key} was bound with {counted} chips, but no annotation says which"
+        return Holding(pod.key, 0, counted, sentence)
+    return Holding(pod.key, chips, counted)
+
+
+def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
+    """What a node has left, or why it can't be used.
+
+    Args:
+        record: the node.
+        reserved: chips by pod uid, as the ledger has them.
+    """
+    server, unhealthy = record.server, record.unhealthy
+    if isinstance(server, Refusal):
+        return server
+    if isinstance(unhealthy, Refusal):
+        return unhealthy
+    taken, room = unhealthy, server.allocatable
+    for holding in record.holdings.values():
+        if holding.unreadable is not None:
+            return Refusal(
+                "UnreadablePod", f"which chips of node {record.name} are free is unclear: {holding.unreadable}"
+            )
+        taken |= holding.chips
+        room -= holding.counted
+    for uid, chips in reserved.items():
+        if uid not in record.holdings:
+            taken |= chips
+            room -= chips.bit_count()
+    healthy = server.reported & ~unhealthy
+    # More room than chips makes no difference; cut off, fewer different vacancies come about.
+    return Vacancy(server.product, healthy.bit_count(), healthy & ~taken, min(max(room, 0), server.product.chips))
