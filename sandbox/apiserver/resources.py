@@ -1,0 +1,253 @@
+"""The table of kinds this server knows; a new kind is one more row."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How another API version of a kind maps to the stored one: names of top-level fields, theirs to ours."""
+
+    renamed: Mapping[str, str]
+
+    def to_stored(self, document: Json) -> Json:
+        """The stored form of a document of this version."""
+        return {self.renamed.get(key, key): value for key, value in document.items()}
+
+    def from_stored(self, document: Json) -> Json:
+        """A stored document in this version."""
+        back = {ours: theirs for theirs, ours in self.renamed.items()}
+        return {back.get(key, key): value for key, value in document.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resource:
+    """One served kind; rows of the table are compared by identity.
+
+    Attributes:
+        group: API group, empty for the core group.
+        version: API version.
+        plural: Name in paths.
+        singular: Name for kubectl.
+        kind: Go kind.
+        namespaced: Whether objects live in namespaces.
+        subresources: Subresources besides the object itself, with their verbs.
+        short_names: What kubectl accepts besides plural and singular.
+        selectable_fields: Fields a fieldSelector may name besides metadata.name and metadata.namespace.
+        unconditional_update: Whether a PUT without resourceVersion overwrites.
+        create_on_update: Whether a PUT of an unknown name creates.
+        returns_deleted: Whether DELETE answers the object instead of a Status.
+        stored_as: "group/plural" under which objects are stored, where another version is the stored one.
+        conversion: From and to the stored version.
+    """
+
+    group: str
+    version: str
+    plural: str
+    singular: str
+    kind: str
+    namespaced: bool = True
+    subresources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    short_names: tuple[str, ...] = ()
+    selectable_fields: Mapping[str, Callable[[Json], str]] = field(default_factory=dict)
+    unconditional_update: bool = True
+    create_on_update: bool = False
+    returns_deleted: bool = False
+    stored_as: str = ""
+    conversion: Conversion | None = None
+
+    @property
+    def api_version(self) -> str:
+        """`apiVersion` of its objects."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def qualified(self) -> str:
+        """Name in messages about objects: `pods`, `leases.coordination.k8s.io`."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def qualified_kind(self) -> str:
+        """Name in messages about validity: `Pod`, `Lease.coordination.k8s.io`."""
+        return f"{self.kind}.{self.group}" if self.group else self.kind
+
+    @property
+    def storage(self) -> str:
+        """Under which name the store keeps the objects; two versions of one kind share it."""
+        return self.stored_as or f"{self.group}/{self.plural}"
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        """Verbs of the main resource, for discovery."""
+        if self.plural == "bindings":
+            return ("create",)
+        collection = () if self.plural == "namespaces" else ("deletecollection",)
+        return tuple(sorted(("create", "delete", *collection, "get", "list", "patch", "update", "watch")))
+
+
+def _at(*path: str, default: str = "") -> Callable[[Json], str]:
+    def read(document: Json) -> str:
+        value: Any = document
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return default if value is None else str(value)
+
+    return read
+
+
+_STATUS = {"status": ("get", "patch", "update")}
+_EVENT_FIELDS = {
+    "involvedObject.kind": _at("involvedObject", "kind"),
+    "involvedObject.name": _at("involvedObject", "name"),
+    "involvedObject.namespace": _at("involvedObject", "namespace"),
+    "involvedObject.uid": _at("involvedObject", "uid"),
+    "reason": _at("reason"),
+    "type": _at("type"),
+}
+
+NODES = Resource(
+    "",
+    "v1",
+    "nodes",
+    "node",
+    "Node",
+    namespaced=False,
+    subresources=_STATUS,
+    short_names=("no",),
+    selectable_fields={"spec.unschedulable": _at("spec", "unschedulable", default="false")},
+)
+PODS = Resource(
+    "",
+    "v1",
+    "pods",
+    "pod",
+    "Pod",
+    subresources={"binding": ("create",), **_STATUS},
+    short_names=("po",),
+    selectable_fields={
+        "spec.nodeName": _at("spec", "nodeName"),
+        "spec.restartPolicy": _at("spec", "restartPolicy"),
+        "spec.schedulerName": _at("spec", "schedulerName"),
+        "spec.serviceAccountName": _at("spec", "serviceAccountName"),
+        "status.phase": _at("status", "phase"),
+        "status.podIP": _at("status", "podIP"),
+        "status.nominatedNodeName": _at("status", "nominatedNodeName"),
+    },
+    returns_deleted=True,
+)
+BINDINGS = Resource("", "v1", "bindings", "binding", "Binding")
+CONFIGMAPS = Resource("", "v1", "configmaps", "configmap", "ConfigMap", short_names=("cm",))
+NAMESPACES = Resource(
+    "",
+    "v1",
+    "namespaces",
+    "namespace",
+    "Namespace",
+    namespaced=False,
+    subresources=_STATUS,
+    short_names=("ns",),
+    selectable_fields={"status.phase": _at("status", "phase")},
+    returns_deleted=True,
+)
+CORE_EVENTS = Resource(
+    "",
+    "v1",
+    "events",
+    "event",
+    "Event",
+    short_names=("ev",),
+    selectable_fields=_EVENT_FIELDS,
+    create_on_update=True,
+)
+EVENTS = Resource(
+    "events.k8s.io",
+    "v1",
+    "events",
+    "event",
+    "Event",
+    short_names=("ev",),
+    selectable_fields={
+        key.replace("involvedObject.", "regarding."): read for key, read in _EVENT_FIELDS.items()
+    },  # read from the stored form, so only the names differ
+    create_on_update=True,
+    stored_as=CORE_EVENTS.storage,
+    conversion=Conversion(
+        {
+            "regarding": "involvedObject",
+            "note": "message",
+            "reportingController": "reportingComponent",
+            "deprecatedSource": "source",
+            "deprecatedFirstTimestamp": "firstTimestamp",
+            "deprecatedLastTimestamp": "lastTimestamp",
+            "deprecatedCount": "count",
+        }
+    ),
+)
+LEASES = Resource(
+    "coordination.k8s.io",
+    "v1",
+    "leases",
+    "lease",
+    "Lease",
+    unconditional_update=False,
+    create_on_update=True,
+)
+
+SERVED: tuple[Resource, ...] = (BINDINGS, CONFIGMAPS, CORE_EVENTS, NAMESPACES, NODES, PODS, EVENTS, LEASES)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a path names: a collection (`name` empty), an object, or a subresource of one; `namespace` empty for all."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    subresource: str
+
+
+_NAMESPACE_SUBRESOURCES = frozenset({"status", "finalize"})
+_DEEPEST = 3  # plural, name, subresource
+
+
+class Catalogue:
+    """Finds the kind a path talks about.
+
+    Args:
+        resources: The kinds to serve.
+    """
+
+    def __init__(self, resources: tuple[Resource, ...] = SERVED) -> None:
+        self.resources = resources
+        self._by_path = {(resource.api_version, resource.plural): resource for resource in resources}
+        self.api_versions = tuple(dict.fromkeys(resource.api_version for resource in resources))
+
+    def serves(self, api_version: str) -> bool:
+        """Whether any kind of this group and version is served."""
+        return api_version in self.api_versions
+
+    def of(self, api_version: str) -> list[Resource]:
+        """The kinds of one group and version."""
+        return [resource for resource in self.resources if resource.api_version == api_version]
+
+    def target(self, api_version: str, parts: list[str]) -> Target | None:
+        """What the path below `/api/v1` or `/apis/<group>/<version>` names, None where nothing is served."""
+        namespace = ""
+        if len(parts) >= _DEEPEST and parts[0] == "namespaces" and parts[2] not in _NAMESPACE_SUBRESOURCES:
+            namespace, parts = parts[1], parts[2:]
+        if not 1 <= len(parts) <= _DEEPEST or not all(parts):
+            return None
+        plural, name, subresource = [*parts, "", ""][:3]
+        resource = self._by_path.get((api_version, plural))
+        if resource is None or (namespace and not resource.namespaced):
+            return None
+        if (name and resource.namespaced and not namespace) or (
+            subresource and subresource not in resource.subresources
+        ):
+            return None
+        return Target(resource, namespace, name, subresource)

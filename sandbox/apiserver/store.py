@@ -1,0 +1,284 @@
+"""The objects, their history and who watches them: pure memory, no HTTP, no await.
+
+One counter, the resourceVersion, is increased by every change. Objects are kept without `kind` and `apiVersion`, are
+never changed in place, and carry their JSON once per API version, so that a thousand watchers share the same bytes.
+"""
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from sandbox.apiserver.ownership import Owners
+from sandbox.apiserver.resources import Resource
+from sandbox.apiserver.selectors import Selection
+from sandbox.apiserver.status import expired
+
+Json = dict[str, Any]
+
+ADDED, MODIFIED, DELETED = "ADDED", "MODIFIED", "DELETED"
+_KEPT_SNAPSHOTS = 64
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """One version of one object; `document` must not be changed."""
+
+    storage: str
+    namespace: str
+    name: str
+    document: Json
+    version: int
+    owners: Owners = field(default_factory=dict)
+    _encoded: dict[tuple[str, str], bytes] = field(default_factory=dict, repr=False)
+
+    @property
+    def key(self) -> str:
+        """Its place in lists, the order of etcd keys."""
+        return f"{self.namespace}/{self.name}"
+
+    def copy(self) -> Json:
+        """The document, to be changed freely."""
+        return _decode(self.item_json(None))
+
+    def item_json(self, resource: Resource | None) -> bytes:
+        """The JSON as an element of a list: without kind and apiVersion."""
+        conversion = resource.conversion if resource else None
+        key = (resource.api_version if resource and conversion else "", "")
+        if key not in self._encoded:
+            self._encoded[key] = _encode(conversion.from_stored(self.document) if conversion else self.document)
+        return self._encoded[key]
+
+    def object_json(self, resource: Resource) -> bytes:
+        """The JSON as an object of its own."""
+        item = self.item_json(resource)
+        head = f'{{"kind":"{resource.kind}","apiVersion":"{resource.api_version}"'.encode()
+        return head + b"," + item[1:] if len(item) > len(b"{}") else head + b"}"
+
+    def frame(self, event: str, resource: Resource) -> bytes:
+        """The line of a watch stream that tells of this version."""
+        key = (resource.api_version, event)
+        if key not in self._encoded:
+            self._encoded[key] = b'{"type":"' + event.encode() + b'","object":' + self.object_json(resource) + b"}\n"
+        return self._encoded[key]
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """One step of history: an object before and after; `after` of a removal is the object's last version."""
+
+    version: int
+    before: Entry | None
+    after: Entry
+    removed: bool
+    _left: Entry | None = None
+
+    def left(self) -> Entry:
+        """The object before the change at the change's version: what a watcher is told that stops selecting it."""
+        if self._left is None:
+            before = self.before or self.after
+            document = {
+                **before.document,
+                "metadata": {**before.document["metadata"], "resourceVersion": str(self.version)},
+            }
+            self._left = Entry(before.storage, before.namespace, before.name, document, self.version)
+        return self._left
+
+    def frame_for(self, selection: Selection) -> bytes | None:
+        """What a watcher of this selection is told, None for nothing: entering is ADDED, leaving is DELETED."""
+        matched = self.before is not None and selection.matches(self.before.document)
+        if self.removed:
+            return self.after.frame(DELETED, selection.resource) if matched else None
+        if selection.matches(self.after.document):
+            return self.after.frame(MODIFIED if matched else ADDED, selection.resource)
+        return self.left().frame(DELETED, selection.resource) if matched else None
+
+
+class Watcher:
+    """The undelivered part of one watch.
+
+    Args:
+        selection: What it selects.
+        limit: How many frames may wait before the watcher counts as too slow.
+        wake: Called when there is something to deliver.
+    """
+
+    def __init__(self, selection: Selection, limit: int, wake: Callable[[], None]) -> None:
+        self.selection = selection
+        self.overflowed = False
+        self._limit = limit
+        self._wake = wake
+        self._frames: list[bytes] = []
+
+    def offer(self, change: Change) -> None:
+        """Take note of a change; too many undelivered ones end the watch."""
+        frame = change.frame_for(self.selection)
+        if frame is None or self.overflowed:
+            return
+        self.overflowed = len(self._frames) >= self._limit
+        if not self.overflowed:
+            self._frames.append(frame)
+        self._wake()
+
+    def append(self, frame: bytes) -> None:
+        """Add a line that is no change, such as a bookmark."""
+        self._frames.append(frame)
+
+    def preload(self, frames: Iterable[bytes]) -> None:
+        """Begin with what precedes the first change; may exceed the limit."""
+        self._frames.extend(frames)
+        self._limit += len(self._frames)
+
+    def take(self) -> list[bytes]:
+        """All undelivered frames, oldest first."""
+        frames, self._frames = self._frames, []
+        return frames
+
+
+class Store:
+    """All objects of the cluster.
+
+    Args:
+        history_limit: How many changes are remembered for watches that start in the past.
+        watcher_limit: How many undelivered events a watcher may have.
+    """
+
+    def __init__(self, *, history_limit: int = 20_000, watcher_limit: int = 10_000) -> None:
+        self.version = 1
+        self._objects: defaultdict[str, dict[str, Entry]] = defaultdict(dict)
+        self._history: deque[Change] = deque()
+        self._history_limit = history_limit
+        self._watcher_limit = watcher_limit
+        self._compacted = 0
+        # by kind, then by the only node the watcher can match (None: any), as the real server's watch cache does
+        self._watchers: defaultdict[str, defaultdict[str | None, list[Watcher]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        self._snapshots: OrderedDict[tuple[Selection, int], list[Entry]] = OrderedDict()
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Entry | None:
+        """The newest version of an object."""
+        return self._objects[resource.storage].get(f"{namespace}/{name}")
+
+    def select(self, selection: Selection) -> list[Entry]:
+        """The newest versions of all selected objects, in the order of lists."""
+        objects = self._objects[selection.resource.storage].values()
+        return sorted((entry for entry in objects if selection.matches(entry.document)), key=lambda entry: entry.key)
+
+    def everything_in(self, namespace: str) -> list[Entry]:
+        """All objects of a namespace, of every kind."""
+        return [
+            entry for objects in self._objects.values() for entry in objects.values() if entry.namespace == namespace
+        ]
+
+    def put(self, resource: Resource, document: Json, owners: Owners | None = None) -> Entry:
+        """Add or replace an object; a document equal to what is there changes nothing.
+
+        Args:
+            resource: Its kind.
+            document: The object without kind and apiVersion; taken over, not to be changed by the caller any more.
+            owners: Field owners; None keeps those known.
+
+        Returns:
+            The stored version, or the existing one where nothing changed.
+        """
+        metadata = document["metadata"]
+        namespace, name = metadata.get("namespace", ""), metadata["name"]
+        before = self.get(resource, namespace, name)
+        if owners is None:
+            owners = before.owners if before else {}
+        if before is not None:
+            metadata["resourceVersion"] = before.document["metadata"]["resourceVersion"]
+            if before.document == document and before.owners == owners:
+                return before
+        metadata["resourceVersion"] = str(self.version + 1)
+        after = Entry(resource.storage, namespace, name, document, self.version + 1, owners)
+        self._objects[resource.storage][after.key] = after
+        self._record(before, after, removed=False)
+        return after
+
+    def remove(self, entry: Entry) -> Entry:
+        """Take an object out; answers its last version, whose resourceVersion is that of the removal."""
+        del self._objects[entry.storage][entry.key]
+        document = {
+            **entry.document,
+            "metadata": {**entry.document["metadata"], "resourceVersion": str(self.version + 1)},
+        }
+        after = Entry(entry.storage, entry.namespace, entry.name, document, self.version + 1)
+        self._record(entry, after, removed=True)
+        return after
+
+    def _record(self, before: Entry | None, after: Entry, *, removed: bool) -> None:
+        self.version = after.version
+        change = Change(after.version, before, after, removed)
+        self._history.append(change)
+        if len(self._history) > self._history_limit:
+            self._compacted = self._history.popleft().version
+        watchers = self._watchers[after.storage]
+        for node in {None, _node_name(before), _node_name(after)}:
+            for watcher in tuple(watchers.get(node, ())):
+                watcher.offer(change)
+
+    def watch(
+        self, selection: Selection, since: int | None, wake: Callable[[], None], *, preloaded: bool = True
+    ) -> Watcher:
+        """Start watching.
+
+        Args:
+            selection: What to watch.
+            since: The version after which changes are told; None tells the present state first.
+            wake: Called when there is something to take.
+            preloaded: Whether, without `since`, the present state is told first.
+
+        Raises:
+            StatusError: 410 where history does not reach back that far.
+        """
+        watcher = Watcher(selection, self._watcher_limit, wake)
+        if since is not None:
+            if since < self._compacted:
+                raise expired(f"too old resource version: {since} ({self._compacted})")
+            watcher.preload(self._frames_since(selection, since))
+        elif preloaded:
+            watcher.preload(entry.frame(ADDED, selection.resource) for entry in self.select(selection))
+        self._watchers[selection.resource.storage][selection.node_name].append(watcher)
+        return watcher
+
+    def _frames_since(self, selection: Selection, since: int) -> list[bytes]:
+        missed: list[Change] = []
+        for change in reversed(self._history):
+            if change.version <= since:
+                break
+            if change.after.storage == selection.resource.storage:
+                missed.append(change)
+        frames = (change.frame_for(selection) for change in reversed(missed))
+        return [frame for frame in frames if frame is not None]
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Stop watching."""
+        self._watchers[watcher.selection.resource.storage][watcher.selection.node_name].remove(watcher)
+
+    def compact(self) -> None:
+        """Forget all history: versions before the present one are expired for watches and paged lists."""
+        self._compacted = self.version
+        self._history.clear()
+        self._snapshots.clear()
+
+    def remember(self, selection: Selection, version: int, entries: list[Entry]) -> None:
+        """Keep a list as it is at a version, for the following pages."""
+        self._snapshots[selection, version] = entries
+        while len(self._snapshots) > _KEPT_SNAPSHOTS:
+            self._snapshots.popitem(last=False)
+
+    def recall(self, selection: Selection, version: int) -> list[Entry] | None:
+        """The list as it was at a version, None when it is forgotten."""
+        return self._snapshots.get((selection, version))
+
+
+def _node_name(entry: Entry | None) -> str:
+    spec = entry.document.get("spec") if entry else None
+    return str(spec.get("nodeName") or "") if isinstance(spec, dict) else ""
