@@ -67,6 +67,9 @@ def main() -> int:
     except ClusterError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
 
 
 def _prepare() -> int:

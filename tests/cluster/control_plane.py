@@ -13,6 +13,7 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.namespace import Namespace
 
 _READY_S: Final = 60.0
+_CURVE: Final = ("-name", "prime256v1")
 # The node controller would remove the not-ready taint; there is none. Bare pods need no ServiceAccount either.
 _DISABLED_ADMISSION: Final = "ServiceAccount,TaintNodesByCondition"
 
@@ -53,6 +54,11 @@ class ControlPlane:
         return self.namespace.folder / "kubeconfig"
 
     @property
+    def kubelet_client(self) -> Path:
+        """The certificate by which a kubelet knows the API server."""
+        return self._folder / "kubelet-client.crt"
+
+    @property
     def api(self) -> Server:
         """The API server, as the administrator."""
         return Server(self.url, self.admin_token, self.ca)
@@ -72,7 +78,8 @@ class ControlPlane:
         """Start etcd and the API server; returns when the latter is ready."""
         (self._folder / "certificates").mkdir(parents=True)
         (self._folder / "tokens.csv").write_text(f'{self.admin_token},admin,1,"system:masters"\n')
-        _make_key(self._folder / "service-account.key")
+        _openssl("ecparam", "-genkey", "-noout", *_CURVE, "-out", str(self._folder / "service-account.key"))
+        self._make_kubelet_client()
         self.kubeconfig_path.write_text(json.dumps(self.kubeconfig(self.admin_token)))
         self.etcd.start()
         self.apiserver.start()  # it retries until etcd is there
@@ -103,6 +110,12 @@ class ControlPlane:
         self.scheduler.restart()
         server = Server(f"https://127.0.0.1:{self._scheduler_port}")
         self.scheduler.wait_until(lambda: server.answers("/readyz"), timeout_s=_READY_S)
+
+    def _make_kubelet_client(self) -> None:
+        """Make the certificate the API server shows to the kubelets; self-signed, it is its own authority."""
+        key, subject = self._folder / "kubelet-client.key", "/O=system:masters/CN=kube-apiserver"
+        new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(key))
+        _openssl("req", "-x509", *new_key, "-days", "2", "-subj", subject, "-out", str(self.kubelet_client))
 
     @property
     def _scheduler_configuration(self) -> Path:
@@ -141,6 +154,8 @@ class ControlPlane:
             "--endpoint-reconciler-type=none",
             # The kubelets listen on 127.0.0.1 only, which is no address a Node may have; their names resolve to it.
             "--kubelet-preferred-address-types=Hostname",
+            f"--kubelet-client-certificate={self.kubelet_client}",
+            f"--kubelet-client-key={self._folder / 'kubelet-client.key'}",
             "--max-requests-inflight=3000",
             "--max-mutating-requests-inflight=1000",
         ]
@@ -156,9 +171,7 @@ class ControlPlane:
         ]
 
 
-def _make_key(path: Path) -> None:
-    """Write a fresh private key in PEM."""
-    command = ["openssl", "ecparam", "-genkey", "-noout", "-name", "prime256v1", "-out", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _openssl(*arguments: str) -> None:
+    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ClusterError(f"openssl made no key: {done.stderr.strip()}")
+        raise ClusterError(f"openssl {arguments[0]} failed: {done.stderr.strip()}")

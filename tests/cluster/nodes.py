@@ -95,8 +95,8 @@ class Node:
 
     @property
     def server(self) -> Server:
-        """The kubelet's HTTPS server; anyone on this machine may ask it."""
-        return Server(self.kubelet_url)
+        """The kubelet's HTTPS server, as the administrator; other tokens need rights on `nodes/...`."""
+        return Server(self.kubelet_url, self._control_plane.admin_token)
 
     def start_containerd(self) -> None:
         """Make the mount namespace, start containerd in it, import the images."""
@@ -202,13 +202,17 @@ class Node:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            # Whoever reaches it may run commands as root, so it is reached from this machine only.
+            # Whoever it lets in may run commands as root, so it listens to this machine only, and checks tokens.
             "address": "127.0.0.1",
             "port": self._port,
             "readOnlyPort": 0,
             "healthzPort": 0,
-            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
-            "authorization": {"mode": "AlwaysAllow"},
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": str(self._control_plane.kubelet_client)},
+            },
+            "authorization": {"mode": "Webhook", "webhook": {"cacheUnauthorizedTTL": "1s"}},
             "containerRuntimeEndpoint": f"unix://{self.folder / 'containerd.sock'}",
             "podLogsDir": str(self.folder / "pods"),
             "failCgroupV1": False,

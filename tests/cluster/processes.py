@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -130,12 +130,23 @@ class Process:
                 self._launcher = None
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): it keeps its connections and answers nothing."""
+        """Freeze it (SIGSTOP); returns when it stands still: it keeps its connections and answers nothing."""
+        pid = self.pid
         self._signal(signal.SIGSTOP)
+        wait_until(lambda: _stands_still(pid), timeout_s=10, what=f"{self.name} stands still", unless=self._check)
 
     def resume(self) -> None:
         """Thaw it (SIGCONT)."""
         self._signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Freeze it for the duration of a block."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
     def wait(self, *, timeout_s: float) -> int:
         """Wait for it to end by itself; returns its exit code, negative for a signal.
@@ -201,3 +212,9 @@ def wait_until(
         if time.monotonic() > deadline:
             raise ClusterError(f"it did not come true within {timeout_s:g} s that {what}{tail()}")
         time.sleep(_POLL_S)
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether all threads of a process are stopped; each notices the signal in its own time."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)

@@ -88,7 +88,7 @@ def test_nothing_is_left_after_an_orderly_end(owned: Owned) -> None:
     assert [group for group in groups if group.exists()] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_after_the_owner_is_killed(owned: Owned, number: signal.Signals) -> None:
     groups = _container_cgroups(owned.folder)
     owned.owner.send_signal(number)
@@ -105,6 +105,14 @@ def test_the_next_cluster_sweeps_up_after_owner_and_reaper_are_killed(owned: Own
     assert owned.folder in namespace.sweep()
     wait_until(lambda: not owned.remains(), timeout_s=5, what="nothing is left")
     assert [group for group in groups if group.exists()] == []
+
+
+def test_a_cluster_with_a_paused_program_ends_as_well() -> None:
+    require_cluster()
+    with Cluster(1) as paused:
+        paused.nodes[0].kubelet.pause()
+        folder = paused.folder
+    assert not folder.exists()
 
 
 def test_logs_are_kept_when_the_block_fails_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

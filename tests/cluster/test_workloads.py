@@ -14,7 +14,7 @@ import pytest
 
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as messages
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
-from tests.cluster.api import HTTPError
+from tests.cluster.api import HTTPError, Server
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import STAY, pod
 from tests.cluster.nodes import KUBELET_FOLDER, Node
@@ -80,10 +80,9 @@ def test_a_container_survives_the_death_of_its_kubelet(cluster: Cluster, kube_na
 
 def test_a_paused_kubelet_answers_when_it_is_resumed(cluster: Cluster) -> None:
     node = cluster.node("n2")
-    node.kubelet.pause()
-    status = Path(f"/proc/{node.kubelet.pid}/status").read_text()
-    assert "\nState:\tT" in status
-    node.kubelet.resume()
+    with node.kubelet.paused():
+        assert "\nState:\tT" in Path(f"/proc/{node.kubelet.pid}/status").read_text()
+        assert node.kubelet.alive
     node.kubelet.wait_until(lambda: node.server.answers("/healthz"), timeout_s=10)
 
 
@@ -100,12 +99,35 @@ def test_the_scheduler_asks_the_extender_it_is_restarted_with(cluster: Cluster, 
 
 
 def test_a_service_account_may_do_nothing_until_it_is_given_rights(cluster: Cluster, kube_namespace: str) -> None:
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": kube_namespace}}
-    cluster.api.create(account)
-    server = cluster.server(cluster.service_account_token("a", namespace=kube_namespace))
+    token = _service_account(cluster, kube_namespace)
     with pytest.raises(HTTPError, match=f"system:serviceaccount:{kube_namespace}:a") as refused:
-        server.get("/api/v1/nodes")
+        cluster.server(token).get("/api/v1/nodes")
     assert refused.value.status == 403
+
+
+def test_a_kubelet_lists_its_pods_only_to_those_who_have_the_right(cluster: Cluster, kube_namespace: str) -> None:
+    kubelet = Server(cluster.node("n1").kubelet_url, _service_account(cluster, kube_namespace))
+    with pytest.raises(HTTPError, match="403"):
+        kubelet.get("/pods")
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": kube_namespace}}
+    rules = [{"apiGroups": [""], "resources": ["nodes/pods"], "verbs": ["get"]}]
+    cluster.api.create(rbac | {"kind": "ClusterRole", "rules": rules})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": kube_namespace}
+    subject = {"kind": "ServiceAccount", "name": "a", "namespace": kube_namespace}
+    cluster.api.create(rbac | {"kind": "ClusterRoleBinding", "roleRef": role, "subjects": [subject]})
+    kubelet.wait_for("/pods", lambda pods: pods["kind"] == "PodList", timeout_s=10, what="the kubelet lists its pods")
+
+
+def test_output_can_be_read_through_the_api_server(cluster: Cluster, kube_namespace: str) -> None:
+    cluster.api.create(pod("p", command=["echo", "done"], namespace=kube_namespace))
+    cluster.wait_for_pod("p", "Succeeded", namespace=kube_namespace)
+    assert cluster.api.request("GET", f"/api/v1/namespaces/{kube_namespace}/pods/p/log") == b"done\n"
+
+
+def _service_account(cluster: Cluster, namespace: str) -> str:
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": namespace}}
+    cluster.api.create(account)
+    return cluster.service_account_token("a", namespace=namespace)
 
 
 def _container(item: dict[str, Any]) -> dict[str, Any]:
