@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Final
 
 from tests.cluster import binaries, namespace, requirements
@@ -19,12 +20,14 @@ The cluster runs until `make cluster-down`. To look at it, type:
 
   export KUBECONFIG={kubeconfig} PATH={programs}:$PATH
   kubectl get nodes
-  kubectl apply -f {example}      # a pod that asks for two chips
-  kubectl logs example            # its devices and environment
-  npuctl topo
-  make cluster-down
+{programs_too}  make cluster-down
 
 Logs of every program: {log}
+"""
+_NEXT_WITH_PROGRAMS: Final = """\
+  kubectl apply -f {example}   # a pod that asks for two chips
+  kubectl logs example                       # its devices and environment
+  {npuctl} topo
 """
 _EXAMPLE: Final = """\
 apiVersion: v1
@@ -117,9 +120,15 @@ def _up(nodes: int, *, bare: bool) -> int:
             _say(f"[{time.monotonic() - started:5.1f} s] up: ascend-allocator, {nodes} ascend-device-plugin")
         example = cluster.folder / "example.yaml"
         example.write_text(_EXAMPLE.format(resource=RESOURCE, chips=2, stay=STAY))
-        folder = {"kubeconfig": cluster.kubeconfig_path, "example": example, "log": cluster.folder / "log"}
+        programs_too = _NEXT_WITH_PROGRAMS.format(example=example, npuctl=Path(sys.executable).with_name("npuctl"))
+        text = _NEXT.format(
+            kubeconfig=cluster.kubeconfig_path,
+            programs=binaries.folder(),
+            programs_too="" if bare else programs_too,
+            log=cluster.folder / "log",
+        )
         cluster.let_go()
-    _say(_NEXT.format(programs=binaries.folder(), **folder))
+    _say(text)
     return 0
 
 

@@ -3,34 +3,45 @@
 import importlib.util
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from ascend.products import ASCEND_910A
+from device_plugin.driver.simulated import SimulatedServer
 from tests.cluster.api import Server, free_ports
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.manifests import RESOURCE
+from tests.cluster.nodes import Node
 from tests.cluster.processes import Process
 
-CHIPS_PER_NODE: Final = 8
+PRODUCT: Final = ASCEND_910A
+DEVICE_NODES: Final = ("davinci_manager", *(f"davinci{number}" for number in range(PRODUCT.chips)))
 
 # The command lines, in one place. Filled in by `str.format` with:
 #   kubeconfig  file of the administrator
-#   port        of the allocator's HTTP server: the extender's verbs below /scheduler, the probe /readyz
+#   http, grpc  addresses (host:port) of the program's servers; HTTP has the extender's verbs and the probes
 #   node        the node's name
-#   devices     folder with the node's device nodes davinci0 ... davinci7
+#   state       file with the simulated chips: edit it, and chips fail or recover
+#   devices     folder with the node's device nodes
+#   pods_url    where the node's kubelet lists its pods
 # A plugin is started in its node's mount namespace: /var/lib/kubelet there is that node's own.
-ALLOCATOR: Final = ("ascend-allocator", "--kubeconfig", "{kubeconfig}", "--http-port", "{port}")
+ALLOCATOR: Final = (
+    "ascend-allocator",
+    *("--kubeconfig", "{kubeconfig}"),
+    *("--extender-address", "{http}"),
+    *("--grpc-address", "{grpc}"),
+)
 DEVICE_PLUGIN: Final = (
     "ascend-device-plugin",
-    "--kubeconfig",
-    "{kubeconfig}",
-    "--node-name",
-    "{node}",
-    "--driver",
-    "simulated",
-    "--device-root",
-    "{devices}",
+    *("--kubeconfig", "{kubeconfig}"),
+    *("--node-name", "{node}"),
+    *("--simulated-state", "{state}"),
+    *("--injection", "both"),
+    *("--device-root", "{devices}"),
+    *("--kubelet-pods-url", "{pods_url}"),
+    *("--http-address", "{http}"),
 )
 EXTENDER_PATH: Final = "/scheduler"
 READY_PATH: Final = "/readyz"
@@ -57,38 +68,49 @@ def missing_programs() -> list[str]:
 
 
 def start_programs(cluster: Cluster) -> Programs:
-    """Start the allocator, point the scheduler at it, start a plugin per node; returns when all chips are offered.
+    """Start the allocator, a plugin per node, and the scheduler with the allocator as its extender.
+
+    Returns when the allocator is ready and all chips are offered.
 
     Raises:
         ClusterError: a program is not installed, ended, or did not get ready; the text shows the end of its log.
     """
     if absent := missing_programs():
         raise ClusterError(f"not installed: {', '.join(absent)}; `up --bare` starts the cluster without them")
-    (port,) = free_ports(1)
-    kubeconfig = str(cluster.kubeconfig_path)
-    allocator = cluster.process("ascend-allocator", _filled(ALLOCATOR, kubeconfig=kubeconfig, port=str(port)))
+    http, grpc = (f"127.0.0.1:{port}" for port in free_ports(2))
+    command = _filled(ALLOCATOR, kubeconfig=str(cluster.kubeconfig_path), http=http, grpc=grpc)
+    allocator = cluster.process("ascend-allocator", command)
     allocator.start()
-    server = Server(f"http://127.0.0.1:{port}")
-    allocator.wait_until(lambda: server.answers(READY_PATH), timeout_s=_READY_S)
-    cluster.restart_scheduler(f"http://127.0.0.1:{port}{EXTENDER_PATH}")
-    plugins = []
-    for node in cluster.nodes:
-        devices = node.make_device_nodes(f"davinci{number}" for number in range(CHIPS_PER_NODE))
-        command = _filled(DEVICE_PLUGIN, kubeconfig=kubeconfig, node=node.name, devices=str(devices))
-        plugin = node.process("ascend-device-plugin", command)
-        plugin.start()
-        plugins.append(plugin)
+    plugins = tuple(_start_plugin(cluster, node) for node in cluster.nodes)
+    cluster.restart_scheduler(f"http://{http}{EXTENDER_PATH}")
     for node, plugin in zip(cluster.nodes, plugins, strict=True):
-        plugin.wait_until(
-            lambda name=node.name: _offered(cluster, name) == CHIPS_PER_NODE,  # type: ignore[misc]  # bound in a loop
-            timeout_s=_READY_S,
-            what=f"offering {CHIPS_PER_NODE} {RESOURCE} on {node.name}",
-        )
-    return Programs(allocator, tuple(plugins))
+        what = f"offering {PRODUCT.chips} {RESOURCE}"
+        plugin.wait_until(partial(_offers_all, cluster, node), timeout_s=_READY_S, what=what)
+    allocator.wait_until(partial(Server(f"http://{http}").answers, READY_PATH), timeout_s=_READY_S)
+    return Programs(allocator, plugins)
 
 
-def _offered(cluster: Cluster, node: str) -> int:
-    return int(cluster.api.get(f"/api/v1/nodes/{node}")["status"]["allocatable"].get(RESOURCE, 0))
+def _start_plugin(cluster: Cluster, node: Node) -> Process:
+    state = node.folder / "chips.json"
+    SimulatedServer.full(PRODUCT).save(state)
+    (port,) = free_ports(1)
+    command = _filled(
+        DEVICE_PLUGIN,
+        kubeconfig=str(cluster.kubeconfig_path),
+        node=node.name,
+        state=str(state),
+        devices=str(node.make_device_nodes(DEVICE_NODES)),
+        pods_url=node.pods_url,
+        http=f"127.0.0.1:{port}",
+    )
+    plugin = node.process("ascend-device-plugin", command)
+    plugin.start()
+    return plugin
+
+
+def _offers_all(cluster: Cluster, node: Node) -> bool:
+    offered = cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]["allocatable"].get(RESOURCE, "0")
+    return int(offered) == PRODUCT.chips
 
 
 def _installed(program: str) -> Path:
