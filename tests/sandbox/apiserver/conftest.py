@@ -1,6 +1,5 @@
 """A server and clients that speak to it."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
@@ -10,12 +9,6 @@ from sandbox.apiserver import ApiServer
 from tests.sandbox.apiserver.client import Client
 
 Connect = Callable[[str], Client]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_stray_loop() -> None:
-    """Before any loop is set, looptime's hook makes one for every synchronous test, and nobody closes it."""
-    asyncio.set_event_loop(None)
 
 
 @pytest.fixture

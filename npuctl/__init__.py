@@ -1,0 +1,1 @@
+"""The command line for operators, also installed as ``kubectl npu``."""

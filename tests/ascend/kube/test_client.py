@@ -1,0 +1,95 @@
+"""Errors with a meaning, preconditions that hold, an identity that is refreshed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Throttled, Unauthorized, Unreachable
+from ascend.kube.client import JSON_PATCH, KubeClient
+from ascend.kube.objects import PODS
+from sandbox.apiserver import ApiServer
+from tests.ascend.kube.objects import pod, write_kubeconfig
+
+
+async def test_errors_say_what_happened(server: ApiServer, client: KubeClient) -> None:
+    await client.create(PODS, pod("one"), "default")
+    with pytest.raises(NotFound, match='pods "none" not found'):
+        await client.get(PODS, "none", "default")
+    with pytest.raises(Conflict) as conflict:
+        await client.create(PODS, pod("one"), "default")
+    assert conflict.value.reason == "AlreadyExists"
+    server.fail_next("GET", "/pods", 429, retry_after_s=7)
+    with pytest.raises(Throttled) as throttled:
+        await client.get(PODS, "one", "default")
+    assert throttled.value.retry_after_s == 7
+
+
+async def test_no_answer_is_told_apart_from_an_error(server: ApiServer, client: KubeClient) -> None:
+    server.lose_answer("POST", "/pods")
+    with pytest.raises(Unreachable):
+        await client.create(PODS, pod("lost"), "default")
+    assert (await client.get(PODS, "lost", "default")).name == "lost"
+    server.delay("/pods", 5)
+    with pytest.raises(Unreachable):
+        await client.request("GET", PODS.path(), timeout_s=0.05)
+    server.delay("/pods", 0)
+
+
+async def test_a_binding_carries_node_and_annotations_in_one_step(client: KubeClient) -> None:
+    created = await client.create(PODS, pod("one", kept="yes"), "default")
+    with pytest.raises(Conflict):
+        await client.bind(namespace="default", name="one", uid="another", node="n1", annotations={"a": "b"})
+    assert not (await client.get(PODS, "one", "default")).spec.node_name
+    await client.bind(namespace="default", name="one", uid=created.uid, node="n1", annotations={"a": "b"})
+    bound = await client.get(PODS, "one", "default")
+    assert (bound.spec.node_name, bound.metadata.annotations) == ("n1", {"kept": "yes", "a": "b"})
+
+
+async def test_a_patch_with_a_uid_never_touches_another_pod_of_the_name(client: KubeClient) -> None:
+    await client.create(PODS, pod("one"), "default")
+    with pytest.raises(ApiError) as refused:
+        change = {"metadata": {"uid": "another", "annotations": {"a": "b"}}}
+        await client.patch(PODS, "one", change, namespace="default")
+    assert refused.value.reason in {"Conflict", "Invalid"}
+    assert (await client.get(PODS, "one", "default")).metadata.annotations == {}
+
+
+async def test_a_json_patch_is_sent_as_one(client: KubeClient) -> None:
+    await client.create(PODS, pod("one"), "default")
+    patch = [{"op": "add", "path": "/metadata/annotations", "value": {"huawei.com/a": "b"}}]
+    patched = await client.patch(PODS, "one", patch, namespace="default", content_type=JSON_PATCH)
+    assert patched.metadata.annotations == {"huawei.com/a": "b"}
+
+
+async def test_an_identity_the_server_no_longer_accepts_is_loaded_again(server: ApiServer, tmp_path: Path) -> None:
+    kubeconfig = write_kubeconfig(tmp_path, server, "stale")
+    async with await KubeClient.connect(str(kubeconfig)) as client:
+        with pytest.raises(Unauthorized):
+            await client.list_objects(PODS)
+        write_kubeconfig(tmp_path, server, "fresh")
+        assert await client.list_objects(PODS) == []
+
+
+async def test_an_exec_plugin_gives_the_identity(server: ApiServer, tmp_path: Path) -> None:
+    version = "client.authentication.k8s.io/v1"
+    credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "secret"}}
+    (tmp_path / "credential.json").write_text(json.dumps(credential))
+    document = server.kubeconfig("unused")
+    document["users"][0]["user"] = {
+        "exec": {
+            "apiVersion": version,
+            "command": "cat",
+            "args": [str(tmp_path / "credential.json")],
+            "interactiveMode": "Never",
+        }
+    }
+    kubeconfig = tmp_path / "exec.json"
+    kubeconfig.write_text(json.dumps(document))
+    async with await KubeClient.connect(str(kubeconfig)) as client:
+        assert await client.list_objects(PODS) == []
+
+
+async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=str(tmp_path / "none")):
+        await KubeClient.connect(str(tmp_path / "none"))
