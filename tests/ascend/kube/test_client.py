@@ -48,8 +48,8 @@ async def test_a_binding_carries_node_and_annotations_in_one_step(client: KubeCl
 
 async def test_a_patch_with_a_uid_never_touches_another_pod_of_the_name(client: KubeClient) -> None:
     await client.create(PODS, pod("one"), "default")
+    change = {"metadata": {"uid": "another", "annotations": {"a": "b"}}}
     with pytest.raises(ApiError) as refused:
-        change = {"metadata": {"uid": "another", "annotations": {"a": "b"}}}
         await client.patch(PODS, "one", change, namespace="default")
     assert refused.value.reason in {"Conflict", "Invalid"}
     assert (await client.get(PODS, "one", "default")).metadata.annotations == {}

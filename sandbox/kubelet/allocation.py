@@ -1,0 +1,207 @@
+"""Which devices a container gets: the kubelet's device manager, step by step (spec/kubernetes.md §1.6 to §1.10).
+
+The order of the steps and the texts of the refusals are those of kubelet 1.34's devicemanager/manager.go: what a user
+reads in a pod's status is one of them, or the plugin's own error. There is no roll-back.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Literal
+
+from ascend.errors import AscendError
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from sandbox.kubelet.checkpoint import write_checkpoint
+from sandbox.kubelet.endpoint import PluginFailure
+from sandbox.kubelet.ledger import Allocation, Ledger
+from sandbox.kubelet.objects import ContainerSpec, FullPod
+from sandbox.kubelet.registration import Plugins
+
+log = logging.getLogger(__name__)
+
+TopologyPolicy = Literal["none", "best-effort"]
+"""``none`` is the kubelet's default: no device counts as aligned, so the plugin is asked for its preference even where
+there is but one choice. Under another policy it is asked only where there are more aligned devices than needed."""
+
+
+class AllocationFailure(AscendError):
+    """The device manager refuses, in the kubelet's own words."""
+
+
+class DeviceManager:
+    """Gives devices to containers.
+
+    Args:
+        ledger: devices and allocations.
+        plugins: asked for preferences and Allocate.
+        directory: of the checkpoint.
+        rng: stands for the order of a Go map.
+        active: the uids of the pods that may hold devices.
+        adopted: says of a pod's uid and a container's name whether it survived the kubelet's restart; only until the
+            pods there were at the start are admitted.
+        topology_policy: see ``TopologyPolicy``.
+        changed: called after every change of the ledger.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        plugins: Plugins,
+        directory: Path,
+        *,
+        rng: random.Random,
+        active: Callable[[], AbstractSet[str]],
+        adopted: Callable[[str, str], bool],
+        topology_policy: TopologyPolicy,
+        changed: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._plugins = plugins
+        self._directory = directory
+        self._rng = rng
+        self._active = active
+        self._adopted = adopted
+        self._topology_policy = topology_policy
+        self._changed = changed
+        self.sources_ready = False
+        """The pods there were at the kubelet's start have been through admission; before, nothing is freed."""
+
+    async def admit(self, pod: FullPod) -> None:
+        """Give devices to all containers of a pod: init containers in order, then app containers.
+
+        Raises:
+            AscendError: a refusal, of the kubelet or of the plugin.
+        """
+        reusable: dict[str, set[str]] = {}
+        for container in pod.init_containers:
+            await self._allocate(pod, container, reusable)
+            for each in self._ledger.of_container(pod.uid, container.name):
+                kept = reusable.setdefault(each.resource, set())
+                # A finished init container's devices serve the containers after it; a sidecar keeps its own (§1.10).
+                (kept.difference_update if container.is_sidecar else kept.update)(each.ids)
+        for container in pod.containers:
+            await self._allocate(pod, container, reusable)
+            for each in self._ledger.of_container(pod.uid, container.name):
+                reusable.setdefault(each.resource, set()).difference_update(each.ids)
+
+    async def container_options(self, pod: FullPod, container: ContainerSpec) -> list[pb.ContainerAllocateResponse]:
+        """What the plugins said about a container, at each of its starts: cached, not asked again (§1.9).
+
+        Raises:
+            AscendError: a plugin's PreStartContainer failed, or an Allocate that had to be made up for.
+        """
+        missing = False
+        for resource, count in container.extended_resources.items():
+            if not count or not self._ledger.knows(resource):
+                continue
+            held = self._ledger.get(pod.uid, container.name, resource)
+            endpoint = self._plugins.endpoint(resource)
+            if endpoint is not None and endpoint.options.pre_start_required:
+                if held is None:
+                    raise AllocationFailure(
+                        f"no devices found allocated in local cache for pod {pod.uid}, container {container.name},"
+                        f" resource {resource}"
+                    )
+                await endpoint.pre_start(self._shuffled(held.ids))
+            missing = missing or held is None
+        if missing and pod.uid in self._active():
+            await self._allocate(pod, container, {})
+        return [each.response for each in self._ledger.of_container(pod.uid, container.name)]
+
+    def free_inactive(self) -> None:
+        """Forget what pods hold that are active no more: done lazily, here (§1.6 "Freed devices")."""
+        if self.sources_ready and self._ledger.free_all_but(self._active()):
+            self._changed()
+
+    async def _allocate(self, pod: FullPod, container: ContainerSpec, reusable: dict[str, set[str]]) -> None:
+        allocated = False
+        asked = list(container.extended_resources.items())
+        self._rng.shuffle(asked)
+        for resource, count in asked:
+            if not self._ledger.knows(resource):
+                # Silent skip: the container will run without devices (§1.6).
+                continue
+            self.free_inactive()
+            devices = await self._choose(pod, container, resource, count, reusable.get(resource, set()))
+            if devices:
+                await self._call_allocate(pod, container, resource, devices)
+                allocated = True
+        if allocated:
+            write_checkpoint(self._directory, self._ledger)
+            self._changed()
+
+    async def _call_allocate(self, pod: FullPod, container: ContainerSpec, resource: str, devices: set[str]) -> None:
+        endpoint = self._plugins.endpoint(resource)
+        try:
+            if endpoint is None:
+                raise AllocationFailure(f"unknown Device Plugin {resource}")
+            response = await endpoint.allocate(self._shuffled(devices))
+        except AscendError:
+            self._ledger.rebuild_in_use()
+            raise
+        groups = self._ledger.by_numa(resource, devices)
+        self._ledger.record(Allocation(pod.uid, container.name, resource, groups, response))
+        self._changed()
+
+    async def _choose(
+        self, pod: FullPod, container: ContainerSpec, resource: str, count: int, reusable: set[str]
+    ) -> set[str]:
+        held = self._ledger.get(pod.uid, container.name, resource)
+        held_ids = held.ids if held is not None else frozenset()
+        if held is not None and len(held_ids) != count:
+            raise AllocationFailure(
+                f'pod "{pod.uid}" container "{container.name}" changed request for resource "{resource}"'
+                f" from {len(held_ids)} to {count}"
+            )
+        if not self.sources_ready and self._adopted(pod.uid, container.name):
+            return set()
+        healthy = self._ledger.healthy.get(resource)
+        if healthy is None:
+            raise AllocationFailure(f"cannot allocate unregistered device {resource}")
+        if not healthy:
+            raise AllocationFailure(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        if not held_ids <= healthy:
+            raise AllocationFailure(
+                f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+            )
+        needed = count - len(held_ids)
+        return await self._choose_new(resource, needed, reusable) if needed else set()
+
+    async def _choose_new(self, resource: str, needed: int, reusable: set[str]) -> set[str]:
+        in_use = self._ledger.in_use.setdefault(resource, set())
+        chosen = self._sample(reusable, needed)
+        in_use |= chosen
+        missing = needed - len(chosen)
+        if not missing:
+            return chosen
+        available = self._ledger.healthy[resource] - in_use
+        if len(available) < missing:
+            raise AllocationFailure(
+                f"requested number of devices unavailable for {resource}."
+                f" Requested: {missing}, Available: {len(available)}"
+            )
+        if self._topology_policy == "none" or len(available) > missing:
+            preferred = await self._preferred(resource, available | chosen, chosen, needed)
+            chosen |= self._sample(preferred & available, missing)
+        chosen |= self._sample(available - chosen, needed - len(chosen))
+        self._ledger.in_use.setdefault(resource, set()).update(chosen)
+        return chosen
+
+    async def _preferred(self, resource: str, available: set[str], chosen: set[str], size: int) -> frozenset[str]:
+        endpoint = self._plugins.endpoint(resource)
+        if endpoint is None:
+            raise PluginFailure(f"endpoint not found in cache for a registered resource: {resource}")
+        if not endpoint.options.get_preferred_allocation_available:
+            return frozenset()
+        return await endpoint.prefer(self._shuffled(available), self._shuffled(chosen), size)
+
+    def _sample(self, devices: Iterable[str], count: int) -> set[str]:
+        return set(self._shuffled(devices)[:count])
+
+    def _shuffled(self, devices: Iterable[str]) -> list[str]:
+        # Sorted first, so that a seed decides and not the hash of a string.
+        ordered = sorted(devices)
+        self._rng.shuffle(ordered)
+        return ordered

@@ -1,0 +1,99 @@
+"""The kubelet's checkpoint of its device manager: allocations and registered devices (spec/kubernetes.md §1.11).
+
+The real checksum is a hash over a Go pretty-print; ours is the same kind of number over the JSON, and opaque as well.
+"""
+
+import base64
+import binascii
+import json
+import os
+from pathlib import Path
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from ascend.errors import InvalidValue
+from ascend.kube.objects import JsonObject
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from sandbox.kubelet.ledger import NO_NUMA_NODE, Allocation, Ledger
+
+FILE_NAME = "kubelet_internal_checkpoint"
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    PodUID: str
+    ContainerName: str
+    ResourceName: str
+    DeviceIDs: dict[str, list[str]] | list[str] | None
+    AllocResp: str | None = None
+
+
+class _Data(msgspec.Struct, frozen=True):
+    PodDeviceEntries: list[_Entry] | None = None
+    RegisteredDevices: dict[str, list[str] | None] | None = None
+
+
+class _Checkpoint(msgspec.Struct, frozen=True):
+    Data: _Data
+    Checksum: int
+
+
+def write_checkpoint(directory: Path, ledger: Ledger) -> None:
+    """Replace the file in one step, as every reader of it relies on."""
+    data = _data(ledger)
+    text = json.dumps({"Data": data, "Checksum": _checksum(data)}, separators=(",", ":"))
+    temporary = directory / f".{FILE_NAME}.{os.getpid()}"
+    temporary.write_text(text)
+    temporary.replace(directory / FILE_NAME)
+
+
+def read_checkpoint(directory: Path, into: Ledger) -> bool:
+    """Restore a ledger; False where there is no checkpoint.
+
+    Raises:
+        InvalidValue: the file is corrupt; the ledger is untouched.
+    """
+    path = directory / FILE_NAME
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    try:
+        checkpoint = msgspec.json.decode(raw, type=_Checkpoint)
+        if checkpoint.Checksum != _checksum(json.loads(raw)["Data"]):
+            raise InvalidValue(f"{path}: checkpoint is corrupted: the checksum does not match")
+        allocations = [_allocation(each) for each in checkpoint.Data.PodDeviceEntries or ()]
+    except (msgspec.DecodeError, DecodeError, binascii.Error, ValueError) as error:
+        raise InvalidValue(f"{path}: checkpoint is corrupted: {error}") from error
+    into.restore(checkpoint.Data.RegisteredDevices or (), allocations)
+    return True
+
+
+def _data(ledger: Ledger) -> JsonObject:
+    entries = [
+        {
+            "PodUID": each.pod_uid,
+            "ContainerName": each.container,
+            "ResourceName": each.resource,
+            "DeviceIDs": {str(node): list(ids) for node, ids in each.devices.items()},
+            "AllocResp": base64.b64encode(each.response.SerializeToString()).decode(),
+        }
+        for each in ledger.allocations
+    ]
+    registered = {resource: sorted(devices) for resource, devices in ledger.healthy.items()}
+    return {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}
+
+
+def _allocation(entry: _Entry) -> Allocation:
+    # Early kubelets wrote a flat list of devices (§1.11).
+    groups = entry.DeviceIDs if isinstance(entry.DeviceIDs, dict) else {str(NO_NUMA_NODE): entry.DeviceIDs or []}
+    response = pb.ContainerAllocateResponse.FromString(base64.b64decode(entry.AllocResp or "", validate=True))
+    devices = {int(node): tuple(ids) for node, ids in groups.items()}
+    return Allocation(entry.PodUID, entry.ContainerName, entry.ResourceName, devices, response)
+
+
+def _checksum(data: JsonObject) -> int:
+    value = 0x811C9DC5
+    for byte in json.dumps(data, sort_keys=True, separators=(",", ":")).encode():
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value

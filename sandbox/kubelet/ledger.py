@@ -1,0 +1,147 @@
+"""Which devices there are, which are healthy, and which container holds which: the device manager's memory."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+
+HEALTHY = "Healthy"
+NO_NUMA_NODE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one container got of one resource.
+
+    Attributes:
+        pod_uid: the pod.
+        container: its container.
+        resource: the resource.
+        devices: device ids by NUMA node; ``NO_NUMA_NODE`` for those without.
+        response: what the plugin answered, kept for every restart of the container.
+    """
+
+    pod_uid: str
+    container: str
+    resource: str
+    devices: Mapping[int, tuple[str, ...]]
+    response: pb.ContainerAllocateResponse
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """All device ids."""
+        return frozenset(each for ids in self.devices.values() for each in ids)
+
+
+class Ledger:
+    """Devices by resource and allocations by container.
+
+    ``in_use`` may run ahead of the allocations while an Allocate call is on its way, and is rebuilt from them when
+    the call fails (spec/kubernetes.md §1.6, "no rollback": what an earlier container of the pod got, stays).
+    """
+
+    def __init__(self) -> None:
+        self.healthy: dict[str, set[str]] = {}
+        self.unhealthy: dict[str, set[str]] = {}
+        self.in_use: dict[str, set[str]] = {}
+        self._devices: dict[str, dict[str, pb.Device]] = {}
+        self._allocations: dict[tuple[str, str, str], Allocation] = {}
+
+    @property
+    def allocations(self) -> Iterable[Allocation]:
+        """All allocations, those of finished pods included until they are freed."""
+        return self._allocations.values()
+
+    def report(self, resource: str, devices: Iterable[pb.Device]) -> None:
+        """A ListAndWatch message: it replaces the one before. An id reported twice is in both sets (§1.5)."""
+        devices = list(devices)
+        self._devices[resource] = {each.ID: each for each in devices}
+        self.healthy[resource] = {each.ID for each in devices if each.health == HEALTHY}
+        self.unhealthy[resource] = {each.ID for each in devices if each.health != HEALTHY}
+
+    def restore(self, resources: Iterable[str], allocations: Iterable[Allocation]) -> None:
+        """What a checkpoint says: the resources show no devices until their plugins register again (§1.13)."""
+        for resource in resources:
+            self.healthy[resource] = set()
+            self.unhealthy[resource] = set()
+        for each in allocations:
+            self._allocations[each.pod_uid, each.container, each.resource] = each
+        self.rebuild_in_use()
+
+    def disconnect(self, resource: str) -> None:
+        """The plugin's stream has ended: all its devices are unhealthy (§1.5)."""
+        lost = self.healthy.get(resource, set())
+        if resource in self.healthy:
+            self.healthy[resource] = set()
+        self.unhealthy[resource] = self.unhealthy.get(resource, set()) | lost
+
+    def purge(self, resource: str) -> None:
+        """The plugin has been away for too long: forget the resource."""
+        self.healthy.pop(resource, None)
+        self.unhealthy.pop(resource, None)
+
+    def knows(self, resource: str) -> bool:
+        """Whether this is a resource of a device plugin at all; others are skipped in silence (§1.6)."""
+        return resource in self.healthy or resource in self.in_use
+
+    def capacities(self) -> dict[str, tuple[int, int]]:
+        """Capacity and allocatable of every resource as the Node shows them."""
+        resources = self.healthy.keys() | self.unhealthy.keys()
+        healthy = {each: len(self.healthy.get(each, ())) for each in resources}
+        return {each: (healthy[each] + len(self.unhealthy.get(each, ())), healthy[each]) for each in sorted(resources)}
+
+    def health(self) -> dict[str, dict[str, str]]:
+        """The health of every device by resource and id."""
+        return {
+            resource: {
+                **dict.fromkeys(sorted(self.healthy.get(resource, ())), HEALTHY),
+                **dict.fromkeys(sorted(self.unhealthy.get(resource, ())), "Unhealthy"),
+            }
+            for resource in self.healthy.keys() | self.unhealthy.keys()
+        }
+
+    def numa_nodes(self, resource: str, device: str) -> tuple[int, ...]:
+        """The NUMA nodes a device is near to."""
+        known = self._devices.get(resource, {}).get(device)
+        return tuple(node.ID for node in known.topology.nodes) if known is not None else ()
+
+    def by_numa(self, resource: str, devices: Iterable[str]) -> dict[int, tuple[str, ...]]:
+        """Devices grouped as checkpoint and pod-resources have them."""
+        groups: dict[int, tuple[str, ...]] = {}
+        for device in sorted(devices):
+            for node in self.numa_nodes(resource, device) or (NO_NUMA_NODE,):
+                groups[node] = (*groups.get(node, ()), device)
+        return groups
+
+    def get(self, pod_uid: str, container: str, resource: str) -> Allocation | None:
+        """What a container has of a resource, or None."""
+        return self._allocations.get((pod_uid, container, resource))
+
+    def of_container(self, pod_uid: str, container: str) -> Iterator[Allocation]:
+        """Everything a container has."""
+        return (each for each in self.allocations if each.pod_uid == pod_uid and each.container == container)
+
+    def holds_any(self, pod_uid: str) -> bool:
+        """Whether any container of the pod has anything."""
+        return any(each.pod_uid == pod_uid for each in self.allocations)
+
+    def record(self, allocation: Allocation) -> None:
+        """A plugin has answered Allocate."""
+        self._allocations[allocation.pod_uid, allocation.container, allocation.resource] = allocation
+        self.in_use.setdefault(allocation.resource, set()).update(allocation.ids)
+
+    def free_all_but(self, active: AbstractSet[str]) -> bool:
+        """Forget the allocations of pods that are not active; says whether there were any."""
+        gone = [key for key in self._allocations if key[0] not in active]
+        for key in gone:
+            del self._allocations[key]
+        if gone:
+            self.rebuild_in_use()
+        return bool(gone)
+
+    def rebuild_in_use(self) -> None:
+        """In use is what the allocations say, and nothing else."""
+        self.in_use = {}
+        for each in self.allocations:
+            self.in_use.setdefault(each.resource, set()).update(each.ids)

@@ -1,0 +1,57 @@
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from ascend.kube.client import KubeClient
+from sandbox.apiserver import ApiServer
+from sandbox.kubelet import Kubelet
+from tests.sandbox.kubelet.node import NODE, Clock, Cluster
+from tests.sandbox.kubelet.peer import Plugin
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def server(clock: Clock) -> AsyncIterator[ApiServer]:
+    async with ApiServer(clock=clock) as running:
+        yield running
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    # pytest's own directories are too long for the path of a socket.
+    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+async def client(server: ApiServer, directory: Path) -> AsyncIterator[KubeClient]:
+    path = directory / "kubeconfig"
+    path.write_text(json.dumps(server.kubeconfig()))
+    async with await KubeClient.connect(str(path)) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def kubelet(client: KubeClient, directory: Path) -> AsyncIterator[Kubelet]:
+    async with Kubelet(NODE, client, directory, seed=1, dial_timeout_s=0.2) as running:
+        yield running
+
+
+@pytest.fixture
+async def cluster(client: KubeClient, kubelet: Kubelet) -> Cluster:
+    return Cluster(client, kubelet)
+
+
+@pytest.fixture
+async def plugin(kubelet: Kubelet) -> AsyncIterator[Plugin]:
+    async with Plugin(kubelet.socket_dir) as serving:
+        await serving.register()
+        await kubelet.until(lambda: kubelet.allocatable(serving.resource) == len(serving.health))
+        yield serving

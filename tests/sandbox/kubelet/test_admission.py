@@ -1,0 +1,240 @@
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ascend.kube.client import KubeClient
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from sandbox.kubelet import Kubelet
+from tests.sandbox.kubelet.node import NODE, Cluster, container, pod
+from tests.sandbox.kubelet.peer import RESOURCE, Plugin, Refused
+
+
+async def test_a_pod_gets_the_devices_it_asks_for_and_runs(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+    await cluster.run("a", chips=2)
+    running = await cluster.pod("a", lambda each: each.phase == "Running")
+    (held,) = kubelet.ledger().values()
+    assert len(held) == 2
+    assert set(plugin.allocated[0]) == held
+    visible = kubelet.container("default/a", "main").env["ASCEND_VISIBLE_DEVICES"]
+    assert {f"Ascend910-{number}" for number in visible.split(",")} == held
+    (status,) = running.status["containerStatuses"]
+    assert status["containerID"] == kubelet.container("default/a", "main").id
+    assert status["ready"]
+
+
+async def test_the_plugins_preference_is_what_is_allocated(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+    plugin.prefer = lambda _available, _chosen, size: ["Ascend910-6", "Ascend910-7", "Ascend910-1"][:size]
+    await cluster.run("a", chips=2)
+    assert kubelet.ledger() == {("default/a", "main"): {"Ascend910-6", "Ascend910-7"}}
+    assert set(plugin.available[0]) == set(plugin.health)
+
+
+async def test_a_preference_is_cut_to_what_is_free_and_topped_up(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    plugin.prefer = lambda _available, _chosen, _size: ["Ascend910-3"]
+    await cluster.run("a", chips=1)
+    plugin.prefer = lambda _available, _chosen, _size: ["Ascend910-3", "no such device", "Ascend910-5"]
+    await cluster.run("b", chips=2)
+    held = kubelet.ledger()["default/b", "main"]
+    assert len(held) == 2
+    assert "Ascend910-5" in held
+    assert "Ascend910-3" not in held
+
+
+async def test_a_plugin_without_the_option_is_not_asked_for_its_preference(cluster: Cluster, kubelet: Kubelet) -> None:
+    async with Plugin(kubelet.socket_dir, prefers=False) as plugin:
+        await plugin.register()
+        await cluster.run("a", chips=2)
+        assert not plugin.available
+        assert len(plugin.allocated) == 1
+
+
+async def test_the_last_devices_are_asked_about_too_under_the_default_topology_policy(
+    cluster: Cluster, plugin: Plugin
+) -> None:
+    await cluster.run("a", chips=8)
+    assert len(plugin.available) == 1
+
+
+async def test_the_last_devices_are_not_asked_about_where_devices_are_aligned(
+    client: KubeClient, directory: Path
+) -> None:
+    async with Kubelet(NODE, client, directory, seed=1, topology_policy="best-effort") as kubelet:
+        cluster = Cluster(client, kubelet)
+        async with Plugin(kubelet.socket_dir) as plugin:
+            await plugin.register()
+            await cluster.run("a", chips=6)
+            await cluster.run("b", chips=2)
+            assert len(plugin.available) == 1
+
+
+@pytest.mark.parametrize("call", ["prefer", "allocate"])
+async def test_an_error_of_the_plugin_fails_the_pod_in_the_plugins_words(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin, call: str
+) -> None:
+    def refuse(*_: object) -> list[str]:
+        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "chip 3 is held by default/other")
+
+    setattr(plugin, call, refuse)
+    await cluster.create(pod("a", chips=1))
+    failed = await cluster.pod("a", lambda each: each.phase == "Failed")
+    assert failed.status["reason"] == "UnexpectedAdmissionError"
+    prefix = "device plugin GetPreferredAllocation rpc failed with err: " if call == "prefer" else ""
+    text = (
+        f"Allocate failed due to {prefix}rpc error: code = FailedPrecondition desc = chip 3 is held by default/other,"
+        " which is unexpected"
+    )
+    assert failed.status["message"] == f"Pod was rejected: {text}"
+    event = await cluster.event(lambda each: each.reason == "UnexpectedAdmissionError")
+    assert (event.note, event.type, event.regarding["name"]) == (text, "Warning", "a")
+    assert kubelet.ledger() == {}
+
+
+async def test_an_answer_for_no_container_fails_the_pod(cluster: Cluster, plugin: Plugin) -> None:
+    async def nothing(_devices: list[str]) -> pb.ContainerAllocateResponse:
+        raise Refused(grpc.StatusCode.UNKNOWN, "")
+
+    plugin.allocate = nothing
+    await cluster.create(pod("a", chips=1))
+    failed = await cluster.pod("a", lambda each: each.phase == "Failed")
+    assert failed.status["reason"] == "UnexpectedAdmissionError"
+
+
+async def test_what_an_earlier_container_got_stays_until_the_rejected_pod_is_freed_lazily(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    async def once(devices: list[str]) -> pb.ContainerAllocateResponse:
+        if len(plugin.allocated) == 2:
+            raise Refused(grpc.StatusCode.INTERNAL, "enough")
+        return await plugin._allocate(devices)
+
+    plugin.allocate = once
+    both = [container("one", chips=2), container("two", chips=2)]
+    await cluster.create(pod("a", containers=both))
+    await cluster.pod("a", lambda each: each.phase == "Failed")
+    assert set(kubelet.ledger()) == {("default/a", "one")}
+    await cluster.run("b", chips=8)
+    assert set(kubelet.ledger()) == {("default/b", "main")}
+
+
+async def test_pods_are_admitted_one_at_a_time_and_listed_right_before(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    seen: list[list[str]] = []
+    go_on = asyncio.Event()
+
+    async def slow(devices: list[str]) -> pb.ContainerAllocateResponse:
+        seen.append(kubelet.listed())
+        await go_on.wait()
+        return await plugin._allocate(devices)
+
+    plugin.allocate = slow
+    for name in ("z", "y", "x"):
+        await cluster.create(pod(name, chips=1))
+    await kubelet.until(lambda: seen)
+    go_on.set()
+    await kubelet.until(lambda: kubelet.has_container("default/x", "main"))
+    assert seen == [["default/z"], ["default/z", "default/y"], ["default/z", "default/y", "default/x"]]
+
+
+async def test_held_admission_neither_lists_nor_admits(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+    with cluster.admission_held():
+        await cluster.create(pod("a", chips=1))
+        await cluster.create(pod("b"))
+        await cluster.pod("b", lambda each: each)
+        assert kubelet.listed() == []
+        assert not plugin.allocated
+    await kubelet.until(lambda: kubelet.has_container("default/b", "main"))
+    assert len(plugin.allocated) == 1
+
+
+async def test_a_node_with_too_few_devices_refuses_before_any_device_is_given(cluster: Cluster, plugin: Plugin) -> None:
+    await cluster.run("a", chips=6)
+    await cluster.create(pod("b", chips=4))
+    failed = await cluster.pod("b", lambda each: each.phase == "Failed")
+    assert failed.status["reason"] == f"OutOf{RESOURCE}"
+    assert failed.status["message"] == (
+        f"Pod was rejected: Node didn't have enough resource: {RESOURCE}, requested: 4, used: 6, capacity: 8"
+    )
+    assert len(plugin.allocated) == 1
+
+
+async def test_an_explicit_zero_refuses(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+    await plugin.stop()
+    await kubelet.until(lambda: set(kubelet.devices(RESOURCE).values()) == {"Unhealthy"})
+    await cluster.node(lambda _capacity, allocatable: allocatable.get(RESOURCE) == "0")
+    await cluster.create(pod("a", chips=1))
+    failed = await cluster.pod("a", lambda each: each.phase == "Failed")
+    assert failed.status["reason"] == f"OutOf{RESOURCE}"
+
+
+async def test_a_resource_that_was_never_registered_is_skipped_in_silence(cluster: Cluster, kubelet: Kubelet) -> None:
+    await cluster.run("a", chips=4)
+    assert kubelet.ledger() == {}
+    assert "ASCEND_VISIBLE_DEVICES" not in kubelet.container("default/a", "main").env
+
+
+async def test_devices_turn_unhealthy_between_predicate_and_allocation_in_the_kubelets_words(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    await cluster.run("a", chips=7)
+    spare = next(each for each in plugin.health if each not in kubelet.ledger()["default/a", "main"])
+
+    async def fail_meanwhile(devices: list[str]) -> pb.ContainerAllocateResponse:
+        plugin.health[spare] = "Unhealthy"
+        plugin.send()
+        await kubelet.until(lambda: kubelet.devices(RESOURCE)[spare] == "Unhealthy")
+        return await plugin._allocate(devices)
+
+    await cluster.delete("a")
+    await cluster.gone("a")
+    plugin.allocate = fail_meanwhile
+    plugin.prefer = lambda available, _chosen, size: sorted(set(available) - {spare})[:size]
+    await cluster.create(pod("b", containers=[container("one", chips=7), container("two", chips=1)]))
+    failed = await cluster.pod("b", lambda each: each.phase == "Failed")
+    assert (
+        f"requested number of devices unavailable for {RESOURCE}. Requested: 1, Available: 0"
+        in (failed.status["message"])
+    )
+
+
+async def test_a_finished_init_containers_devices_serve_the_containers_after_it(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    await cluster.run("a", chips=4, initContainers=[container("prepare", chips=2)])
+    ledger = kubelet.ledger()
+    assert ledger["default/a", "prepare"] < ledger["default/a", "main"]
+    assert [len(each) for each in plugin.allocated] == [2, 4]
+
+
+async def test_a_sidecar_keeps_its_devices_for_itself(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+    sidecar = container("beside", chips=2, restartPolicy="Always")
+    await cluster.run("a", chips=4, initContainers=[sidecar])
+    ledger = kubelet.ledger()
+    assert not ledger["default/a", "beside"] & ledger["default/a", "main"]
+    assert len(plugin.allocated) == 2
+
+
+async def test_a_pod_is_kept_out_by_its_node_selector(cluster: Cluster, kubelet: Kubelet) -> None:
+    await cluster.create(pod("a", nodeSelector={"accelerator-type": "card"}))
+    failed = await cluster.pod("a", lambda each: each.phase == "Failed")
+    assert failed.status["reason"] == "NodeAffinity"
+    assert not kubelet.has_container("default/a", "main")
+
+
+async def test_the_same_seed_makes_the_same_choices(client: KubeClient, directory: Path) -> None:
+    chosen = []
+    for number in range(2):
+        async with (
+            Kubelet(f"n{number}", client, directory / str(number), seed=7) as kubelet,
+            Plugin(kubelet.socket_dir, prefers=False) as plugin,
+        ):
+            await plugin.register()
+            await kubelet.until(partial(kubelet.devices, RESOURCE))
+            await Cluster(client, kubelet).run(f"a{number}", chips=3, nodeName=f"n{number}")
+            chosen.append(plugin.allocated)
+    assert chosen[0] == chosen[1]

@@ -1,0 +1,116 @@
+import base64
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from sandbox.kubelet import Kubelet
+from tests.sandbox.kubelet.node import Clock, Cluster, pod
+from tests.sandbox.kubelet.peer import RESOURCE, Plugin
+
+
+async def test_the_checkpoint_says_who_holds_what(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+    plugin.numa = {"Ascend910-0": 0, "Ascend910-1": 1}
+    plugin.send()
+    plugin.prefer = lambda _available, _chosen, _size: ["Ascend910-0", "Ascend910-1", "Ascend910-2"]
+    created = await cluster.run("a", chips=3)
+    checkpoint = json.loads((kubelet.socket_dir / "kubelet_internal_checkpoint").read_text())
+    (entry,) = checkpoint["Data"]["PodDeviceEntries"]
+    assert (entry["PodUID"], entry["ContainerName"], entry["ResourceName"]) == (created.uid, "main", RESOURCE)
+    assert entry["DeviceIDs"] == {"0": ["Ascend910-0"], "1": ["Ascend910-1"], "-1": ["Ascend910-2"]}
+    response = pb.ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
+    assert response.envs["ASCEND_VISIBLE_DEVICES"] == "0,1,2"
+    assert checkpoint["Data"]["RegisteredDevices"] == {RESOURCE: sorted(plugin.health)}
+    assert isinstance(checkpoint["Checksum"], int)
+
+
+async def test_every_message_of_the_plugin_is_checkpointed(kubelet: Kubelet, plugin: Plugin) -> None:
+    plugin.health["Ascend910-0"] = "Unhealthy"
+    plugin.send()
+    await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-0"] == "Unhealthy")
+    checkpoint = json.loads((kubelet.socket_dir / "kubelet_internal_checkpoint").read_text())
+    assert checkpoint["Data"]["RegisteredDevices"] == {RESOURCE: sorted(set(plugin.health) - {"Ascend910-0"})}
+
+
+async def test_running_pods_keep_their_devices_and_containers_without_another_allocate(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    await cluster.run("a", chips=2)
+    await cluster.run("b", chips=4)
+    ledger, before = kubelet.ledger(), kubelet.container("default/a", "main")
+    await kubelet.restart()
+    await kubelet.until(lambda: len(kubelet.listed()) == 2)
+    assert kubelet.ledger() == ledger
+    assert kubelet.container("default/a", "main") == before
+    await cluster.node(lambda capacity, allocatable: (capacity.get(RESOURCE), allocatable.get(RESOURCE)) == ("0", "0"))
+    async with Plugin(kubelet.socket_dir) as successor:
+        await successor.register()
+        await cluster.node(lambda _capacity, allocatable: allocatable.get(RESOURCE) == "8")
+        await cluster.run("c", chips=2)
+        assert len(successor.allocated) == 1
+        assert not set(successor.allocated[0]) & (ledger["default/a", "main"] | ledger["default/b", "main"])
+    assert len(plugin.allocated) == 2
+
+
+async def test_a_new_pod_after_a_restart_is_refused_until_the_plugin_is_back(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    await kubelet.restart()
+    await cluster.node(lambda _capacity, allocatable: allocatable.get(RESOURCE) == "0")
+    await cluster.create(pod("a", chips=1))
+    failed = await cluster.pod("a", lambda each: each.phase == "Failed")
+    assert failed.status["reason"] == f"OutOf{RESOURCE}"
+    assert not plugin.allocated
+
+
+async def test_after_a_reboot_a_pod_fails_where_the_plugin_is_late(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    await cluster.run("a", chips=2)
+    await kubelet.reboot()
+    failed = await cluster.pod("a", lambda each: each.phase == "Failed")
+    text = f"no healthy devices present; cannot allocate unhealthy devices {RESOURCE}"
+    assert failed.status["message"] == f"Pod was rejected: Allocate failed due to {text}, which is unexpected"
+    assert len(plugin.allocated) == 1
+
+
+async def test_pods_deleted_while_the_kubelet_was_down_are_freed_later(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    await cluster.run("a", chips=8)
+    await kubelet.stop()
+    await plugin.stop()
+    await cluster.delete("a")
+    await kubelet.start()
+    async with Plugin(kubelet.socket_dir) as successor:
+        await successor.register()
+        await cluster.gone("a")
+        await cluster.run("b", chips=8)
+    assert set(kubelet.ledger()) == {("default/b", "main")}
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x00\xff", b'{"Data":{"PodDeviceEntries":null},"Checksum":1}'])
+async def test_a_corrupt_checkpoint_is_ignored(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin, content: bytes
+) -> None:
+    await kubelet.stop()
+    await plugin.stop()
+    (kubelet.socket_dir / "kubelet_internal_checkpoint").write_bytes(content)
+    await kubelet.start()
+    assert kubelet.ledger() == {}
+    async with Plugin(kubelet.socket_dir) as successor:
+        await successor.register()
+        await cluster.run("a", chips=1)
+
+
+async def test_pods_there_are_at_the_start_come_by_creation_time(
+    cluster: Cluster, kubelet: Kubelet, clock: Clock
+) -> None:
+    await kubelet.stop()
+    for name, second in (("a", 30), ("b", 10), ("c", 20)):
+        clock.time = datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC)
+        await cluster.create(pod(name))
+    await kubelet.start()
+    await kubelet.until(lambda: len(kubelet.listed()) == 3)
+    assert kubelet.listed() == ["default/b", "default/c", "default/a"]
