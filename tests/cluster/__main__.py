@@ -76,8 +76,9 @@ def main() -> int:
 
 
 def _prepare() -> int:
-    problems = _install() if requirements.missing_packages() else []
-    if not problems and not requirements.missing_system():
+    packages = list(requirements.missing_packages())
+    problems = _install(packages) if packages else []
+    if not (problems or requirements.missing_packages() or requirements.missing_system()):
         try:
             binaries.build(_say)
         except ClusterError as error:
@@ -94,13 +95,13 @@ def _prepare() -> int:
     return 1 if requirements.in_ci() else 0
 
 
-def _install() -> list[str]:
+def _install(packages: list[str]) -> list[str]:
     """Install the Debian packages; returns sentences about what went wrong."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return []  # `missing` says what is absent and that root and Debian would help
-    _say(f"installing {', '.join(requirements.PACKAGES)}")
+    _say(f"installing {', '.join(packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *requirements.PACKAGES]
+    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *packages]
     for command in (["apt-get", "update", "--quiet"], install):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:

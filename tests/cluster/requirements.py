@@ -10,28 +10,27 @@ from typing import Final
 
 from tests.cluster import binaries
 
-# Debian's names of what the cluster calls.
-PACKAGES: Final = (
-    "containerd",
-    "runc",
-    "containernetworking-plugins",
-    "busybox-static",
-    "conntrack",
-    "iproute2",
-    "openssl",
-    "util-linux",
-)
 BUSYBOX: Final = Path("/bin/busybox")
 CNI_PLUGINS: Final = Path("/usr/lib/cni")
 
-_COMMANDS: Final = ("containerd", "ctr", "runc", "conntrack", "ip", "openssl", "unshare", "mount")
+# Command -> the Debian package that has it.
+_COMMANDS: Final = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "conntrack": "conntrack",
+    "ip": "iproute2",
+    "openssl": "openssl",
+    "unshare": "util-linux",
+    "mount": "mount",
+}
 _CONTROLLERS: Final = ("cpu", "cpuset", "memory", "pids")
 _PREPARE: Final = "run `python -m tests.cluster prepare`"
 
 
 def missing() -> list[str]:
     """Sentences, one per obstacle; none means that the real cluster can run here."""
-    found = [*missing_packages(), *missing_system()]
+    found = [*missing_packages().values(), *missing_system()]
     if absent := binaries.absent():
         how = "and there is no Go compiler on PATH to build them" if shutil.which("go") is None else _PREPARE
         found.append(f"Not built yet: {', '.join(absent)}; {how}.")
@@ -43,15 +42,21 @@ def in_ci() -> bool:
     return os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
 
-def missing_packages() -> list[str]:
-    """Sentences for what `prepare` can install from Debian packages."""
-    found = []
-    if absent := [command for command in _COMMANDS if _which(command) is None]:
-        found.append(f"Commands not installed: {', '.join(absent)}; as root {_PREPARE} (installs Debian packages).")
+def missing_packages() -> dict[str, str]:
+    """Debian packages that `prepare` can install, each with a sentence saying what is not there.
+
+    Only what is absent: installing Debian's containerd where Docker's own is would remove Docker.
+    """
+    advice = f"as root {_PREPARE}, which installs Debian packages"
+    found = {
+        package: f"The command {command} is not installed; {advice}."
+        for command, package in _COMMANDS.items()
+        if _which(command) is None
+    }
     if not (CNI_PLUGINS / "loopback").exists():
-        found.append(f"CNI plugins are not in {CNI_PLUGINS}; as root {_PREPARE} (installs Debian packages).")
+        found["containernetworking-plugins"] = f"CNI plugins are not in {CNI_PLUGINS}; {advice}."
     if not (BUSYBOX.exists() and _is_static(BUSYBOX)):
-        found.append(f"{BUSYBOX} is not a statically linked busybox; as root {_PREPARE} (installs Debian packages).")
+        found["busybox-static"] = f"{BUSYBOX} is not a statically linked busybox; {advice}."
     return found
 
 
