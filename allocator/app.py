@@ -80,6 +80,10 @@ class AllocatorApp:
         """Wait until the view is complete: from then on questions are answered."""
         await self._view.synced()
 
+    def missing(self) -> str | None:
+        """What the view still waits for, a sentence; None once it is complete."""
+        return self._view.missing()
+
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
@@ -115,6 +119,7 @@ class AllocatorApp:
             self.extender_address = await stack.enter_async_context(serve_http(http, self._settings.extender_address))
             grpc_server = await stack.enter_async_context(serve_grpc(service, self._settings.grpc_address))
             self.grpc_address = grpc_server.address
+            failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
                 background = [
                     tasks.create_task(self._view.run(), name="view"),
@@ -123,9 +128,13 @@ class AllocatorApp:
                 ]
                 try:
                     yield
+                except Exception as error:  # noqa: BLE001 - raised again below, as it came and not in a group
+                    failure = error
                 finally:
                     for task in background:
                         task.cancel()
+            if failure is not None:
+                raise failure
 
     async def _announce(self, grpc_server: GrpcServer) -> None:
         await self._view.synced()

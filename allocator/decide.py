@@ -42,18 +42,18 @@ class Filtered:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedNode:
-    """A node a pod fits on.
+class Tier:
+    """Nodes a pod fits on equally well.
 
     Attributes:
-        node: its name.
-        rank: 1 is the best; nodes that fit equally well share one.
-        fit: how it fits; None for the node of a pod that is settled already.
+        rank: 1 is the best.
+        score: the reference scheduler's number for the placement; 0 for the node of a pod that is settled already.
+        nodes: by name, so that the first of the first tier is the winner.
     """
 
-    node: str
     rank: int
-    fit: Fit | None
+    score: int
+    nodes: list[str]
 
 
 class DecisionEngine:
@@ -92,8 +92,8 @@ class DecisionEngine:
                     fitting.append(name)
             return Filtered(fitting, refused)
 
-    def rank(self, pod: Pod, candidates: Iterable[str] | None = None) -> list[RankedNode]:
-        """The nodes a pod fits on, best first, by name where they fit equally well; reserves nothing.
+    def rank(self, pod: Pod, candidates: Iterable[str] | None = None) -> list[Tier]:
+        """The nodes a pod fits on, best first; reserves nothing.
 
         Raises:
             Refusal: the pod's request makes no sense on any node.
@@ -102,12 +102,14 @@ class DecisionEngine:
         self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
-            return [RankedNode(settled, 1, None)] if candidates is None or settled in set(candidates) else []
+            return [Tier(1, 0, [settled])] if candidates is None or settled in set(candidates) else []
+        tiers: dict[tuple[OrderKey, int], list[str]] = {}
         with self._ledger.suspended(pod.uid):
-            verdicts = self._verdicts(request, candidates)
-            fits = sorted(((name, fit) for name, fit in verdicts if isinstance(fit, Fit)), key=_order)
-        ranks = {key: rank for rank, key in enumerate(sorted({fit.key for _, fit in fits}), start=1)}
-        return [RankedNode(name, ranks[fit.key], fit) for name, fit in fits]
+            for name, verdict in self._verdicts(request, candidates):
+                if isinstance(verdict, Fit):
+                    tiers.setdefault((verdict.key, verdict.score), []).append(name)
+        ranked = enumerate(sorted(tiers.items()), start=1)
+        return [Tier(rank, score, sorted(set(names))) for rank, ((_, score), names) in ranked]
 
     def place(self, pod: Pod, candidates: Iterable[str] | None = None) -> Reservation:
         """Choose node and chips for a pod and reserve them.

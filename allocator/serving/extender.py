@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from allocator.commit import Committer, PodRef
-from allocator.decide import DecisionEngine, Filtered, RankedNode
+from allocator.decide import DecisionEngine, Filtered, Tier
 from allocator.journal import Journal
 from allocator.rules.vacancy import OCCUPIED
 from ascend.errors import AscendError, InvalidValue, Refusal
@@ -98,7 +98,7 @@ class Extender:
             try:
                 filtered = self._engine.filter(pod, names)
                 if len(filtered.fitting) == 1:
-                    self._engine.place(pod, filtered.fitting)
+                    self._keep(pod, filtered.fitting[0])
             except Refusal as refusal:
                 self._journal.refused(pod, refusal)
                 return _answer(
@@ -115,12 +115,12 @@ class Extender:
             return _answer([])
         with self._journal.timed("score"):
             try:
-                ranked = self._engine.rank(pod, names)
-                if ranked:
-                    self._engine.place(pod, [ranked[0].node])
+                tiers = self._engine.rank(pod, names)
+                if tiers:
+                    self._keep(pod, tiers[0].nodes[0])
             except Refusal:
                 return _answer([_HostPriority(name, 0) for name in names])
-        return _answer(_priorities(ranked, names))
+        return _answer(_priorities(tiers, names))
 
     async def _bind(self, request: web.Request) -> web.Response:
         with self._journal.timed("bind"):
@@ -133,11 +133,17 @@ class Extender:
                 return _answer(_BindingResult(error=_text(error)))
         return _answer(_BindingResult())
 
+    def _keep(self, pod: Pod, node: str) -> None:
+        if self._engine.settled_node(pod) is None:
+            self._engine.place(pod, [node])
+
     def _pod_and_names(self, body: bytes) -> tuple[Pod, list[str]]:
         args = _decode(body, _Args)
         if args.node_names is None:
             raise InvalidValue(_NODE_CACHE)
         self._require_view()
+        if not args.pod.uid:
+            raise InvalidValue(f"pod {args.pod.key} has no uid; chips are kept by uid")
         return args.pod, args.node_names
 
     def _require_view(self) -> None:
@@ -169,9 +175,9 @@ def _filter_result(filtered: Filtered) -> _FilterResult:
     return result
 
 
-def _priorities(ranked: list[RankedNode], names: list[str]) -> list[_HostPriority]:
+def _priorities(tiers: list[Tier], names: list[str]) -> list[_HostPriority]:
     # Exactly one node gets the most points: kube-scheduler would pick at random among several.
-    scores = {each.node: max(MAX_PRIORITY - each.rank, 0) for each in ranked}
-    if ranked:
-        scores[ranked[0].node] = MAX_PRIORITY
+    scores = {name: max(MAX_PRIORITY - tier.rank, 0) for tier in tiers for name in tier.nodes}
+    if tiers:
+        scores[tiers[0].nodes[0]] = MAX_PRIORITY
     return [_HostPriority(name, scores.get(name, 0)) for name in names]

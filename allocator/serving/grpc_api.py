@@ -80,14 +80,11 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         pod = await self._pod(request.pod, context)
         with self._journal.timed("score"):
             try:
-                ranked = self._engine.rank(pod, list(request.nodes) or None)
+                tiers = self._engine.rank(pod, list(request.nodes) or None)
             except Refusal:
                 return pb.ScoreResponse()
         return pb.ScoreResponse(
-            nodes=[
-                pb.ScoredNode(node=each.node, rank=each.rank, score=each.fit.score if each.fit is not None else 0)
-                for each in ranked
-            ]
+            nodes=[pb.ScoredNode(node=name, rank=tier.rank, score=tier.score) for tier in tiers for name in tier.nodes]
         )
 
     async def Allocate(self, request: pb.AllocateRequest, context: _Context) -> pb.AllocateResponse:  # noqa: N802 - the wire's

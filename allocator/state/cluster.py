@@ -38,8 +38,9 @@ class Cluster:
         return self._pods
 
     def predicate_times(self) -> list[int]:
-        """The times of the decisions written on live pods that the device plugin has not claimed yet."""
-        times = (read_predicate_time(pod.metadata.annotations) for pod in self._pods.values() if pod.is_live)
+        """The times of the decisions written on live bound pods that the device plugin has not claimed yet."""
+        bound = (pod for pod in self._pods.values() if pod.is_live and pod.spec.node_name)
+        times = (read_predicate_time(pod.metadata.annotations) for pod in bound)
         return [time for time in times if time is not None and time != CLAIMED]
 
     def node_applied(self, node: Node) -> None:

@@ -1,0 +1,158 @@
+"""An allocator on the sandbox's API server, reached over real HTTP and gRPC."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import grpc
+import yaml
+
+from allocator.app import AllocatorApp
+from allocator.settings import Settings
+from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
+from ascend.chips import RESOURCE
+from protos.ascend.allocator.v1 import allocator_pb2 as pb
+from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
+from sandbox.apiserver import ApiServer
+
+if TYPE_CHECKING:
+    from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorAsyncStub
+
+Json = dict[str, Any]
+
+
+async def until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for is a copy of another process's state
+            await asyncio.sleep(0.001)
+
+
+class Allocator:
+    """A running allocator and everything a scheduler needs to talk to it."""
+
+    def __init__(
+        self, server: ApiServer, app: AllocatorApp, http: aiohttp.ClientSession, stub: "AllocatorAsyncStub"
+    ) -> None:
+        self.server = server
+        self.app = app
+        self.stub = stub
+        self._http = http
+
+    async def post(self, verb: str, body: object) -> Any:
+        """Ask the extender; it always answers 200 and JSON."""
+        data = body if isinstance(body, bytes) else None
+        async with self._http.post(
+            f"http://{self.app.extender_address}/scheduler/{verb}", data=data, json=None if data is not None else body
+        ) as response:
+            assert response.status == 200
+            return await response.json()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Read a page of the daemon."""
+        async with self._http.get(f"http://{self.app.extender_address}{path}") as response:
+            return response.status, await response.text()
+
+    async def filter(self, pod: Json, nodes: Iterable[str]) -> Json:
+        answer: Json = await self.post("filter", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
+        return answer
+
+    async def prioritize(self, pod: Json, nodes: Iterable[str]) -> dict[str, int]:
+        answer = await self.post("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
+        return {each["Host"]: each["Score"] for each in answer}
+
+    async def bind(self, pod: Json, node: str, *, uid: str | None = None) -> str:
+        meta = pod["metadata"]
+        args = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": uid or meta["uid"], "Node": node}
+        error: str = (await self.post("bind", args))["Error"]
+        return error
+
+    async def schedule(self, pod: Json, nodes: Iterable[str]) -> str:
+        """What kube-scheduler does for one pod; the node it chose, or nothing."""
+        fitting = (await self.filter(pod, nodes))["NodeNames"]
+        if not fitting:
+            return ""
+        scores = await self.prioritize(pod, fitting) if len(fitting) > 1 else {fitting[0]: 10}
+        winner = max(scores, key=lambda name: scores[name])
+        assert await self.bind(pod, winner) == ""
+        return winner
+
+    async def node(self, name: str, **more: Any) -> None:
+        """Create a 910A server and wait until it is seen."""
+        await self.server.create(node_manifest(name, **more))
+        await until(lambda: name in self.app.cluster.nodes)
+
+    async def pod(self, name: str, count: int | None, **metadata: Any) -> Json:
+        """Create a pod and wait until it is seen."""
+        created = await self.server.create(pod_manifest(name, count, **metadata))
+        await until(lambda: created["metadata"]["uid"] in self.app.cluster.pods)
+        return created
+
+    async def read(self, name: str) -> Json:
+        """A pod as the API server has it."""
+        async with self._http.get(f"{self.server.url}/api/v1/namespaces/default/pods/{name}") as response:
+            answer: Json = await response.json()
+            return answer
+
+    async def delete(self, name: str) -> None:
+        """Delete a pod at once."""
+        url = f"{self.server.url}/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds=0"
+        async with self._http.delete(url) as response:
+            assert response.status == 200
+
+
+def node_manifest(name: str, *, chips: int = 8, npu: bool = True) -> Json:
+    """A Ready 910A server, or one without chips."""
+    infos = {BASE_DEVICE_INFOS: write_base_device_infos({chip: ChipAddress() for chip in range(chips)})}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "annotations": infos if npu else {}},
+        "status": {
+            "allocatable": {RESOURCE: str(chips)} if npu else {},
+            "capacity": {RESOURCE: str(chips)} if npu else {},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def pod_manifest(name: str, count: int | None, **metadata: Any) -> Json:
+    """A pod with one container that asks for so many chips."""
+    quantities = {RESOURCE: str(count)} if count is not None else {}
+    resources = {"limits": quantities, "requests": quantities}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", **metadata},
+        "spec": {"containers": [{"name": "main", "image": "none", "resources": resources}]},
+    }
+
+
+def ref(pod: Json) -> pb.PodRef:
+    """The pod as the gRPC API names it."""
+    meta = pod["metadata"]
+    return pb.PodRef(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+
+
+@asynccontextmanager
+async def running(
+    server: ApiServer,
+    folder: Path,
+    *,
+    synced: bool = True,
+    grpc_address: str = "127.0.0.1:0",
+    now_ns: Callable[[], int] = time.time_ns,
+) -> AsyncIterator[Allocator]:
+    """An allocator for this server."""
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
+    settings = Settings(kubeconfig=kubeconfig, extender_address="127.0.0.1:0", grpc_address=grpc_address)
+    async with AllocatorApp(settings, now_ns=now_ns) as app, aiohttp.ClientSession() as http:
+        if synced:
+            await app.synced()
+        async with grpc.aio.insecure_channel(app.grpc_address) as channel:
+            yield Allocator(server, app, http, AllocatorStub(channel))

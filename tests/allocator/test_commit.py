@@ -1,0 +1,291 @@
+"""The commit: one Binding per pod, one answer however often it is asked; of a lost answer the pod says what it was."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from allocator.commit import ANSWER_TIMEOUT_S, Bound, Committer, PodRef
+from allocator.decide import SETTLED
+from allocator.stamp import Stamps
+from allocator.state.ledger import Stage
+from ascend.annotations import ALLOCATED, PREDICATE_TIME
+from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Throttled, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import Pod, Resource
+from tests.allocator.builders import World, node, pod
+
+NOW_NS = 1_795_000_000_000_000_000
+pytestmark = pytest.mark.looptime
+
+REF = PodRef("default", "a", "uid-a")
+
+
+class Server:
+    """Two calls of the API server, with a script of what goes wrong."""
+
+    def __init__(self, *pods: Pod) -> None:
+        self.pods = {each.name: each for each in pods}
+        self.bindings: list[dict[str, Any]] = []
+        self.before: list[AscendError] = []
+        self.after: list[AscendError] = []
+        self.unreadable: list[AscendError] = []
+        self.gate: asyncio.Event | None = None
+        self.asked = asyncio.Event()
+
+    async def bind(
+        self, *, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str], timeout_s: float
+    ) -> None:
+        self.asked.set()
+        self.bindings.append({"name": f"{namespace}/{name}", "node": node, **annotations})
+        if self.gate is not None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.gate.wait()
+            except TimeoutError:
+                raise Unreachable("timed out") from None
+        if self.before:
+            raise self.before.pop(0)
+        found = self.pods.get(name)
+        if found is None:
+            raise NotFound("no such pod", status=404)
+        if found.uid != uid or found.spec.node_name:
+            raise Conflict("uid or node", status=409)
+        self.pods[name] = pod(name, found.spec.containers[0].chips, node=node, annotations=annotations)
+        if self.after:
+            raise self.after.pop(0)
+
+    async def get(self, resource: Resource[Pod], name: str, namespace: str = "") -> Pod:
+        assert resource.plural == "pods"
+        assert namespace == "default"
+        if self.unreadable:
+            raise self.unreadable.pop(0)
+        if name not in self.pods:
+            raise NotFound("no such pod", status=404)
+        return self.pods[name]
+
+
+class Office:
+    """A committer in a world of two nodes."""
+
+    def __init__(self, *pods: Pod, server: Server | None = None) -> None:
+        self.world = World()
+        self.world.add(node("n1"), node("n2"), *pods)
+        self.server = server or Server(*pods)
+        self.outcomes: list[Bound | AscendError] = []
+        self.committer = Committer(
+            client=cast("KubeClient", self.server),
+            cluster=self.world.cluster,
+            ledger=self.world.ledger,
+            engine=self.world.engine,
+            stamps=Stamps(lambda: NOW_NS, self.world.cluster.predicate_times),
+            monotonic=lambda: self.world.now_s,
+            outcome=lambda _ref, _node, result, _duration_s: self.outcomes.append(result),
+        )
+
+    def stage(self, uid: str = "uid-a") -> Stage | None:
+        held = self.world.ledger.get(uid)
+        return None if held is None else held.stage
+
+
+async def test_a_pod_is_bound_with_its_chips_in_selection_order_and_a_time() -> None:
+    office = Office(pod("a", 2))
+    bound = await office.committer.bind(REF, "n1")
+    assert bound.grant.chips == (0, 1)
+    assert office.server.bindings == [
+        {"name": "default/a", "node": "n1", ALLOCATED: "Ascend910-0,Ascend910-1", PREDICATE_TIME: str(NOW_NS)}
+    ]
+    assert office.stage() is Stage.BOUND
+    assert office.outcomes == [bound]
+
+
+async def test_asked_again_before_and_after_it_is_seen_nothing_is_posted_twice() -> None:
+    office = Office(pod("a", 2))
+    first = await office.committer.bind(REF, "n1")
+    again = await office.committer.bind(REF, "n1")
+    office.world.add(office.server.pods["a"])
+    assert office.stage() is None
+    seen = await office.committer.bind(REF, "n1")
+    assert first.grant == again.grant == seen.grant
+    assert (first.repeated, again.repeated, seen.repeated) == (False, True, True)
+    assert len(office.server.bindings) == 1
+
+
+async def test_bound_elsewhere_is_a_refusal() -> None:
+    office = Office(pod("a", 2))
+    await office.committer.bind(REF, "n1")
+    for _ in ("from the ledger", "from the view"):
+        with pytest.raises(Refusal) as refused:
+            await office.committer.bind(REF, "n2")
+        assert refused.value.reason == SETTLED
+        office.world.add(office.server.pods["a"])
+    assert len(office.server.bindings) == 1
+
+
+async def test_of_two_calls_at_once_one_posts_and_both_are_answered() -> None:
+    office = Office(pod("a", 2))
+    one, two, elsewhere = await asyncio.gather(
+        office.committer.bind(REF, "n1"),
+        office.committer.bind(REF, "n1"),
+        office.committer.bind(REF, "n2"),
+        return_exceptions=True,
+    )
+    assert isinstance(one, Bound)
+    assert one == two
+    assert isinstance(elsewhere, Refusal)
+    assert len(office.server.bindings) == 1
+
+
+async def test_a_caller_that_goes_away_does_not_take_the_binding_with_it() -> None:
+    office = Office(pod("a", 2))
+    office.server.gate = asyncio.Event()
+    caller = asyncio.create_task(office.committer.bind(REF, "n1"))
+    await office.server.asked.wait()
+    caller.cancel()
+    await asyncio.wait({caller})
+    assert office.stage() is Stage.BINDING
+    office.server.gate.set()
+    await office.committer.drain()
+    assert office.stage() is Stage.BOUND
+
+
+async def test_the_answer_comes_in_time_and_the_work_goes_on() -> None:
+    office = Office(pod("a", 2))
+    office.server.gate = asyncio.Event()
+
+    async def get(*_: object) -> Pod:
+        await asyncio.sleep(60)
+        return office.server.pods["a"]
+
+    office.server.get = get  # type: ignore[method-assign, assignment] # a server that has stopped answering
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    with pytest.raises(Unreachable, match="goes on"):
+        await office.committer.bind(REF, "n1")
+    assert loop.time() - started_s == pytest.approx(ANSWER_TIMEOUT_S)
+    assert office.stage() is Stage.BINDING
+    await office.committer.drain()
+    assert office.stage() is Stage.TENTATIVE
+
+
+@pytest.mark.parametrize("error", [Unreachable("broken pipe"), ApiError("timeout", status=504)])
+async def test_a_lost_answer_to_a_binding_that_was_made_is_success(error: AscendError) -> None:
+    office = Office(pod("a", 2))
+    office.server.after = [error]
+    bound = await office.committer.bind(REF, "n1")
+    assert bound.grant.chips == (0, 1)
+    assert office.stage() is Stage.BOUND
+
+
+@pytest.mark.parametrize("error", [Unreachable("refused"), ApiError("internal", status=500)])
+async def test_a_binding_that_was_not_made_keeps_its_chips_for_a_while(error: AscendError) -> None:
+    office = Office(pod("a", 2))
+    office.server.before = [error]
+    with pytest.raises(type(error)):
+        await office.committer.bind(REF, "n1")
+    assert office.stage() is Stage.TENTATIVE
+    assert (await office.committer.bind(REF, "n1")).grant.chips == (0, 1)
+
+
+async def test_where_the_pod_can_not_be_read_either_the_chips_are_kept_for_a_while() -> None:
+    office = Office(pod("a", 2))
+    office.server.after = [Unreachable("lost")]
+    office.server.unreadable = [Unreachable("gone")]
+    with pytest.raises(Unreachable):
+        await office.committer.bind(REF, "n1")
+    assert office.stage() is Stage.TENTATIVE
+    # The next attempt runs into the Binding that was made all the same, and what is written counts.
+    assert (await office.committer.bind(REF, "n1")).grant.predicate_time == NOW_NS
+    assert office.stage() is Stage.BOUND
+
+
+@pytest.mark.parametrize(
+    "error", [NotFound("gone", status=404), Throttled("later", status=429), ApiError("no", status=403)]
+)
+async def test_a_clear_no_gives_the_chips_back(error: ApiError) -> None:
+    office = Office(pod("a", 2))
+    office.server.before = [error]
+    with pytest.raises(type(error)):
+        await office.committer.bind(REF, "n1")
+    assert office.stage() is None
+    assert office.outcomes == [error]
+
+
+async def test_a_pod_that_was_replaced_by_one_of_the_same_name_is_refused() -> None:
+    office = Office(pod("a", 2))
+    other = pod("a", 2)
+    office.server.pods["a"] = Pod(
+        metadata=type(other.metadata)(name="a", namespace="default", uid="uid-other"), spec=other.spec
+    )
+    with pytest.raises(Refusal) as refused:
+        await office.committer.bind(REF, "n1")
+    assert refused.value.reason == "PodGone"
+    assert office.stage() is None
+
+
+async def test_a_pod_bound_by_somebody_else_keeps_what_is_written_on_it() -> None:
+    office = Office(pod("a", 2))
+    office.server.pods["a"] = pod("a", 2, node="n2", chips=[4, 5])
+    with pytest.raises(Refusal) as refused:
+        await office.committer.bind(REF, "n1")
+    assert refused.value.reason == SETTLED
+    # Not seen by the watch yet, so the ledger holds it where it is.
+    held = office.world.ledger.get("uid-a")
+    assert held is not None
+    assert (held.node, held.chips, held.stage) == ("n2", (4, 5), Stage.BOUND)
+
+
+async def test_a_pod_our_watch_has_not_shown_yet_is_read() -> None:
+    office = Office(server=Server(pod("a", 2)))
+    assert (await office.committer.bind(REF, "n1")).grant.chips == (0, 1)
+
+
+async def test_the_watch_may_be_faster_than_the_answer() -> None:
+    office = Office(pod("a", 2))
+    office.server.gate = asyncio.Event()
+    binding = asyncio.create_task(office.committer.bind(REF, "n1"))
+    await office.server.asked.wait()
+    office.world.add(pod("a", 2, node="n1", chips=[0, 1]))
+    office.world.cluster.pod_deleted(pod("a", 2, node="n1", chips=[0, 1]))
+    office.server.gate.set()
+    await binding
+    assert len(office.world.ledger) == 0
+
+
+async def test_without_a_uid_nothing_is_bound() -> None:
+    office = Office(pod("a", 2))
+    with pytest.raises(Refusal) as refused:
+        await office.committer.bind(PodRef("default", "a", ""), "n1")
+    assert refused.value.reason == "InvalidRequest"
+    assert office.server.bindings == []
+
+
+async def test_a_finished_pod_is_not_bound() -> None:
+    office = Office(pod("a", 2, phase="Failed"))
+    with pytest.raises(Refusal) as refused:
+        await office.committer.bind(REF, "n1")
+    assert refused.value.reason == "PodFinished"
+
+
+async def test_what_was_bound_but_never_seen_is_looked_after() -> None:
+    office = Office(pod("a", 1), pod("b", 1))
+    await office.committer.bind(REF, "n1")
+    await office.committer.bind(PodRef("default", "b", "uid-b"), "n1")
+    del office.server.pods["a"]
+    await office.committer.verify()
+    assert office.stage() is Stage.BOUND
+    office.world.now_s += 31
+    await office.committer.verify()
+    assert office.stage() is None
+    assert office.stage("uid-b") is Stage.BOUND
+
+
+async def test_chips_can_be_kept_for_a_caller_that_binds_by_itself() -> None:
+    office = Office(pod("a", 2))
+    kept = office.committer.keep(pod("a", 2), None)
+    assert kept == office.committer.keep(pod("a", 2), None)
+    assert office.stage() is Stage.TENTATIVE
+    assert office.server.bindings == []
+    later = await office.committer.bind(REF, kept.node)
+    assert later.grant.chips == kept.grant.chips
