@@ -122,6 +122,11 @@ class Kubelet:
         return f"http://127.0.0.1:{self._port}/pods"
 
     @property
+    def is_synced(self) -> bool:
+        """Whether the pods there were at the kubelet's start have been through admission; later ones come in order."""
+        return self._process is not None and self._process.devices.sources_ready
+
+    @property
     def registrations(self) -> int:
         """How many Register calls this run of the kubelet got, refused ones included."""
         return self._running.plugins.registrations

@@ -97,6 +97,7 @@ class SyncLoop:
         for pod in sorted(self._initial, key=lambda each: each.metadata.creation_timestamp):
             await self._apply(pod)
         self._devices.sources_ready = True
+        self._changed()
         while True:
             pod, exists = await self._queue.get()
             if exists:

@@ -41,6 +41,7 @@ async def client(server: ApiServer, directory: Path) -> AsyncIterator[KubeClient
 @pytest.fixture
 async def kubelet(client: KubeClient, directory: Path) -> AsyncIterator[Kubelet]:
     async with Kubelet(NODE, client, directory, seed=1, dial_timeout_s=0.2) as running:
+        await running.until(lambda: running.is_synced)
         yield running
 
 
@@ -50,8 +51,7 @@ async def cluster(client: KubeClient, kubelet: Kubelet) -> Cluster:
 
 
 @pytest.fixture
-async def plugin(kubelet: Kubelet) -> AsyncIterator[Plugin]:
+async def plugin(cluster: Cluster, kubelet: Kubelet) -> AsyncIterator[Plugin]:
     async with Plugin(kubelet.socket_dir) as serving:
-        await serving.register()
-        await kubelet.until(lambda: kubelet.allocatable(serving.resource) == len(serving.health))
+        await cluster.register(serving)
         yield serving

@@ -13,7 +13,7 @@ from ascend.kube.objects import EVENTS, NODES, PODS, JsonObject, KubeObject, Res
 from ascend.kube.reflector import Reflector
 from sandbox.kubelet import Kubelet
 from sandbox.kubelet.objects import ALL_OF_PODS, FullPod
-from tests.sandbox.kubelet.peer import RESOURCE
+from tests.sandbox.kubelet.peer import RESOURCE, Plugin
 
 NODE = "node-1"
 
@@ -86,6 +86,11 @@ class Cluster:
         created = await self.create(pod(name, chips, **spec))
         await self.kubelet.until(lambda: self.kubelet.has_container(created.key, "main"))
         return created
+
+    async def register(self, plugin: Plugin) -> None:
+        """Register and wait until the Node shows the devices: before, pods run without or are kept out."""
+        await plugin.register()
+        await self.kubelet.until(lambda: self.kubelet.allocatable(plugin.resource) == len(plugin.health))
 
     async def delete(self, name: str) -> None:
         await self.client.delete(PODS, name, "default")

@@ -1,5 +1,4 @@
 import asyncio
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -47,7 +46,7 @@ async def test_a_preference_is_cut_to_what_is_free_and_topped_up(
 
 async def test_a_plugin_without_the_option_is_not_asked_for_its_preference(cluster: Cluster, kubelet: Kubelet) -> None:
     async with Plugin(kubelet.socket_dir, prefers=False) as plugin:
-        await plugin.register()
+        await cluster.register(plugin)
         await cluster.run("a", chips=2)
         assert not plugin.available
         assert len(plugin.allocated) == 1
@@ -66,7 +65,7 @@ async def test_the_last_devices_are_not_asked_about_where_devices_are_aligned(
     async with Kubelet(NODE, client, directory, seed=1, topology_policy="best-effort") as kubelet:
         cluster = Cluster(client, kubelet)
         async with Plugin(kubelet.socket_dir) as plugin:
-            await plugin.register()
+            await cluster.register(plugin)
             await cluster.run("a", chips=6)
             await cluster.run("b", chips=2)
             assert len(plugin.available) == 1
@@ -233,8 +232,8 @@ async def test_the_same_seed_makes_the_same_choices(client: KubeClient, director
             Kubelet(f"n{number}", client, directory / str(number), seed=7) as kubelet,
             Plugin(kubelet.socket_dir, prefers=False) as plugin,
         ):
-            await plugin.register()
-            await kubelet.until(partial(kubelet.devices, RESOURCE))
-            await Cluster(client, kubelet).run(f"a{number}", chips=3, nodeName=f"n{number}")
+            cluster = Cluster(client, kubelet)
+            await cluster.register(plugin)
+            await cluster.run(f"a{number}", chips=3, nodeName=f"n{number}")
             chosen.append(plugin.allocated)
     assert chosen[0] == chosen[1]

@@ -53,8 +53,7 @@ async def test_of_two_resources_that_set_the_same_variable_one_wins_whole(cluste
     ):
         for plugin, value in ((one, "x"), (two, "y")):
             answer(plugin, pb.ContainerAllocateResponse(envs={"SAME": value, value: value}))
-            await plugin.register()
-        await kubelet.until(lambda: kubelet.devices("a.com/x") and kubelet.devices("b.com/y"))
+            await cluster.register(plugin)
         limits = {"a.com/x": "1", "b.com/y": "1"}
         await cluster.run("a", containers=[{"name": "main", "image": "i", "resources": {"limits": limits}}])
         env = kubelet.container("default/a", "main").env
@@ -90,8 +89,9 @@ async def test_host_paths_are_looked_up_below_the_hosts_root(client: KubeClient,
     ):
         spec = pb.DeviceSpec(container_path="/dev/davinci0", host_path="/dev/davinci0", permissions="rw")
         answer(plugin, pb.ContainerAllocateResponse(devices=[spec]))
-        await plugin.register()
-        await Cluster(client, kubelet).run("a", chips=1)
+        cluster = Cluster(client, kubelet)
+        await cluster.register(plugin)
+        await cluster.run("a", chips=1)
         assert "/dev/davinci0" in kubelet.container("default/a", "main").devices
 
 

@@ -98,6 +98,7 @@ async def test_a_later_kubelet_tells_old_and_new_plugin_apart(client: KubeClient
         await successor.register()
         await kubelet.until(lambda: len(kubelet.devices(RESOURCE)) == 4)
         await plugin.stop()
+        await kubelet.until(lambda: kubelet.allocatable(RESOURCE) == 4)
         await Cluster(client, kubelet).run("a", chips=4)
         assert len(successor.allocated) == 1
 

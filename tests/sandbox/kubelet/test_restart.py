@@ -45,8 +45,7 @@ async def test_running_pods_keep_their_devices_and_containers_without_another_al
     assert kubelet.container("default/a", "main") == before
     await cluster.node(lambda capacity, allocatable: (capacity.get(RESOURCE), allocatable.get(RESOURCE)) == ("0", "0"))
     async with Plugin(kubelet.socket_dir) as successor:
-        await successor.register()
-        await cluster.node(lambda _capacity, allocatable: allocatable.get(RESOURCE) == "8")
+        await cluster.register(successor)
         await cluster.run("c", chips=2)
         assert len(successor.allocated) == 1
         assert not set(successor.allocated[0]) & (ledger["default/a", "main"] | ledger["default/b", "main"])
@@ -84,7 +83,7 @@ async def test_pods_deleted_while_the_kubelet_was_down_are_freed_later(
     await cluster.delete("a")
     await kubelet.start()
     async with Plugin(kubelet.socket_dir) as successor:
-        await successor.register()
+        await cluster.register(successor)
         await cluster.gone("a")
         await cluster.run("b", chips=8)
     assert set(kubelet.ledger()) == {("default/b", "main")}
@@ -100,7 +99,7 @@ async def test_a_corrupt_checkpoint_is_ignored(
     await kubelet.start()
     assert kubelet.ledger() == {}
     async with Plugin(kubelet.socket_dir) as successor:
-        await successor.register()
+        await cluster.register(successor)
         await cluster.run("a", chips=1)
 
 

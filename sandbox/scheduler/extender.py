@@ -1,0 +1,107 @@
+"""kube-scheduler's HTTP client of its extender, with nodeCacheCapable (spec/kubernetes.md §3.2, §3.3; extender.go)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from ascend.errors import AscendError
+from ascend.kube.objects import JsonObject
+from sandbox.kubelet.objects import FullPod
+
+
+class ExtenderFailure(AscendError):
+    """The extender did not answer, or answered with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """What the extender's filter left.
+
+    Attributes:
+        nodes: names, in its order.
+        reasons: why not, by the name of a node.
+    """
+
+    nodes: tuple[str, ...]
+    reasons: Mapping[str, str]
+
+
+class Extender:
+    """Calls the verbs ``filter``, ``prioritize`` and ``bind``. Close it after use.
+
+    Args:
+        url: ``urlPrefix``.
+        timeout_s: ``httpTimeout``.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        self._url = url.rstrip("/")
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def filter(self, pod: FullPod, nodes: Sequence[str]) -> Filtered:
+        """Which of the nodes are for the pod.
+
+        Raises:
+            ExtenderFailure: no answer, an error, or a node that was not asked about.
+        """
+        answer = _lower_keys(await self._send("filter", _args(pod, nodes)))
+        if answer.get("error"):
+            raise ExtenderFailure(str(answer["error"]))
+        left = tuple(answer.get("nodenames") or ())
+        for name in left:
+            if name not in nodes:
+                raise ExtenderFailure(
+                    f'extender "{self._url}" claims a filtered node "{name}" which is not found in the input node list'
+                )
+        failed = answer.get("failednodes") or {}
+        return Filtered(left, {**failed, **(answer.get("failedandunresolvablenodes") or {})})
+
+    async def prioritize(self, pod: FullPod, nodes: Sequence[str]) -> dict[str, int]:
+        """The extender's scores by node, 0 to 10.
+
+        Raises:
+            ExtenderFailure: no answer.
+        """
+        answer = await self._send("prioritize", _args(pod, nodes))
+        scores = [_lower_keys(each) for each in answer or ()]
+        return {str(each.get("host", "")): int(each.get("score", 0)) for each in scores}
+
+    async def bind(self, pod: FullPod, node: str) -> None:
+        """Have the extender bind the pod.
+
+        Raises:
+            ExtenderFailure: no answer, or an error.
+        """
+        body = {"PodName": pod.name, "PodNamespace": pod.metadata.namespace, "PodUID": pod.uid, "Node": node}
+        answer = _lower_keys(await self._send("bind", body))
+        if answer.get("error"):
+            raise ExtenderFailure(str(answer["error"]))
+
+    async def _send(self, verb: str, body: JsonObject) -> Any:
+        url = f"{self._url}/{verb}"
+        try:
+            async with self._session.post(url, json=body) as response:
+                if response.status != HTTPStatus.OK:
+                    raise ExtenderFailure(f"failed {verb} with extender at URL {url}, code {response.status}")
+                return msgspec.json.decode(await response.read())
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ExtenderFailure(f'Post "{url}": {str(error) or type(error).__name__}') from error
+        except msgspec.DecodeError as error:
+            raise ExtenderFailure(f'Post "{url}": {error}') from error
+
+
+def _args(pod: FullPod, nodes: Sequence[str]) -> JsonObject:
+    return {"Pod": pod.as_json(), "Nodes": None, "NodeNames": list(nodes)}
+
+
+def _lower_keys(answer: Any) -> dict[str, Any]:
+    # Go decodes JSON keys in any case.
+    return {str(key).lower(): value for key, value in answer.items()} if isinstance(answer, dict) else {}
