@@ -1,0 +1,109 @@
+"""A proxy in front of the API server that can hold single requests back, so that a program can be killed at that point.
+
+The programs talk to it in plain HTTP with their own token; it passes everything on, watches chunk by chunk.
+"""
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+_NOT_PASSED_ON = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
+
+
+@dataclass(slots=True)
+class Gate:
+    """A point where matching requests stop.
+
+    Attributes:
+        method: of the requests.
+        path: matched anywhere in path and query.
+        after: stop after the API server has answered, instead of before it is asked.
+        reached: set when a request has stopped.
+        opened: set to let requests go on.
+    """
+
+    method: str
+    path: re.Pattern[str]
+    after: bool = False
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def stop_here(self) -> None:
+        self.reached.set()
+        await self.opened.wait()
+
+
+class ApiProxy:
+    """Use as an async context manager.
+
+    Args:
+        upstream: base address of the API server.
+        ca: verifies its certificate; None for plain HTTP.
+    """
+
+    def __init__(self, upstream: str, ca: Path | None = None) -> None:
+        self._upstream = upstream
+        self._ssl: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca) if ca is not None else False
+        self._gates: list[Gate] = []
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl), auto_decompress=False
+        )
+        app = web.Application(client_max_size=16 * 1024 * 1024)
+        app.router.add_route("*", "/{path:.*}", self._pass_on)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    @asynccontextmanager
+    async def gate(self, method: str, path: str, *, after: bool = False) -> AsyncIterator[Gate]:
+        """Hold matching requests back until the block ends, or the gate is opened."""
+        gate = Gate(method, re.compile(path), after)
+        self._gates.append(gate)
+        try:
+            yield gate
+        finally:
+            self._gates.remove(gate)
+            gate.opened.set()
+
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        gates = [each for each in self._gates if each.method == request.method and each.path.search(request.path_qs)]
+        body = await request.read()
+        for gate in gates:
+            if not gate.after:
+                await gate.stop_here()
+        headers = {name: text for name, text in request.headers.items() if name.lower() not in _NOT_PASSED_ON}
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with self._session.request(
+            request.method, self._upstream + request.path_qs, headers=headers, data=body, timeout=timeout
+        ) as answer:
+            for gate in gates:
+                if gate.after:
+                    await gate.stop_here()
+            passed = {name: text for name, text in answer.headers.items() if name.lower() not in _NOT_PASSED_ON}
+            response = web.StreamResponse(status=answer.status, headers=passed)
+            await response.prepare(request)
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+        return response

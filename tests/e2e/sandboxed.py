@@ -1,0 +1,153 @@
+"""The scenarios' world in the sandbox: API server, kubelets and scheduler here, our programs as processes."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from ascend.chips import RESOURCE
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import Pod
+from ascend.products import ASCEND_910A
+from device_plugin.driver.simulated import SimulatedServer
+from sandbox.apiserver import ApiServer
+from sandbox.kubelet import Kubelet
+from sandbox.scheduler import Scheduler
+from tests.cluster.api import free_ports
+from tests.e2e.proxy import ApiProxy
+from tests.e2e.world import (
+    DEVICE_NODES,
+    ContainerView,
+    Program,
+    World,
+    WorldNode,
+    allocator_command,
+    plugin_command,
+    write_kubeconfig,
+)
+
+BIN = Path(sys.executable).parent
+
+
+class SandboxProgram(Program):
+    """One of our programs as a child process."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self._name = name
+        self._command = command
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"}
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+
+    async def kill(self) -> None:
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        await self._end(signal.SIGTERM)
+
+    async def _end(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+            status = await self._process.wait()
+            assert number is signal.SIGKILL or status == 0, f"{self._name} ended with {status}; see {self._log}"
+
+
+class SandboxNode(WorldNode):
+    """A node with a sandbox kubelet."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self._kubelet = kubelet
+        self.name = kubelet.node_name
+        self.pod_resources_socket = kubelet.pod_resources_socket
+        self.state_file = kubelet.directory / "chips.json"
+
+    async def restart_kubelet(self) -> None:
+        await self._kubelet.restart()
+
+    async def container(self, pod: Pod) -> ContainerView:
+        container = self._kubelet.container(pod.key, "main")
+        inside = (Path(path) for path in container.devices)
+        return ContainerView(container.env, frozenset(path.name for path in inside if path.name.startswith("davinci")))
+
+
+class SandboxWorld(World):
+    """A world in this process."""
+
+    def pod_manifest(self, name: str, chips: int, **spec: Any) -> dict[str, Any]:
+        resources = {"limits": {RESOURCE: str(chips)}}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "main", "image": "busybox", "resources": resources}],
+                **spec,
+            },
+        }
+
+
+@asynccontextmanager
+async def sandbox_world(folder: Path) -> AsyncIterator[SandboxWorld]:
+    """Two nodes, a scheduler and both programs, from nothing."""
+    world = SandboxWorld()
+    allocator_port, *plugin_ports = free_ports(3)
+    world.allocator_url = f"http://127.0.0.1:{allocator_port}"
+    async with AsyncExitStack() as stack:
+        # Unix sockets have short paths only, pytest's folders long ones.
+        nodes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
+        server = await stack.enter_async_context(ApiServer(tokens={"secret": "admin"}))
+        world.api = await stack.enter_async_context(ApiProxy(server.url))
+        direct = write_kubeconfig(folder / "direct.json", server.url, "secret")
+        proxied = write_kubeconfig(folder / "proxied.json", world.api.url, "secret")
+        world.client = await stack.enter_async_context(await KubeClient.connect(str(direct)))
+        command = allocator_command(BIN / "ascend-allocator", kubeconfig=proxied, address=f"127.0.0.1:{allocator_port}")
+        world.allocator = SandboxProgram("ascend-allocator", command, folder / "allocator.log")
+        world.nodes = []
+        for number, port in enumerate(plugin_ports, 1):
+            kubelet = Kubelet(f"n{number}", world.client, nodes / f"n{number}", seed=number)
+            await stack.enter_async_context(kubelet)
+            world.nodes.append(_node(kubelet, proxied, port, folder))
+        scheduler = Scheduler(world.client, f"{world.allocator_url}/scheduler", seed=7)
+        await stack.enter_async_context(scheduler)
+        programs = [world.allocator, *(node.plugin for node in world.nodes)]
+        try:
+            await asyncio.gather(*(program.start() for program in programs))
+            await world.all_ready()
+            yield world
+        finally:
+            await asyncio.gather(*(program.stop() for program in programs))
+
+
+def _node(kubelet: Kubelet, kubeconfig: Path, port: int, folder: Path) -> SandboxNode:
+    node = SandboxNode(kubelet)
+    SimulatedServer.full(ASCEND_910A).save(node.state_file)
+    device_root = kubelet.directory / "dev"
+    device_root.mkdir()
+    for name in DEVICE_NODES:
+        (device_root / name).touch()
+    node.plugin_url = f"http://127.0.0.1:{port}"
+    command = plugin_command(
+        BIN / "ascend-device-plugin",
+        kubeconfig=kubeconfig,
+        node=node.name,
+        state_file=node.state_file,
+        device_root=device_root,
+        pods_url=kubelet.pods_url,
+        http_address=f"127.0.0.1:{port}",
+        device_plugin_dir=str(kubelet.socket_dir),
+        pod_resources_socket=str(kubelet.pod_resources_socket),
+    )
+    node.plugin = SandboxProgram("ascend-device-plugin", command, folder / f"{node.name}.log")
+    return node

@@ -1,0 +1,72 @@
+"""Either program, or the kubelet, ends at the worst moment: nothing is given twice, nothing is lost."""
+
+import asyncio
+import time
+
+import pytest
+
+from ascend.chips import RESOURCE
+from ascend.products import ASCEND_910A
+from tests.e2e.test_main_job import REAL, check_hand_over
+from tests.e2e.world import World, annotated
+
+
+async def test_after_a_kubelet_restart_pods_keep_their_chips_and_new_ones_work(world: World) -> None:
+    await world.create("before", 4)
+    before = await world.running("before")
+    node = world.node(before.spec.node_name)
+    await node.restart_kubelet()
+    await world.all_ready()
+    await check_hand_over(world, "before", 4)
+    await world.create("after", 4, nodeSelector={"kubernetes.io/hostname": node.name})
+    after = await check_hand_over(world, "after", 4)
+    assert not annotated(before, REAL) & annotated(after, REAL)
+
+
+async def test_a_plugin_killed_after_it_answered_still_claims_the_pod(world: World) -> None:
+    node = world.nodes[0]
+    pod = await world.create("train", 2, schedulerName="none")
+    async with world.api.gate("PATCH", "/pods/train") as claim:
+        await world.bind(pod, node.name, 5, 6, predicate_time=time.time_ns())
+        await claim.reached.wait()
+        await node.plugin.kill()
+    await node.plugin.start()
+    assert annotated(await check_hand_over(world, "train", 2), REAL) == 0b01100000
+
+
+async def test_a_plugin_killed_while_it_answers_loses_no_chip(world: World) -> None:
+    # The kubelet refuses a pod whose plugin dies in the middle of its admission; its controller makes a new one.
+    node = world.nodes[0]
+    async with world.api.gate("GET", f"/pods.*spec.nodeName%3D{node.name}.*watch") as unseen:
+        await node.plugin.kill()
+        await node.plugin.start()
+        await unseen.reached.wait()
+        await world.all_ready()
+        async with world.api.gate("GET", f"/pods.*spec.nodeName%3D{node.name}$") as asking:
+            pod = await world.create("train", 8, schedulerName="none")
+            await world.bind(pod, node.name, *range(8), predicate_time=time.time_ns())
+            await asking.reached.wait()
+            await node.plugin.kill()
+    await world.failed("train")
+    await node.plugin.start()
+    await world.delete("train")
+    await world.all_ready()
+    await world.create("train", 8, nodeSelector={"kubernetes.io/hostname": node.name})
+    await check_hand_over(world, "train", 8)
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["before the binding", "after the binding"])
+async def test_an_allocator_killed_around_a_binding_gives_no_chip_twice_and_loses_none(
+    world: World,
+    bound: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    async with world.api.gate("POST", "/pods/first/binding", after=bound) as binding:
+        await world.create("first", 8)
+        await binding.reached.wait()
+        await world.allocator.kill()
+    await world.allocator.start()
+    await world.eventually(world.allocator_ready, "the allocator is ready")
+    await world.create("second", 8)
+    first, second = await asyncio.gather(check_hand_over(world, "first", 8), check_hand_over(world, "second", 8))
+    assert first.spec.node_name != second.spec.node_name
+    assert annotated(first, RESOURCE) == annotated(second, RESOURCE) == ASCEND_910A.all_chips
