@@ -212,6 +212,14 @@ async def test_a_clear_no_gives_the_chips_back(error: ApiError) -> None:
     assert office.outcomes == [error]
 
 
+async def test_a_conflict_over_a_pod_that_is_not_bound_gives_the_chips_back() -> None:
+    office = Office(pod("a", 2))
+    office.server.before = [Conflict("the pod is being deleted", status=409)]
+    with pytest.raises(Conflict):
+        await office.committer.bind(REF, "n1")
+    assert office.stage() is None
+
+
 async def test_a_pod_that_was_replaced_by_one_of_the_same_name_is_refused() -> None:
     office = Office(pod("a", 2))
     other = pod("a", 2)
