@@ -12,12 +12,16 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import DecodeError
 
-from ascend.errors import InvalidValue
+from ascend.errors import AscendError, InvalidValue
 from ascend.kube.objects import JsonObject
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from sandbox.kubelet.ledger import NO_NUMA_NODE, Allocation, Ledger
 
 FILE_NAME = "kubelet_internal_checkpoint"
+
+
+class CheckpointFailure(AscendError):
+    """The checkpoint can't be written."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -39,12 +43,19 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 
 
 def write_checkpoint(directory: Path, ledger: Ledger) -> None:
-    """Replace the file in one step, as every reader of it relies on."""
+    """Replace the file in one step, as every reader of it relies on.
+
+    Raises:
+        CheckpointFailure: the file can't be written.
+    """
     data = _data(ledger)
     text = json.dumps({"Data": data, "Checksum": _checksum(data)}, separators=(",", ":"))
     temporary = directory / f".{FILE_NAME}.{os.getpid()}"
-    temporary.write_text(text)
-    temporary.replace(directory / FILE_NAME)
+    try:
+        temporary.write_text(text)
+        temporary.replace(directory / FILE_NAME)
+    except OSError as error:
+        raise CheckpointFailure(f'failed to write checkpoint file "{FILE_NAME}": {error}') from error
 
 
 def read_checkpoint(directory: Path, into: Ledger) -> bool:

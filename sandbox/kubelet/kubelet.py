@@ -135,7 +135,11 @@ class Kubelet:
         """Start the kubelet; returns once its sockets are served."""
         if self._process is None:
             process = KubeletProcess(self._machine(await self._connect()))
-            self._port = await process.start(self._port)
+            try:
+                self._port = await process.start(self._port)
+            except BaseException:
+                await process.stop()
+                raise
             self._process = process
             self._changes.pulse()
 
@@ -157,7 +161,7 @@ class Kubelet:
         await self.start()
 
     def hold_admission(self) -> None:
-        """New pods wait from now on, before the kubelet even lists them."""
+        """New pods wait from now on, before the kubelet even lists them; so does every change that comes after them."""
         self._gate.clear()
 
     def release_admission(self) -> None:

@@ -183,13 +183,14 @@ class KubeletProcess:
             task.cancel()
         outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.workers.close()
-        await self.plugins.close()
-        await self._pod_server.close()
-        # As long as the old socket has another name its inode is not used again: plugins tell sockets apart by it.
-        self._second_name.unlink(missing_ok=True)
-        self._second_name.hardlink_to(self._machine.plugin_socket)
+        if self._machine.plugin_socket.exists():
+            # As long as the old socket has another name its inode is not used again: plugins tell sockets apart by it.
+            self._second_name.unlink(missing_ok=True)
+            self._second_name.hardlink_to(self._machine.plugin_socket)
         for server in self._servers:
             await server.stop(grace=None)
+        await self._pod_server.close()
+        await self.plugins.close()
         failures = [each for each in outcomes if isinstance(each, Exception)]
         if failures:
             raise ExceptionGroup("the kubelet failed", failures)

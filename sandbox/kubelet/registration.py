@@ -15,7 +15,7 @@ import grpc
 
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
-from sandbox.kubelet.checkpoint import write_checkpoint
+from sandbox.kubelet.checkpoint import CheckpointFailure, write_checkpoint
 from sandbox.kubelet.endpoint import Endpoint, PluginFailure
 from sandbox.kubelet.ledger import Ledger
 from sandbox.kubelet.objects import is_extended
@@ -118,7 +118,7 @@ class Plugins(services.RegistrationServicer):
         async for message in endpoint.watch():
             # An old client's messages count as well: they are taken by resource name (manager.go).
             self._ledger.report(endpoint.resource, message.devices)
-            write_checkpoint(self._directory, self._ledger)
+            self._write_checkpoint()
             self._changed()
         await self._stream_ended(endpoint)
 
@@ -146,5 +146,12 @@ class Plugins(services.RegistrationServicer):
         del self._purges[resource]
         self._endpoints.pop(resource, None)
         self._ledger.purge(resource)
-        write_checkpoint(self._directory, self._ledger)
+        self._write_checkpoint()
         self._changed()
+
+    def _write_checkpoint(self) -> None:
+        try:
+            write_checkpoint(self._directory, self._ledger)
+        except CheckpointFailure as error:
+            # The kubelet goes on: only an Allocate fails for it.
+            log.warning("writing checkpoint encountered", extra={"error": str(error)})

@@ -28,7 +28,7 @@ def derive_status(pod: FullPod, runtime: Runtime, failures: Failures, *, node_ip
         "conditions": conditions,
         "hostIP": node_ip,
         "podIP": node_ip,
-        "startTime": pod.status.get("startTime") or stamp,
+        "startTime": stamp,
         "containerStatuses": apps,
     }
     return {**status, "initContainerStatuses": init} if init else status

@@ -119,6 +119,7 @@ class PodWorkers:
         if self._book.is_active(pod.uid) or (delete and self._has_containers(pod)):
             failures = self._failures.get(pod.uid, {})
             status = derive_status(pod, self._runtime, failures, node_ip=self._node_ip, now=self._now())
+            status["startTime"] = self._book.status(pod.uid).get("startTime", status["startTime"])
             self._book.say(pod.uid, status)
             self._reports.report(pod, status, delete=delete)
         elif delete:

@@ -39,6 +39,7 @@ class Plugin(services.DevicePluginServicer):
         self.options_error: Refused | None = None
         self.prefer: Callable[[list[str], list[str], int], list[str]] = lambda _available, _chosen, _size: []
         self.allocate: Callable[[list[str]], Awaitable[pb.ContainerAllocateResponse]] = self._allocate
+        self.answers_for_no_container = False
         self.pre_start_error: Refused | None = None
         self.available: list[list[str]] = []
         self.allocated: list[list[str]] = []
@@ -125,6 +126,8 @@ class Plugin(services.DevicePluginServicer):
     async def Allocate(self, request: pb.AllocateRequest, context: "_ServicerContext") -> pb.AllocateResponse:  # noqa: N802
         (asked,) = request.container_requests
         self.allocated.append(list(asked.devices_ids))
+        if self.answers_for_no_container:
+            return pb.AllocateResponse()
         try:
             return pb.AllocateResponse(container_responses=[await self.allocate(list(asked.devices_ids))])
         except Refused as refused:

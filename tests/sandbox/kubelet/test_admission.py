@@ -94,13 +94,23 @@ async def test_an_error_of_the_plugin_fails_the_pod_in_the_plugins_words(
 
 
 async def test_an_answer_for_no_container_fails_the_pod(cluster: Cluster, plugin: Plugin) -> None:
-    async def nothing(_devices: list[str]) -> pb.ContainerAllocateResponse:
-        raise Refused(grpc.StatusCode.UNKNOWN, "")
-
-    plugin.allocate = nothing
+    plugin.answers_for_no_container = True
     await cluster.create(pod("a", chips=1))
     failed = await cluster.pod("a", lambda each: each.phase == "Failed")
     assert failed.status["reason"] == "UnexpectedAdmissionError"
+    assert "no containers return in allocation response" in failed.status["message"]
+
+
+async def test_a_checkpoint_that_can_not_be_written_fails_the_pod(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    checkpoint = kubelet.socket_dir / "kubelet_internal_checkpoint"
+    checkpoint.unlink()
+    checkpoint.mkdir()
+    await cluster.create(pod("a", chips=1))
+    failed = await cluster.pod("a", lambda each: each.phase == "Failed")
+    assert "failed to write checkpoint file" in failed.status["message"]
+    assert len(plugin.allocated) == 1
 
 
 async def test_what_an_earlier_container_got_stays_until_the_rejected_pod_is_freed_lazily(
@@ -124,17 +134,18 @@ async def test_pods_are_admitted_one_at_a_time_and_listed_right_before(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     seen: list[list[str]] = []
-    go_on = asyncio.Event()
+    called, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(devices: list[str]) -> pb.ContainerAllocateResponse:
         seen.append(kubelet.listed())
+        called.set()
         await go_on.wait()
         return await plugin._allocate(devices)
 
     plugin.allocate = slow
     for name in ("z", "y", "x"):
         await cluster.create(pod(name, chips=1))
-    await kubelet.until(lambda: seen)
+    await called.wait()
     go_on.set()
     await kubelet.until(lambda: kubelet.has_container("default/x", "main"))
     assert seen == [["default/z"], ["default/z", "default/y"], ["default/z", "default/y", "default/x"]]
