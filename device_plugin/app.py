@@ -91,18 +91,9 @@ class Plugin:
             on_handover=claim,
         )
 
-        def make_servicer() -> DevicePluginServicer:
-            return DevicePluginServicer(
-                snapshots=self.snapshots,
-                desk=desk,
-                give=lambda chips: gift(chips, settings.injection, settings.device_root, Path.exists),
-                metrics=self.metrics,
-            )
-
         scanner = Scanner(self._driver, self.snapshots, period_s=settings.scan_period_s)
         watch = Reflector(client, PODS, self.pods, field_selector=f"spec.nodeName={settings.node_name}")
         reconciler = Reconciler(settings.pod_resources_socket, pods=self.pods, handovers=self.handovers, claim=claim)
-        registration = Registration(settings.device_plugin_dir, make_servicer, self.metrics)
         reporter = Reporter(
             client,
             settings.node_name,
@@ -111,6 +102,17 @@ class Plugin:
             handovers=self.handovers,
             metrics=self.metrics,
         )
+
+        def make_servicer() -> DevicePluginServicer:
+            return DevicePluginServicer(
+                snapshots=self.snapshots,
+                desk=desk,
+                give=lambda chips: gift(chips, settings.injection, settings.device_root, Path.exists),
+                reported_unhealthy=reporter.unhealthy,
+                metrics=self.metrics,
+            )
+
+        registration = Registration(settings.device_plugin_dir, make_servicer, self.metrics)
         page = web.Application()
         add_probes(
             page,

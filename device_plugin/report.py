@@ -73,6 +73,8 @@ class Reporter:
         self._annotated: Mapping[str, str] | None = None
         self.problem: str | None = "the report has not been written yet"
         """Why the last report is not written; None where it is."""
+        self.unhealthy: Observable[ChipSet] = Observable(0)
+        """The chips the last written report calls unhealthy."""
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -98,6 +100,7 @@ class Reporter:
                 continue
             backoff.reset()
             self.problem = None
+            self.unhealthy.set(report.unhealthy)
             written = replace(report, update_time_s=0)
             log.info("reported", free=f"{report.free:#x}", unhealthy=f"{report.unhealthy:#x}")
             await asyncio.sleep(MIN_GAP_S)

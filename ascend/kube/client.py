@@ -190,14 +190,17 @@ class KubeClient:
         self._configuration.api_key = fresh.api_key
         self._configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
 
-    async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
+    async def get(
+        self, resource: Resource[T], name: str, namespace: str = "", *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> T:
         """One object.
 
         Raises:
             ApiError: NotFound among others.
             Unreachable: no answer.
         """
-        return _decode(await self.request("GET", resource.path(namespace=namespace, name=name)), resource.type)
+        path = resource.path(namespace=namespace, name=name)
+        return _decode(await self.request("GET", path, timeout_s=timeout_s), resource.type)
 
     async def list_objects(self, resource: Resource[T], namespace: str = "", *, field_selector: str = "") -> list[T]:
         """All objects of a kind, in one answer; a reflector is better for whoever needs them again.

@@ -20,8 +20,8 @@ class Metadata(msgspec.Struct, rename="camel", frozen=True):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-    creation_timestamp: str = ""
-    deletion_timestamp: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 
@@ -90,12 +90,21 @@ class ContainerStatus(msgspec.Struct, rename="camel", frozen=True):
     container_id: str = msgspec.field(default="", name="containerID")
 
 
+class Condition(msgspec.Struct, rename="camel", frozen=True):
+    """A condition of an object's status."""
+
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
 class PodStatus(msgspec.Struct, rename="camel", frozen=True):
     """A pod as the kubelet sees it."""
 
     phase: str = ""
     reason: str = ""
     message: str = ""
+    conditions: list[Condition] = []
     container_statuses: list[ContainerStatus] = []
     init_container_statuses: list[ContainerStatus] = []
 
@@ -146,13 +155,6 @@ class NodeSpec(msgspec.Struct, rename="camel", frozen=True):
 
     unschedulable: bool = False
     taints: list[Taint] = []
-
-
-class Condition(msgspec.Struct, rename="camel", frozen=True):
-    """A condition of an object's status."""
-
-    type: str = ""
-    status: str = ""
 
 
 class NodeAddress(msgspec.Struct, rename="camel", frozen=True):

@@ -172,7 +172,7 @@ class Reflector(Generic[T]):
             if new is None or new.uid != old.uid:
                 self._delete(old)
         # In the order they were created: what came earlier on the watch comes earlier from a list too.
-        for new in sorted(found.values(), key=lambda obj: obj.metadata.creation_timestamp):
+        for new in sorted(found.values(), key=lambda obj: obj.metadata.creation_timestamp or ""):
             self._apply(new)
 
     async def _watch(self, version: str) -> bool:

@@ -1,13 +1,14 @@
 """The device-plugin service the kubelet calls (spec/kubernetes.md §1): protobuf in and out, nothing is decided here."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import structlog
 
-from ascend.chips import chip_name
+from ascend.chips import ChipSet, chip_name
 from ascend.errors import Refusal
 from device_plugin.handover import HandOverDesk
 from device_plugin.metrics import Metrics
@@ -19,6 +20,9 @@ from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+REPORT_FIRST_S = 2.0
+"""How long the kubelet's list waits for the report at most: the API server may be away."""
+
 Context = grpc.aio.ServicerContext[object, object]
 
 
@@ -29,6 +33,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         snapshots: the node's chips.
         desk: matches calls with pods.
         give: what a container with these chips is given.
+        reported_unhealthy: the chips the node's report calls unhealthy.
         metrics: counts.
     """
 
@@ -38,11 +43,13 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         snapshots: Observable[Snapshot | None],
         desk: HandOverDesk,
         give: Callable[[tuple[int, ...]], ContainerGift],
+        reported_unhealthy: Observable[ChipSet],
         metrics: Metrics,
     ) -> None:
         self._snapshots = snapshots
         self._desk = desk
         self._give = give
+        self._reported_unhealthy = reported_unhealthy
         self._metrics = metrics
         self._ending = asyncio.Event()
         self._streams = 0
@@ -64,8 +71,10 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         try:
             while not self._ending.is_set():
                 version = self._snapshots.version
-                message = device_list(self._snapshots.value)
-                if message is not None and message != sent:
+                snapshot = self._snapshots.value
+                message = device_list(snapshot)
+                if snapshot is not None and message is not None and message != sent:
+                    await self._wait_for_report(snapshot)
                     yield message
                     sent = message
                     self.watched.set()
@@ -75,6 +84,18 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
             self._streams -= 1
             if self._streams == 0:
                 self.unwatched.set()
+
+    async def _wait_for_report(self, snapshot: Snapshot) -> None:
+        """Let the report tell of a fault before the kubelet does, for a while.
+
+        Otherwise the report lists more chips than the kubelet offers, and Volcano refuses the node as "not stable"
+        (spec/node-agent.md §0.4); and a scheduler that trusts the report would still give the chip away.
+        """
+        unhealthy = snapshot.all_chips & ~snapshot.healthy
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_FIRST_S):
+                while unhealthy & ~self._reported_unhealthy.value:
+                    await self._reported_unhealthy.newer_than(self._reported_unhealthy.version)
 
     async def GetPreferredAllocation(  # noqa: D102, N802
         self,

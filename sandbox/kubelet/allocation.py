@@ -16,8 +16,8 @@ from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from sandbox.kubelet.checkpoint import write_checkpoint
 from sandbox.kubelet.endpoint import PluginFailure
 from sandbox.kubelet.ledger import Allocation, Ledger
-from sandbox.kubelet.objects import ContainerSpec, FullPod
 from sandbox.kubelet.registration import Plugins
+from sandbox.pods import ContainerSpec, FullPod
 
 log = logging.getLogger(__name__)
 

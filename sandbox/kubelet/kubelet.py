@@ -13,14 +13,14 @@ from typing import Self
 from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import JsonObject
+from sandbox.changes import Changes
 from sandbox.kubelet.allocation import TopologyPolicy
-from sandbox.kubelet.changes import Changes
 from sandbox.kubelet.endpoint import checked_socket
-from sandbox.kubelet.objects import FullPod
 from sandbox.kubelet.podserver import PodsAnswer
 from sandbox.kubelet.process import KubeletProcess, Machine
 from sandbox.kubelet.registration import SOCKET_NAME
 from sandbox.kubelet.runtime import Container, Runtime
+from sandbox.pods import FullPod
 
 
 class Kubelet:

@@ -10,7 +10,7 @@ from ascend.kube.backoff import Backoff
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import NODES, JsonObject, Node
 from sandbox.kubelet.ledger import Ledger
-from sandbox.kubelet.objects import is_extended
+from sandbox.pods import is_extended
 
 log = logging.getLogger(__name__)
 

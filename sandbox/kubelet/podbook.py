@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ascend.kube.objects import JsonObject
-from sandbox.kubelet.objects import TERMINAL_PHASES, FullPod
+from sandbox.pods import TERMINAL_PHASES, FullPod
 
 
 class PodBook:

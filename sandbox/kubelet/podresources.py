@@ -9,8 +9,8 @@ from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as services
 from sandbox.kubelet.allocation import DeviceManager
 from sandbox.kubelet.ledger import NO_NUMA_NODE, Ledger
-from sandbox.kubelet.objects import FullPod
 from sandbox.kubelet.podbook import PodBook
+from sandbox.pods import FullPod
 
 if TYPE_CHECKING:
     from protos.k8s.podresources.v1.podresources_pb2_grpc import _ServicerContext

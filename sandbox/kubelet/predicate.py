@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ascend.kube.objects import Node
 from sandbox.kubelet.ledger import Ledger
-from sandbox.kubelet.objects import FullPod, matches
+from sandbox.pods import FullPod, matches
 
 
 @dataclass(frozen=True, slots=True)

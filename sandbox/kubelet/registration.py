@@ -18,7 +18,7 @@ from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 from sandbox.kubelet.checkpoint import CheckpointFailure, write_checkpoint
 from sandbox.kubelet.endpoint import Endpoint, PluginFailure
 from sandbox.kubelet.ledger import Ledger
-from sandbox.kubelet.objects import is_extended
+from sandbox.pods import is_extended
 
 if TYPE_CHECKING:
     from protos.k8s.deviceplugin.v1beta1.deviceplugin_pb2_grpc import _ServicerContext

@@ -11,7 +11,7 @@ from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.objects import JsonObject
-from sandbox.kubelet.objects import ALL_OF_PODS, FullPod
+from sandbox.pods import ALL_OF_PODS, FullPod
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ascend.errors import AscendError
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
-from sandbox.kubelet.objects import ContainerSpec, FullPod
+from sandbox.pods import ContainerSpec, FullPod
 
 
 class CreateFailure(AscendError):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from ascend.kube.objects import JsonObject
-from sandbox.kubelet.objects import ContainerSpec, FullPod
 from sandbox.kubelet.runtime import Container, Runtime
+from sandbox.pods import ContainerSpec, FullPod
 
 Failures = Mapping[str, tuple[str, str]]
 """Why containers could not be created: by name, reason and message."""

@@ -17,11 +17,11 @@ from ascend.kube.reflector import Reflector
 from sandbox.kubelet.allocation import DeviceManager
 from sandbox.kubelet.ledger import Ledger
 from sandbox.kubelet.nodereport import NodeReport
-from sandbox.kubelet.objects import ALL_OF_PODS, TERMINAL_PHASES, FullPod
 from sandbox.kubelet.podbook import PodBook
 from sandbox.kubelet.predicate import Rejection, find_rejection
 from sandbox.kubelet.reports import PodReports
 from sandbox.kubelet.workers import PodWorkers
+from sandbox.pods import ALL_OF_PODS, TERMINAL_PHASES, FullPod
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class SyncLoop:
         await self._reflector.synced.wait()
         await self._node.ready.wait()
         self._rng.shuffle(self._initial)
-        for pod in sorted(self._initial, key=lambda each: each.metadata.creation_timestamp):
+        for pod in sorted(self._initial, key=lambda each: each.metadata.creation_timestamp or ""):
             await self._apply(pod)
         self._devices.sources_ready = True
         self._changed()

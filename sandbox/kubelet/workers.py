@@ -6,11 +6,11 @@ from datetime import datetime
 
 from ascend.errors import AscendError
 from sandbox.kubelet.allocation import DeviceManager
-from sandbox.kubelet.objects import ContainerSpec, FullPod
 from sandbox.kubelet.podbook import PodBook
 from sandbox.kubelet.reports import PodReports
 from sandbox.kubelet.runtime import CreateFailure, Runtime
 from sandbox.kubelet.statuses import derive_status
+from sandbox.pods import ContainerSpec, FullPod
 
 
 class PodWorkers:

@@ -10,7 +10,7 @@ import msgspec
 
 from ascend.errors import AscendError
 from ascend.kube.objects import JsonObject
-from sandbox.kubelet.objects import FullPod
+from sandbox.pods import FullPod
 
 
 class ExtenderFailure(AscendError):

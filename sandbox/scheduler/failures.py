@@ -7,7 +7,7 @@ from datetime import datetime
 from ascend.errors import ApiError, Unreachable
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.events import EventRecorder, Regarding
-from sandbox.kubelet.objects import ALL_OF_PODS, FullPod
+from sandbox.pods import ALL_OF_PODS, FullPod
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ascend.kube.objects import Node
-from sandbox.kubelet.objects import FullPod, matches
+from sandbox.pods import FullPod, matches
 
 
 def find_obstacle(pod: FullPod, node: Node, used: Mapping[str, int]) -> list[str]:

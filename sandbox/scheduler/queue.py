@@ -16,7 +16,6 @@ FLUSH_S: Final = 300.0
 @dataclass(slots=True)
 class _Entry:
     attempts: int = 0
-    moves_at_pop: int = 0
     moved: bool = False
     backing_off: bool = False
     timer: asyncio.Task[None] | None = None
@@ -38,7 +37,6 @@ class SchedulingQueue:
         self._entries: dict[str, _Entry] = {}
         self._active: dict[str, None] = {}
         self._something = asyncio.Event()
-        self._moves = 0
 
     def add(self, uid: str) -> None:
         """A pod has arrived; one that is known is left where it is."""
@@ -62,7 +60,7 @@ class SchedulingQueue:
         del self._active[uid]
         entry = self._entries[uid]
         entry.attempts += 1
-        entry.moves_at_pop = self._moves
+        entry.moved = False
         return uid
 
     def fail(self, uid: str, *, needs_change: bool) -> None:
@@ -75,20 +73,24 @@ class SchedulingQueue:
         entry = self._entries.get(uid)
         if entry is None:
             return
-        entry.moved = not needs_change or self._moves > entry.moves_at_pop
+        entry.moved = entry.moved or not needs_change
         entry.backing_off = True
         back_off_s = min(self._first_s * 2 ** (entry.attempts - 1), self._limit_s)
         entry.timer = asyncio.create_task(self._back_off(uid, entry, back_off_s), name=f"back-off of {uid}")
 
     def move_all(self) -> None:
         """Something has changed in the cluster: every pod may fit now."""
-        self._moves += 1
-        for uid, entry in self._entries.items():
-            if entry.timer is None:
-                continue
-            entry.moved = True
-            if not entry.backing_off:
-                self._resume(uid, entry)
+        for uid in self._entries:
+            self.move(uid)
+
+    def move(self, uid: str) -> None:
+        """Something has changed that may let this pod fit, the pod itself perhaps."""
+        entry = self._entries.get(uid)
+        if entry is None:
+            return
+        entry.moved = True
+        if entry.timer is not None and not entry.backing_off:
+            self._resume(uid, entry)
 
     async def close(self) -> None:
         """Stop all back-offs."""

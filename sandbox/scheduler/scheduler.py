@@ -12,14 +12,16 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from ascend.chips import RESOURCE
 from ascend.errors import ApiError, AscendError, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
-from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, Node
+from ascend.kube.objects import NODES, Node
 from ascend.kube.reflector import Reflector
-from sandbox.kubelet.changes import Changes
-from sandbox.kubelet.objects import ALL_OF_PODS, TERMINAL_PHASES, FullPod
+from sandbox.changes import Changes
+from sandbox.pods import ALL_OF_PODS, TERMINAL_PHASES, FullPod
 from sandbox.scheduler.extender import Extender, ExtenderFailure
 from sandbox.scheduler.failures import Announcer
 from sandbox.scheduler.filters import describe_misfit, find_obstacle
@@ -43,7 +45,6 @@ class Scheduler:
         weight: of the extender's scores.
         scheduler_name: which pods are its.
         managed_resource: pods that name it are the extender's business.
-        retry_on_config_maps: a changed ConfigMap is a reason to try again. kube-scheduler does not watch ConfigMaps.
         backoff_s: the first and the longest time before a pod is tried again.
         http_timeout_s: of calls to the extender.
         wait: waits for some seconds; the clock of the back-off.
@@ -59,7 +60,6 @@ class Scheduler:
         weight: int = 1,
         scheduler_name: str = "default-scheduler",
         managed_resource: str = RESOURCE,
-        retry_on_config_maps: bool = True,
         backoff_s: tuple[float, float] = (1.0, 10.0),
         http_timeout_s: float = 5.0,
         wait: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -71,7 +71,6 @@ class Scheduler:
         self._weight = weight
         self._name = scheduler_name
         self._managed_resource = managed_resource
-        self._retry_on_config_maps = retry_on_config_maps
         self._http_timeout_s = http_timeout_s
         self._view = ClusterView()
         self._queue = SchedulingQueue(first_s=backoff_s[0], limit_s=backoff_s[1], wait=wait)
@@ -92,8 +91,6 @@ class Scheduler:
         nodes = Reflector(self._client, NODES, _NodeWatch(self._view, self._moved))
         pods = Reflector(self._client, ALL_OF_PODS, _PodWatch(self))
         reflectors = [nodes.run(), pods.run()]
-        if self._retry_on_config_maps:
-            reflectors.append(Reflector(self._client, CONFIG_MAPS, _ConfigMapWatch(self._moved)).run())
         synced = [nodes.synced, pods.synced]
         for work in (*reflectors, self._events.run(), self._loop(synced)):
             self._tasks.append(asyncio.create_task(work, name="scheduler"))
@@ -136,12 +133,16 @@ class Scheduler:
 
     def pod_applied(self, pod: FullPod) -> None:
         """A pod is new or has changed."""
+        known = self._view.pod(pod.uid)
         self._view.put(pod)
         if pod.node_name or pod.phase in TERMINAL_PHASES:
             self._queue.remove(pod.uid)
             self._moved()
         elif pod.spec.get("schedulerName", "default-scheduler") == self._name and not pod.is_terminating:
             self._queue.add(pod.uid)
+            # A change of its status alone, such as why it is pending, is none that lets it fit.
+            if known is not None and _wanted(known) != _wanted(pod):
+                self._queue.move(pod.uid)
 
     def pod_deleted(self, pod: FullPod) -> None:
         """A pod is gone."""
@@ -268,14 +269,5 @@ class _NodeWatch:
         self._moved()
 
 
-class _ConfigMapWatch:
-    def __init__(self, moved: Callable[[], None]) -> None:
-        self._moved = moved
-
-    def applied(self, obj: ConfigMap) -> None:
-        del obj
-        self._moved()
-
-    def deleted(self, obj: ConfigMap) -> None:
-        del obj
-        self._moved()
+def _wanted(pod: FullPod) -> tuple[object, object]:
+    return msgspec.structs.replace(pod.metadata, resource_version=""), pod.spec

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Node
-from sandbox.kubelet.objects import TERMINAL_PHASES, FullPod
+from sandbox.pods import TERMINAL_PHASES, FullPod
 
 
 class ClusterView:

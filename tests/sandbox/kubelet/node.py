@@ -12,7 +12,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import EVENTS, NODES, PODS, JsonObject, KubeObject, Resource
 from ascend.kube.reflector import Reflector
 from sandbox.kubelet import Kubelet
-from sandbox.kubelet.objects import ALL_OF_PODS, FullPod
+from sandbox.pods import ALL_OF_PODS, FullPod
 from tests.sandbox.kubelet.peer import RESOURCE, Plugin
 
 NODE = "node-1"

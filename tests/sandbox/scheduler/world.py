@@ -10,7 +10,7 @@ import msgspec
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import EVENTS, NODES, PODS, JsonObject, KubeObject, Resource
 from ascend.kube.reflector import Reflector
-from sandbox.kubelet.objects import ALL_OF_PODS, FullPod
+from sandbox.pods import ALL_OF_PODS, FullPod
 
 RESOURCE = "huawei.com/Ascend910"
 

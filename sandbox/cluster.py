@@ -1,0 +1,131 @@
+"""A sandbox cluster: an API server, nodes with simulated chips, a scheduler.
+
+Our two programs are not part of it: they are started on it, in this process or in others, as on any cluster.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from ascend.chips import RESOURCE
+from ascend.kube.client import KubeClient
+from ascend.products import ASCEND_910A, Product
+from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.rules.injection import MANAGER_NODE
+from sandbox.apiserver import ApiServer
+from sandbox.kubelet import Kubelet
+from sandbox.scheduler import Scheduler
+
+TOKEN = "sandbox"  # noqa: S105 - opens nothing but this sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxNode:
+    """A node: its kubelet, the file of its simulated chips, the folder of its device nodes."""
+
+    kubelet: Kubelet
+    state_file: Path
+    device_root: Path
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.kubelet.node_name
+
+    def edit_chip(self, chip_id: int, **fields: Any) -> None:
+        """Change a simulated chip, as in ``edit_chip(2, health="Unhealthy")``."""
+        server = msgspec.json.decode(self.state_file.read_bytes(), type=SimulatedServer)
+        for name, value in fields.items():
+            setattr(server.chips[chip_id], name, value)
+        server.save(self.state_file)
+
+
+class SandboxCluster:
+    """A cluster in this process. Use as an async context manager.
+
+    Args:
+        folder: where sockets and files go; its path must be short, because unix sockets have 107 bytes.
+        node_names: the nodes.
+        product: what kind of servers the nodes are.
+        seed: of every arbitrary choice.
+
+    Attributes:
+        client: the API server, as an administrator.
+        nodes: the nodes in order.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        node_names: Sequence[str],
+        *,
+        product: Product = ASCEND_910A,
+        seed: int = 1,
+    ) -> None:
+        self._folder = folder
+        self._node_names = node_names
+        self._product = product
+        self._seed = seed
+        self._stack = AsyncExitStack()
+        self.server = ApiServer(tokens={TOKEN: "admin"})
+        self.client: KubeClient
+        self.nodes: list[SandboxNode] = []
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.server)
+            client = await KubeClient.connect(str(self.write_kubeconfig("admin")))
+            self.client = await stack.enter_async_context(client)
+            for number, name in enumerate(self._node_names):
+                self.nodes.append(await self._node(stack, name, self._seed + number))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def start_scheduler(self, extender_url: str | None) -> None:
+        """Start the scheduler, with an allocator as its extender, or with None as one that only counts."""
+        await self._stack.enter_async_context(Scheduler(self.client, extender_url, seed=self._seed))
+
+    def write_kubeconfig(self, name: str, server: str = "") -> Path:
+        """Write a kubeconfig file, for the API server itself or for a proxy in front of it."""
+        document = self.server.kubeconfig(TOKEN)
+        if server:
+            document["clusters"][0]["cluster"]["server"] = server
+        path = self._folder / f"{name}.kubeconfig"
+        path.write_text(json.dumps(document))
+        return path
+
+    async def _node(self, stack: AsyncExitStack, name: str, seed: int) -> SandboxNode:
+        folder = self._folder / name
+        kubelet = await stack.enter_async_context(Kubelet(name, self.client, folder, seed=seed))
+        node = SandboxNode(kubelet, folder / "chips.json", folder / "dev")
+        SimulatedServer.full(self._product).save(node.state_file)
+        node.device_root.mkdir()
+        for device in (MANAGER_NODE, *(f"davinci{chip_id}" for chip_id in range(self._product.chips))):
+            (node.device_root / device).touch()
+        return node
+
+
+def pod_manifest(name: str, chips: int, **spec: Any) -> dict[str, Any]:
+    """A pod with one container, ``main``, that asks for chips (0 asks for none)."""
+    resources = {"limits": {RESOURCE: str(chips)}} if chips else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": "busybox", "resources": resources}],
+            **spec,
+        },
+    }
