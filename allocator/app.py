@@ -14,6 +14,7 @@ from allocator.commit import Committer
 from allocator.decide import DecisionEngine
 from allocator.journal import Journal
 from allocator.metrics import AllocatorMetrics
+from allocator.reconsider import Reconsideration
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService, GrpcServer, serve_grpc
 from allocator.settings import Settings
@@ -90,7 +91,7 @@ class AllocatorApp:
             client = self._client
             if client is None:
                 kubeconfig = self._settings.kubeconfig
-                client = await KubeClient.connect(str(kubeconfig) if kubeconfig is not None else None)
+                client = await KubeClient.connect(kubeconfig)
                 await stack.enter_async_context(client)
             self._view = View(client, self.cluster, monotonic=self._monotonic)
             metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s)
@@ -107,7 +108,10 @@ class AllocatorApp:
             stack.push_async_callback(_drain, committer)
             http = web.Application(client_max_size=MAX_BODY_BYTES)
             add_probes(http, registry=metrics.registry, ready={"view": self._view.missing})
-            Extender(self.engine, committer, journal, self._view.missing).add_routes(http)
+            reconsideration = Reconsideration(
+                client, self.cluster, metrics, monotonic=self._monotonic, now_ns=self._now_ns
+            )
+            Extender(self.engine, committer, journal, reconsideration, self._view.missing).add_routes(http)
             service = AllocatorService(
                 cluster=self.cluster,
                 ledger=self.ledger,
@@ -124,6 +128,7 @@ class AllocatorApp:
                 background = [
                     tasks.create_task(self._view.run(), name="view"),
                     tasks.create_task(self._keep_house(committer), name="housekeeping"),
+                    tasks.create_task(reconsideration.run(), name="reconsideration"),
                     tasks.create_task(self._announce(grpc_server), name="readiness"),
                 ]
                 try:

@@ -36,6 +36,11 @@ class AllocatorMetrics:
             ["outcome", "reason"],
             registry=self.registry,
         )
+        self.reconsidered = Counter(
+            "ascend_allocator_reconsidered_total",
+            "Times a refused pod was touched so that its scheduler looks again",
+            registry=self.registry,
+        )
         self.registry.register(_Seen(ledger, age_s))
 
 

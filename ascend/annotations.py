@@ -26,6 +26,9 @@ KUBELET_IDS = "huawei.com/kltDev"
 CONFIGURATION = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
 """On a pod, by the device plugin: addresses of its chips, for the builder of the rank table."""
 
+RECONSIDERED = "ascend-affinity.io/reconsidered"
+"""On a pending pod, by the allocator: when it last made the scheduler look again, in Unix nanoseconds."""
+
 BASE_DEVICE_INFOS = "baseDeviceInfos"
 """On a node, by the device plugin: the chips it has."""
 

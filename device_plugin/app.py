@@ -19,7 +19,6 @@ from ascend.kube.reflector import Reflector
 from ascend.observe.probes import add_probes, serve_http
 from device_plugin.claims import ClaimWriter
 from device_plugin.driver import Driver
-from device_plugin.driver.scanner import Scanner
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.handover import HandOverDesk
 from device_plugin.kubelet.pods_api import KubeletPods
@@ -29,6 +28,7 @@ from device_plugin.metrics import Metrics
 from device_plugin.reconcile import Reconciler
 from device_plugin.report import Reporter
 from device_plugin.rules.injection import gift
+from device_plugin.scan import Scanner
 from device_plugin.settings import Settings
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable

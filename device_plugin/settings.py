@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from ascend.daemon import DaemonSettings
+from ascend.settings import Address
 from device_plugin.rules.injection import Injection
 
 
-class Settings(BaseSettings):
+class Settings(DaemonSettings):
     """The Ascend device plugin: hands the kubelet exactly the chips the allocator wrote on each pod."""
 
     model_config = SettingsConfigDict(env_prefix="ASCEND_DP_", extra="forbid")
@@ -22,7 +24,6 @@ class Settings(BaseSettings):
         default="",
         description="this node's address; the Node's InternalIP if not given",
     )
-    kubeconfig: str | None = Field(default=None, description="a kubeconfig file; the pod's own identity if not given")
     device_plugin_dir: Path = Field(
         default=Path("/var/lib/kubelet/device-plugins"), description="the folder of kubelet.sock"
     )
@@ -44,5 +45,4 @@ class Settings(BaseSettings):
         default="both", description="what a container gets: runtime (environment), devices (device nodes), or both"
     )
     device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")
-    http_address: str = Field(default="0.0.0.0:11251", description="where /livez, /readyz and /metrics are served")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="least level logged")
+    http_address: Address = Field(default="0.0.0.0:11251", description="where /livez, /readyz and /metrics are served")

@@ -13,6 +13,7 @@ from aiohttp import web
 from allocator.commit import Committer, PodRef
 from allocator.decide import DecisionEngine, Filtered, Tier
 from allocator.journal import Journal
+from allocator.reconsider import Reconsideration
 from allocator.rules.vacancy import OCCUPIED
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
@@ -63,6 +64,7 @@ class Extender:
         engine: decides.
         committer: binds.
         journal: writes down.
+        reconsideration: told whom we refuse.
         missing: what the view still waits for.
     """
 
@@ -71,11 +73,13 @@ class Extender:
         engine: DecisionEngine,
         committer: Committer,
         journal: Journal,
+        reconsideration: Reconsideration,
         missing: Callable[[], str | None],
     ) -> None:
         self._engine = engine
         self._committer = committer
         self._journal = journal
+        self._reconsideration = reconsideration
         self._missing = missing
 
     def add_routes(self, app: web.Application) -> None:
@@ -105,6 +109,10 @@ class Extender:
                     _FilterResult(node_names=[], failed_and_unresolvable_nodes=dict.fromkeys(names, _text(refusal)))
                 )
         self._journal.filtered(pod, filtered)
+        if filtered.fitting:
+            self._reconsideration.accepted(pod.uid)
+        else:
+            self._reconsideration.refused(pod)
         return _answer(_filter_result(filtered))
 
     async def _prioritize(self, request: web.Request) -> web.Response:

@@ -150,7 +150,7 @@ async def running(
     """An allocator for this server."""
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
-    settings = Settings(kubeconfig=kubeconfig, extender_address="127.0.0.1:0", grpc_address=grpc_address)
+    settings = Settings(kubeconfig=str(kubeconfig), extender_address="127.0.0.1:0", grpc_address=grpc_address)
     async with AllocatorApp(settings, now_ns=now_ns) as app, aiohttp.ClientSession() as http:
         if synced:
             await app.synced()

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from allocator.cli import load_settings, main
+from allocator.cli import main
+from allocator.settings import Settings
+from ascend.settings import read_settings
 from sandbox.apiserver import ApiServer
 
 
@@ -17,7 +19,7 @@ def test_flags_override_the_environment_and_that_the_file(tmp_path: Path, monkey
     file.write_text("reservation_ttl_s: 7\nlog_level: DEBUG\ngrpc_address: 127.0.0.1:1\n")
     monkeypatch.setenv("ASCEND_ALLOCATOR_LOG_LEVEL", "WARNING")
     monkeypatch.setenv("ASCEND_ALLOCATOR_GRPC_ADDRESS", "127.0.0.1:2")
-    settings = load_settings(["--config", str(file), "--grpc-address", "unix:/run/a.sock"])
+    settings = read_settings(Settings, "p", ["--config", str(file), "--grpc-address", "unix:/run/a.sock"])
     assert settings.reservation_ttl_s == 7
     assert settings.log_level == "WARNING"
     assert settings.grpc_address == "unix:/run/a.sock"
@@ -28,14 +30,21 @@ def test_the_file_may_be_named_in_the_environment(tmp_path: Path, monkeypatch: p
     file = tmp_path / "settings.yaml"
     file.write_text("reservation_ttl_s: 7\n")
     monkeypatch.setenv("ASCEND_ALLOCATOR_CONFIG", str(file))
-    assert load_settings([]).reservation_ttl_s == 7
+    assert read_settings(Settings, "p", []).reservation_ttl_s == 7
 
 
-def test_all_that_is_wrong_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["ascend-allocator", *arguments])
+    main()
+
+
+def test_all_that_is_wrong_is_said_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("reservation_ttl_s: -1\ncolour: red\n")
     with pytest.raises(SystemExit) as ended:
-        main(["--config", str(file), "--extender-address", "nowhere", "--log-level", "LOUD"])
+        run(monkeypatch, "--config", str(file), "--extender-address", "nowhere", "--log-level", "LOUD")
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert all(word in said for word in ("reservation_ttl_s", "colour", "'nowhere'", "log_level"))
@@ -43,13 +52,13 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("content", [None, "{ not yaml"])
 def test_a_file_that_can_not_be_read_is_an_error(
-    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "settings.yaml"
     if content is not None:
         file.write_text(content)
     with pytest.raises(SystemExit) as ended:
-        main(["--config", str(file)])
+        run(monkeypatch, "--config", str(file))
     assert ended.value.code == 2
     assert str(file) in capsys.readouterr().err
 

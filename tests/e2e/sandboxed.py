@@ -10,25 +10,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from ascend.chips import RESOURCE
-from ascend.kube.client import KubeClient
 from ascend.kube.objects import Pod
-from ascend.products import ASCEND_910A
-from device_plugin.driver.simulated import SimulatedServer
-from sandbox.apiserver import ApiServer
-from sandbox.kubelet import Kubelet
-from sandbox.scheduler import Scheduler
+from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
 from tests.cluster.api import free_ports
 from tests.e2e.proxy import ApiProxy
 from tests.e2e.world import (
-    DEVICE_NODES,
     ContainerView,
     Program,
     World,
     WorldNode,
     allocator_command,
     plugin_command,
-    write_kubeconfig,
 )
 
 BIN = Path(sys.executable).parent
@@ -63,14 +55,14 @@ class SandboxProgram(Program):
             assert number is signal.SIGKILL or status == 0, f"{self._name} ended with {status}; see {self._log}"
 
 
-class SandboxNode(WorldNode):
+class SandboxWorldNode(WorldNode):
     """A node with a sandbox kubelet."""
 
-    def __init__(self, kubelet: Kubelet) -> None:
-        self._kubelet = kubelet
-        self.name = kubelet.node_name
-        self.pod_resources_socket = kubelet.pod_resources_socket
-        self.state_file = kubelet.directory / "chips.json"
+    def __init__(self, node: SandboxNode) -> None:
+        self._kubelet = node.kubelet
+        self.name = node.name
+        self.pod_resources_socket = node.kubelet.pod_resources_socket
+        self.state_file = node.state_file
 
     async def restart_kubelet(self) -> None:
         await self._kubelet.restart()
@@ -85,17 +77,7 @@ class SandboxWorld(World):
     """A world in this process."""
 
     def pod_manifest(self, name: str, chips: int, **spec: Any) -> dict[str, Any]:
-        resources = {"limits": {RESOURCE: str(chips)}}
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "namespace": "default"},
-            "spec": {
-                "terminationGracePeriodSeconds": 0,
-                "containers": [{"name": "main", "image": "busybox", "resources": resources}],
-                **spec,
-            },
-        }
+        return pod_manifest(name, chips, **spec)
 
 
 @asynccontextmanager
@@ -106,21 +88,19 @@ async def sandbox_world(folder: Path) -> AsyncIterator[SandboxWorld]:
     world.allocator_url = f"http://127.0.0.1:{allocator_port}"
     async with AsyncExitStack() as stack:
         # Unix sockets have short paths only, pytest's folders long ones.
-        nodes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
-        server = await stack.enter_async_context(ApiServer(tokens={"secret": "admin"}))
-        world.api = await stack.enter_async_context(ApiProxy(server.url))
-        direct = write_kubeconfig(folder / "direct.json", server.url, "secret")
-        proxied = write_kubeconfig(folder / "proxied.json", world.api.url, "secret")
-        world.client = await stack.enter_async_context(await KubeClient.connect(str(direct)))
-        command = allocator_command(BIN / "ascend-allocator", kubeconfig=proxied, address=f"127.0.0.1:{allocator_port}")
+        short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
+        cluster = await stack.enter_async_context(SandboxCluster(short, ("n1", "n2")))
+        world.client = cluster.client
+        world.api = await stack.enter_async_context(ApiProxy(cluster.server.url))
+        kubeconfig = cluster.write_kubeconfig("programs", world.api.url)
+        command = allocator_command(
+            BIN / "ascend-allocator", kubeconfig=kubeconfig, address=f"127.0.0.1:{allocator_port}"
+        )
         world.allocator = SandboxProgram("ascend-allocator", command, folder / "allocator.log")
-        world.nodes = []
-        for number, port in enumerate(plugin_ports, 1):
-            kubelet = Kubelet(f"n{number}", world.client, nodes / f"n{number}", seed=number)
-            await stack.enter_async_context(kubelet)
-            world.nodes.append(_node(kubelet, proxied, port, folder))
-        scheduler = Scheduler(world.client, f"{world.allocator_url}/scheduler", seed=7)
-        await stack.enter_async_context(scheduler)
+        world.nodes = [
+            _node(node, kubeconfig, port, folder) for node, port in zip(cluster.nodes, plugin_ports, strict=True)
+        ]
+        await cluster.start_scheduler(f"{world.allocator_url}/scheduler")
         programs = [world.allocator, *(node.plugin for node in world.nodes)]
         try:
             await asyncio.gather(*(program.start() for program in programs))
@@ -130,24 +110,19 @@ async def sandbox_world(folder: Path) -> AsyncIterator[SandboxWorld]:
             await asyncio.gather(*(program.stop() for program in programs))
 
 
-def _node(kubelet: Kubelet, kubeconfig: Path, port: int, folder: Path) -> SandboxNode:
-    node = SandboxNode(kubelet)
-    SimulatedServer.full(ASCEND_910A).save(node.state_file)
-    device_root = kubelet.directory / "dev"
-    device_root.mkdir()
-    for name in DEVICE_NODES:
-        (device_root / name).touch()
-    node.plugin_url = f"http://127.0.0.1:{port}"
+def _node(node: SandboxNode, kubeconfig: Path, port: int, folder: Path) -> SandboxWorldNode:
+    world_node = SandboxWorldNode(node)
+    world_node.plugin_url = f"http://127.0.0.1:{port}"
     command = plugin_command(
         BIN / "ascend-device-plugin",
         kubeconfig=kubeconfig,
         node=node.name,
         state_file=node.state_file,
-        device_root=device_root,
-        pods_url=kubelet.pods_url,
+        device_root=node.device_root,
+        pods_url=node.kubelet.pods_url,
         http_address=f"127.0.0.1:{port}",
-        device_plugin_dir=str(kubelet.socket_dir),
-        pod_resources_socket=str(kubelet.pod_resources_socket),
+        device_plugin_dir=str(node.kubelet.socket_dir),
+        pod_resources_socket=str(node.kubelet.pod_resources_socket),
     )
-    node.plugin = SandboxProgram("ascend-device-plugin", command, folder / f"{node.name}.log")
-    return node
+    world_node.plugin = SandboxProgram("ascend-device-plugin", command, folder / f"{node.name}.log")
+    return world_node

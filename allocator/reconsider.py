@@ -1,0 +1,119 @@
+"""Gets a refused pod looked at again once it would fit.
+
+kube-scheduler tries a pod that its extender refused again when it sees nodes or pods change, and otherwise after five
+minutes (k/k:pkg/scheduler/backend/queue). It does not see what we see: reports are ConfigMaps, and reservations end in
+memory. And where both see a change, it may well ask before our watch has shown it to us. So we remember whom we refused
+everywhere; when such a pod would fit, and has not been asked about for a while, a changed annotation on it makes the
+scheduler look again. The while doubles with every such time, because the node it fits on may be none of its candidates.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from allocator.metrics import AllocatorMetrics
+from allocator.rules.request import requested_chips
+from allocator.state.cluster import Cluster
+from ascend.annotations import RECONSIDERED
+from ascend.errors import ApiError, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import PODS, Pod
+
+log = structlog.get_logger()
+
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 300.0
+PERIOD_S = 0.5
+AT_ONCE = 16
+"""Pods reconsidered in one period; each of them costs the scheduler a cycle."""
+FORGET_S = 600.0
+"""A pod that was never seen and not asked about for so long is gone."""
+
+
+@dataclass(slots=True)
+class _Refused:
+    uid: str
+    namespace: str
+    name: str
+    request: int
+    asked_s: float
+    wait_s: float = FIRST_WAIT_S
+
+
+class Reconsideration:
+    """Remembers refused pods and has them reconsidered.
+
+    Args:
+        client: the API server.
+        cluster: what is seen.
+        metrics: counts.
+        monotonic: the clock for waits.
+        now_ns: the wall clock, Unix nanoseconds; it makes the annotation's value a new one.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        cluster: Cluster,
+        metrics: AllocatorMetrics,
+        *,
+        monotonic: Callable[[], float],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._now_ns = now_ns
+        self._refused: dict[str, _Refused] = {}
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    def refused(self, pod: Pod) -> None:
+        """A pod was asked about and fits nowhere."""
+        known = self._refused.get(pod.uid)
+        if known is None:
+            namespace, request = pod.metadata.namespace, requested_chips(pod)
+            self._refused[pod.uid] = _Refused(pod.uid, namespace, pod.name, request, self._monotonic())
+        else:
+            known.asked_s = self._monotonic()
+
+    def accepted(self, uid: str) -> None:
+        """A pod was asked about and fits."""
+        self._refused.pop(uid, None)
+
+    async def run(self) -> None:
+        """Have pods reconsidered until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            for pod in self._due():
+                await self._touch(pod)
+
+    def _due(self) -> list[_Refused]:
+        now_s = self._monotonic()
+        due: list[_Refused] = []
+        for each in list(self._refused.values()):
+            seen = self._cluster.pods.get(each.uid)
+            silent_s = now_s - each.asked_s
+            if (seen is None and silent_s > FORGET_S) or (
+                seen is not None and (seen.spec.node_name or not seen.is_live)
+            ):
+                del self._refused[each.uid]
+            elif silent_s >= each.wait_s and self._cluster.index.best(each.request) is not None:
+                due.append(each)
+        return due[:AT_ONCE]
+
+    async def _touch(self, pod: _Refused) -> None:
+        pod.asked_s = self._monotonic()
+        pod.wait_s = min(2 * pod.wait_s, LONGEST_WAIT_S)
+        body = {"metadata": {"uid": pod.uid, "annotations": {RECONSIDERED: str(self._now_ns())}}}
+        try:
+            await self._client.patch(PODS, pod.name, body, namespace=pod.namespace)
+        except (ApiError, Unreachable) as error:
+            log.warning("could not have a pod reconsidered", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            return
+        self._metrics.reconsidered.inc()
+        log.info("had a pod reconsidered", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, request=pod.request)

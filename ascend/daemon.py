@@ -1,0 +1,69 @@
+"""How a daemon starts and ends: settings in, exit status out."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field
+from pydantic_settings import BaseSettings
+
+from ascend.errors import AscendError, InvalidValue
+from ascend.observe.logs import configure_logs
+from ascend.settings import read_settings
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+
+class DaemonSettings(BaseSettings):
+    """What every daemon's settings have."""
+
+    kubeconfig: str | None = Field(default=None, description="a kubeconfig file; the pod's own identity if not given")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="least level logged")
+
+
+D = TypeVar("D", bound=DaemonSettings)
+
+
+def run_daemon(
+    program: str,
+    kind: type[D],
+    serve: Callable[[D], Coroutine[Any, Any, None]],
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """Run a program until SIGTERM or SIGINT, and leave with an exit status.
+
+    0 after a signal, 1 with a sentence when it can't start or go on, 2 when the settings are not valid.
+
+    Args:
+        program: its name, in front of what it says.
+        kind: its settings.
+        serve: does its work until cancelled.
+        arguments: the command line without the program; ``sys.argv`` if not given.
+    """
+    try:
+        settings = read_settings(kind, program, arguments)
+    except InvalidValue as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        sys.exit(EXIT_USAGE)
+    configure_logs(program, level=settings.log_level)
+    try:
+        asyncio.run(_until_signalled(serve(settings)))
+    except* AscendError as errors:
+        for failure in errors.exceptions:
+            sys.stderr.write(f"{program}: {failure}\n")
+        sys.exit(EXIT_FAILURE)
+
+
+async def _until_signalled(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not task.cancelled():
+            raise

@@ -1,0 +1,127 @@
+"""A refused pod is looked at again once it would fit, although its scheduler saw no reason to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+
+from allocator.metrics import AllocatorMetrics
+from allocator.reconsider import FORGET_S, LONGEST_WAIT_S, Reconsideration
+from ascend.annotations import RECONSIDERED
+from ascend.errors import Unreachable
+from ascend.kube.client import KubeClient
+from tests.allocator.builders import World, node, pod, report
+
+pytestmark = pytest.mark.looptime
+
+
+class Patches:
+    """The API server as far as it is asked: it takes patches, or does not answer."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[float, str, dict[str, Any]]] = []
+        self.answers = True
+
+    async def patch(self, _resource: object, name: str, body: dict[str, Any], *, namespace: str) -> None:
+        if not self.answers:
+            raise Unreachable("no answer")
+        assert namespace == "default"
+        self.taken.append((asyncio.get_running_loop().time(), name, body))
+
+
+@asynccontextmanager
+async def reconsidering(world: World, api: Patches) -> AsyncIterator[Reconsideration]:
+    loop = asyncio.get_running_loop()
+    reconsideration = Reconsideration(
+        cast("KubeClient", api),
+        world.cluster,
+        AllocatorMetrics(world.ledger, lambda: None),
+        monotonic=loop.time,
+        now_ns=lambda: int(loop.time() * 1e9),
+    )
+    task = asyncio.create_task(reconsideration.run())
+    try:
+        yield reconsideration
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_pod_that_fits_again_is_touched_and_one_that_does_not_is_left() -> None:
+    world, api = World(), Patches()
+    world.cluster.node_applied(node("n1"))
+    world.cluster.report_applied(report("n1", unhealthy=(5,)))
+    waits, too_big = pod("waits", 4), pod("too-big", 8)
+    async with reconsidering(world, api) as reconsideration:
+        for each in (waits, too_big):
+            world.cluster.pod_applied(each)
+            reconsideration.refused(each)
+        world.cluster.pod_applied(pod("other", 4, node="n1", chips=range(4)))
+        await asyncio.sleep(10)
+        assert not api.taken
+        world.cluster.report_applied(report("n1"))
+        await asyncio.sleep(1)
+        ((_, name, body),) = api.taken
+        assert name == "waits"
+        assert body["metadata"]["uid"] == waits.uid
+        assert list(body["metadata"]["annotations"]) == [RECONSIDERED]
+
+
+async def test_a_pod_the_scheduler_asks_about_by_itself_is_left_alone() -> None:
+    world, api = World(), Patches()
+    world.cluster.node_applied(node("n1"))
+    async with reconsidering(world, api) as reconsideration:
+        reconsideration.refused(pod("asked"))
+        for _ in range(20):
+            await asyncio.sleep(0.6)
+            reconsideration.refused(pod("asked"))
+        reconsideration.accepted("uid-asked")
+        await asyncio.sleep(100)
+        assert not api.taken
+
+
+async def test_a_pod_whose_scheduler_says_no_is_touched_less_and_less_often() -> None:
+    # It fits on a node that is none of its candidates: its node selector is the scheduler's business.
+    world, api = World(), Patches()
+    world.cluster.node_applied(node("n1"))
+    picky = pod("picky")
+    world.cluster.pod_applied(picky)
+    async with reconsidering(world, api) as reconsideration:
+        reconsideration.refused(picky)
+        for _ in range(3600):
+            await asyncio.sleep(1)
+            if api.taken and asyncio.get_running_loop().time() - api.taken[-1][0] < 1:
+                reconsideration.refused(picky)
+    times = [time for time, _, _ in api.taken]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == pytest.approx(LONGEST_WAIT_S, abs=2)
+    assert len(times) < 25
+
+
+async def test_pods_that_are_bound_finished_or_gone_are_forgotten() -> None:
+    world, api = World(), Patches()
+    async with reconsidering(world, api) as reconsideration:
+        for name in ("bound", "done", "never-seen"):
+            reconsideration.refused(pod(name))
+        world.cluster.pod_applied(pod("bound", node="n1", chips=[0]))
+        world.cluster.pod_applied(pod("done", phase="Failed"))
+        await asyncio.sleep(1)
+        assert len(reconsideration) == 1
+        await asyncio.sleep(FORGET_S)
+        assert len(reconsideration) == 0
+
+
+async def test_an_api_server_that_does_not_answer_is_tried_again_later() -> None:
+    world, api = World(), Patches()
+    world.cluster.node_applied(node("n1"))
+    api.answers = False
+    async with reconsidering(world, api) as reconsideration:
+        reconsideration.refused(pod("waits"))
+        await asyncio.sleep(5)
+        api.answers = True
+        await asyncio.sleep(10)
+        assert [name for _, name, _ in api.taken] == ["waits"]
