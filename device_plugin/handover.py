@@ -101,8 +101,13 @@ class HandOverDesk:
             return earlier
         if pod is None:
             pod = await self._under_admission(len(kubelet_ids), list_after_s=LIST_AFTER_S)
-        handover = HandOver(pod.uid, pod.key, self._chips_for(pod), kubelet_ids)
-        self._preferred = None
+        try:
+            handover = HandOver(pod.uid, pod.key, self._chips_for(pod), kubelet_ids)
+        except Refusal:
+            self._handovers.turned_away.add(pod.uid)
+            raise
+        finally:
+            self._preferred = None
         self._handovers.add(handover)
         self._on_handover(handover)
         log.info(
@@ -145,14 +150,17 @@ class HandOverDesk:
             waiting = candidates(await self._listed(self._api_pods), count, self._granted())
         if not waiting:
             raise Refusal("NoSuchPod", f"no pod bound to this node waits for {count} chips")
-        if len(waiting) == 1:
+        if len(waiting) == 1 and self._is_new(waiting[0]):
             return waiting[0]
         try:
-            admitted = candidates(await self._listed(self._kubelet_pods), count, self._granted())
+            waiting = candidates(await self._listed(self._kubelet_pods), count, self._granted()) or waiting
         except Unreachable as error:
             log.warning("can't ask the kubelet which pod it admits", error=error.message, waiting=len(waiting))
-            return oldest_decision(waiting)
-        return oldest_decision(admitted or waiting)
+        return oldest_decision([pod for pod in waiting if self._is_new(pod)] or waiting)
+
+    def _is_new(self, pod: NodePod) -> bool:
+        """Not refused before: a refused pod looks as if it waited until its rejection is on the watch."""
+        return pod.uid not in self._handovers.turned_away
 
     async def _waiting(self, count: int) -> list[NodePod]:
         while True:

@@ -43,6 +43,8 @@ class HandOvers:
 
     def __init__(self) -> None:
         self._by_uid: dict[str, HandOver] = {}
+        self.turned_away: set[str] = set()
+        """Uids of pods that were refused: the kubelet rejects such a pod, though it takes a moment to show."""
         self.changes: Observable[None] = Observable(None)
         """Set after every change."""
 
@@ -63,5 +65,6 @@ class HandOvers:
 
     def drop(self, uid: str) -> None:
         """The pod's containers can't run any more: its chips are its no longer."""
+        self.turned_away.discard(uid)
         if self._by_uid.pop(uid, None) is not None:
             self.changes.set(None)

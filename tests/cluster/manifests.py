@@ -79,7 +79,7 @@ def extender(url: str, *, bind: bool = True, resource: str = RESOURCE, **more: A
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
         **({"bindVerb": "bind"} if bind else {}),
-        "weight": 5,
+        "weight": 200,
         "httpTimeout": "10s",
         "nodeCacheCapable": True,
         "ignorable": False,

@@ -176,6 +176,17 @@ async def test_a_pod_placed_by_hand_does_not_take_the_chips_of_one_that_waits() 
     assert (await node.admit(2)).pod == "default/placed"
 
 
+async def test_a_refused_pod_that_still_looks_pending_does_not_take_the_next_one_s_place() -> None:
+    node = Node()
+    by_hand, placed = pod("by-hand", 2), pod("placed", 2, 0, 1, time=1)
+    node.pods.applied(by_hand)
+    with pytest.raises(Refusal, match="was not placed by the allocator"):
+        await node.admit(2)
+    node.pods.applied(placed)
+    node.kubelet = [by_hand, placed]
+    assert (await node.admit(2)).pod == "default/placed"
+
+
 async def test_chips_are_free_again_when_their_pod_has_ended() -> None:
     node = Node()
     node.pods.applied(pod("first", 8, *range(8), time=1))
