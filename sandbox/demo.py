@@ -14,13 +14,15 @@ from rich.table import Table
 
 from allocator.app import AllocatorApp
 from allocator.settings import Settings as AllocatorSettings
-from ascend.annotations import REAL
-from ascend.chips import RESOURCE
-from ascend.deviceinfo import NAMESPACE
+from ascend.annotations import ALLOCATED, REAL
+from ascend.chips import NAME_PREFIX, RESOURCE, chip_set, parse_chip_name, parse_names
+from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
 from ascend.kube import objects
 from ascend.kube.objects import Pod
 from ascend.observe.logs import configure_logs
+from ascend.products import ASCEND_910A
 from device_plugin.app import Plugin
+from device_plugin.rules.injection import VISIBLE_DEVICES
 from device_plugin.settings import Settings as PluginSettings
 from npuctl.render import node_map
 from npuctl.view import node_views
@@ -62,12 +64,12 @@ class Demo:
         for name, chips in PODS.items():
             await self._client.create(objects.PODS, pod_manifest(name, chips), "default")
         await self._until(lambda: self._given(*PODS))
+        await self._check()
         self.say("each runs with exactly the chips written on it, and none spans two rings:")
         await self._show()
         self.say("what is written on train-a:")
         self._annotations(await self._pod("train-a"))
         await self._fail_and_recover(self._cluster.nodes[-1])
-        self.say("done")
 
     async def _fail_and_recover(self, node: SandboxNode) -> None:
         node.edit_chip(FAILING_CHIP, health="Unhealthy", fault_codes=[FAULT_CODE])
@@ -75,15 +77,30 @@ class Demo:
         self.say(f"chip {FAILING_CHIP} of {node.name} fails; then {LATE_POD} asks for {LATE_CHIPS} chips")
         await self._client.create(objects.PODS, pod_manifest(LATE_POD, LATE_CHIPS), "default")
         await self._until(lambda: self._refused(LATE_POD))
-        self.say(
-            f"5 chips are free there, Kubernetes would count that as enough; but no ring has {LATE_CHIPS}, so it waits:"
-        )
+        free = (await self._report(node)).free.bit_count()
+        self.say(f"{free} chips are free there, enough for who only counts; but no ring has {LATE_CHIPS}, so it waits:")
         self._console.print(f"         [yellow]{_why(await self._pod(LATE_POD))}[/]", highlight=False, soft_wrap=True)
         await self._show()
         node.edit_chip(FAILING_CHIP, health="Healthy", fault_codes=[])
         self.say("the chip recovers:")
         await self._until(lambda: self._given(LATE_POD))
         await self._show()
+
+    async def _check(self) -> None:
+        """Make sure that what is told is so."""
+        for node in self._cluster.nodes:
+            for (pod, container), ids in node.kubelet.ledger().items():
+                written = parse_names((await self._pod(pod.partition("/")[2])).metadata.annotations[ALLOCATED])
+                seen = node.kubelet.container(pod, container).env[VISIBLE_DEVICES]
+                chips = chip_set(written)
+                if chips != chip_set(map(parse_chip_name, ids)) or seen != ",".join(map(str, written)):
+                    raise RuntimeError(f"{pod} was given other chips than are written on it")
+                if not any(chips & ring == chips for ring in ASCEND_910A.rings):
+                    raise RuntimeError(f"{pod} spans two rings")
+
+    async def _report(self, node: SandboxNode) -> DeviceReport:
+        name = config_map_name(node.name)
+        return decode_report((await self._client.get(objects.CONFIG_MAPS, name, NAMESPACE)).data)
 
     async def _show(self) -> None:
         nodes, pods, reports = await asyncio.gather(
@@ -97,7 +114,8 @@ class Demo:
             table.add_column(title, header_style="bold")
         for pod in sorted(pods, key=lambda pod: pod.metadata.creation_timestamp or ""):
             asked = str(sum(container.chips for container in pod.spec.containers))
-            table.add_row(pod.name, asked, pod.spec.node_name or "pending", pod.metadata.annotations.get(REAL, ""))
+            given = pod.metadata.annotations.get(REAL, "").replace(NAME_PREFIX, "")
+            table.add_row(pod.name, asked, pod.spec.node_name or "pending", given)
         self._console.print(table)
 
     def _annotations(self, pod: Pod) -> None:
