@@ -1,0 +1,1 @@
+"""Measurements: `python -m tests.bench [name …] [--quick] [--json FILE]`; never part of an assertion."""

@@ -1,0 +1,76 @@
+"""The command line of the measurements."""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import Progress
+
+from ascend.observe.logs import configure_logs
+from tests.bench import allocate, decisions, freed, scheduler
+from tests.bench.outcome import Outcome, Run
+
+BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
+    "decisions": decisions.measure,
+    "allocate": allocate.measure,
+    "scheduler": scheduler.measure,
+    "freed": freed.measure,
+}
+SEED: Final = 910
+_WIDTH: Final = 118
+
+
+def main() -> int:
+    """Measure what is named, or everything; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(BENCHES)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="a minute for everything; the numbers mean little")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every sample there")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of every random choice (default: {SEED})")
+    arguments = parser.parse_args()
+    names: list[str] = arguments.names or list(BENCHES)
+    if unknown := [name for name in names if name not in BENCHES]:
+        parser.error(f"no such bench: {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+    configure_logs("bench", level="WARNING", stream=sys.stderr)
+    logging.getLogger("sandbox").setLevel(logging.ERROR)
+    out = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    kept = {"conditions": _conditions(arguments.seed, quick=arguments.quick)}
+    out.print(" · ".join(f"{key} {value}" for key, value in kept["conditions"].items()), highlight=False)
+    for name in names:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            outcome = asyncio.run(_measured(name, Run(arguments.quick, arguments.seed, progress)))
+        out.print()
+        for each in outcome.shown:
+            out.print(each, highlight=False)
+        kept[name] = outcome.raw
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(kept, indent=1))
+    return 0
+
+
+async def _measured(name: str, run: Run) -> Outcome:
+    return await BENCHES[name](run)
+
+
+def _conditions(seed: int, *, quick: bool) -> dict[str, str]:
+    return {
+        "seed": str(seed),
+        "mode": "quick" if quick else "full",
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": str(os.cpu_count()),
+        "load": f"{os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

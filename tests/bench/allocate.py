@@ -1,0 +1,119 @@
+"""How long the kubelet waits for the device plugin, and a pod for its chips: a plugin process on the sandbox."""
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+from unittest.mock import patch
+
+from ascend.products import ASCEND_910A
+from sandbox.kubelet.endpoint import Endpoint
+from tests.bench.outcome import Outcome, Run, ms, p50, p99, table
+from tests.bench.rig import Rig, one_node, some_chips
+from tests.bench.sightings import seen
+
+_FULL: Final = (400, 40)
+_QUICK: Final = (12, 2)
+_WARM_UP: Final = 8
+_CROWD: Final = ASCEND_910A.chips
+
+
+@dataclass(slots=True)
+class _Times:
+    """Seconds, one per pod."""
+
+    prefer: list[float] = field(default_factory=list)
+    allocate: list[float] = field(default_factory=list)
+    claimed: list[float] = field(default_factory=list)
+
+    def clear(self) -> None:
+        for each in (self.prefer, self.allocate, self.claimed):
+            each.clear()
+
+    @property
+    def answered(self) -> list[float]:
+        """Both calls of a pod together: the kubelet makes them one after the other, for one pod at a time."""
+        return [sum(pair) for pair in zip(self.prefer, self.allocate, strict=True)]
+
+
+async def measure(run: Run) -> Outcome:
+    singles, crowds = _QUICK if run.quick else _FULL
+    rng = random.Random(run.seed)
+    alone, crowded = _Times(), _Times()
+    async with one_node(seed=run.seed) as rig:
+        with _stopwatch(alone):
+            for number in run.steps("one pod after another", singles + _WARM_UP):
+                if number == _WARM_UP:
+                    alone.clear()
+                await _one(rig, number, rng, alone)
+        with _stopwatch(crowded):
+            for number in run.steps(f"{_CROWD} pods at once", crowds + 1):
+                if number == 1:
+                    crowded.clear()
+                await _crowd(rig, number, rng, crowded)
+    shown = table(
+        "pods",
+        "n",
+        *(f"{what} {which}" for what in ("prefer", "Allocate", "both", "bind→claim") for which in ("p50", "p99")),
+    )
+    outcome = Outcome()
+    for what, times in (("in turn, 1/2/4/8", alone), (f"{_CROWD} at once, 1 chip", crowded)):
+        columns = (times.prefer, times.allocate, times.answered, times.claimed)
+        shown.add_row(what, str(len(times.claimed)), *(ms(f(column)) for column in columns for f in (p50, p99)))
+        outcome.raw[f"{what}, prefer, s"] = times.prefer
+        outcome.raw[f"{what}, allocate, s"] = times.allocate
+        outcome.raw[f"{what}, claimed, s"] = times.claimed
+    outcome.show(
+        "allocate: a device plugin process, asked by the sandbox's kubelet over its unix socket; ms",
+        shown,
+        "prefer: GetPreferredAllocation; it waits for the plugin's own watch to show the pod.",
+        "bind→claim: from the start of POST Binding until a watch shows AscendReal on the pod. 8 at once: the kubelet",
+        "admits one pod at a time, so the last waits for seven others.",
+    )
+    return outcome
+
+
+async def _one(rig: Rig, number: int, rng: random.Random, times: _Times) -> None:
+    count = ASCEND_910A.requests[number % len(ASCEND_910A.requests)]
+    chips = some_chips(rng, count)
+    pod = await rig.create(f"single-{number}", count)
+    claimed = rig.claimed(pod, chips)
+    started_s = time.perf_counter()
+    await rig.bind(pod, chips)
+    times.claimed.append(await seen(claimed, f"{pod.key} is claimed") - started_s)
+    await rig.delete(pod)
+
+
+async def _crowd(rig: Rig, number: int, rng: random.Random, times: _Times) -> None:
+    chips = rng.sample(range(_CROWD), _CROWD)
+    pods = [await rig.create(f"crowd-{number}-{which}", 1) for which in range(_CROWD)]
+    claimed = [rig.claimed(pod, (chip,)) for pod, chip in zip(pods, chips, strict=True)]
+    started = []
+    for pod, chip in zip(pods, chips, strict=True):
+        started.append(time.perf_counter())
+        await rig.bind(pod, (chip,))
+    for pod, sighting, started_s in zip(pods, claimed, started, strict=True):
+        times.claimed.append(await seen(sighting, f"{pod.key} is claimed") - started_s)
+    await rig.delete(*pods)
+
+
+@contextmanager
+def _stopwatch(times: _Times) -> Iterator[None]:
+    """Time the kubelet's calls at its own end of the socket."""
+    with (
+        patch.object(Endpoint, "prefer", _timed(Endpoint.prefer, times.prefer)),
+        patch.object(Endpoint, "allocate", _timed(Endpoint.allocate, times.allocate)),
+    ):
+        yield
+
+
+def _timed(call: Callable[..., Awaitable[Any]], into: list[float]) -> Callable[..., Awaitable[Any]]:
+    async def timed(*arguments: Any) -> Any:
+        started_s = time.perf_counter()
+        answer = await call(*arguments)
+        into.append(time.perf_counter() - started_s)
+        return answer
+
+    return timed

@@ -1,0 +1,45 @@
+"""What is wrong with the chips of bound pods: the reason for having an allocator at all."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ascend.annotations import read_grant
+from ascend.kube.objects import Pod
+from ascend.products import ASCEND_910A
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Counts of bound pods.
+
+    Attributes:
+        bound: all of them.
+        nodes: how many nodes they are on.
+        violations: pods with chips of two rings where one would do, with a wrong number, or with another pod's.
+        without: pods on which no chips are written, so that any rings may be theirs.
+    """
+
+    bound: int
+    nodes: int
+    violations: int
+    without: int
+
+
+def audit(pods: Iterable[Pod]) -> Audit:
+    """Look at every bound pod."""
+    bound = [pod for pod in pods if pod.spec.node_name]
+    taken: defaultdict[str, int] = defaultdict(int)
+    violations = without = 0
+    for pod in bound:
+        grant = read_grant(pod.metadata.annotations)
+        if grant is None:
+            without += 1
+            continue
+        request = sum(container.chips for container in pod.npu_containers)
+        in_one_ring = any(not grant.chip_set & ~ring for ring in ASCEND_910A.rings)
+        is_whole = grant.chip_set == ASCEND_910A.all_chips
+        is_right = len(grant.chips) == request and (in_one_ring or is_whole)
+        violations += not is_right or bool(taken[pod.spec.node_name] & grant.chip_set)
+        taken[pod.spec.node_name] |= grant.chip_set
+    return Audit(len(bound), len({pod.spec.node_name for pod in bound}), violations, without)

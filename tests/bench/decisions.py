@@ -1,0 +1,149 @@
+"""How long the allocator takes to decide: in memory against a walk over all nodes, and as kube-scheduler asks it."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+from rich.table import Table
+
+from allocator.decide import DecisionEngine
+from allocator.state.ledger import Ledger
+from ascend.kube.objects import Pod
+from ascend.products import ASCEND_910A
+from sandbox.apiserver import ApiServer
+from tests.allocator.builders import pod
+from tests.allocator.harness import pod_manifest, running
+from tests.bench.free_sets import in_memory, node_name, on_server
+from tests.bench.outcome import Outcome, Run, ms, p50, p99, table, us
+
+REQUESTS: Final = ASCEND_910A.requests
+_REFERENCE_BEST: Final = "107 µs at 100 nodes, 1,054 at 1,000, 17,953 at 10,000"
+_ROUNDS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    nodes: tuple[int, ...]
+    names: tuple[int, ...]
+    indexed: int
+    looked_at: int
+    asked: int
+
+
+_FULL: Final = _Size((100, 1_000, 10_000), (1_000, 5_000), indexed=20_000, looked_at=2_000_000, asked=400)
+_QUICK: Final = _Size((100, 1_000), (1_000,), indexed=2_000, looked_at=100_000, asked=40)
+
+
+async def measure(run: Run) -> Outcome:
+    size = _QUICK if run.quick else _FULL
+    outcome = Outcome()
+    in_process = table("nodes", "decisions/s", "p50 µs", "p99 µs", "walk/s", "walk p50 µs", "p99 µs", "ratio of p50s")
+    for count in size.nodes:
+        _in_process(run, size, count, in_process, outcome)
+    outcome.show(
+        "decisions: one pod, in process: choose node and chips, keep them, give them back (1/2/4/8 chips in turn)",
+        in_process,
+        "walk: filter and rank over all names by the same rules, then keep and give back; the winner is the same.",
+        f"The reference's best on these inputs, quoted from spec/baseline-scheduler.md §1: {_REFERENCE_BEST}.",
+    )
+    extender = table(
+        *("names", "filter p50 ms", "p99 ms", "fitting", "prioritize p50 ms", "p99 ms", "both p50 ms", "p99 ms")
+    )
+    for count in size.names:
+        await _extender(run, size, count, extender, outcome)
+    outcome.show(
+        "decisions: as kube-scheduler asks, over HTTP: filter over all names, prioritize over those that fit",
+        extender,
+        "Same free sets. Allocator and asking client share one thread, so the client's part is in the numbers.",
+    )
+    return outcome
+
+
+def _in_process(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome) -> None:
+    engine = in_memory(count, run.seed, Ledger(ttl_s=30.0, monotonic=time.monotonic))
+    names = [node_name(number) for number in range(count)]
+    pods = [pod(f"asks-{request}", request) for request in REQUESTS]
+    for each in pods:
+        assert _indexed(engine, each) == _walk(engine, each, names), "the walk found another place"
+    indexed: list[float] = []
+    walked: list[float] = []
+    per_round = max(size.looked_at // count // _ROUNDS, 4)
+    for number in run.steps(f"{count:,} nodes", _ROUNDS + 1):
+        warm_up = number == 0
+        _timed(lambda each: _indexed(engine, each), pods, size.indexed // _ROUNDS, [] if warm_up else indexed)
+        _timed(lambda each: _walk(engine, each, names), pods, per_round, [] if warm_up else walked)
+    shown.add_row(
+        *(f"{count:,}", f"{len(indexed) / sum(indexed):,.0f}", us(p50(indexed)), us(p99(indexed))),
+        *(f"{len(walked) / sum(walked):,.0f}", us(p50(walked)), us(p99(walked))),
+        f"{p50(walked) / p50(indexed):,.0f}",
+    )
+    outcome.raw[f"{count} nodes, decision, s"] = indexed
+    outcome.raw[f"{count} nodes, walk, s"] = walked
+
+
+def _timed(decide: Callable[[Pod], object], pods: list[Pod], times: int, into: list[float]) -> None:
+    for number in range(times):
+        each = pods[number % len(pods)]
+        started_s = time.perf_counter()
+        decide(each)
+        into.append(time.perf_counter() - started_s)
+
+
+def _indexed(engine: DecisionEngine, each: Pod) -> tuple[str, tuple[int, ...]]:
+    kept = engine.place(each)
+    engine.release(each.uid)
+    return kept.node, kept.chips
+
+
+def _walk(engine: DecisionEngine, each: Pod, names: list[str]) -> tuple[str, tuple[int, ...]]:
+    fitting = engine.filter(each, names).fitting
+    kept = engine.place(each, [engine.rank(each, fitting)[0].nodes[0]])
+    engine.release(each.uid)
+    return kept.node, kept.chips
+
+
+async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome) -> None:
+    filtering: list[float] = []
+    passed: list[int] = []
+    scoring: list[float] = []
+    pods = [pod_manifest(f"asks-{request}", request, uid=f"uid-{request}") for request in REQUESTS]
+    names = [node_name(number) for number in range(count)]
+    questions = [_question(each, names) for each in pods]
+    warm_up = len(pods) * 2
+    with tempfile.TemporaryDirectory(prefix="aa-") as folder:
+        async with ApiServer() as server, aiohttp.ClientSession() as http:
+            await on_server(server, count, run.seed)
+            async with running(server, Path(folder)) as allocator:
+                url = f"http://{allocator.app.extender_address}/scheduler"
+                for number in run.steps(f"{count:,} names over HTTP", size.asked + warm_up):
+                    which = number % len(pods)
+                    filter_s, answer = await _post(http, f"{url}/filter", questions[which])
+                    fitting = msgspec.json.decode(answer)["NodeNames"]
+                    score_s, _ = await _post(http, f"{url}/prioritize", _question(pods[which], fitting))
+                    if number >= warm_up:
+                        filtering.append(filter_s)
+                        scoring.append(score_s)
+                        passed.append(len(fitting))
+    both = [sum(pair) for pair in zip(filtering, scoring, strict=True)]
+    shown.add_row(
+        *(f"{count:,}", ms(p50(filtering)), ms(p99(filtering)), f"{sum(passed) / len(passed):,.0f}"),
+        *(ms(p50(scoring)), ms(p99(scoring)), ms(p50(both)), ms(p99(both))),
+    )
+    outcome.raw[f"{count} names, filter, s"] = filtering
+    outcome.raw[f"{count} names, prioritize, s"] = scoring
+
+
+def _question(asking: dict[str, Any], names: list[str]) -> bytes:
+    return msgspec.json.encode({"Pod": asking, "Nodes": None, "NodeNames": names})
+
+
+async def _post(http: aiohttp.ClientSession, url: str, body: bytes) -> tuple[float, bytes]:
+    started_s = time.perf_counter()
+    async with http.post(url, data=body) as response:
+        answer = await response.read()
+    return time.perf_counter() - started_s, answer

@@ -1,0 +1,138 @@
+"""Nodes that nobody runs and pods for them, on a real API server (spec/test-cluster.md §5)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
+from ascend.chips import RESOURCE
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import NODES, PODS, JsonObject, Pod
+from ascend.kube.reflector import Reflector
+from ascend.products import ASCEND_910A
+from tests.cluster.manifests import pod
+
+CONNECTIONS: Final = 64
+NAMESPACE: Final = "default"
+_PATIENCE_S: Final = 120.0
+
+
+def fake_node(name: str) -> JsonObject:
+    """A Ready 910A server. No node controller runs, so it stays as it was created."""
+    quantities = {"cpu": "64", "memory": "256Gi", "pods": "110", RESOURCE: str(ASCEND_910A.chips)}
+    infos = write_base_device_infos({chip: ChipAddress() for chip in range(ASCEND_910A.chips)})
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": {"kubernetes.io/hostname": name},
+            "annotations": {BASE_DEVICE_INFOS: infos},
+        },
+        "status": {
+            "capacity": quantities,
+            "allocatable": quantities,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Fake"}],
+        },
+    }
+
+
+async def create_nodes(client: KubeClient, count: int) -> None:
+    """Create so many fake nodes."""
+    async with _at_most(CONNECTIONS) as start:
+        for number in range(count):
+            await start(client.create(NODES, fake_node(f"fake-{number:05}")))
+
+
+class PodWatch:
+    """What the API server has of all pods, and when each was first seen bound; a reflector's handler."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.bound_s: dict[str, float] = {}
+        """By pod name, perf_counter."""
+        self._changed = asyncio.Event()
+
+    def applied(self, obj: Pod) -> None:
+        self.pods[obj.uid] = obj
+        if obj.spec.node_name and obj.name not in self.bound_s:
+            self.bound_s[obj.name] = time.perf_counter()
+        self._changed.set()
+
+    def deleted(self, obj: Pod) -> None:
+        self.pods.pop(obj.uid, None)
+        self.bound_s.pop(obj.name, None)
+        self._changed.set()
+
+    async def bound(self, count: int, *, quiet_s: float) -> None:
+        """Wait until so many pods are bound, or no further one has been for a while."""
+        before = -1
+        while len(self.bound_s) < count and len(self.bound_s) != before:
+            before = len(self.bound_s)
+            try:
+                async with asyncio.timeout(quiet_s):
+                    while len(self.bound_s) == before:
+                        await self._change()
+            except TimeoutError:
+                continue
+
+    async def empty(self) -> None:
+        """Wait until no pod is left."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while self.pods:
+                await self._change()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+@asynccontextmanager
+async def watching_pods(client: KubeClient) -> AsyncIterator[PodWatch]:
+    """Watch all pods within the block."""
+    watch = PodWatch()
+    reflector = Reflector(client, PODS, watch)
+    task = asyncio.create_task(reflector.run())
+    try:
+        await reflector.synced.wait()
+        yield watch
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def create_pods(client: KubeClient, prefix: str, requests: Iterable[int]) -> dict[str, float]:
+    """Create pods that ask for so many chips each; when each was sent (perf_counter), by name."""
+    sent_s: dict[str, float] = {}
+
+    async def create(name: str, chips: int) -> None:
+        sent_s[name] = time.perf_counter()
+        await client.create(PODS, pod(name, chips), NAMESPACE)
+
+    async with _at_most(CONNECTIONS) as start:
+        for number, chips in enumerate(requests):
+            await start(create(f"{prefix}-{number:05}", chips))
+    return sent_s
+
+
+async def delete_pods(client: KubeClient, watch: PodWatch) -> None:
+    """Delete all pods at once, and wait until none is left."""
+    body = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
+    path = PODS.path(namespace=NAMESPACE)
+    await client.request("DELETE", path, body=body, timeout_s=_PATIENCE_S)
+    await watch.empty()
+
+
+@asynccontextmanager
+async def _at_most(count: int) -> AsyncIterator[Any]:
+    """Run coroutines, so many at a time, started in order; the block ends when all have."""
+    room = asyncio.Semaphore(count)
+    async with asyncio.TaskGroup() as tasks:
+
+        async def start(work: Any) -> None:
+            await room.acquire()
+            tasks.create_task(work).add_done_callback(lambda _: room.release())
+
+        yield start

@@ -1,0 +1,125 @@
+"""One node on the sandbox: API server and kubelet here, our programs as processes of their own."""
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ascend.annotations import REAL, Grant
+from ascend.chips import chip_ids, chip_set, parse_names
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import PODS, Pod
+from ascend.products import ASCEND_910A
+from device_plugin.driver.simulated import SimulatedServer
+from sandbox.apiserver import ApiServer
+from sandbox.kubelet import Kubelet
+from tests.allocator.harness import pod_manifest
+from tests.bench.sightings import PATIENCE_S, Sightings, seen, watching
+from tests.cluster.api import free_ports
+from tests.e2e.sandboxed import BIN, SandboxProgram
+from tests.e2e.world import DEVICE_NODES, is_ready, plugin_command, write_kubeconfig
+
+NODE: Final = "n1"
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """One node with 8 chips, and no scheduler: pods are bound by whoever measures.
+
+    Attributes:
+        client: the API server.
+        pods: what the watch shows.
+        grpc_address: where the allocator serves.
+    """
+
+    client: KubeClient
+    pods: Sightings[Pod]
+    grpc_address: str
+
+    async def create(self, name: str, count: int) -> Pod:
+        manifest = pod_manifest(name, count)
+        manifest["spec"]["terminationGracePeriodSeconds"] = 0
+        return await self.client.create(PODS, manifest, "default")
+
+    async def bind(self, pod: Pod, chips: tuple[int, ...]) -> None:
+        """Bind as the allocator does: one Binding with the chips on it."""
+        annotations = Grant(chips, time.time_ns()).annotations()
+        await self.client.bind(namespace="default", name=pod.name, uid=pod.uid, node=NODE, annotations=annotations)
+
+    def claimed(self, pod: Pod, chips: tuple[int, ...]) -> asyncio.Future[float]:
+        """When the pod shows that it was handed these chips."""
+
+        def is_claimed(each: Pod, gone: bool) -> bool:  # noqa: FBT001 - called by position
+            real = each.metadata.annotations.get(REAL)
+            if each.uid != pod.uid or real is None or gone:
+                return False
+            assert chip_set(parse_names(real)) == chip_set(chips), f"{pod.key} was handed {real}, not {chips}"
+            return True
+
+        return self.pods.when(is_claimed)
+
+    async def delete(self, *pods: Pod) -> list[float]:
+        """Delete pods; the moments at which the API server had them no more."""
+        going = [self.pods.when(lambda each, gone, uid=pod.uid: gone and each.uid == uid) for pod in pods]  # type: ignore[misc]  # bound
+        for pod in pods:
+            await self.client.delete(PODS, pod.name, "default")
+        return [await seen(each, f"{pod.key} is gone") for each, pod in zip(going, pods, strict=True)]
+
+
+@asynccontextmanager
+async def one_node(*, seed: int, with_allocator: bool = False) -> AsyncIterator[Rig]:
+    """The node, once all programs are ready and its chips are offered."""
+    http, grpc, plugin_http = (f"127.0.0.1:{port}" for port in free_ports(3))
+    async with AsyncExitStack() as stack:
+        # Unix sockets have short paths only.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
+        server = await stack.enter_async_context(ApiServer(tokens={"secret": "admin"}))
+        kubeconfig = write_kubeconfig(folder / "kubeconfig.json", server.url, "secret")
+        client = await stack.enter_async_context(await KubeClient.connect(str(kubeconfig)))
+        kubelet = await stack.enter_async_context(Kubelet(NODE, client, folder / "k", seed=seed))
+        programs = [SandboxProgram("ascend-device-plugin", _plugin(kubelet, kubeconfig, plugin_http), folder / "p.log")]
+        if with_allocator:
+            command = [str(BIN / "ascend-allocator"), "--kubeconfig", str(kubeconfig)]
+            command += ["--extender-address", http, "--grpc-address", grpc]
+            programs.append(SandboxProgram("ascend-allocator", command, folder / "a.log"))
+        for program in programs:
+            await program.start()
+            stack.push_async_callback(program.stop)
+        await kubelet.until(lambda: kubelet.allocatable("huawei.com/Ascend910") == ASCEND_910A.chips, PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
+            for address in (plugin_http, http)[: len(programs)]:
+                while not await is_ready(f"http://{address}"):  # noqa: ASYNC110 - another process's state
+                    await asyncio.sleep(0.03)
+        pods = await stack.enter_async_context(watching(client, PODS))
+        yield Rig(client, pods, grpc)
+
+
+def some_chips(rng: random.Random, count: int) -> tuple[int, ...]:
+    """Chips an allocator might choose on an idle server: within one ring, unless it is all of them."""
+    rings: Sequence[int] = ASCEND_910A.rings if count < ASCEND_910A.chips else (ASCEND_910A.all_chips,)
+    return tuple(sorted(rng.sample(chip_ids(rng.choice(rings)), count)))
+
+
+def _plugin(kubelet: Kubelet, kubeconfig: Path, http: str) -> list[str]:
+    state = kubelet.directory / "chips.json"
+    SimulatedServer.full(ASCEND_910A).save(state)
+    devices = kubelet.directory / "dev"
+    devices.mkdir()
+    for name in DEVICE_NODES:
+        (devices / name).touch()
+    return plugin_command(
+        BIN / "ascend-device-plugin",
+        kubeconfig=kubeconfig,
+        node=kubelet.node_name,
+        state_file=state,
+        device_root=devices,
+        pods_url=kubelet.pods_url,
+        http_address=http,
+        device_plugin_dir=str(kubelet.socket_dir),
+        pod_resources_socket=str(kubelet.pod_resources_socket),
+    )

@@ -1,0 +1,199 @@
+"""Pods per second through the real kube-scheduler, with our allocator as its extender and with counting alone."""
+
+import asyncio
+import random
+import statistics
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rich.text import Text
+
+from ascend.kube.client import KubeClient
+from ascend.products import ASCEND_910A
+from tests.bench.audit import Audit, audit
+from tests.bench.cpu import cpu_of
+from tests.bench.fake_cluster import PodWatch, create_nodes, create_pods, delete_pods, watching_pods
+from tests.bench.outcome import Outcome, Run, ms, p50, p99, table
+from tests.cluster import requirements
+from tests.cluster.api import Server, free_ports
+from tests.cluster.cluster import Cluster
+from tests.cluster.manifests import extender
+from tests.cluster.processes import Process
+from tests.e2e.sandboxed import BIN
+from tests.e2e.world import allocator_command
+
+WEIGHT: Final = 200
+SIDES: Final = ("stock", "ours")
+_READY_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    nodes: int
+    pods: int
+    rounds: int
+    warm_up: int
+    singles: int
+    quiet_s: float
+
+
+_FULL: Final = _Size(nodes=1_000, pods=1_500, rounds=3, warm_up=100, singles=40, quiet_s=10.0)
+_QUICK: Final = _Size(nodes=100, pods=60, rounds=1, warm_up=8, singles=4, quiet_s=5.0)
+
+
+@dataclass(slots=True)
+class _Side:
+    """One run of one side.
+
+    Attributes:
+        pods_per_s: bound pods over the time from the first create to the last seen bound.
+        waited_s: from create to seen bound, per pod, in the burst.
+        alone_s: the same of single pods on the idle cluster.
+        cpu_s: of every program in the burst.
+        found: what the pods of the burst got.
+    """
+
+    name: str
+    pods_per_s: float
+    waited_s: list[float]
+    cpu_s: dict[str, float]
+    found: Audit
+    alone_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    run: Run
+    size: _Size
+    cluster: Cluster
+    client: KubeClient
+    watch: PodWatch
+    allocator: Process
+    url: str
+
+    async def side(self, name: str, number: int) -> _Side:
+        await self._switch(name)
+        plane = self.cluster.control_plane
+        processes = {"allocator": self.allocator, "scheduler": plane.scheduler, "api": plane.apiserver}
+        await self._burst("warm", self.size.warm_up)
+        await delete_pods(self.client, self.watch)
+        before = cpu_of(processes)
+        sent_s = await self._burst(f"{name}-{number}", self.size.pods)
+        used = {which: after - before[which] for which, after in cpu_of(processes).items()}
+        bound_s = dict(self.watch.bound_s)
+        side = _Side(
+            name=name,
+            pods_per_s=len(bound_s) / (max(bound_s.values()) - min(sent_s.values())),
+            waited_s=[bound_s[pod] - sent_s[pod] for pod in bound_s],
+            cpu_s=used,
+            found=audit(self.watch.pods.values()),
+        )
+        await delete_pods(self.client, self.watch)
+        side.alone_s = await self._alone(number)
+        return side
+
+    async def _burst(self, prefix: str, count: int) -> dict[str, float]:
+        requests = ASCEND_910A.requests
+        sent_s = await create_pods(self.client, prefix, (requests[number % len(requests)] for number in range(count)))
+        await self.watch.bound(count, quiet_s=self.size.quiet_s)
+        return sent_s
+
+    async def _alone(self, number: int) -> list[float]:
+        rng = random.Random(self.run.seed + number)
+        waited = []
+        for which in range(self.size.singles):
+            await asyncio.sleep(rng.uniform(0, 0.1))
+            request = ASCEND_910A.requests[which % len(ASCEND_910A.requests)]
+            sent_s = await create_pods(self.client, f"alone-{which}", (request,))
+            await self.watch.bound(1, quiet_s=self.size.quiet_s)
+            waited += [self.watch.bound_s[pod] - sent_s[pod] for pod in sent_s]
+            await delete_pods(self.client, self.watch)
+        return waited
+
+    async def _switch(self, name: str) -> None:
+        """Restart the scheduler for a side. The allocator runs only on ours: its watches cost, too."""
+        await asyncio.to_thread(self.allocator.stop)
+        if name == "stock":
+            await asyncio.to_thread(self.cluster.restart_scheduler)
+            return
+        await asyncio.to_thread(self.allocator.start)
+        server = Server(self.url)
+        await asyncio.to_thread(self.allocator.wait_until, lambda: server.answers("/readyz"), timeout_s=_READY_S)
+        ours = extender(f"{self.url}/scheduler", weight=WEIGHT)
+        await asyncio.to_thread(self.cluster.restart_scheduler, extenders=[ours])
+
+
+async def measure(run: Run) -> Outcome:
+    size = _QUICK if run.quick else _FULL
+    if sentences := requirements.missing():
+        lines = ("!" * 100, "SCHEDULER NOT MEASURED: the real cluster cannot run here.", *sentences, "!" * 100)
+        return Outcome([Text("\n".join(lines), style="bold red")])
+    sides: list[_Side] = []
+    async with _bench(run, size) as bench:
+        for number in run.steps("bursts through kube-scheduler", size.rounds * len(SIDES)):
+            side = await bench.side(SIDES[number % len(SIDES)], number // len(SIDES))
+            sides.append(side)
+    return _outcome(size, sides)
+
+
+@asynccontextmanager
+async def _bench(run: Run, size: _Size) -> AsyncIterator[_Bench]:
+    (port,) = free_ports(1)
+    cluster = Cluster(nodes=0)
+    await asyncio.to_thread(cluster.start)
+    try:
+        command = allocator_command(
+            Path(BIN / "ascend-allocator"), kubeconfig=cluster.kubeconfig_path, address=f"127.0.0.1:{port}"
+        )
+        allocator = cluster.process("ascend-allocator", command)
+        async with (
+            await KubeClient.connect(str(cluster.kubeconfig_path)) as client,
+            watching_pods(client) as watch,
+        ):
+            await create_nodes(client, size.nodes)
+            yield _Bench(run, size, cluster, client, watch, allocator, f"http://127.0.0.1:{port}")
+    finally:
+        await asyncio.to_thread(cluster.stop)
+
+
+def _outcome(size: _Size, sides: list[_Side]) -> Outcome:
+    shown = table(
+        *("run", "pods/s", "bound", "nodes\nused", "wait s\np50", "\np99", "alone ms\np50", "\np99"),
+        *("CPU ms/pod\nscheduler", "\nAPI", "\nallocator", "no chips\nwritten", "ring\nbroken"),
+    )
+    for side in sides:
+        found = side.found
+        cpu = (f"{side.cpu_s[which] / max(found.bound, 1) * 1e3:.1f}" for which in ("scheduler", "api", "allocator"))
+        shown.add_row(
+            *(side.name, f"{side.pods_per_s:.0f}", f"{found.bound:,}/{size.pods:,}", f"{found.nodes:,}"),
+            *(f"{p50(side.waited_s):.1f}", f"{p99(side.waited_s):.1f}", ms(p50(side.alone_s)), ms(p99(side.alone_s))),
+            *(*cpu, f"{found.without:,}", str(found.violations)),
+        )
+    rates = {name: statistics.median(side.pods_per_s for side in sides if side.name == name) for name in SIDES}
+    ours = [side for side in sides if side.name == "ours"]
+    outcome = Outcome(raw={"runs": [_raw(side) for side in sides]})
+    outcome.show(
+        f"scheduler: {size.pods:,} pods of 1/2/4/8 chips in turn on {size.nodes:,} fake nodes, real kube-scheduler",
+        shown,
+        "pods/s: bound pods from the first create to the last seen bound. alone: create to bound on the idle cluster.",
+        f"stock: counting alone, no allocator runs. ours: allocator as extender (weight {WEIGHT}), which also binds.",
+        "no chips written: bound, but nothing says which chips, so one ring is luck and two pods may get the same.",
+        "ring broken: chips of two rings where one would do, a wrong number, or another pod's.",
+    )
+    outcome.shown.insert(
+        -1,
+        Text(
+            f"  median pods/s: ours {rates['ours']:.0f}, stock {rates['stock']:.0f}, "
+            f"ratio {rates['ours'] / rates['stock']:.2f}; ring violations of ours: "
+            f"{sum(side.found.violations + side.found.without for side in ours)}",
+            style="bold",
+        ),
+    )
+    return outcome
+
+
+def _raw(side: _Side) -> dict[str, Any]:
+    return asdict(side)

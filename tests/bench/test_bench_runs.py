@@ -1,0 +1,29 @@
+"""The measurements can be made; how fast anything is, they only print."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.timeout(240)  # three benches, on a machine that may be busy
+def test_the_quick_benches_that_need_no_cluster_print_their_tables_and_keep_their_samples(tmp_path: Path) -> None:
+    kept = tmp_path / "samples.json"
+    command = [sys.executable, "-m", "tests.bench", "decisions", "allocate", "freed", "--quick", "--json", str(kept)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    for title in ("decisions: one pod", "decisions: as kube-scheduler asks", "allocate: ", "freed: "):
+        assert title in done.stdout
+    samples = json.loads(kept.read_text())
+    assert samples["conditions"]["seed"] in done.stdout
+    for bench in ("decisions", "allocate", "freed"):
+        assert all(samples[bench].values())
+
+
+def test_an_unknown_bench_is_named_in_the_error() -> None:
+    command = [sys.executable, "-m", "tests.bench", "speed"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "no such bench: speed" in done.stderr
