@@ -1,0 +1,36 @@
+# One image with all programs: ascend-allocator, ascend-device-plugin and npuctl.
+#
+#   docker build -t registry.example/ascend-affinity:0.1.0 .
+
+FROM python:3.11-slim AS build
+RUN pip install --no-cache-dir "uv>=0.11"
+# The interpreter of the image and no other: the final stage has it at the same path.
+ENV UV_PROJECT_ENVIRONMENT=/opt/ascend-affinity \
+    UV_PYTHON=/usr/local/bin/python3.11 \
+    UV_PYTHON_DOWNLOADS=never \
+    UV_LINK_MODE=copy \
+    UV_COMPILE_BYTECODE=1
+WORKDIR /src
+# The dependencies are a layer of their own, built again only when the lock file changes.
+COPY pyproject.toml uv.lock ./
+RUN uv sync --locked --no-dev --no-editable --no-install-project
+COPY README.md LICENSE ./
+COPY protos/ protos/
+COPY ascend/ ascend/
+COPY device_plugin/ device_plugin/
+COPY allocator/ allocator/
+COPY sandbox/ sandbox/
+COPY npuctl/ npuctl/
+RUN uv sync --locked --no-dev --no-editable
+
+# The environment alone: no compiler, no uv, no sources.
+FROM python:3.11-slim
+COPY --from=build /opt/ascend-affinity /opt/ascend-affinity
+# The root file system is read-only in the cluster, so nothing is to be compiled (or written) at run time.
+ENV PATH=/opt/ascend-affinity/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+# Nobody in particular. Only the device plugin's DaemonSet asks for root, because the kubelet's folders are root's.
+USER 65532:65532
+# No ENTRYPOINT: whoever runs the image names the program, ascend-allocator or ascend-device-plugin.
+CMD ["ascend-allocator"]

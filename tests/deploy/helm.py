@@ -1,0 +1,121 @@
+"""Builds helm from its Go module, once per version, and runs it on our chart."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.cluster import binaries
+from tests.cluster.errors import ClusterError
+
+REPOSITORY: Final = Path(__file__).parents[2]
+CHART: Final = REPOSITORY / "deploy" / "charts" / "ascend-affinity"
+RELEASE: Final = "ascend-affinity"
+NAMESPACE: Final = "kube-system"
+
+_MODULE: Final = Path(__file__).parent / "go" / "helm"
+_PACKAGE: Final = "helm.sh/helm/v3/cmd/helm"
+_MAJOR, _MINOR, _ = binaries.KUBERNETES_VERSION.split(".")
+# Without these, helm takes every cluster it is not connected to for a Kubernetes 1.20.
+_VERSIONS: Final = {
+    f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}": number
+    for package in ("chartutil", "lint/rules")
+    for part, number in (("Major", _MAJOR), ("Minor", _MINOR))
+}
+
+
+class HelmError(ClusterError):
+    """Helm refused; the text is its own."""
+
+
+def path() -> Path:
+    """The program of exactly these module versions, beside those of the cluster; it may not be built yet."""
+    digest = hashlib.sha256((_MODULE / "go.sum").read_bytes()).hexdigest()[:16]
+    return binaries.folder().parent / f"helm-{digest}" / "helm"
+
+
+def build() -> None:
+    """Build it if it is absent, in a minute or two; two callers at once build once.
+
+    Raises:
+        ClusterError: `go` is not there, or the build failed; the text ends with what the compiler said.
+    """
+    if path().is_file():
+        return
+    if shutil.which("go") is None:
+        raise ClusterError("the Go compiler is not on PATH, so helm cannot be built")
+    path().parent.mkdir(parents=True, exist_ok=True)
+    with path().with_name(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path().is_file():
+            return
+        unfinished = path().with_suffix(".unfinished")
+        flags = " ".join(("-s -w", *(f"-X {name}={value}" for name, value in _VERSIONS.items())))
+        done = subprocess.run(
+            ["go", "build", "-trimpath", "-ldflags", flags, "-o", str(unfinished), _PACKAGE],
+            cwd=_MODULE,
+            env={**os.environ, "CGO_ENABLED": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            unfinished.unlink(missing_ok=True)
+            raise ClusterError(f"building helm failed:\n{done.stderr.strip()[-2000:]}")
+        unfinished.rename(path())
+
+
+def run(*arguments: str, kubeconfig: Path | None = None) -> str:
+    """Run helm, and return what it printed.
+
+    Args:
+        *arguments: its own.
+        kubeconfig: the cluster; none for commands that need none.
+
+    Raises:
+        HelmError: it refused.
+    """
+    done = subprocess.run(
+        [str(path()), *arguments],
+        env={
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig or os.devnull),
+            # What it learns of the cluster is to go with the cluster.
+            "KUBECACHEDIR": str((kubeconfig or path()).with_name("kube-cache")),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise HelmError(f"helm {arguments[0]}: {done.stdout.strip()}\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def render(*options: str) -> list[dict[str, Any]]:
+    """The chart's objects, with options such as `--set` and `--kube-version`.
+
+    Raises:
+        HelmError: the chart does not take them.
+    """
+    text = run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *options)
+    return [item for item in yaml.safe_load_all(text) if item is not None]
+
+
+def find(items: list[dict[str, Any]], kind: str, component: str) -> dict[str, Any]:
+    """The one object of a kind that belongs to `device-plugin` or `allocator`."""
+    (found,) = (item for item in items if item["kind"] == kind and _labels(item)["component"] == component)
+    return found
+
+
+def _labels(item: Mapping[str, Any]) -> dict[str, str]:
+    prefix = "app.kubernetes.io/"
+    return {key.removeprefix(prefix): value for key, value in item["metadata"]["labels"].items()}

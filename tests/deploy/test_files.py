@@ -1,0 +1,59 @@
+"""The files beside the chart say nothing that is not so."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from ascend.chips import RESOURCE
+from device_plugin.driver.simulated import SimulatedDriver
+from tests.deploy.helm import CHART, REPOSITORY
+
+
+def test_the_image_is_made_of_every_package_and_nothing_else() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    files = ["pyproject.toml", "uv.lock", project["project"]["readme"], *project["project"]["license-files"]]
+    lines = [line.split() for line in (REPOSITORY / "Dockerfile").read_text().splitlines()]
+    copied = [word.rstrip("/") for line in lines if line[:1] == ["COPY"] for word in line[1:-1] if "=" not in word]
+    assert sorted(copied) == sorted([*packages, *files, "/opt/ascend-affinity"])
+    allowed = [line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert sorted(allowed) == sorted([*packages, *files])
+
+
+def test_the_image_runs_as_nobody_in_particular() -> None:
+    *_, last_stage = (REPOSITORY / "Dockerfile").read_text().split("\nFROM ")
+    users = [line for line in last_stage.splitlines() if line.startswith("USER ")]
+    assert users == ["USER 65532:65532"]
+
+
+def test_chart_and_programs_have_one_version() -> None:
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def test_the_charts_simulated_chips_are_what_the_driver_reads(tmp_path: Path) -> None:
+    server = yaml.safe_load((CHART / "values.yaml").read_text())["devicePlugin"]["driver"]["simulated"]["server"]
+    (tmp_path / "simulated.json").write_bytes(msgspec.json.encode(server))
+    reading = SimulatedDriver(tmp_path / "simulated.json").read()
+    assert [chip.chip_id for chip in reading.chips] == list(range(8))
+    assert all(chip.healthy for chip in reading.chips)
+
+
+def test_the_scheduler_is_told_what_the_allocator_relies_on() -> None:
+    configuration = yaml.safe_load((REPOSITORY / "deploy" / "kube-scheduler.yaml").read_text())
+    (extender,) = configuration["extenders"]
+    assert configuration["percentageOfNodesToScore"] == 100
+    assert extender["bindVerb"]
+    assert extender["ignorable"] is False
+    assert extender["nodeCacheCapable"] is True
+    assert extender["managedResources"] == [{"name": RESOURCE, "ignoredByScheduler": False}]
+
+
+@pytest.mark.parametrize("name", ["kube-scheduler.yaml", "examples/pod.yaml"])
+def test_the_notes_name_files_that_exist(name: str) -> None:
+    assert f"deploy/{name}" in (CHART / "templates" / "NOTES.txt").read_text()
+    assert (REPOSITORY / "deploy" / name).is_file()
