@@ -53,11 +53,8 @@ async def measure(run: Run) -> Outcome:
                 if number == 1:
                     crowded.clear()
                 await _crowd(rig, number, rng, crowded)
-    shown = table(
-        "pods",
-        "n",
-        *(f"{what} {which}" for what in ("prefer", "Allocate", "both", "bind→claim") for which in ("p50", "p99")),
-    )
+    spans = ("prefer", "Allocate", "both", "bind→claim")
+    shown = table("pods", "n", *(head for span in spans for head in (f"{span}\np50", "\np99")))
     outcome = Outcome()
     for what, times in (("in turn, 1/2/4/8", alone), (f"{_CROWD} at once, 1 chip", crowded)):
         columns = (times.prefer, times.allocate, times.answered, times.claimed)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich import box
 from rich.console import RenderableType
 from rich.progress import Progress
 from rich.table import Table
@@ -76,7 +77,7 @@ def us(seconds: float) -> str:
 
 def table(*columns: str) -> Table:
     """A table whose first column is words and whose others are numbers."""
-    made = Table()
+    made = Table(box=box.SIMPLE_HEAD)
     for number, column in enumerate(columns):
         made.add_column(column, justify="right" if number else "left", no_wrap=True)
     return made
