@@ -5,7 +5,7 @@ claim is kept and tried again; after a crash it is made anew from the kubelet's 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import structlog
 
@@ -15,8 +15,6 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-Annotations = Callable[[], Mapping[str, str]]
 
 
 class ClaimWriter:
@@ -67,6 +65,8 @@ class ClaimWriter:
                     log.info("claim dropped, the pod was created again", pod=pod, pod_uid=uid)
                     return
                 wait_s = backoff.next_s()
+                if isinstance(error, ApiError) and error.retry_after_s is not None:
+                    wait_s = max(wait_s, error.retry_after_s)
                 log.warning("claim not written yet", pod=pod, pod_uid=uid, error=str(error), retry_s=round(wait_s, 2))
                 await asyncio.sleep(wait_s)
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from ascend.chips import ChipSet, chip_set, join_names, parse_chip_name
-from ascend.errors import AscendError, InvalidValue, Refusal, Unreachable
+from ascend.errors import ApiError, AscendError, InvalidValue, Refusal, Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.rules.admission import candidates, chips_for, handed_to_others, oldest_decision, steer
 from device_plugin.state.grants import HandOver, HandOvers
@@ -147,7 +147,7 @@ class HandOverDesk:
             async with asyncio.timeout(list_after_s):
                 waiting = await self._waiting(count)
         except TimeoutError:
-            waiting = candidates(await self._listed(self._api_pods), count, self._granted())
+            waiting = await self._waiting_by_list(count)
         if not waiting:
             raise Refusal("NoSuchPod", f"no pod bound to this node waits for {count} chips")
         if len(waiting) == 1 and self._is_new(waiting[0]):
@@ -168,6 +168,14 @@ class HandOverDesk:
             if waiting := candidates(self._pods, count, self._granted()):
                 return waiting
             await self._pods.changes.newer_than(version)
+
+    async def _waiting_by_list(self, count: int) -> list[NodePod]:
+        try:
+            return candidates(await self._listed(self._api_pods), count, self._granted())
+        except (ApiError, Unreachable) as error:
+            raise Refusal(
+                "NoSuchPod", f"no pod waits for {count} chips, and the API server can't be asked: {error.message}"
+            ) from error
 
     async def _listed(self, lister: PodLister) -> list[NodePod]:
         """Pods from a list, with the order we know them by; those we don't know yet came last."""

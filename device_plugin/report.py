@@ -78,30 +78,38 @@ class Reporter:
 
     async def run(self) -> None:
         """Report until cancelled."""
+        loop = asyncio.get_running_loop()
         backoff = Backoff()
-        written: DeviceReport | None = None
+        written: tuple[DeviceReport, Mapping[str, str]] | None = None
+        refresh_at_s = 0.0
         while True:
             versions = self._versions()
-            report = self._report()
-            if report is None or (written is not None and replace(report, update_time_s=0) == written):
-                if await self._changed(versions, REFRESH_S):
+            snapshot = self._snapshots.value
+            if snapshot is None:
+                await self._changed(versions, REFRESH_S)
+                continue
+            report, annotations = self._report(snapshot), _node_annotations(snapshot)
+            if (report, annotations) == written:
+                left_s = refresh_at_s - loop.time()
+                if left_s > 0 and await self._changed(versions, left_s):
                     continue
                 self._annotated = None  # the refresh mends what others may have changed
-            if report is None:
-                continue
             try:
-                await self._annotate_node()
+                await self._annotate_node(annotations)
                 await self._write(replace(report, update_time_s=int(self._now_s())))
             except (ApiError, Unreachable) as error:
                 self.problem = f"the report is not written: {error}"
                 wait_s = backoff.next_s()
+                if isinstance(error, ApiError) and error.retry_after_s is not None:
+                    wait_s = max(wait_s, error.retry_after_s)
                 log.warning("report not written", error=str(error), retry_s=round(wait_s, 2))
                 await asyncio.sleep(wait_s)
                 continue
             backoff.reset()
             self.problem = None
             self.unhealthy.set(report.unhealthy)
-            written = replace(report, update_time_s=0)
+            written = report, annotations
+            refresh_at_s = loop.time() + REFRESH_S
             log.info("reported", free=f"{report.free:#x}", unhealthy=f"{report.unhealthy:#x}")
             await asyncio.sleep(MIN_GAP_S)
 
@@ -121,11 +129,9 @@ class Reporter:
             await asyncio.gather(*waits, return_exceptions=True)
         return bool(done)
 
-    def _report(self) -> DeviceReport | None:
-        snapshot = self._snapshots.value
-        if snapshot is None:
-            return None
-        report = make_report(snapshot, self._used(), int(self._now_s()))
+    def _report(self, snapshot: Snapshot) -> DeviceReport:
+        """What is to be told now; its time comes with the writing."""
+        report = make_report(snapshot, self._used(), update_time_s=0)
         for state, chips in (
             ("free", report.free),
             ("used", snapshot.healthy & ~report.free),
@@ -143,16 +149,7 @@ class Reporter:
                 used |= pod.held
         return used
 
-    async def _annotate_node(self) -> None:
-        snapshot = self._snapshots.value
-        if snapshot is None:
-            return
-        annotations = {
-            BASE_DEVICE_INFOS: write_base_device_infos({chip.chip_id: chip.address for chip in snapshot.chips}),
-            SUPER_POD_ID: str(snapshot.super_pod_id),
-            SERVER_INDEX: str(snapshot.server_index),
-            SERVER_TYPE: "",
-        }
+    async def _annotate_node(self, annotations: Mapping[str, str]) -> None:
         if annotations != self._annotated:
             await self._client.patch(NODES, self._node, {"metadata": {"annotations": annotations}})
             self._annotated = annotations
@@ -174,3 +171,12 @@ class Reporter:
                 "data": data,
             }
             await self._client.create(CONFIG_MAPS, body, NAMESPACE)
+
+
+def _node_annotations(snapshot: Snapshot) -> dict[str, str]:
+    return {
+        BASE_DEVICE_INFOS: write_base_device_infos({chip.chip_id: chip.address for chip in snapshot.chips}),
+        SUPER_POD_ID: str(snapshot.super_pod_id),
+        SERVER_INDEX: str(snapshot.server_index),
+        SERVER_TYPE: "",
+    }

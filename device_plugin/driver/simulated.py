@@ -15,7 +15,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -26,6 +26,8 @@ from ascend.products import PRODUCTS, Product
 from device_plugin.driver import ChipReading, Reading
 
 Health = Literal["Healthy", "Unhealthy"]
+Delay = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+SuperDeviceId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 _CODE = re.compile(r"[0-9A-Fa-f]{1,16}")
 
@@ -38,8 +40,8 @@ class SimulatedChip(msgspec.Struct, forbid_unknown_fields=True):
     network_health: Health = "Healthy"
     fault_codes: list[str] = []
     ip: str = ""
-    super_device_id: int = 0
-    delay_s: float = 0.0
+    super_device_id: SuperDeviceId = 0
+    delay_s: Delay = 0.0
 
 
 class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +51,7 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
     chips: list[SimulatedChip]
     super_pod_id: int = UNKNOWN
     server_index: int = UNKNOWN
-    delay_s: float = 0.0
+    delay_s: Delay = 0.0
     error: str = ""
 
     @classmethod
@@ -61,8 +63,9 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
 
     def save(self, path: Path) -> None:
         """Write the file in one step, so that no reader sees half of it."""
+        content = msgspec.json.format(msgspec.json.encode(self), indent=1)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as scratch:
-            scratch.write(msgspec.json.format(msgspec.json.encode(self), indent=1))
+            scratch.write(content)
         Path(scratch.name).replace(path)
 
 
@@ -84,7 +87,7 @@ class SimulatedDriver:
         """
         try:
             server = msgspec.json.decode(self._path.read_bytes(), type=SimulatedServer)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:  # a ValueError is msgspec's, or what is not UTF-8
             raise DriverError(f"simulated chips in {self._path}: {error}") from error
         if (product := PRODUCTS.get(server.product)) is None:
             raise DriverError(
@@ -93,9 +96,11 @@ class SimulatedDriver:
         time.sleep(server.delay_s + sum(chip.delay_s for chip in server.chips))
         if server.error:
             raise DriverError(server.error)
-        chips = {chip.id: self._reading(chip) for chip in server.chips}
-        if len(chips) != len(server.chips):
-            raise DriverError(f"simulated chips in {self._path}: an id occurs twice")
+        chips: dict[int, ChipReading] = {}
+        for chip in server.chips:
+            if chip.id in chips:
+                raise DriverError(f"simulated chips in {self._path}: id {chip.id} occurs twice")
+            chips[chip.id] = self._reading(chip)
         return Reading(product, tuple(chips[each] for each in sorted(chips)), server.super_pod_id, server.server_index)
 
     def _reading(self, chip: SimulatedChip) -> ChipReading:

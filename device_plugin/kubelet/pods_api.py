@@ -70,5 +70,6 @@ class KubeletPods:
                 if response.status != 200:  # noqa: PLR2004 - OK
                     raise Unreachable(f"{self._url} answered {response.status} {response.reason}")
             return msgspec.json.decode(body, type=_PodList).items or []
-        except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
+            # The last two are msgspec's: also for what is not UTF-8, or too deep.
             raise Unreachable(f"{self._url}: {str(error) or type(error).__name__}") from error

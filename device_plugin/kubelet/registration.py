@@ -124,7 +124,7 @@ class Registration:
         server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
         # The mode of the socket follows the umask; chmod afterwards would leave a window (spec/field.md §4).
-        umask = os.umask(0o077)
+        umask = os.umask(0o177)
         try:
             server.add_insecure_port(f"unix://{path}")
         except RuntimeError as error:

@@ -23,6 +23,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 REPORT_FIRST_S = 2.0
 """How long the kubelet's list waits for the report at most: the API server may be away."""
 
+REFUSAL_CHARACTERS = 200
+"""A refusal ends in the pod's status; it may quote an annotation, which its author can make as long as a book."""
+
 Context = grpc.aio.ServicerContext[object, object]
 
 
@@ -125,7 +128,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
             log.warning(
                 "refused", devices=len(request.container_requests), reason=refusal.reason, error=refusal.message
             )
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{refusal.reason}: {refusal.message}")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _shortened(f"{refusal.reason}: {refusal.message}"))
         finally:
             self._metrics.allocate_duration.observe(time.perf_counter() - started_s)
         self._metrics.allocations.labels(result="granted").inc()
@@ -147,6 +150,10 @@ def device_list(snapshot: Snapshot | None) -> pb.ListAndWatchResponse | None:
     for chip in snapshot.chips:
         message.devices.add(ID=chip_name(chip.chip_id), health="Healthy" if chip.healthy else "Unhealthy")
     return message
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= REFUSAL_CHARACTERS else text[: REFUSAL_CHARACTERS - 1] + "…"
 
 
 async def _first(*waits: Awaitable[object]) -> None:

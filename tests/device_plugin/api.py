@@ -1,0 +1,82 @@
+"""Real connections for tests of the device plugin: a client that remembers its requests, and waits for conditions."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ascend.kube.client import REQUEST_TIMEOUT_S, KubeClient
+from ascend.kube.objects import JsonObject
+from sandbox.cluster import pod_manifest
+
+NODE = "n1"
+
+
+async def until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+    """Wait for a condition that nobody announces."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator["asyncio.Task[None]"]:
+    """Run something endless beside the block; what it fails with comes out of the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as sent; ``at_s`` is the loop's time."""
+
+    method: str
+    path: str
+    body: Any
+    content_type: str
+    at_s: float
+
+
+class RecordingClient(KubeClient):
+    """A client that remembers what it sent."""
+
+    @property
+    def sent(self) -> list[Request]:
+        return self.__dict__.setdefault("_sent", [])  # type: ignore[no-any-return]  # a list of its own
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: JsonObject | list[JsonObject] | None = None,
+        content_type: str = "application/json",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> bytes:
+        self.sent.append(Request(method, path, body, content_type, asyncio.get_running_loop().time()))
+        return await super().request(
+            method, path, query=query, body=body, content_type=content_type, timeout_s=timeout_s
+        )
+
+    def to(self, part: str, method: str = "PATCH") -> list[Request]:
+        """The requests with this method to paths with this part."""
+        return [each for each in self.sent if each.method == method and part in each.path]
+
+
+def bound_pod(name: str, chips: int, annotations: Mapping[str, str] | None = None, **spec: Any) -> JsonObject:
+    """A pod on the node, as a POST; its annotations as an allocator or a forger would have written them."""
+    body = pod_manifest(name, chips, nodeName=NODE, **spec)
+    body["metadata"]["annotations"] = dict(annotations or {})
+    return body
+
+
+def node_manifest() -> JsonObject:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}

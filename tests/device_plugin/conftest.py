@@ -1,0 +1,30 @@
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.apiserver import ApiServer
+from tests.device_plugin.api import RecordingClient
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # pytest's own folders are too long for the path of a socket.
+    with tempfile.TemporaryDirectory(prefix="dp-", dir="/tmp", ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: ApiServer, folder: Path) -> AsyncIterator[RecordingClient]:
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(server.kubeconfig()))
+    async with await RecordingClient.connect(str(path)) as connected:
+        yield connected

@@ -1,0 +1,140 @@
+"""A node with the sandbox's kubelet, and what of the plugin faces it; the test plays the rest."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import grpc
+
+from ascend.chips import RESOURCE, ChipSet
+from ascend.errors import Unreachable
+from ascend.kube.objects import Pod
+from device_plugin.handover import HandOverDesk
+from device_plugin.kubelet.registration import Registration
+from device_plugin.kubelet.servicer import DevicePluginServicer
+from device_plugin.metrics import Metrics
+from device_plugin.rules.injection import gift
+from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.observable import Observable
+from device_plugin.state.pods import NodePods
+from device_plugin.state.snapshot import Snapshot
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
+from tests.device_plugin.builders import snapshot
+
+if TYPE_CHECKING:
+    from protos.k8s.deviceplugin.v1beta1.deviceplugin_pb2_grpc import DevicePluginAsyncStub, _ServicerContext
+
+CHANNEL = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
+HEALTHY = {f"Ascend910-{chip_id}": "Healthy" for chip_id in range(8)}
+
+
+class Face:
+    """The plugin's side towards the kubelet."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
+        self.reported_unhealthy: Observable[ChipSet] = Observable(0)
+        self.handovers = HandOvers()
+        self.pods = NodePods(self.handovers.drop)
+        self.metrics = Metrics()
+        self.claimed: list[HandOver] = []
+        self.api_pods: Callable[[], list[Pod]] = list
+        self.desk = HandOverDesk(
+            snapshots=self.snapshots,
+            pods=self.pods,
+            handovers=self.handovers,
+            kubelet_pods=self._kubelet_pods,
+            api_pods=self._api_pods,
+            on_handover=self.claimed.append,
+        )
+        self.servicers: list[DevicePluginServicer] = []
+        self.registration = Registration(directory, self.servicer, self.metrics)
+
+    async def _kubelet_pods(self) -> Sequence[Pod]:
+        raise Unreachable("the kubelet lists no pods here")
+
+    async def _api_pods(self) -> Sequence[Pod]:
+        return self.api_pods()
+
+    def servicer(self) -> DevicePluginServicer:
+        made = DevicePluginServicer(
+            snapshots=self.snapshots,
+            desk=self.desk,
+            give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _path: False),
+            reported_unhealthy=self.reported_unhealthy,
+            metrics=self.metrics,
+        )
+        self.servicers.append(made)
+        return made
+
+    @property
+    def sockets(self) -> list[Path]:
+        return sorted(self.directory.glob("ascend910-*.sock"))
+
+    def registered(self, result: str) -> float:
+        return self.metrics.registry.get_sample_value("ascend_dp_registrations_total", {"result": result}) or 0.0
+
+    def allocated(self, result: str) -> float:
+        return self.metrics.registry.get_sample_value("ascend_dp_allocations_total", {"result": result}) or 0.0
+
+
+@asynccontextmanager
+async def dialled(socket: Path) -> AsyncIterator["DevicePluginAsyncStub"]:
+    """A kubelet's connection to a plugin."""
+    async with grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL) as channel:
+        yield services.DevicePluginStub(channel)
+
+
+@asynccontextmanager
+async def served(face: Face) -> AsyncIterator["DevicePluginAsyncStub"]:
+    """The service on a socket without any registration, and a connection to it."""
+    server = grpc.aio.server()
+    servicer = face.servicer()
+    services.add_DevicePluginServicer_to_server(servicer, server)
+    socket = face.directory / "served.sock"
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    try:
+        async with dialled(socket) as stub:
+            yield stub
+    finally:
+        servicer.end_streams()
+        await server.stop(None)
+
+
+class SloppyKubelet(services.RegistrationServicer):
+    """Takes registrations and never opens a stream, or refuses them. Use as a context manager."""
+
+    def __init__(self, directory: Path) -> None:
+        self.endpoints: list[str] = []
+        self.refuses = False
+        self._server = grpc.aio.server()
+        services.add_RegistrationServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{directory / 'kubelet.sock'}")
+
+    async def __aenter__(self) -> Self:
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+
+    async def Register(self, request: pb.RegisterRequest, context: "_ServicerContext") -> pb.Empty:  # noqa: N802
+        assert (request.version, request.resource_name) == ("v1beta1", RESOURCE)
+        assert request.options.get_preferred_allocation_available
+        self.endpoints.append(request.endpoint)
+        if self.refuses:
+            await context.abort(grpc.StatusCode.UNKNOWN, "not today")
+        return pb.Empty()
+
+
+async def first_list(stub: "DevicePluginAsyncStub") -> dict[str, str]:
+    """The devices in the first message of a new stream."""
+    async with asyncio.timeout(10.0):
+        async for message in stub.ListAndWatch(pb.Empty()):
+            return {each.ID: each.health for each in message.devices}
+    raise AssertionError("the stream ended without a message")

@@ -1,0 +1,161 @@
+"""The claim on a pod: one patch, until it succeeds or the pod is gone, and never on another pod of the same name."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ascend.annotations import CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, write_claim
+from ascend.kube.client import MERGE_PATCH
+from ascend.kube.objects import PODS, Pod
+from device_plugin.claims import ClaimWriter
+from sandbox.apiserver import ApiServer
+from tests.device_plugin.api import RecordingClient, bound_pod, until
+
+CLAIM = write_claim(chips=(5, 4), kubelet_ids=(4, 5), configuration="{}")
+CLAIMS = "/pods/train"
+
+
+@pytest.fixture
+async def claims(client: RecordingClient) -> AsyncIterator[ClaimWriter]:
+    writer = ClaimWriter(client)
+    yield writer
+    await writer.close()
+
+
+@pytest.fixture
+async def pod(client: RecordingClient) -> Pod:
+    created = await client.create(PODS, bound_pod("train", 2, {"of": "others"}), "default")
+    client.sent.clear()
+    return created
+
+
+def write(claims: ClaimWriter, pod: Pod) -> None:
+    claims.write(uid=pod.uid, namespace="default", name="train", annotations=CLAIM)
+
+
+async def annotations(client: RecordingClient) -> dict[str, str]:
+    return (await client.get(PODS, "train", "default")).metadata.annotations
+
+
+async def test_a_claim_is_one_patch_that_names_the_pod_by_its_uid(
+    client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    write(claims, pod)
+    assert claims.pending == 1
+    await until(lambda: claims.pending == 0)
+    (sent,) = client.sent
+    assert (sent.method, sent.path, sent.content_type) == (
+        "PATCH",
+        "/api/v1/namespaces/default/pods/train",
+        MERGE_PATCH,
+    )
+    assert sent.body == {
+        "metadata": {
+            "uid": pod.uid,
+            "annotations": {
+                PREDICATE_TIME: "18446744073709551615",
+                REAL: "Ascend910-4,Ascend910-5",
+                KUBELET_IDS: "Ascend910-4,Ascend910-5",
+                CONFIGURATION: "{}",
+            },
+        }
+    }
+    assert await annotations(client) == {"of": "others", **CLAIM}
+
+
+async def test_a_claim_is_tried_until_it_succeeds(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    server.fail_next("PATCH", CLAIMS, 500)
+    server.fail_next("PATCH", CLAIMS, 429, retry_after_s=0)
+    server.lose_answer("PATCH", CLAIMS)
+    write(claims, pod)
+    await until(lambda: claims.pending == 0)
+    assert len(client.to(CLAIMS)) == 4
+    assert len({str(each.body) for each in client.to(CLAIMS)}) == 1
+    assert await annotations(client) == {"of": "others", **CLAIM}
+
+
+async def test_a_server_that_asks_for_patience_is_not_asked_again_before(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    server.fail_next("PATCH", CLAIMS, 429, retry_after_s=1)
+    write(claims, pod)
+    await until(lambda: claims.pending == 0)
+    refused, written = client.to(CLAIMS)
+    assert written.at_s - refused.at_s >= 1.0
+
+
+@pytest.mark.parametrize("trouble", [None, 500, 409, 422], ids=str)
+async def test_a_pod_created_again_under_the_same_name_is_never_touched(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod, trouble: int | None
+) -> None:
+    await client.delete(PODS, "train", "default")
+    again = await client.create(PODS, bound_pod("train", 2), "default")
+    if trouble is not None:
+        server.fail_next("PATCH", CLAIMS, trouble)
+        server.fail_next("GET", CLAIMS, 500)
+    write(claims, pod)
+    await until(lambda: claims.pending == 0)
+    unchanged = await client.get(PODS, "train", "default")
+    assert (unchanged.uid, unchanged.metadata.annotations) == (again.uid, {})
+    assert unchanged.metadata.resource_version == again.metadata.resource_version
+
+
+async def test_a_conflict_about_the_same_pod_is_no_reason_to_give_up(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    server.fail_next("PATCH", CLAIMS, 409)
+    write(claims, pod)
+    await until(lambda: claims.pending == 0)
+    assert await annotations(client) == {"of": "others", **CLAIM}
+
+
+async def test_the_claim_of_a_pod_that_is_gone_is_dropped(
+    client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    await client.delete(PODS, "train", "default")
+    write(claims, pod)
+    await until(lambda: claims.pending == 0)
+    assert len(client.to(CLAIMS)) == 1
+
+
+async def test_a_claim_under_way_is_not_doubled_and_one_written_may_be_repeated(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    server.fail_next("PATCH", CLAIMS, 500)
+    write(claims, pod)
+    write(claims, pod)
+    await until(lambda: client.to(CLAIMS))
+    write(claims, pod)
+    assert claims.pending == 1
+    await until(lambda: claims.pending == 0)
+    assert len(client.to(CLAIMS)) == 2
+    write(claims, pod)
+    await until(lambda: claims.pending == 0)
+    assert len(client.to(CLAIMS)) == 3
+
+
+async def test_claims_wait_for_their_own_pod_only(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    other = await client.create(PODS, bound_pod("other", 2), "default")
+    server.fail_next("PATCH", CLAIMS, 500, times=1000)
+    write(claims, pod)
+    claims.write(uid=other.uid, namespace="default", name="other", annotations=CLAIM)
+    assert claims.pending == 2
+    await until(lambda: claims.pending == 1)
+    assert (await client.get(PODS, "other", "default")).metadata.annotations == CLAIM
+
+
+async def test_close_stops_what_is_unwritten(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    server.fail_next("PATCH", CLAIMS, 500, times=1000)
+    write(claims, pod)
+    await until(lambda: len(client.to(CLAIMS)) > 1)
+    await claims.close()
+    assert claims.pending == 0
+    assert not any(task.get_name().startswith("claim ") for task in asyncio.all_tasks())
+    assert await annotations(client) == {"of": "others"}

@@ -1,0 +1,135 @@
+"""Asking the kubelet for its pods: whatever is no list of pods in time is Unreachable, and nothing else."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from ascend.chips import RESOURCE
+from ascend.errors import Unreachable
+from ascend.kube.objects import PODS
+from device_plugin.kubelet import pods_api
+from device_plugin.kubelet.pods_api import KubeletPods
+from sandbox.kubelet import Kubelet
+from tests.device_plugin.api import NODE, RecordingClient, bound_pod
+
+
+async def identified() -> Mapping[str, str]:
+    return {"Authorization": "Bearer ours"}
+
+
+@pytest.fixture
+async def kubelet(client: RecordingClient, folder: Path) -> AsyncIterator[Kubelet]:
+    async with Kubelet(NODE, client, folder, seed=1) as kubelet:
+        await client.create(PODS, bound_pod("one", 2, {RESOURCE: "Ascend910-0,Ascend910-1"}), "default")
+        await kubelet.until(kubelet.listed)
+        yield kubelet
+
+
+@pytest.fixture
+async def pods(kubelet: Kubelet) -> AsyncIterator[KubeletPods]:
+    async with KubeletPods(kubelet.pods_url, identified) as listing:
+        yield listing
+
+
+async def test_the_kubelet_s_pods_are_listed_with_their_annotations(kubelet: Kubelet, pods: KubeletPods) -> None:
+    kubelet.pods_answer.token = "ours"
+    (one,) = await pods.list()
+    assert one.key == "default/one"
+    assert one.uid
+    assert one.metadata.annotations == {RESOURCE: "Ascend910-0,Ascend910-1"}
+    assert [each.chips for each in one.npu_containers] == [2]
+
+
+async def test_no_pods_are_no_error(kubelet: Kubelet, pods: KubeletPods) -> None:
+    kubelet.pods_answer.rewrite = lambda _items: []
+    assert await pods.list() == []
+
+
+async def test_without_the_right_it_is_unreachable(kubelet: Kubelet, pods: KubeletPods) -> None:
+    kubelet.pods_answer.forbidden = True
+    with pytest.raises(Unreachable, match=f"{kubelet.pods_url} answered 403 Forbidden"):
+        await pods.list()
+
+
+async def test_with_another_s_token_it_is_unreachable(kubelet: Kubelet, pods: KubeletPods) -> None:
+    kubelet.pods_answer.token = "theirs"
+    with pytest.raises(Unreachable, match="answered 401"):
+        await pods.list()
+
+
+async def test_a_kubelet_that_does_not_answer_in_time_is_unreachable(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods_api, "DEADLINE_S", 0.05)
+    kubelet.pods_answer.hold()
+    async with KubeletPods(kubelet.pods_url, identified) as pods:
+        with pytest.raises(Unreachable, match="Timeout"):
+            await pods.list()
+        kubelet.pods_answer.release()
+        assert len(await pods.list()) == 1
+
+
+async def test_a_kubelet_that_is_away_is_unreachable(kubelet: Kubelet, pods: KubeletPods) -> None:
+    await kubelet.stop()
+    with pytest.raises(Unreachable, match="Connect call failed"):
+        await pods.list()
+
+
+async def test_a_token_that_can_not_be_read_is_unreachable(kubelet: Kubelet) -> None:
+    async def unreadable() -> Mapping[str, str]:
+        raise PermissionError("token: permission denied")
+
+    async with KubeletPods(kubelet.pods_url, unreadable) as pods:
+        with pytest.raises(Unreachable, match="permission denied"):
+            await pods.list()
+
+
+async def test_it_is_unreachable_before_it_is_opened(kubelet: Kubelet) -> None:
+    with pytest.raises(Unreachable, match="not open"):
+        await KubeletPods(kubelet.pods_url, identified).list()
+
+
+@asynccontextmanager
+async def answering(body: bytes) -> AsyncIterator[str]:
+    """A kubelet that answers this."""
+
+    async def pods(_request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/pods", pods)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/pods"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"Unauthorized",
+        b"[]",
+        b'{"items": {}}',
+        b'{"items": [{"metadata": 5}]}',
+        b'{"items": [{"metadata": {"name": "\xff"}}]}',
+        b'{"items": [{"metadata": {"name": "a"',
+        b'{"items": [{"x": ' + b"[" * 100_000,
+    ],
+    ids=lambda body: repr(body[:40]),
+)
+async def test_an_answer_that_is_no_list_of_pods_is_unreachable(body: bytes) -> None:
+    async with answering(body) as url, KubeletPods(url, identified) as pods:
+        with pytest.raises(Unreachable, match=url):
+            await pods.list()
+
+
+async def test_an_empty_list_may_be_null() -> None:
+    async with answering(b'{"items": null}') as url, KubeletPods(url, identified) as pods:
+        assert await pods.list() == []

@@ -1,0 +1,216 @@
+"""The plugin stays registered, whatever happens to the kubelet or to itself; real sockets, the sandbox's kubelet."""
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from ascend.chips import RESOURCE
+from device_plugin.kubelet import registration as registration_module
+from device_plugin.kubelet import servicer as servicer_module
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from sandbox.kubelet import Kubelet
+from tests.device_plugin.api import NODE, RecordingClient, running, until
+from tests.device_plugin.builders import snapshot
+from tests.device_plugin.node import HEALTHY, Face, SloppyKubelet, dialled
+
+
+@pytest.fixture
+async def kubelet(client: RecordingClient, folder: Path) -> AsyncIterator[Kubelet]:
+    async with Kubelet(NODE, client, folder, seed=1) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+async def face(kubelet: Kubelet) -> AsyncIterator[Face]:
+    """Registered and watched."""
+    face = Face(kubelet.socket_dir)
+    async with running(face.registration.run()):
+        await registered(face, kubelet)
+        yield face
+
+
+async def registered(face: Face, kubelet: Kubelet, times: int = 1) -> None:
+    """Wait until this run of the kubelet has taken so many registrations and shows all devices healthy."""
+    await until(
+        lambda: (
+            face.registration.problem is None
+            and kubelet.registrations == times
+            and kubelet.devices(RESOURCE) == HEALTHY
+        )
+    )
+
+
+async def test_the_kubelet_shows_the_devices(face: Face, kubelet: Kubelet) -> None:
+    await kubelet.until(lambda: kubelet.allocatable(RESOURCE) == 8)
+    assert (face.registered("registered"), face.registered("failed")) == (1, 0)
+
+
+async def test_only_the_owner_may_use_the_socket(face: Face) -> None:
+    (socket,) = face.sockets
+    mode = socket.stat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o600
+
+
+async def test_after_a_kubelet_restart_it_registers_again_under_a_new_name(face: Face, kubelet: Kubelet) -> None:
+    before = face.sockets
+    await kubelet.restart()
+    await registered(face, kubelet)
+    assert face.registered("registered") == 2
+    assert len(face.sockets) == 1
+    assert face.sockets != before
+
+
+async def test_a_kubelet_that_is_away_is_waited_for(face: Face, kubelet: Kubelet) -> None:
+    await kubelet.stop()
+    kubelet.plugin_socket.unlink(missing_ok=True)
+    await until(lambda: face.registration.problem == f"waiting for {kubelet.plugin_socket}")
+    await kubelet.start()
+    await registered(face, kubelet)
+
+
+async def test_its_socket_removed_it_registers_again(face: Face, kubelet: Kubelet) -> None:
+    (before,) = face.sockets
+    before.unlink()
+    await registered(face, kubelet, times=2)
+    assert before not in face.sockets
+
+
+async def test_a_stream_that_ended_is_made_up_for_by_a_registration(face: Face, kubelet: Kubelet) -> None:
+    face.servicers[-1].end_streams()
+    await registered(face, kubelet, times=2)
+
+
+async def test_it_stays_registered_through_many_restarts(face: Face, kubelet: Kubelet) -> None:
+    for _ in range(5):
+        await kubelet.restart()
+        await registered(face, kubelet)
+    assert len(face.sockets) == 1
+
+
+async def test_a_kubelet_that_registers_it_and_never_looks_is_asked_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_module, "WATCH_DEADLINE_S", 0.05)
+    face = Face(folder)
+    async with SloppyKubelet(folder) as kubelet, running(face.registration.run()):
+        await until(lambda: len(kubelet.endpoints) >= 3)
+        assert face.registration.problem == "the kubelet did not open the stream"
+        assert len(set(kubelet.endpoints)) == len(kubelet.endpoints)
+        await until(lambda: [each.name for each in face.sockets] == kubelet.endpoints[-1:])
+
+
+async def test_a_kubelet_that_refuses_is_a_problem_and_is_asked_until_it_does_not(folder: Path) -> None:
+    face = Face(folder)
+    async with SloppyKubelet(folder) as kubelet, running(face.registration.run()):
+        kubelet.refuses = True
+        await until(lambda: face.registered("failed") >= 2)
+        assert face.registration.problem == "the kubelet did not register us: not today"
+        kubelet.refuses = False
+        await until(lambda: face.registered("registered") == 1)
+
+
+async def test_a_socket_nobody_listens_on_is_no_kubelet(folder: Path, client: RecordingClient) -> None:
+    (folder / "device-plugins").mkdir()
+    (folder / "device-plugins" / "kubelet.sock").touch()
+    face = Face(folder / "device-plugins")
+    async with running(face.registration.run()):
+        await until(lambda: face.registered("failed") >= 1)
+        assert "the kubelet did not register us" in (face.registration.problem or "")
+        (folder / "device-plugins" / "kubelet.sock").unlink()
+        async with Kubelet(NODE, client, folder, seed=1) as kubelet:
+            await registered(face, kubelet)
+
+
+async def test_sockets_an_earlier_instance_left_are_removed_and_no_others(folder: Path) -> None:
+    stale, foreign = folder / "ascend910-1-7.sock", folder / "other.sock"
+    stale.touch()
+    foreign.touch()
+    face = Face(folder)
+    async with SloppyKubelet(folder) as kubelet, running(face.registration.run()):
+        await until(lambda: kubelet.endpoints)
+        assert not stale.exists()
+        assert foreign.exists()
+    assert face.sockets == []
+
+
+async def test_a_second_instance_waits_for_the_first(face: Face, kubelet: Kubelet) -> None:
+    second = Face(kubelet.socket_dir)
+    async with running(second.registration.run()):
+        with capture_logs() as logs:
+            await until(lambda: any(each["event"] == "waiting for the lock" for each in logs))
+        face.servicers[-1].end_streams()
+        await registered(face, kubelet, times=2)
+        assert second.registered("registered") == 0
+        assert second.registration.problem == "not registered with the kubelet yet"
+
+
+async def test_when_the_first_instance_ends_the_second_takes_over(kubelet: Kubelet) -> None:
+    first, second = Face(kubelet.socket_dir), Face(kubelet.socket_dir)
+    async with running(first.registration.run()) as holding:
+        await registered(first, kubelet)
+        async with running(second.registration.run()):
+            with capture_logs() as logs:
+                await until(lambda: any(each["event"] == "waiting for the lock" for each in logs))
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+            await registered(second, kubelet, times=2)
+
+
+async def test_asked_to_end_it_ends_its_streams_in_good_order(folder: Path) -> None:
+    face = Face(folder)
+    async with SloppyKubelet(folder) as kubelet, running(face.registration.run()) as registering:
+        await until(lambda: kubelet.endpoints)
+        async with dialled(folder / kubelet.endpoints[0]) as stub:
+            stream = stub.ListAndWatch(pb.Empty())
+            assert len((await anext(aiter(stream))).devices) == 8
+            ending = asyncio.create_task(drained(stream))
+            registering.cancel()
+            await asyncio.gather(registering, return_exceptions=True)
+            assert await ending == 0
+    assert face.sockets == []
+
+
+async def drained(stream: object) -> int:
+    """How many more messages come; raises where the stream does not end well."""
+    count = 0
+    async for _ in stream:  # type: ignore[attr-defined]  # a call of grpc.aio
+        count += 1
+    return count
+
+
+async def test_a_fault_reaches_the_kubelet_only_after_the_report_has_it(
+    face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
+    face.snapshots.set(snapshot(3))
+    asyncio.get_running_loop().call_later(0.2, face.reported_unhealthy.set, 0b1000)
+    await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
+    assert face.reported_unhealthy.value == 0b1000
+
+
+async def test_a_fault_the_report_can_not_tell_of_reaches_the_kubelet_all_the_same(
+    face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 0.05)
+    face.snapshots.set(snapshot(3))
+    await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
+    assert face.reported_unhealthy.value == 0
+    face.snapshots.set(snapshot())
+    await kubelet.until(lambda: kubelet.devices(RESOURCE) == HEALTHY)
+
+
+async def test_a_recovery_reaches_the_kubelet_at_once(
+    face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
+    face.reported_unhealthy.set(0b1000)
+    face.snapshots.set(snapshot(3))
+    await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
+    face.snapshots.set(snapshot())
+    await kubelet.until(lambda: kubelet.devices(RESOURCE) == HEALTHY)
+    assert face.reported_unhealthy.value == 0b1000

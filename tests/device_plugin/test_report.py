@@ -1,0 +1,275 @@
+"""What the node reports: the ConfigMap and the node's annotations, on a real API server."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID, ChipAddress
+from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
+from ascend.products import ASCEND_910A
+from device_plugin import report as report_module
+from device_plugin.driver import ChipReading, Reading
+from device_plugin.metrics import Metrics
+from device_plugin.report import Reporter
+from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.observable import Observable
+from device_plugin.state.pods import NodePods
+from device_plugin.state.snapshot import Snapshot, take
+from sandbox.apiserver import ApiServer
+from sandbox.apiserver.resources import Resource
+from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, until
+from tests.device_plugin.builders import pod, snapshot
+
+NAME = f"mindx-dl-deviceinfo-{NODE}"
+MAPS = "/configmaps"
+
+
+class Rig:
+    def __init__(self, client: RecordingClient) -> None:
+        self.client = client
+        self.snapshots: Observable[Snapshot | None] = Observable(None)
+        self.handovers = HandOvers()
+        self.pods = NodePods(self.handovers.drop)
+        self.metrics = Metrics()
+        seconds = itertools.count(1_700_000_000)
+        self.reporter = Reporter(
+            client,
+            NODE,
+            snapshots=self.snapshots,
+            pods=self.pods,
+            handovers=self.handovers,
+            metrics=self.metrics,
+            now_s=lambda: float(next(seconds)),
+        )
+
+    async def config_map(self) -> ConfigMap:
+        return await self.client.get(CONFIG_MAPS, NAME, NAMESPACE)
+
+    async def report(self) -> DeviceReport:
+        return decode_report((await self.config_map()).data)
+
+    def hand_over(self, name: str, *chips: int) -> None:
+        self.handovers.add(HandOver(f"uid-{name}", f"default/{name}", chips, chips))
+
+    def devices(self, state: str) -> float | None:
+        return self.metrics.registry.get_sample_value("ascend_dp_devices", {"state": state})
+
+    async def written(self, count: int) -> None:
+        """Wait until the report has been sent so often, and sent well."""
+        await until(lambda: len(self.client.to(MAPS)) >= count and self.reporter.problem is None)
+
+
+@pytest.fixture
+async def rig(client: RecordingClient, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr(report_module, "MIN_GAP_S", 0.0)
+    await client.create(NODES, node_manifest())
+    return Rig(client)
+
+
+@pytest.fixture
+async def reporting(rig: Rig) -> AsyncIterator[Rig]:
+    """It runs, and has reported eight healthy chips."""
+    async with running(rig.reporter.run()):
+        rig.snapshots.set(snapshot())
+        await until(lambda: rig.reporter.problem is None)
+        yield rig
+
+
+async def test_nothing_is_reported_before_the_driver_was_read(rig: Rig) -> None:
+    async with running(rig.reporter.run()):
+        rig.pods.applied(pod("one", 1, 0, time=1))
+        rig.hand_over("one", 0)
+        await until(lambda: rig.pods.changes.version == 1)
+        assert rig.reporter.problem == "the report has not been written yet"
+        rig.snapshots.set(snapshot())
+        await until(lambda: rig.reporter.problem is None)
+    assert [each.method for each in rig.client.sent if MAPS in each.path] == ["PATCH", "POST"]
+
+
+async def test_the_config_map_is_created_whole(reporting: Rig) -> None:
+    made = await reporting.config_map()
+    assert made.metadata.labels == LABELS == {"mx-consumer-cim": "true"}
+    assert set(made.data) == {"DeviceInfoCfg", "ManuallySeparateNPU", "UpgradeFaultReason", "Description"}
+    assert (made.data["ManuallySeparateNPU"], made.data["UpgradeFaultReason"]) == ("", "{}")
+    told = decode_report(made.data)  # refuses a wrong CheckCode
+    assert (told.free, told.unhealthy, told.network_unhealthy, told.faults) == (0xFF, 0, 0, ())
+    assert told.update_time_s >= 1_700_000_000
+
+
+async def test_used_chips_are_not_free_and_unhealthy_ones_are_told_with_their_faults(reporting: Rig) -> None:
+    reporting.hand_over("one", 0, 1)
+    reporting.pods.applied(pod("waits", 2, 4, 5, time=1))
+    reporting.pods.applied(pod("over", 2, 6, 7, time=1, phase="Succeeded"))
+    chips = tuple(
+        ChipReading(chip_id, healthy=chip_id != 7, network_healthy=chip_id != 3, fault_codes=("A2",) * (chip_id == 7))
+        for chip_id in range(8)
+    )
+    reporting.snapshots.set(take(Reading(ASCEND_910A, chips), None, 77))
+    await until(lambda: reporting.reporter.unhealthy.value == 0b1000_0000)
+    told = await reporting.report()
+    assert (told.free, told.unhealthy, told.network_unhealthy) == (0b0100_1100, 0b1000_0000, 0b1000)
+    (fault,) = told.faults
+    assert (fault.npu_name, fault.fault_code, fault.fault_level) == ("Ascend910-7", "A2", "SeparateNPU")
+    assert fault.fault_time_and_level_map["A2"].fault_time == 77
+    assert [reporting.devices(state) for state in ("free", "used", "unhealthy")] == [3, 4, 1]
+
+
+async def test_what_others_wrote_into_the_config_map_survives(reporting: Rig, client: RecordingClient) -> None:
+    others: JsonObject = {
+        "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+        "data": {"ManuallySeparateNPU": "Ascend910-2", "theirs": "c"},
+    }
+    await client.patch(CONFIG_MAPS, NAME, others, namespace=NAMESPACE)
+    reporting.snapshots.set(snapshot(1))
+    await until(lambda: reporting.reporter.unhealthy.value == 0b10)
+    kept = await reporting.config_map()
+    assert kept.metadata.labels == {"team": "a", **LABELS}
+    assert kept.metadata.annotations == {"note": "b"}
+    assert (kept.data["ManuallySeparateNPU"], kept.data["theirs"]) == ("Ascend910-2", "c")
+    told = decode_report(kept.data)
+    assert (told.unhealthy, told.manually_separated) == (0b10, 0b100)
+
+
+async def test_a_config_map_that_is_deleted_is_there_again_with_the_next_report(
+    reporting: Rig, client: RecordingClient
+) -> None:
+    await client.delete(CONFIG_MAPS, NAME, NAMESPACE)
+    reporting.snapshots.set(snapshot(1))
+    await until(lambda: reporting.reporter.unhealthy.value == 0b10)
+    assert (await reporting.config_map()).metadata.labels == LABELS
+
+
+async def test_nothing_is_written_while_nothing_changes(reporting: Rig) -> None:
+    seen = len(reporting.client.sent)
+    for number in range(20):
+        reporting.pods.applied(pod(f"none-{number}"))
+        reporting.pods.deleted(pod(f"none-{number}"))
+        reporting.snapshots.set(snapshot())
+        await asyncio.sleep(0)
+    reporting.hand_over("one", 0)
+    await reporting.written(2)
+    assert [each.path for each in reporting.client.sent[seen:]] == [f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}"]
+
+
+async def test_the_report_is_refreshed_although_nothing_changes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "REFRESH_S", 0.05)
+    async with running(rig.reporter.run()):
+        rig.snapshots.set(snapshot())
+        await rig.written(1)
+        first = await rig.report()
+        await rig.written(3)
+        again = await rig.report()
+    assert again.update_time_s > first.update_time_s
+    assert again.free == first.free
+    sent_s = [each.at_s for each in rig.client.to(MAPS)]
+    assert all(later - earlier >= 0.05 for earlier, later in itertools.pairwise(sent_s))
+
+
+async def test_changes_that_do_not_matter_do_not_put_the_refresh_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A busy node's pods change more often than every five minutes; readers take silence for death all the same.
+    monkeypatch.setattr(report_module, "REFRESH_S", 0.1)
+
+    async def stir() -> None:
+        while True:
+            rig.pods.applied(pod("other"))
+            await asyncio.sleep(0.01)
+
+    async with running(rig.reporter.run()), running(stir()):
+        rig.snapshots.set(snapshot())
+        await rig.written(3)
+
+
+async def test_reports_keep_their_distance_and_the_last_one_is_true(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "MIN_GAP_S", 0.1)
+    async with running(rig.reporter.run()):
+        for number in range(40):
+            rig.snapshots.set(snapshot(number % 8))
+            await asyncio.sleep(0.01)
+        rig.snapshots.set(snapshot(1, 2, 3))
+        await until(lambda: rig.reporter.unhealthy.value == 0b1110)
+    sent_s = [each.at_s for each in rig.client.sent if MAPS in each.path and each.method == "PATCH"]
+    assert len(sent_s) > 2
+    assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(sent_s))
+    assert (await rig.report()).unhealthy == 0b1110
+
+
+@pytest.mark.parametrize("path", ["/configmaps/", "/nodes/"])
+async def test_an_api_server_that_fails_is_a_problem_and_is_tried_again(
+    reporting: Rig, server: ApiServer, path: str
+) -> None:
+    server.fail_next("PATCH", path, 500, times=3)
+    problems = []
+    chips = tuple(ChipReading(chip_id, healthy=False, address=ChipAddress("10.0.0.1")) for chip_id in range(8))
+    reporting.snapshots.set(take(Reading(ASCEND_910A, chips), None, 0))
+
+    def written() -> bool:
+        problems.append(reporting.reporter.problem)
+        return reporting.reporter.unhealthy.value == 0xFF
+
+    await until(written)
+    assert any(problem is not None and problem.startswith("the report is not written: ") for problem in problems)
+    assert reporting.reporter.problem is None
+    assert (await reporting.report()).unhealthy == 0xFF
+
+
+async def test_a_report_whose_answer_is_lost_is_written_again(reporting: Rig, server: ApiServer) -> None:
+    server.lose_answer("PATCH", "/configmaps/")
+    reporting.snapshots.set(snapshot(1))
+    await until(lambda: reporting.reporter.unhealthy.value == 0b10)
+    assert (await reporting.report()).unhealthy == 0b10
+
+
+async def node_annotations(client: KubeClient) -> dict[str, str]:
+    return (await client.get(NODES, NODE)).metadata.annotations
+
+
+async def test_the_node_tells_its_chips_and_their_addresses(reporting: Rig, client: RecordingClient) -> None:
+    def addressed(ip: str) -> Snapshot:
+        chips = tuple(ChipReading(chip_id, address=ChipAddress(ip, 7)) for chip_id in range(2))
+        return take(Reading(ASCEND_910A, chips, super_pod_id=4, server_index=5), None, 0)
+
+    await client.patch(NODES, NODE, {"metadata": {"annotations": {"of": "others"}}})
+    reporting.snapshots.set(addressed("10.0.0.1"))
+    await until(lambda: len(client.to("/nodes/")) == 3)
+    await reporting.written(2)
+    told = await node_annotations(client)
+    assert json.loads(told.pop(BASE_DEVICE_INFOS)) == {
+        "Ascend910-0": {"IP": "10.0.0.1", "SuperDeviceID": 7},
+        "Ascend910-1": {"IP": "10.0.0.1", "SuperDeviceID": 7},
+    }
+    assert told == {"of": "others", SUPER_POD_ID: "4", SERVER_INDEX: "5", SERVER_TYPE: ""}
+    reporting.snapshots.set(addressed("10.0.0.2"))
+    await until(lambda: len(client.to("/nodes/")) == 4)
+
+
+async def test_the_node_s_annotations_are_mended_at_the_next_refresh(
+    rig: Rig, client: RecordingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "REFRESH_S", 0.2)
+    async with running(rig.reporter.run()):
+        rig.snapshots.set(snapshot())
+        await rig.written(1)
+        right = await node_annotations(client)
+        await client.patch(NODES, NODE, {"metadata": {"annotations": {BASE_DEVICE_INFOS: "{}", SUPER_POD_ID: None}}})
+        await rig.written(len(client.to(MAPS)) + 1)
+        assert await node_annotations(client) == right
+
+
+async def test_a_fault_counts_as_reported_only_when_it_is_written(reporting: Rig, server: ApiServer) -> None:
+    at_writing = []
+
+    async def look(_operation: str, resource: Resource, _subresource: str, document: JsonObject) -> JsonObject:
+        if resource.plural == "configmaps":
+            at_writing.append((decode_report(document["data"]).unhealthy, reporting.reporter.unhealthy.value))
+        return document
+
+    server.admission.append(look)
+    server.fail_next("PATCH", "/configmaps/", 500, times=2)
+    reporting.snapshots.set(snapshot(3))
+    await until(lambda: reporting.reporter.unhealthy.value == 0b1000)
+    assert at_writing == [(0b1000, 0)]

@@ -1,0 +1,204 @@
+"""What the kubelet is answered over the socket, and that it never gets more than it can use."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from ascend.annotations import ALLOCATED
+from ascend.errors import NotFound, Unreachable
+from ascend.kube.objects import Pod
+from device_plugin import handover as handover_module
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from tests.device_plugin.api import until
+from tests.device_plugin.builders import pod, snapshot
+from tests.device_plugin.node import HEALTHY, Face, first_list, served
+
+if TYPE_CHECKING:
+    from protos.k8s.deviceplugin.v1beta1.deviceplugin_pb2_grpc import DevicePluginAsyncStub
+
+GARBAGE = ["", "npu-0", "Ascend910-", "Ascend910-256", "Ascend910-2c-100-1", "Ascend910-01", "𝟘", "x" * 4096]
+
+
+@pytest.fixture
+def face(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Face:
+    monkeypatch.setattr(handover_module, "PREFER_CAP_S", 0.05)
+    monkeypatch.setattr(handover_module, "LIST_AFTER_S", 0.05)
+    return Face(folder)
+
+
+@pytest.fixture
+async def stub(face: Face) -> AsyncIterator["DevicePluginAsyncStub"]:
+    async with served(face) as dialled:
+        yield dialled
+
+
+async def prefer(
+    stub: "DevicePluginAsyncStub", available: list[str], must_include: list[str], size: int
+) -> list[list[str]]:
+    request = pb.ContainerPreferredAllocationRequest(
+        available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
+    )
+    answer = await stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[request]))
+    return [list(each.deviceIDs) for each in answer.container_responses]
+
+
+async def allocate(stub: "DevicePluginAsyncStub", *ids: str) -> pb.ContainerAllocateResponse:
+    request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
+    (given,) = (await stub.Allocate(request)).container_responses
+    return given
+
+
+async def test_it_says_that_it_has_preferences(stub: "DevicePluginAsyncStub") -> None:
+    options = await stub.GetDevicePluginOptions(pb.Empty())
+    assert (options.get_preferred_allocation_available, options.pre_start_required) == (True, False)
+    await stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["Ascend910-0"]))
+
+
+async def test_every_chip_is_listed_and_a_failed_one_as_unhealthy(face: Face, stub: "DevicePluginAsyncStub") -> None:
+    assert await first_list(stub) == HEALTHY
+    face.reported_unhealthy.set(0b100)
+    face.snapshots.set(snapshot(2))
+    assert await first_list(stub) == HEALTHY | {"Ascend910-2": "Unhealthy"}
+
+
+async def test_nothing_is_listed_before_the_driver_was_read(face: Face, stub: "DevicePluginAsyncStub") -> None:
+    face.snapshots.set(None)
+    listed = asyncio.ensure_future(first_list(stub))
+    await until(lambda: face.servicers[-1]._streams == 1)
+    face.snapshots.set(snapshot())
+    assert await listed == HEALTHY
+
+
+async def test_an_unchanged_list_is_not_sent_again(face: Face, stub: "DevicePluginAsyncStub") -> None:
+    stream = aiter(stub.ListAndWatch(pb.Empty()))
+    await anext(stream)
+    for _ in range(10):
+        face.snapshots.set(snapshot())
+        await asyncio.sleep(0)
+    face.reported_unhealthy.set(0b1)
+    face.snapshots.set(snapshot(0))
+    assert (await anext(stream)).devices[0].health == "Unhealthy"
+
+
+async def test_a_second_stream_does_not_end_the_first(face: Face, stub: "DevicePluginAsyncStub") -> None:
+    # A new kubelet may open one before the old one's is cancelled (spec/kubernetes.md §1.5).
+    servicer = face.servicers[-1]
+    one, two = stub.ListAndWatch(pb.Empty()), stub.ListAndWatch(pb.Empty())
+    await asyncio.gather(anext(aiter(one)), anext(aiter(two)))
+    one.cancel()
+    await until(lambda: servicer._streams == 1)
+    assert not servicer.unwatched.is_set()
+    two.cancel()
+    await servicer.unwatched.wait()
+
+
+@pytest.mark.parametrize("size", [-(2**31), -1, 0, 1, 2, 8, 2**31 - 1])
+@pytest.mark.parametrize("ids", [[], GARBAGE, ["Ascend910-0"] * 3], ids=["none", "garbage", "repeated"])
+@pytest.mark.parametrize("waiting", [False, True], ids=["no pod", "pods"])
+async def test_a_preference_is_never_an_error(
+    face: Face, stub: "DevicePluginAsyncStub", ids: list[str], size: int, *, waiting: bool
+) -> None:
+    if waiting:
+        for name, count in (("one", 1), ("two", 2), ("eight", 8), ("none", 0)):
+            face.pods.applied(pod(name, count, *range(count), time=1))
+        face.pods.applied(pod("strange", 2, annotations={ALLOCATED: "chip0"}))
+    for available, must_include in ((ids, []), (ids, ids), ([], ids)):
+        (preferred,) = await prefer(stub, available, must_include, size)
+        assert len(preferred) in {0, size}
+        assert set(preferred) <= {*available, *must_include}
+
+
+async def test_a_preference_for_no_container_is_none(stub: "DevicePluginAsyncStub") -> None:
+    assert not (await stub.GetPreferredAllocation(pb.PreferredAllocationRequest())).container_responses
+
+
+async def test_a_container_gets_its_chips_in_the_order_written(face: Face, stub: "DevicePluginAsyncStub") -> None:
+    face.pods.applied(pod("one", 2, 5, 4, time=1))
+    assert await prefer(stub, list(HEALTHY), [], 2) == [["Ascend910-5", "Ascend910-4"]]
+    given = await allocate(stub, "Ascend910-4", "Ascend910-5")
+    assert dict(given.envs) == {"ASCEND_VISIBLE_DEVICES": "5,4", "ASCEND_RUNTIME_OPTIONS": ""}
+    assert [each.pod for each in face.claimed] == ["default/one"]
+    assert face.allocated("granted") == 1
+    assert face.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
+
+
+async def test_a_kubelet_that_chose_otherwise_is_counted(face: Face, stub: "DevicePluginAsyncStub") -> None:
+    face.pods.applied(pod("one", 2, 5, 4, time=1))
+    given = await allocate(stub, "Ascend910-0", "Ascend910-1")
+    assert given.envs["ASCEND_VISIBLE_DEVICES"] == "5,4"
+    assert face.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 1
+
+
+def unreachable() -> list[Pod]:
+    raise Unreachable("GET http://10.0.0.1/api/v1/pods: connection refused")
+
+
+def forbidden() -> list[Pod]:
+    raise NotFound("pods is forbidden", status=403)
+
+
+def prepare(face: Face, case: str) -> list[str]:
+    """Bring about one cause of a refusal; the ids to ask for."""
+    match case:
+        case "UnknownDevice":
+            return [GARBAGE[-1]]
+        case "NotReady":
+            face.snapshots.set(None)
+            face.pods.applied(pod("one", 1, 0, time=1))
+        case "NotPlaced":
+            face.pods.applied(pod("one", 1))
+        case "InvalidPod":
+            face.pods.applied(pod("one", 1, annotations={ALLOCATED: ",".join(["Ascend910-0"] * 99)}))
+        case "ChipUnhealthy":
+            face.snapshots.set(snapshot(0))
+            face.pods.applied(pod("one", 1, 0, time=1))
+        case "UnknownChip":
+            face.pods.applied(pod("one", 1, 9, time=1))
+        case "unreachable":
+            face.api_pods = unreachable
+        case "forbidden":
+            face.api_pods = forbidden
+    return ["Ascend910-0"]
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("no pod", "NoSuchPod"),
+        ("unreachable", "NoSuchPod"),
+        ("forbidden", "NoSuchPod"),
+        ("UnknownDevice", "UnknownDevice"),
+        ("NotReady", "NotReady"),
+        ("NotPlaced", "NotPlaced"),
+        ("InvalidPod", "InvalidPod"),
+        ("ChipUnhealthy", "ChipUnhealthy"),
+        ("UnknownChip", "UnknownChip"),
+    ],
+)
+async def test_a_refusal_is_short_and_begins_with_its_reason(
+    face: Face, stub: "DevicePluginAsyncStub", case: str, reason: str
+) -> None:
+    ids = prepare(face, case)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await allocate(stub, *ids)
+    assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    said = refused.value.details() or ""
+    assert said.startswith(f"{reason}: ")
+    assert len(said) <= 200
+    assert "\n" not in said
+    assert face.allocated(reason) == 1
+    assert not list(face.handovers)
+
+
+async def test_every_call_is_timed_refused_or_not(face: Face, stub: "DevicePluginAsyncStub") -> None:
+    face.pods.applied(pod("one", 1, 0, time=1))
+    await allocate(stub, "Ascend910-0")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await allocate(stub, "npu")
+    count = face.metrics.registry.get_sample_value("ascend_dp_allocate_duration_seconds_count")
+    assert math.isclose(count or 0, 2)
