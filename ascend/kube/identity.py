@@ -6,6 +6,8 @@ The official client library loads both; we only decide which, and load again whe
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from ascend.errors import InvalidValue
 
@@ -41,4 +43,15 @@ async def load_configuration(kubeconfig: str | None = None, context: str | None 
     except (config.ConfigException, OSError) as error:
         source = path or "the service account or ~/.kube/config"
         raise InvalidValue(f"no usable access to the API server from {source}: {error}") from error
+    # With trust_env aiohttp looks the proxy up anew, in a thread, for every request; once is enough.
+    loaded.client_session_kwargs = {"trust_env": False}
+    if loaded.proxy is None:
+        loaded.proxy = _environment_proxy(urlsplit(loaded.host))
     return loaded
+
+
+def _environment_proxy(server: SplitResult) -> str | None:
+    """The proxy that HTTPS_PROXY and NO_PROXY (or the like) name for a server, if any."""
+    if proxy_bypass(server.hostname or ""):
+        return None
+    return getproxies().get(server.scheme)

@@ -93,3 +93,17 @@ async def test_an_exec_plugin_gives_the_identity(server: ApiServer, tmp_path: Pa
 async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match=str(tmp_path / "none")):
         await KubeClient.connect(str(tmp_path / "none"))
+
+
+async def test_a_proxy_of_the_environment_is_used_unless_it_says_otherwise(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = write_kubeconfig(tmp_path, server, "secret")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("no_proxy", "")
+    async with await KubeClient.connect(str(kubeconfig)) as client:
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9"):
+            await client.list_objects(PODS)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    async with await KubeClient.connect(str(kubeconfig)) as client:
+        assert await client.list_objects(PODS) == []
