@@ -1,0 +1,157 @@
+"""The program: its settings, and how it starts and ends."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ascend.chips import RESOURCE
+from ascend.settings import read_settings
+from device_plugin.cli import main
+from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.settings import Settings
+from tests.device_plugin.api import NODE
+from tests.device_plugin.node import HEALTHY
+from tests.device_plugin.whole import Whole, whole_node
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["ascend-device-plugin", *arguments])
+    main()
+
+
+def test_flags_override_the_environment_and_that_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("node_name: from-file\nhost_ip: 10.0.0.1\nscan_period_s: 7\ninjection: devices\n")
+    monkeypatch.setenv("ASCEND_DP_SCAN_PERIOD_S", "3")
+    monkeypatch.setenv("ASCEND_DP_INJECTION", "runtime")
+    settings = read_settings(Settings, "p", ["--config", str(file), "--scan-period-s", "2"])
+    assert (settings.node_name, settings.host_ip) == ("from-file", "10.0.0.1")
+    assert (settings.injection, settings.scan_period_s) == ("runtime", 2)
+    assert settings.device_plugin_dir == Path("/var/lib/kubelet/device-plugins")
+
+
+def test_a_daemon_set_needs_no_flags_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n7")
+    monkeypatch.setenv("ASCEND_DP_HTTP_ADDRESS", "[::]:9000")
+    monkeypatch.setenv("NODE_NAME", "somebody else's")
+    settings = read_settings(Settings, "p", [])
+    assert (settings.node_name, settings.http_address) == ("n7", "[::]:9000")
+
+
+def test_all_that_is_wrong_is_said_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("colour: red\nscan_period_s: 0\n")
+    monkeypatch.setenv("ASCEND_DP_INJECTION", "magic")
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, "--config", str(file), "--http-address", "nowhere", "--driver", "dcmi", "--log-level", "LOUD")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("ascend-device-plugin: ")
+    wrong = ("node_name", "colour", "scan_period_s", "'magic'", "'nowhere'", "'dcmi'", "'LOUD'")
+    assert [word for word in wrong if word not in said] == []
+
+
+def test_an_unknown_flag_is_an_error_of_use(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, "--node-name", "n1", "--colour", "red")
+    assert ended.value.code == 2
+    assert "--colour" in capsys.readouterr().err
+
+
+class Program:
+    """The plugin as a process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.logged: list[dict[str, Any]] = []
+
+    async def logs(self, event: str) -> None:
+        """Wait until it has logged this."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(20.0):
+            while line := await self._process.stdout.readline():
+                self.logged.append(msgspec.json.decode(line))
+                if self.logged[-1]["event"] == event:
+                    return
+        raise AssertionError(f"it ended without {event!r}: {self.logged}")
+
+    async def ended_by(self, number: signal.Signals) -> tuple[int, bytes]:
+        """Send it a signal; its exit status and what it wrote to standard error."""
+        self._process.send_signal(number)
+        async with asyncio.timeout(20.0):
+            _, said = await self._process.communicate()
+        return self._process.returncode or 0, said
+
+
+@asynccontextmanager
+async def program(whole: Whole, **changes: Any) -> AsyncIterator[Program]:
+    settings = whole.settings(**changes).model_dump(exclude_none=True, mode="json")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from device_plugin.cli import main; main()",
+        *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items()),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Program(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_asked_to_end_it_ends_its_streams_and_exits_cleanly(folder: Path, number: signal.Signals) -> None:
+    async with whole_node(folder) as whole, program(whole) as running:
+        kubelet = whole.node.kubelet
+        await kubelet.until(lambda: kubelet.devices(RESOURCE) == HEALTHY, timeout_s=20.0)
+        status, said = await running.ended_by(number)
+        assert (status, said) == (0, b"")
+        await kubelet.until(lambda: set(kubelet.devices(RESOURCE).values()) == {"Unhealthy"}, timeout_s=1.0)
+        assert not list(kubelet.socket_dir.glob("ascend910-*.sock"))
+
+
+async def test_a_driver_that_hangs_does_not_hold_up_the_end(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        server = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
+        async with program(whole) as running:
+            await running.logs("registered")
+            server.delay_s = 3600.0
+            server.save(whole.node.state_file)
+            await running.logs("the driver can't be read")
+            assert (await running.ended_by(signal.SIGTERM)) == (0, b"")
+
+
+async def test_an_address_in_use_ends_it_with_one_sentence(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        taken = whole.cluster.server.url.removeprefix("http://")
+        async with program(whole, http_address=taken) as running:
+            async with asyncio.timeout(20.0):
+                _, said = await running._process.communicate()
+            assert running._process.returncode == 1
+            assert said.startswith(f"ascend-device-plugin: cannot listen on {taken}:".encode())
+            assert said.count(b"\n") == 1
+
+
+async def test_a_node_that_is_not_there_yet_is_waited_for(folder: Path) -> None:
+    async with whole_node(folder) as whole, program(whole, node_name="later") as running:
+        await running.logs("waiting for this node's Node object")
+        status = {"addresses": [{"type": "InternalIP", "address": "10.0.0.9"}]}
+        await whole.cluster.server.create(
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "later"}, "status": status}
+        )
+        await running.logs("started")
+        assert running.logged[-1]["node"] == "later" != NODE

@@ -1,0 +1,107 @@
+"""Pods come, go and cross each other on one node: everybody always says the same of who has which chips."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from ascend.annotations import ALLOCATED
+from ascend.chips import ChipSet, chip_ids
+from ascend.kube.objects import PODS, Pod
+from tests.device_plugin.api import until
+from tests.device_plugin.whole import Whole, check_hand_over, whole_node, written
+
+PODS_IN_ALL = 200
+SIZES = (1, 1, 2, 2, 2, 4)
+
+
+class Crowd:
+    """An allocator that binds pods to random chips, at once and with predicate-times in no order, and deletes some."""
+
+    def __init__(self, whole: Whole, seed: int) -> None:
+        self.whole = whole
+        self.rng = random.Random(seed)
+        self.free: ChipSet = 0xFF
+        self.granted: dict[str, tuple[int, ...]] = {}
+        self.number = 0
+
+    def _take(self, size: int) -> tuple[int, ...]:
+        chips = tuple(self.rng.sample(chip_ids(self.free), size))
+        for chip_id in chips:
+            self.free &= ~(1 << chip_id)
+        return chips
+
+    async def bind_some(self) -> None:
+        """Fill the node, all pods at once."""
+        binding = []
+        while self.number < PODS_IN_ALL and self.free:
+            size = self.rng.choice(SIZES)
+            if size > self.free.bit_count():
+                size = 1
+            name = f"p{self.number}"
+            self.number += 1
+            self.granted[name] = self._take(size)
+            predicate_time = self.rng.randrange(1, 1_000_000)
+            binding.append(self.whole.bind(name, *self.granted[name], predicate_time=predicate_time))
+        self.rng.shuffle(binding)
+        await asyncio.gather(*binding)
+
+    async def delete(self, name: str) -> None:
+        await self.whole.client.delete(PODS, name, "default")
+        await until(lambda: self.whole.find(name) is None)
+        for chip_id in self.granted.pop(name):
+            self.free |= 1 << chip_id
+
+    async def settled(self) -> list[Pod]:
+        """Wait until every pod runs with its claim."""
+        return list(await asyncio.gather(*(self.whole.claimed(name) for name in self.granted)))
+
+
+def check_all(whole: Whole, pods: list[Pod]) -> None:
+    taken: ChipSet = 0
+    for pod in pods:
+        chips = check_hand_over(whole, pod)
+        assert not taken & chips, f"{pod.name} shares chips"
+        taken |= chips
+
+
+def nothing_is_held_twice(whole: Whole) -> None:
+    """At any moment: no chip in the environments of two containers that run for pods that are there."""
+    seen: dict[int, str] = {}
+    for pod in whole.pods:
+        if whole.node.kubelet.has_container(pod.key, "main"):
+            container = whole.node.kubelet.container(pod.key, "main")
+            if container.pod_uid == pod.uid:
+                for chip_id in whole.visible(pod.name):
+                    assert seen.setdefault(chip_id, pod.name) == pod.name
+                    assert written(pod, ALLOCATED) >> chip_id & 1
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: int) -> None:
+    async with whole_node(folder, seed=seed) as whole, whole.plugin() as plugin:
+        crowd = Crowd(whole, seed)
+
+        async def keep_looking() -> None:
+            version = -1
+            while True:
+                version = await plugin.handovers.changes.newer_than(version)
+                nothing_is_held_twice(whole)
+
+        looking = asyncio.create_task(keep_looking())
+        while crowd.number < PODS_IN_ALL:
+            await crowd.bind_some()
+            check_all(whole, await crowd.settled())
+            victims = crowd.rng.sample(list(crowd.granted), crowd.rng.randint(1, len(crowd.granted)))
+            await asyncio.gather(*(crowd.delete(name) for name in victims))
+        check_all(whole, await crowd.settled())
+        assert not looking.done()
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        metrics = plugin.metrics.registry
+        assert metrics.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
+        assert metrics.get_sample_value("ascend_dp_allocations_total", {"result": "granted"}) == PODS_IN_ALL
+        assert {each.pod: each.chips for each in plugin.handovers} == {
+            f"default/{name}": chips for name, chips in crowd.granted.items()
+        }

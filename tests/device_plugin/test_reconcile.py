@@ -1,0 +1,183 @@
+"""The plugin's ledger after a restart, and where it and the kubelet's don't explain each other."""
+
+from pathlib import Path
+
+import pytest
+
+from ascend.annotations import ALLOCATED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, write_claim
+from ascend.chips import RESOURCE, join_names
+from ascend.errors import Unreachable
+from ascend.kube.objects import PODS
+from device_plugin import reconcile as reconcile_module
+from device_plugin.kubelet.pod_resources import read_ledger
+from device_plugin.reconcile import Reconciler
+from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.pods import NodePods
+from tests.device_plugin.api import running, until
+from tests.device_plugin.builders import pod
+from tests.device_plugin.whole import Whole, check_hand_over, whole_node, written
+from tests.sandbox.kubelet.peer import Plugin as Peer
+
+
+class Books:
+    """A reconciler with what it stands on."""
+
+    def __init__(self, socket: Path) -> None:
+        self.handovers = HandOvers()
+        self.pods = NodePods(self.handovers.drop)
+        self.claimed: list[HandOver] = []
+        self.reconciler = Reconciler(socket, pods=self.pods, handovers=self.handovers, claim=self.claimed.append)
+
+    @property
+    def entries(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """By pod: chips, and the kubelet's ids."""
+        return {each.pod: (each.chips, each.kubelet_ids) for each in self.handovers}
+
+
+async def unclaim(whole: Whole, name: str) -> None:
+    """Take a pod's claim away, as if the plugin had died before it could write it."""
+    undone = {REAL: None, KUBELET_IDS: None, CONFIGURATION: None, PREDICATE_TIME: "1"}
+    await whole.client.patch(PODS, name, {"metadata": {"annotations": undone}}, namespace="default")
+    await until(lambda: REAL not in (found.metadata.annotations if (found := whole.find(name)) else {REAL: ""}))
+
+
+async def run_with_ids(whole: Whole, name: str, chips: tuple[int, ...], kubelet_ids: tuple[int, ...]) -> None:
+    """Run a pod that another plugin gave other ids than those written on it; no plugin runs afterwards."""
+    kubelet = whole.node.kubelet
+    async with Peer(kubelet.socket_dir) as peer:
+        peer.prefer = lambda _available, _chosen, _size: [f"Ascend910-{chip_id}" for chip_id in kubelet_ids]
+        await peer.register()
+        await kubelet.until(lambda: kubelet.allocatable(RESOURCE) == 8)
+        await whole.bind(name, *chips)
+        await until(lambda: (found := whole.find(name)) is not None and found.status.phase == "Running")
+
+
+async def test_after_a_restart_the_ledger_is_what_it_was(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin() as plugin:
+            await whole.bind("one", 5, 4)
+            await whole.bind("two", 0, 1, 2, 3)
+            await whole.claimed("one")
+            await whole.claimed("two")
+            before = {each.pod: each.chip_set for each in plugin.handovers}
+        async with whole.plugin() as plugin:
+            assert {each.pod: each.chip_set for each in plugin.handovers} == before
+            await whole.bind("three", 7, 6)
+            check_hand_over(whole, await whole.claimed("three"))
+            assert plugin.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
+
+
+async def test_a_pod_without_its_claim_gets_it_after_the_restart(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("one", 5, 4)
+            await whole.claimed("one")
+        await unclaim(whole, "one")
+        async with whole.plugin() as plugin:
+            one = await whole.claimed("one")
+            check_hand_over(whole, one)
+            assert one.metadata.annotations[CONFIGURATION].startswith('{"pod_name":"one"')
+            (entry,) = plugin.handovers
+            assert (entry.uid, entry.chips) == (one.uid, (5, 4))
+
+
+async def test_where_the_kubelet_s_ids_differ_the_claim_tells_both(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (6, 7))
+        async with whole.plugin() as plugin:
+            one = await whole.claimed("one")
+            assert one.metadata.annotations[ALLOCATED] == one.metadata.annotations[REAL] == "Ascend910-0,Ascend910-1"
+            assert one.metadata.annotations[KUBELET_IDS] == "Ascend910-6,Ascend910-7"
+            (entry,) = plugin.handovers
+            assert (entry.chips, entry.kubelet_ids, entry.matches_kubelet) == ((0, 1), (6, 7), False)
+
+
+async def test_a_pod_nobody_wrote_chips_on_is_claimed_with_what_the_kubelet_gave_it(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (6, 7))
+        await whole.client.patch(PODS, "one", {"metadata": {"annotations": {ALLOCATED: None}}}, namespace="default")
+        async with whole.plugin():
+            one = await whole.claimed("one")
+            assert written(one, REAL) == written(one, KUBELET_IDS) == 0b1100_0000
+
+
+async def test_without_the_kubelet_s_ledger_claims_are_believed_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    books = Books(folder / "none.sock")
+    claim = write_claim(chips=(4, 5), kubelet_ids=(4, 5), configuration="{}")
+    books.pods.applied(pod("claimed", 2, 5, 4, time=1, started=True, annotations=claim))
+    books.pods.applied(pod("unclaimed", 2, 0, 1, time=2, started=True))
+    books.pods.applied(pod("over", 2, 6, 7, time=3, phase="Failed", annotations=claim))
+    books.pods.applied(pod("poser", 0, annotations=claim))
+    await books.reconciler.restore()
+    assert books.entries == {"default/claimed": ((4, 5), (4, 5))}
+    assert books.claimed == []
+
+
+async def test_what_could_not_be_restored_is_adopted_once_the_kubelet_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (6, 7))
+        later = folder / "later.sock"
+        books = Books(later)
+        one = whole.find("one")
+        assert one is not None
+        books.pods.applied(one)
+        await books.reconciler.restore()
+        assert books.entries == {}
+        async with running(books.reconciler.run()):
+            later.symlink_to(whole.node.kubelet.pod_resources_socket)
+            await until(lambda: books.entries)
+        assert books.entries == {"default/one": ((0, 1), (6, 7))}
+        assert [each.uid for each in books.claimed] == [one.uid]
+
+
+async def test_a_hand_over_nobody_knows_the_pod_of_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (0, 1))
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        books.handovers.add(HandOver("uid-unseen", "default/one", (0, 1), (0, 1)))
+        books.handovers.add(HandOver("uid-orphan", "default/orphan", (2, 3), (2, 3)))
+        async with running(books.reconciler.run()):
+            await until(lambda: "uid-orphan" not in books.handovers)
+            assert "uid-unseen" in books.handovers
+        assert books.claimed == []
+
+
+async def test_the_kubelet_s_ledger_is_read_by_pod(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (7, 6))
+        assert await read_ledger(whole.node.kubelet.pod_resources_socket) == {"default/one": (6, 7)}
+
+
+async def test_a_ledger_that_can_not_be_read_is_unreachable(folder: Path) -> None:
+    with pytest.raises(Unreachable, match=r"pod-resources on .*none\.sock"):
+        await read_ledger(folder / "none.sock")
+    async with whole_node(folder) as whole:
+        async with Peer(whole.node.kubelet.socket_dir) as peer:
+            peer.health = {"npu-0": "Healthy"}
+            await peer.register()
+            await whole.node.kubelet.until(lambda: whole.node.kubelet.allocatable(RESOURCE) == 1)
+            await whole.bind("one", 0)
+            await until(lambda: (found := whole.find("one")) is not None and found.status.phase == "Running")
+        with pytest.raises(Unreachable, match="'npu-0' is not a chip name"):
+            await read_ledger(whole.node.kubelet.pod_resources_socket)
+
+
+async def test_a_forged_claim_does_not_take_a_running_pod_s_chips_over_a_restart(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("holder", 0, 1)
+            await whole.claimed("holder")
+        with_claim = {ALLOCATED: join_names((0, 1)), **write_claim(chips=(0, 1), kubelet_ids=(0, 1), configuration="")}
+        async with whole.plugin() as plugin:
+            forged = await whole.bind("forged", 0, 1)
+            await whole.client.patch(PODS, "forged", {"metadata": {"annotations": with_claim}}, namespace="default")
+            await until(lambda: (found := whole.find("forged")) is not None and found.status.phase == "Failed")
+            assert forged.uid not in plugin.handovers
+            assert [each.pod for each in plugin.handovers] == ["default/holder"]
