@@ -14,6 +14,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.manifests import RESOURCE, STAY
 from tests.cluster.programs import missing_programs, start_programs
+from tests.deploy import helm
 
 _NEXT: Final = """
 The cluster runs until `make cluster-down`. To look at it, type:
@@ -81,6 +82,9 @@ def _prepare() -> int:
     if not (problems or requirements.missing_packages() or requirements.missing_system()):
         try:
             binaries.build(_say)
+            if not helm.path().is_file():
+                _say("building helm, a minute or two")
+                helm.build()
         except ClusterError as error:
             problems.append(str(error))
     sentences = [*problems, *requirements.missing()]

@@ -117,7 +117,7 @@ def _node(node: cluster_nodes.Node, kubeconfig: Path) -> RealNode:
         kubeconfig=kubeconfig,
         node=node.name,
         state_file=world_node.state_file,
-        device_root=node.make_device_nodes(DEVICE_NODES),
+        device_root=cluster_nodes.make_device_nodes(node.folder / "chips", DEVICE_NODES),
         pods_url=node.pods_url,
         http_address=f"127.0.0.1:{port}",
     )
