@@ -184,10 +184,12 @@ class Committer:
         if pod is None:
             # The scheduler's watch may be ahead of ours.
             pod = await self._read(ref)
+        ref = PodRef(pod.metadata.namespace, pod.name, pod.uid)
+        if not pod.asks_for_chips:
+            return await self._bind_plain(ref, pod, node)
         bound = read_bound(pod)
         if bound is not None:
             return replace(bound, repeated=True)
-        ref = PodRef(pod.metadata.namespace, pod.name, pod.uid)
         reservation = self._engine.place(pod, [node])
         stamp = self._stamps.next()
         reservation = self._ledger.advance(ref.uid, Stage.BINDING, predicate_time=stamp) or reservation
@@ -197,7 +199,17 @@ class Committer:
             held = self._ledger.get(ref.uid)
             if held is not None and held.stage is Stage.BINDING:
                 # Nothing is known for certain: kept for a while, so that a Binding made all the same does no harm.
-                self._ledger.advance(ref.uid, Stage.TENTATIVE)
+                self._ledger.advance(ref.uid, Stage.DOUBTFUL)
+
+    async def _bind_plain(self, ref: PodRef, pod: Pod, node: str) -> Bound:
+        """Bind a pod that asks for no chips: without managedResources the extender is left every pod to bind."""
+        nothing = Grant((), None)
+        if pod.spec.node_name:
+            return Bound(pod.spec.node_name, nothing, repeated=True)
+        await self._client.bind(
+            namespace=ref.namespace, name=ref.name, uid=ref.uid, node=node, annotations={}, timeout_s=POST_TIMEOUT_S
+        )
+        return Bound(node, nothing)
 
     async def _post(self, ref: PodRef, reservation: Reservation) -> Bound:
         try:

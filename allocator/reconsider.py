@@ -17,7 +17,7 @@ from allocator.metrics import AllocatorMetrics
 from allocator.rules.request import requested_chips
 from allocator.state.cluster import Cluster
 from ascend.annotations import RECONSIDERED
-from ascend.errors import ApiError, Unreachable
+from ascend.errors import ApiError, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 
@@ -95,6 +95,7 @@ class Reconsideration:
     def _due(self) -> list[_Refused]:
         now_s = self._monotonic()
         due: list[_Refused] = []
+        fits = {request: self._cluster.index.best(request) is not None for request in self._requests()}
         for each in list(self._refused.values()):
             seen = self._cluster.pods.get(each.uid)
             silent_s = now_s - each.asked_s
@@ -102,9 +103,12 @@ class Reconsideration:
                 seen is not None and (seen.spec.node_name or not seen.is_live)
             ):
                 del self._refused[each.uid]
-            elif silent_s >= each.wait_s and self._cluster.index.best(each.request) is not None:
+            elif silent_s >= each.wait_s and fits[each.request]:
                 due.append(each)
         return due[:AT_ONCE]
+
+    def _requests(self) -> set[int]:
+        return {each.request for each in self._refused.values()}
 
     async def _touch(self, pod: _Refused) -> None:
         pod.asked_s = self._monotonic()
@@ -112,6 +116,9 @@ class Reconsideration:
         body = {"metadata": {"uid": pod.uid, "annotations": {RECONSIDERED: str(self._now_ns())}}}
         try:
             await self._client.patch(PODS, pod.name, body, namespace=pod.namespace)
+        except NotFound:
+            self._refused.pop(pod.uid, None)
+            return
         except (ApiError, Unreachable) as error:
             log.warning("could not have a pod reconsidered", pod=f"{pod.namespace}/{pod.name}", error=str(error))
             return

@@ -84,7 +84,8 @@ def read_grant(annotations: Mapping[str, str]) -> Grant | None:
 def read_predicate_time(annotations: Mapping[str, str]) -> int | None:
     """The decision's time in Unix nanoseconds, ``CLAIMED``, or None where it is missing or unreadable."""
     text = annotations.get(PREDICATE_TIME, "")
-    if not (text.isascii() and text.isdigit()):
+    # The length first: Python refuses to read numbers of thousands of digits, and a pod's author may write any.
+    if len(text) > len(str(CLAIMED)) or not (text.isascii() and text.isdigit()):
         return None
     value = int(text)
     return value if value <= CLAIMED else None
@@ -144,7 +145,7 @@ def read_base_device_infos(text: str) -> dict[int, ChipAddress]:
     try:
         infos = msgspec.json.decode(text, type=dict[str, _BaseDeviceInfo])
         return {parse_chip_name(name): ChipAddress(info.IP, info.SuperDeviceID) for name, info in sorted(infos.items())}
-    except (msgspec.DecodeError, InvalidValue) as error:
+    except (msgspec.DecodeError, InvalidValue, RecursionError) as error:
         raise InvalidValue(f"annotation {BASE_DEVICE_INFOS}: {error}") from error
 
 

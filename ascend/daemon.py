@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field
@@ -52,7 +52,7 @@ def run_daemon(
     try:
         asyncio.run(_until_signalled(serve(settings)))
     except* AscendError as errors:
-        for failure in errors.exceptions:
+        for failure in _leaves(errors):
             sys.stderr.write(f"{program}: {failure}\n")
         sys.exit(EXIT_FAILURE)
 
@@ -67,3 +67,11 @@ async def _until_signalled(work: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         if not task.cancelled():
             raise
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -18,7 +18,6 @@ from ascend.chips import (
     chip_name,
     chip_set,
     join_names_sorted,
-    parse_chip_name,
     parse_names,
 )
 from ascend.errors import InvalidReport, InvalidValue
@@ -190,18 +189,9 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
         )
     except InvalidReport:
         raise
-    except (msgspec.DecodeError, InvalidValue) as error:
+    except (msgspec.DecodeError, InvalidValue, RecursionError) as error:
         raise InvalidReport(f"{DEVICE_INFO}: {error}") from error
 
 
 def _listed(device_list: Mapping[str, str], key: str) -> ChipSet:
     return chip_set(parse_names(device_list.get(key, ""), key))
-
-
-def fault_chip(fault: Fault) -> int:
-    """The physical id of the chip a fault entry is about.
-
-    Raises:
-        InvalidValue: the entry names no physical chip.
-    """
-    return parse_chip_name(fault.npu_name)

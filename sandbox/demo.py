@@ -155,7 +155,9 @@ async def _running(*plugins: Plugin) -> AsyncIterator[None]:
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        if failures := [end for end in ends if isinstance(end, Exception)]:
+            raise ExceptionGroup("a device plugin ended", failures)
 
 
 def _plugin(node: SandboxNode, kubeconfig: Path) -> Plugin:

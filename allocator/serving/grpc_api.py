@@ -192,7 +192,8 @@ async def serve_grpc(service: AllocatorService, address: str) -> AsyncIterator["
     Raises:
         InvalidValue: the address can't be listened on.
     """
-    server = grpc.aio.server()
+    # Without this a second process could listen on the same port, and calls would be split between two ledgers.
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     pb_grpc.add_AllocatorServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

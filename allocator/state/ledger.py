@@ -1,8 +1,10 @@
 """Chips that are decided but not yet seen on a pod: one reservation per pod uid.
 
 A reservation is made TENTATIVE, and expires unless it is used in time: nothing tells us when a scheduler drops a pod.
-It is BINDING while the Binding is in flight and BOUND once that is posted; from then on only the watch ends it, when
-it shows the pod on its node (then the pod itself holds the chips), finished or gone.
+It is BINDING while the Binding is in flight and BOUND once that is posted; from then on it ends when the watch (or,
+when that is silent for long, a look at the pod) shows the pod on its node, so that the pod itself holds the chips, or
+finished, or gone. Where the Binding's outcome is not known it is DOUBTFUL: the API server may still make it, so the
+chips are kept for this pod on this node, and for nothing else, for as long as a request can take there.
 """
 
 import heapq
@@ -21,6 +23,11 @@ class Stage(StrEnum):
     TENTATIVE = "tentative"
     BINDING = "binding"
     BOUND = "bound"
+    DOUBTFUL = "doubtful"
+
+
+DOUBT_S = 75.0
+"""How long a Binding of unknown outcome may still come about: the API server's own limit is 60 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Ledger:
     """All reservations.
 
     Args:
-        ttl_s: how long a tentative one lives.
+        ttl_s: how long a tentative one lives; a doubtful one lives for ``DOUBT_S`` at least.
         monotonic: the clock.
 
     Attributes:
@@ -144,15 +151,15 @@ class Ledger:
         return reservation
 
     def expire(self) -> list[Reservation]:
-        """Release every tentative reservation whose time is up; returns them."""
+        """Release every tentative or doubtful reservation whose time is up; returns them."""
         now_s = self._monotonic()
         expired = []
         while self._due and self._due[0][0] <= now_s:
             _, uid = heapq.heappop(self._due)
             reservation = self._by_uid.get(uid)
-            if reservation is None or reservation.stage is not Stage.TENTATIVE:
+            if reservation is None or (due_s := self._due_s(reservation)) is None:
                 continue
-            if reservation.since_s + self.ttl_s <= now_s:
+            if due_s <= now_s:
                 self.release(uid)
                 self.expired_total += 1
                 expired.append(reservation)
@@ -178,5 +185,14 @@ class Ledger:
         self._changed(reservation.node)
 
     def _schedule(self, reservation: Reservation) -> None:
-        if reservation.stage is Stage.TENTATIVE:
-            heapq.heappush(self._due, (reservation.since_s + self.ttl_s, reservation.uid))
+        if (due_s := self._due_s(reservation)) is not None:
+            heapq.heappush(self._due, (due_s, reservation.uid))
+
+    def _due_s(self, reservation: Reservation) -> float | None:
+        match reservation.stage:
+            case Stage.TENTATIVE:
+                return reservation.since_s + self.ttl_s
+            case Stage.DOUBTFUL:
+                return reservation.since_s + max(self.ttl_s, DOUBT_S)
+            case _:
+                return None

@@ -133,12 +133,12 @@ def _product(node: Node) -> Product:
 
 
 def read_unhealthy(report: ConfigMap) -> ChipSet | Refusal:
-    """The chips a node's report forbids (unhealthy or being reset), or why the report can't be trusted."""
+    """The chips a node's report forbids (unhealthy, being reset, taken out), or why the report can't be trusted."""
     try:
         decoded = decode_report(report.data)
     except InvalidReport as error:
         return Refusal("InvalidReport", f"ConfigMap {report.key}: {error}")
-    return decoded.unhealthy | decoded.recovering
+    return decoded.unhealthy | decoded.recovering | decoded.manually_separated
 
 
 def read_holding(pod: Pod) -> Holding | None:

@@ -16,7 +16,16 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from ascend.errors import ApiError, Conflict, Expired, NotFound, Throttled, Unauthorized, Unreachable
+from ascend.errors import (
+    ApiError,
+    Conflict,
+    Expired,
+    InvalidValue,
+    NotFound,
+    Throttled,
+    Unauthorized,
+    Unreachable,
+)
 from ascend.kube.identity import load_configuration
 from ascend.kube.objects import PODS, JsonObject, KubeObject, Resource, T
 
@@ -186,9 +195,14 @@ class KubeClient:
         return {setting["key"]: setting["value"] for setting in auth.values()}
 
     async def _refresh_identity(self, reload: "Callable[[], Coroutine[Any, Any, Configuration]]") -> None:
-        fresh = await reload()
-        self._configuration.api_key = fresh.api_key
-        self._configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
+        try:
+            fresh = await reload()
+        except InvalidValue as error:
+            raise Unreachable(f"the identity could not be loaded again: {error}") from error
+        # An exec plugin that fails gives no token; a stale one is refused with 401 and leads here again, none is not.
+        if fresh.api_key:
+            self._configuration.api_key = fresh.api_key
+            self._configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
 
     async def get(
         self, resource: Resource[T], name: str, namespace: str = "", *, timeout_s: float = REQUEST_TIMEOUT_S

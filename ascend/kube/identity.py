@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from yaml import YAMLError
+
 from ascend.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ async def load_configuration(kubeconfig: str | None = None, context: str | None 
             await config.load_kube_config(
                 config_file=path, context=context, client_configuration=loaded, persist_config=False
             )
-    except (config.ConfigException, OSError) as error:
+    except (config.ConfigException, OSError, YAMLError, TypeError, ValueError, KeyError, AttributeError) as error:
+        # A half-written file provokes any of these in the library.
         source = path or "the service account or ~/.kube/config"
         raise InvalidValue(f"no usable access to the API server from {source}: {error}") from error
     # With trust_env aiohttp looks the proxy up anew, in a thread, for every request; once is enough.

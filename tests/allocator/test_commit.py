@@ -9,7 +9,7 @@ import pytest
 from allocator.commit import ANSWER_TIMEOUT_S, Bound, Committer, PodRef
 from allocator.decide import SETTLED
 from allocator.stamp import Stamps
-from allocator.state.ledger import Stage
+from allocator.state.ledger import DOUBT_S, Stage
 from ascend.annotations import ALLOCATED, PREDICATE_TIME
 from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Throttled, Unreachable
 from ascend.kube.client import KubeClient
@@ -166,7 +166,7 @@ async def test_the_answer_comes_in_time_and_the_work_goes_on() -> None:
     assert loop.time() - started_s == pytest.approx(ANSWER_TIMEOUT_S)
     assert office.stage() is Stage.BINDING
     await office.committer.drain()
-    assert office.stage() is Stage.TENTATIVE
+    assert office.stage() is Stage.DOUBTFUL
 
 
 @pytest.mark.parametrize("error", [Unreachable("broken pipe"), ApiError("timeout", status=504)])
@@ -184,8 +184,21 @@ async def test_a_binding_that_was_not_made_keeps_its_chips_for_a_while(error: As
     office.server.before = [error]
     with pytest.raises(type(error)):
         await office.committer.bind(REF, "n1")
-    assert office.stage() is Stage.TENTATIVE
+    assert office.stage() is Stage.DOUBTFUL
     assert (await office.committer.bind(REF, "n1")).grant.chips == (0, 1)
+
+
+async def test_a_binding_of_unknown_outcome_keeps_its_chips_from_everybody_else() -> None:
+    office = Office(pod("a", 8), pod("b", 8))
+    office.server.before = [Unreachable("lost")]
+    with pytest.raises(Unreachable):
+        await office.committer.bind(REF, "n1")
+    engine = office.world.engine
+    assert not engine.release("uid-a")
+    assert engine.filter(pod("b", 8), ["n1"]).fitting == []
+    assert engine.filter(pod("a", 8), ["n1", "n2"]).fitting == ["n1"]
+    office.world.now_s += DOUBT_S
+    assert engine.filter(pod("b", 8), ["n1"]).fitting == ["n1"]
 
 
 async def test_where_the_pod_can_not_be_read_either_the_chips_are_kept_for_a_while() -> None:
@@ -194,7 +207,7 @@ async def test_where_the_pod_can_not_be_read_either_the_chips_are_kept_for_a_whi
     office.server.unreadable = [Unreachable("gone")]
     with pytest.raises(Unreachable):
         await office.committer.bind(REF, "n1")
-    assert office.stage() is Stage.TENTATIVE
+    assert office.stage() is Stage.DOUBTFUL
     # The next attempt runs into the Binding that was made all the same, and what is written counts.
     assert (await office.committer.bind(REF, "n1")).grant.predicate_time == NOW_NS
     assert office.stage() is Stage.BOUND

@@ -103,7 +103,11 @@ async def test_a_pod_that_asks_for_no_chips_is_none_of_our_business(tmp_path: Pa
         pod = await allocator.pod("a", None)
         assert (await allocator.filter(pod, ["plain"]))["NodeNames"] == ["plain"]
         assert await allocator.prioritize(pod, ["plain"]) == {"plain": 0}
-        assert (await allocator.bind(pod, "plain")).startswith("InvalidRequest: ")
+        # Without managedResources the scheduler leaves every pod to the extender that binds.
+        assert await allocator.bind(pod, "plain") == ""
+        assert (await allocator.read("a"))["spec"]["nodeName"] == "plain"
+        assert "annotations" not in (await allocator.read("a"))["metadata"]
+        assert await allocator.bind(pod, "plain") == ""
 
 
 async def test_a_bind_that_can_not_be_is_answered_with_the_reason(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from allocator.metrics import AllocatorMetrics
 from allocator.reconsider import FORGET_S, LONGEST_WAIT_S, Reconsideration
 from ascend.annotations import RECONSIDERED
-from ascend.errors import Unreachable
+from ascend.errors import NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from tests.allocator.builders import World, node, pod, report
 
@@ -24,11 +24,14 @@ class Patches:
     def __init__(self) -> None:
         self.taken: list[tuple[float, str, dict[str, Any]]] = []
         self.answers = True
+        self.gone: set[str] = set()
 
     async def patch(self, _resource: object, name: str, body: dict[str, Any], *, namespace: str) -> None:
         if not self.answers:
             raise Unreachable("no answer")
         assert namespace == "default"
+        if name in self.gone:
+            raise NotFound("gone", status=404)
         self.taken.append((asyncio.get_running_loop().time(), name, body))
 
 
@@ -125,3 +128,13 @@ async def test_an_api_server_that_does_not_answer_is_tried_again_later() -> None
         api.answers = True
         await asyncio.sleep(10)
         assert [name for _, name, _ in api.taken] == ["waits"]
+
+
+async def test_a_pod_deleted_while_it_was_refused_is_forgotten_at_the_first_touch() -> None:
+    world, api = World(), Patches()
+    world.cluster.node_applied(node("n1"))
+    api.gone.add("deleted")
+    async with reconsidering(world, api) as reconsideration:
+        reconsideration.refused(pod("deleted"))
+        await asyncio.sleep(3)
+        assert len(reconsideration) == 0

@@ -32,7 +32,7 @@ def test_a_pod_without_the_annotation_has_no_grant() -> None:
     assert read_grant({PREDICATE_TIME: "5"}) is None
 
 
-@pytest.mark.parametrize("text", [None, "", "abc", "-1", "1.5", str(CLAIMED + 1), "٣"])
+@pytest.mark.parametrize("text", [None, "", "abc", "-1", "1.5", str(CLAIMED + 1), "٣", "9" * 5000])
 def test_a_missing_or_unreadable_predicate_time_leaves_the_grant_eligible(text: str | None) -> None:
     # spec/node-agent.md §9.8: such a pod is last in order, not out
     annotations = {ALLOCATED: "Ascend910-0"} | ({PREDICATE_TIME: text} if text is not None else {})
@@ -84,7 +84,10 @@ def test_the_chips_of_a_node_are_read_back() -> None:
     assert read_base_device_infos(text) == addresses
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"Ascend910-2c-100-1":{}}', '{"Ascend910-0":{"IP":7}}', "null"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"Ascend910-2c-100-1":{}}', '{"Ascend910-0":{"IP":7}}', "null", '{"Ascend910-0":' + "[" * 10**5],
+)
 def test_a_malformed_list_of_a_node_s_chips_is_refused_naming_the_annotation(text: str) -> None:
     with pytest.raises(InvalidValue, match=f"^annotation {BASE_DEVICE_INFOS}: "):
         read_base_device_infos(text)

@@ -73,6 +73,7 @@ def test_a_fault_is_read_back() -> None:
         ({}, "the key DeviceInfoCfg is missing"),
         ({DEVICE_INFO: ""}, "DeviceInfoCfg"),
         ({DEVICE_INFO: "{}"}, "DeviceInfo"),
+        ({DEVICE_INFO: '{"DeviceInfo":' + "[" * 100_000}, "DeviceInfo"),
         ({DEVICE_INFO: GOLDEN.replace("Ascend910-7", "Ascend910-8")}, "CheckCode"),
         ({DEVICE_INFO: GOLDEN.replace(GOLDEN_CHECK_CODE, "0" * 64)}, "CheckCode"),
         ({DEVICE_INFO: GOLDEN, MANUALLY_SEPARATED: "chip three"}, "ManuallySeparateNPU"),

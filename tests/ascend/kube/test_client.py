@@ -71,6 +71,19 @@ async def test_an_identity_the_server_no_longer_accepts_is_loaded_again(server: 
         assert await client.list_objects(PODS) == []
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "clusters: 7"])
+async def test_a_kubeconfig_that_breaks_later_is_no_answer_and_is_tried_again(
+    server: ApiServer, tmp_path: Path, content: str
+) -> None:
+    kubeconfig = write_kubeconfig(tmp_path, server, "stale")
+    async with await KubeClient.connect(str(kubeconfig)) as client:
+        kubeconfig.write_text(content)
+        with pytest.raises(Unreachable, match="the identity could not be loaded again"):
+            await client.list_objects(PODS)
+        write_kubeconfig(tmp_path, server, "fresh")
+        assert await client.list_objects(PODS) == []
+
+
 async def test_an_exec_plugin_gives_the_identity(server: ApiServer, tmp_path: Path) -> None:
     version = "client.authentication.k8s.io/v1"
     credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "secret"}}
