@@ -2,7 +2,7 @@
 
 from allocator.app import serve
 from allocator.settings import Settings
-from ascend.daemon import run_daemon
+from ascend.daemon.run import run_daemon
 
 
 def main() -> None:

@@ -5,8 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
-from ascend.daemon import DaemonSettings
-from ascend.settings import Address, checked_address
+from ascend.daemon.settings import Address, DaemonSettings, checked_address
 
 
 def _grpc_address(text: str) -> str:

@@ -1,6 +1,6 @@
 """The command ``ascend-device-plugin``."""
 
-from ascend.daemon import run_daemon
+from ascend.daemon.run import run_daemon
 from device_plugin.app import Plugin
 from device_plugin.settings import Settings
 

@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from ascend.daemon import DaemonSettings
-from ascend.settings import Address
+from ascend.daemon.settings import Address, DaemonSettings
 from device_plugin.rules.injection import Injection
 
 

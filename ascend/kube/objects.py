@@ -59,7 +59,6 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
 
     name: str = ""
     resources: Resources = Resources()
-    restart_policy: str = ""
 
     @property
     def chips(self) -> int:
@@ -87,7 +86,6 @@ class ContainerStatus(msgspec.Struct, rename="camel", frozen=True):
     """A container as the kubelet sees it."""
 
     name: str = ""
-    container_id: str = msgspec.field(default="", name="containerID")
 
 
 class Condition(msgspec.Struct, rename="camel", frozen=True):

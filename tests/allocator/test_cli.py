@@ -10,7 +10,7 @@ import yaml
 
 from allocator.cli import main
 from allocator.settings import Settings
-from ascend.settings import read_settings
+from ascend.daemon.settings import read_settings
 from sandbox.apiserver import ApiServer
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from allocator.settings import Settings as AllocatorSettings
-from ascend.settings import read_settings
+from ascend.daemon.settings import read_settings
 from device_plugin.settings import Settings as DevicePluginSettings
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster

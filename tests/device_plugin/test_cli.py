@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from ascend.chips import RESOURCE
-from ascend.settings import read_settings
+from ascend.daemon.settings import read_settings
 from device_plugin.cli import main
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings

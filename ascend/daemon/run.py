@@ -4,24 +4,14 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import Field
-from pydantic_settings import BaseSettings
-
+from ascend.daemon.settings import DaemonSettings, read_settings
 from ascend.errors import AscendError, InvalidValue
 from ascend.observe.logs import configure_logs
-from ascend.settings import read_settings
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
-
-
-class DaemonSettings(BaseSettings):
-    """What every daemon's settings have."""
-
-    kubeconfig: str | None = Field(default=None, description="a kubeconfig file; the pod's own identity if not given")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="least level logged")
 
 
 D = TypeVar("D", bound=DaemonSettings)

@@ -8,10 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import yaml
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -25,6 +25,13 @@ from ascend.errors import InvalidValue
 from ascend.observe.probes import split_address
 
 S = TypeVar("S", bound=BaseSettings)
+
+
+class DaemonSettings(BaseSettings):
+    """What every daemon's settings have."""
+
+    kubeconfig: str | None = Field(default=None, description="a kubeconfig file; the pod's own identity if not given")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="least level logged")
 
 
 def checked_address(text: str) -> str:

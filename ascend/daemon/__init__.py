@@ -1,0 +1,1 @@
+"""How both programs read their settings, start and end."""
