@@ -148,14 +148,12 @@ class HandOverDesk:
                 waiting = await self._waiting(count)
         except TimeoutError:
             waiting = await self._waiting_by_list(count)
+        if len(waiting) == 1 and self._is_new(waiting[0]) and count not in self._pods.torn_away:
+            return waiting[0]
+        if waiting:
+            waiting = await self._known_to_kubelet(waiting, count)
         if not waiting:
             raise Refusal("NoSuchPod", f"no pod bound to this node waits for {count} chips")
-        if len(waiting) == 1 and self._is_new(waiting[0]):
-            return waiting[0]
-        try:
-            waiting = candidates(await self._listed(self._kubelet_pods), count, self._granted()) or waiting
-        except Unreachable as error:
-            log.warning("can't ask the kubelet which pod it admits", error=error.message, waiting=len(waiting))
         return oldest_decision([pod for pod in waiting if self._is_new(pod)] or waiting)
 
     def _is_new(self, pod: NodePod) -> bool:
@@ -177,12 +175,25 @@ class HandOverDesk:
                 "NoSuchPod", f"no pod waits for {count} chips, and the API server can't be asked: {error.message}"
             ) from error
 
+    async def _known_to_kubelet(self, waiting: Sequence[NodePod], count: int) -> list[NodePod]:
+        """Those the kubelet lists: none means that it admits a pod that is gone. Where it can't be asked, all."""
+        try:
+            return candidates(await self._listed(self._kubelet_pods), count, self._granted())
+        except Unreachable as error:
+            log.warning("can't ask the kubelet which pod it admits", error=error.message, waiting=len(waiting))
+            return [pod for pod in waiting if not self._pods.has_moved_on(pod.uid)]
+
     async def _listed(self, lister: PodLister) -> list[NodePod]:
-        """Pods from a list, with the order we know them by; those we don't know yet came last."""
+        """Pods from a list, with the order we know them by; those we don't know yet came last.
+
+        A list may be older than our watch. A pod we have seen end must not come back by it: its hand-over is forgotten,
+        so it would look as if it waited, and its chips would be given to the pod that really does.
+        """
         listed = []
         for pod in await lister():
-            known = self._pods.get(pod.uid)
-            listed.append(read_pod(pod, known.order if known is not None else self._pods.next_order))
+            if not self._pods.has_moved_on(pod.uid):
+                known = self._pods.get(pod.uid)
+                listed.append(read_pod(pod, known.order if known is not None else self._pods.next_order))
         return listed
 
     def _granted(self) -> set[str]:

@@ -15,7 +15,8 @@ import msgspec
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
 
-DEADLINE_S = 1.0
+DEADLINE_S = 0.5
+"""Well within the time for a preference, so that the documented rule can still make it when the kubelet is silent."""
 
 
 class _PodList(msgspec.Struct):

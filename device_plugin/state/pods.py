@@ -1,5 +1,6 @@
 """The pods of this node, in the order they came to it, with what matters about each read once."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ from ascend.chips import ChipSet
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Pod
 from device_plugin.state.observable import Observable
+
+REMEMBERED = 1024
+"""How many deleted pods are remembered: more than a kubelet can still have on its list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,10 @@ class NodePods:
     def __init__(self, on_gone: Callable[[str], None]) -> None:
         self._on_gone = on_gone
         self._pods: dict[str, NodePod] = {}
+        self._deleted: deque[str] = deque(maxlen=REMEMBERED)
         self._next_order = 0
+        self.torn_away: set[int] = set()
+        """Sizes of pods deleted before they were seen admitted: the kubelet may yet be admitting one of such a size."""
         self.changes: Observable[None] = Observable(None)
         """Set after every change."""
 
@@ -102,6 +109,11 @@ class NodePods:
         """The pod with this uid."""
         return self._pods.get(uid)
 
+    def has_moved_on(self, uid: str) -> bool:
+        """The watch has shown the pod admitted, ended or deleted: a list in which it still waits is older."""
+        pod = self._pods.get(uid)
+        return uid in self._deleted if pod is None else pod.past_admission or not pod.live
+
     def applied(self, obj: Pod) -> None:
         """A pod came to this node or changed."""
         known = self._pods.get(obj.uid)
@@ -114,6 +126,9 @@ class NodePods:
 
     def deleted(self, obj: Pod) -> None:
         """A pod is gone."""
-        self._pods.pop(obj.uid, None)
+        known = self._pods.pop(obj.uid, None)
+        if known is not None and known.live and not known.past_admission:
+            self.torn_away.add(known.count)
+        self._deleted.append(obj.uid)
         self._on_gone(obj.uid)
         self.changes.set(None)

@@ -199,3 +199,51 @@ async def test_chips_are_free_again_when_their_pod_has_ended() -> None:
 async def test_an_unknown_device_is_refused_by_name() -> None:
     with pytest.raises(Refusal, match="'npu-0' is not a chip name"):
         await Node().desk.allocate(["npu-0"])
+
+
+@pytest.mark.parametrize("end", ["deleted", "failed", "started"])
+async def test_a_pod_the_watch_has_shown_to_end_does_not_come_back_by_the_kubelet_s_older_list(end: str) -> None:
+    node = Node()
+    gone, one, two = pod("gone", 2, 0, 1, time=1), pod("one", 2, 2, 3, time=2), pod("two", 2, 4, 5, time=3)
+    node.pods.applied(gone)
+    await node.admit(2)
+    match end:
+        case "deleted":
+            node.pods.deleted(gone)
+        case "failed":
+            node.pods.applied(pod("gone", 2, 0, 1, time=1, phase="Failed"))
+        case "started":
+            node.pods.applied(pod("gone", 2, 0, 1, time=1, started=True))
+            node.handovers.drop(gone.uid)
+    node.pods.applied(one)
+    node.pods.applied(two)
+    node.kubelet = [gone, one]
+    assert (await node.admit(2)).pod == "default/one"
+
+
+async def test_a_pod_deleted_while_the_kubelet_is_asked_gets_nothing() -> None:
+    node = Node()
+    early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
+    node.pods.applied(early)
+    node.pods.applied(late)
+
+    async def slow() -> Sequence[Pod]:
+        await asyncio.sleep(0.1)
+        node.pods.deleted(early)
+        raise Unreachable("the kubelet does not answer")
+
+    node.desk._kubelet_pods = slow
+    assert (await node.desk.allocate(["Ascend910-0", "Ascend910-1"])).pod == "default/late"
+
+
+async def test_a_pod_torn_away_while_it_is_admitted_does_not_get_the_chips_of_the_only_one_left() -> None:
+    node = Node()
+    torn, left = pod("torn", 2, 0, 1, time=1), pod("left", 2, 2, 3, time=2)
+    node.pods.applied(torn)
+    node.pods.applied(left)
+    node.pods.deleted(torn)
+    node.kubelet = [torn]
+    with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
+        await node.admit(2)
+    node.kubelet = [torn, left]
+    assert (await node.admit(2)).pod == "default/left"

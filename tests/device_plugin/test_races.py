@@ -105,3 +105,59 @@ async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: 
         assert {each.pod: each.chips for each in plugin.handovers} == {
             f"default/{name}": chips for name, chips in crowd.granted.items()
         }
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["it forbids", "it is silent"])
+async def test_where_the_kubelet_tells_nothing_the_order_of_decisions_leads_it_all_the_same(
+    folder: Path, *, silent: bool
+) -> None:
+    async with whole_node(folder) as whole, whole.plugin() as plugin:
+        kubelet = whole.node.kubelet
+        kubelet.hold_admission()
+        for number in range(4):
+            await whole.bind(f"p{number}", 2 * number, 2 * number + 1, predicate_time=number)
+        await until(lambda: len(list(plugin.pods)) == 4)
+        kubelet.pods_answer.forbidden = not silent
+        if silent:
+            kubelet.pods_answer.hold()
+        try:
+            kubelet.release_admission()
+            check_all(whole, list(await asyncio.gather(*(whole.claimed(f"p{number}") for number in range(4)))))
+        finally:
+            kubelet.pods_answer.release()
+        assert plugin.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_pods_deleted_on_their_way_in_leave_the_others_their_own_chips(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    async with whole_node(folder, seed=seed) as whole, whole.plugin() as plugin:
+        for attempt in range(8):
+            names = [f"p{attempt}-{number}" for number in range(4)]
+            bindings = [
+                whole.bind(name, 2 * number, 2 * number + 1, predicate_time=rng.randrange(1000), grace_s=30)
+                for number, name in enumerate(names)
+            ]
+            await asyncio.gather(*bindings)
+            victim = names.pop(rng.randrange(4))
+            await until(lambda: len(list(plugin.handovers)) >= rng.randrange(4))
+            await whole.client.delete(PODS, victim, "default")
+            check_all(whole, list(await asyncio.gather(*map(whole.claimed, names))))
+            await asyncio.gather(*(whole.client.delete(PODS, name, "default") for name in names))
+            await until(lambda: not list(whole.pods))
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_pods_torn_away_on_their_way_in_leave_the_others_their_own_chips(folder: Path, seed: int) -> None:
+    # Deleted without grace, a pod vanishes from the watch while the kubelet still admits it.
+    rng = random.Random(seed)
+    async with whole_node(folder, seed=seed) as whole, whole.plugin() as plugin:
+        for attempt in range(8):
+            names = [f"p{attempt}-{number}" for number in range(4)]
+            await asyncio.gather(*(whole.bind(name, 2 * n, 2 * n + 1) for n, name in enumerate(names)))
+            victim = names.pop(rng.randrange(4))
+            await until(lambda: len(list(plugin.handovers)) >= rng.randrange(4))
+            await whole.client.delete(PODS, victim, "default")
+            check_all(whole, list(await asyncio.gather(*map(whole.claimed, names))))
+            await asyncio.gather(*(whole.client.delete(PODS, name, "default") for name in names))
+            await until(lambda: not list(whole.pods))

@@ -58,7 +58,7 @@ class Whole:
         plugin = Plugin(self.settings(**changes))
         async with running(plugin.run()) as task:
             async with asyncio.timeout(20.0):
-                await until(lambda: task.done() or self._offers_chips())
+                await until(lambda: task.done() or (_is_watched(plugin) and self._offers_chips()))
             if not task.done():
                 yield plugin
 
@@ -94,6 +94,11 @@ class Whole:
         """What the container's environment shows it, in order."""
         text = self.node.kubelet.container(f"default/{name}", "main").env["ASCEND_VISIBLE_DEVICES"]
         return tuple(map(int, text.split(",")))
+
+
+def _is_watched(plugin: Plugin) -> bool:
+    # What the kubelet offers may still be what an earlier plugin told it.
+    return bool(plugin.metrics.registry.get_sample_value("ascend_dp_last_list_sent_timestamp_seconds"))
 
 
 def written(pod: Pod, key: str) -> ChipSet:
