@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ascend.chips import ChipSet, chip_name, chip_set, join_names, join_names_sorted, parse_chip_name, parse_names
-from ascend.errors import InvalidValue
+from ascend.errors import UNREADABLE, InvalidValue
 
 ALLOCATED = "huawei.com/Ascend910"
 """On a pod, by the allocator: the chips it gets, in selection order."""
@@ -145,7 +145,7 @@ def read_base_device_infos(text: str) -> dict[int, ChipAddress]:
     try:
         infos = msgspec.json.decode(text, type=dict[str, _BaseDeviceInfo])
         return {parse_chip_name(name): ChipAddress(info.IP, info.SuperDeviceID) for name, info in sorted(infos.items())}
-    except (msgspec.DecodeError, InvalidValue, RecursionError) as error:
+    except (*UNREADABLE, InvalidValue) as error:
         raise InvalidValue(f"annotation {BASE_DEVICE_INFOS}: {error}") from error
 
 

@@ -20,7 +20,7 @@ from ascend.chips import (
     join_names_sorted,
     parse_names,
 )
-from ascend.errors import InvalidReport, InvalidValue
+from ascend.errors import UNREADABLE, InvalidReport, InvalidValue
 
 NAMESPACE = "kube-system"
 NAME_PREFIX = "mindx-dl-deviceinfo-"
@@ -189,7 +189,7 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
         )
     except InvalidReport:
         raise
-    except (msgspec.DecodeError, InvalidValue, RecursionError) as error:
+    except (*UNREADABLE, InvalidValue) as error:
         raise InvalidReport(f"{DEVICE_INFO}: {error}") from error
 
 

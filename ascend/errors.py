@@ -14,6 +14,9 @@ AscendError
 └── DriverError         the NPU driver could not be read
 """
 
+UNREADABLE = (ValueError, RecursionError)
+"""What a decoder of JSON raises on bad input: malformed, of the wrong types, not UTF-8, or nested absurdly deep."""
+
 
 class AscendError(Exception):
     """Base of all errors of the project.

@@ -16,7 +16,7 @@ from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, PODS, Pod
 from ascend.kube.reflector import Reflector
-from ascend.observe.probes import add_probes, serve_http
+from ascend.observe.probes import Check, add_probes, serve_http
 from device_plugin.claims import ClaimWriter
 from device_plugin.driver import Driver
 from device_plugin.driver.simulated import SimulatedDriver
@@ -24,16 +24,17 @@ from device_plugin.handover import HandOverDesk
 from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.kubelet.registration import Registration
 from device_plugin.kubelet.servicer import DevicePluginServicer
+from device_plugin.lock import InstanceLock
 from device_plugin.metrics import Metrics
 from device_plugin.reconcile import Reconciler
 from device_plugin.report import Reporter
 from device_plugin.rules.injection import gift
+from device_plugin.rules.snapshot import Snapshot
 from device_plugin.scan import Scanner
 from device_plugin.settings import Settings
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
-from device_plugin.state.snapshot import Snapshot
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -62,14 +63,22 @@ class Plugin:
         Raises:
             AscendError: it can't start; says why.
         """
-        settings = self._settings
-        async with await KubeClient.connect(settings.kubeconfig) as client:
+        page = web.Application()
+        # The page is there from the first moment on; it says what is missing as long as something is.
+        ready: dict[str, Check] = {"node address": lambda: None if self._host_ip else "the Node has no InternalIP yet"}
+        add_probes(page, registry=self.metrics.registry, ready=ready)
+        async with (
+            await KubeClient.connect(self._settings.kubeconfig) as client,
+            serve_http(page, self._settings.http_address) as self.http_address,
+        ):
+            log.info("started", node=self._settings.node_name, http=self.http_address)
             await self._learn_host_ip(client)
-            url = settings.kubelet_pods_url or f"https://{self._host_ip}:10250/pods"
-            async with KubeletPods(url, client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet_pods:
-                await self._run(client, kubelet_pods)
+            url = self._settings.kubelet_pods_url or f"https://{self._host_ip}:10250/pods"
+            ca_file = self._settings.kubelet_ca_file
+            async with KubeletPods(url, client.identity_headers, ca_file=ca_file) as kubelet_pods:
+                await self._work(client, kubelet_pods, ready)
 
-    async def _run(self, client: KubeClient, kubelet_pods: KubeletPods) -> None:
+    async def _work(self, client: KubeClient, kubelet_pods: KubeletPods, ready: dict[str, Check]) -> None:
         settings = self._settings
         claims = ClaimWriter(client)
         self.metrics.claims_pending.set_function(lambda: claims.pending)
@@ -112,29 +121,28 @@ class Plugin:
                 metrics=self.metrics,
             )
 
-        registration = Registration(settings.device_plugin_dir, make_servicer, self.metrics)
-        page = web.Application()
-        add_probes(
-            page,
-            registry=self.metrics.registry,
-            ready={
-                "driver": lambda: scanner.problem,
-                "pods": lambda: None if watch.synced.is_set() else "the node's pods are not listed yet",
-                "kubelet": lambda: registration.problem,
-                "report": lambda: reporter.problem,
-            },
+        lock = InstanceLock(settings.device_plugin_dir)
+        registration = Registration(
+            settings.device_plugin_dir, make_servicer, self.metrics, on_new_kubelet=reconciler.forget_lost
         )
+        ready |= {
+            "driver": lambda: scanner.problem,
+            "pods": lambda: None if watch.synced.is_set() else "the node's pods are not listed yet",
+            "lock": lambda: lock.problem,
+            "kubelet": lambda: registration.problem,
+            "report": lambda: reporter.problem,
+        }
         try:
-            async with serve_http(page, settings.http_address) as self.http_address, asyncio.TaskGroup() as tasks:
-                log.info("started", node=settings.node_name, http=self.http_address)
+            async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(scanner.run())
                 tasks.create_task(watch.run())
                 await self.snapshots.newer_than(0)
-                tasks.create_task(reporter.run())
                 await watch.synced.wait()
-                await reconciler.restore()
-                tasks.create_task(reconciler.run())
-                tasks.create_task(registration.run())
+                async with lock.held():
+                    await reconciler.restore()
+                    tasks.create_task(reconciler.run())
+                    tasks.create_task(reporter.run())
+                    await registration.run()
         finally:
             await claims.close()
 
@@ -145,7 +153,9 @@ class Plugin:
                 self._host_ip = (await client.get(NODES, self._settings.node_name)).internal_ip
             except (ApiError, Unreachable) as error:
                 log.warning("waiting for this node's Node object", node=self._settings.node_name, error=str(error))
-            if not self._host_ip:
+            if self._host_ip:
+                log.info("learned this node's address", address=self._host_ip)
+            else:
                 await asyncio.sleep(backoff.next_s())
 
     def _claim(self, handover: HandOver, name: str) -> dict[str, str]:

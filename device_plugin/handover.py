@@ -1,7 +1,7 @@
 """Answers the kubelet: which devices to prefer for the pod it admits, and what to give its container.
 
-The kubelet admits one pod at a time and waits for us, so every answer has a hard cap (``CAP_S``) and no round trip to
-the API server lies on the way; the claim is written behind the answer.
+The kubelet admits one pod at a time and waits for us, so every answer has a hard cap (``CAP_S``). Normally no round
+trip to the API server lies on the way: our watch has shown the pod, and the claim is written behind the answer.
 """
 
 import asyncio
@@ -12,11 +12,12 @@ import structlog
 from ascend.chips import ChipSet, chip_set, join_names, parse_chip_name
 from ascend.errors import ApiError, AscendError, InvalidValue, Refusal, Unreachable
 from ascend.kube.objects import Pod
-from device_plugin.rules.admission import candidates, chips_for, handed_to_others, oldest_decision, steer
+from device_plugin.rules.admission import candidates, chips_for, oldest_decision, steer
+from device_plugin.rules.pod import NodePod, read_pod
+from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePod, NodePods, read_pod
-from device_plugin.state.snapshot import Snapshot
+from device_plugin.state.pods import NodePods
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -97,10 +98,14 @@ class HandOverDesk:
         except InvalidValue as error:
             raise Refusal("UnknownDevice", error.message) from error
         pod = self._recognise(kubelet_ids)
-        if pod is None and (earlier := self._repeated(kubelet_ids)) is not None:
-            return earlier
         if pod is None:
-            pod = await self._under_admission(len(kubelet_ids), list_after_s=LIST_AFTER_S)
+            try:
+                pod = await self._under_admission(len(kubelet_ids), list_after_s=LIST_AFTER_S)
+            except Refusal:
+                # Only now: as long as a pod may be waiting, the ids may be its, left by one that has ended.
+                if (earlier := self._repeated(kubelet_ids)) is not None:
+                    return earlier
+                raise
         try:
             handover = HandOver(pod.uid, pod.key, self._chips_for(pod), kubelet_ids)
         except Refusal:
@@ -128,8 +133,6 @@ class HandOverDesk:
 
     def _repeated(self, kubelet_ids: Sequence[int]) -> HandOver | None:
         """The answer already given: the kubelet asks again for a container whose answer it has lost."""
-        if candidates(self._pods, len(kubelet_ids), self._granted()):
-            return None
         asked = chip_set(kubelet_ids)
         return next((each for each in self._handovers if chip_set(each.kubelet_ids) == asked), None)
 
@@ -169,7 +172,7 @@ class HandOverDesk:
 
     async def _waiting_by_list(self, count: int) -> list[NodePod]:
         try:
-            return candidates(await self._listed(self._api_pods), count, self._granted())
+            return candidates(self._as_waiting(await self._api_pods()), count, self._granted())
         except (ApiError, Unreachable) as error:
             raise Refusal(
                 "NoSuchPod", f"no pod waits for {count} chips, and the API server can't be asked: {error.message}"
@@ -178,23 +181,24 @@ class HandOverDesk:
     async def _known_to_kubelet(self, waiting: Sequence[NodePod], count: int) -> list[NodePod]:
         """Those the kubelet lists: none means that it admits a pod that is gone. Where it can't be asked, all."""
         try:
-            return candidates(await self._listed(self._kubelet_pods), count, self._granted())
+            listed = await self._kubelet_pods()
         except Unreachable as error:
             log.warning("can't ask the kubelet which pod it admits", error=error.message, waiting=len(waiting))
             return [pod for pod in waiting if not self._pods.has_moved_on(pod.uid)]
+        return candidates(self._as_waiting(listed), count, self._granted())
 
-    async def _listed(self, lister: PodLister) -> list[NodePod]:
+    def _as_waiting(self, listed: Sequence[Pod]) -> list[NodePod]:
         """Pods from a list, with the order we know them by; those we don't know yet came last.
 
         A list may be older than our watch. A pod we have seen end must not come back by it: its hand-over is forgotten,
         so it would look as if it waited, and its chips would be given to the pod that really does.
         """
-        listed = []
-        for pod in await lister():
+        waiting = []
+        for pod in listed:
             if not self._pods.has_moved_on(pod.uid):
                 known = self._pods.get(pod.uid)
-                listed.append(read_pod(pod, known.order if known is not None else self._pods.next_order))
-        return listed
+                waiting.append(read_pod(pod, known.order if known is not None else self._pods.next_order))
+        return waiting
 
     def _granted(self) -> set[str]:
         return {each.uid for each in self._handovers}
@@ -203,5 +207,5 @@ class HandOverDesk:
         snapshot = self._snapshots.value
         if snapshot is None:
             raise Refusal("NotReady", "the driver has not been read yet")
-        others = handed_to_others(((each.uid, each.pod, each.chips) for each in self._handovers), pod.uid)
+        others = {each.pod: each.held for each in self._handovers if each.uid != pod.uid}
         return chips_for(pod, snapshot, others, self._pods)

@@ -28,10 +28,10 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES
 from device_plugin.metrics import Metrics
 from device_plugin.rules.report import make_report
+from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOvers
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
-from device_plugin.state.snapshot import Snapshot
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -99,6 +99,7 @@ class Reporter:
                 await self._write(replace(report, update_time_s=int(self._now_s())))
             except (ApiError, Unreachable) as error:
                 self.problem = f"the report is not written: {error}"
+                written = None  # a part of it may be, or all of it with the answer lost
                 wait_s = backoff.next_s()
                 if isinstance(error, ApiError) and error.retry_after_s is not None:
                     wait_s = max(wait_s, error.retry_after_s)
@@ -143,7 +144,7 @@ class Reporter:
     def _used(self) -> ChipSet:
         used = 0
         for handover in self._handovers:
-            used |= handover.chip_set
+            used |= handover.held
         for pod in self._pods:
             if pod.live and pod.count:
                 used |= pod.held
@@ -157,7 +158,7 @@ class Reporter:
     async def _write(self, report: DeviceReport) -> None:
         name = config_map_name(self._node)
         data = encode_report(report)
-        # An operator separates a chip by editing this key: writing it would undo that.
+        # This key is for operators to edit: writing it would undo what they did.
         ours = {key: text for key, text in data.items() if key != MANUALLY_SEPARATED}
         try:
             await self._client.patch(

@@ -13,8 +13,8 @@ import structlog
 
 from ascend.errors import DriverError
 from device_plugin.driver import Driver, Reading
+from device_plugin.rules.snapshot import Snapshot, age_out, take
 from device_plugin.state.observable import Observable
-from device_plugin.state.snapshot import Snapshot, age_out, take
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

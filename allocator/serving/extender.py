@@ -15,7 +15,7 @@ from allocator.decide import DecisionEngine, Filtered, Tier
 from allocator.journal import Journal
 from allocator.reconsider import Reconsideration
 from allocator.rules.vacancy import OCCUPIED
-from ascend.errors import AscendError, InvalidValue, Refusal
+from ascend.errors import UNREADABLE, AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
 
 MAX_PRIORITY: Final = 10
@@ -163,7 +163,7 @@ class Extender:
 def _decode(body: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise InvalidValue(f"the request is not understood: {error}") from error
 
 

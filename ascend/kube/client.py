@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from ascend.errors import (
+    UNREADABLE,
     ApiError,
     Conflict,
     Expired,
@@ -227,7 +228,7 @@ class KubeClient:
         raw = await self.request("GET", resource.path(namespace=namespace), query=query)
         try:
             items = msgspec.json.decode(raw, type=_Items).items or ()
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise Unreachable(f"the API server's list of {resource.plural} is not understood: {error}") from error
         return [_decode(bytes(item), resource.type) for item in items]
 
@@ -300,7 +301,7 @@ class KubeClient:
 def _decode(raw: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         name = _name(raw)
         raise Unreachable(
             f"the API server's answer about {name or kind.__name__} is not understood: {error}"
@@ -310,14 +311,14 @@ def _decode(raw: bytes, kind: type[T]) -> T:
 def _name(raw: bytes) -> str:
     try:
         return msgspec.json.decode(raw, type=KubeObject).key
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return ""
 
 
 def _error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
     try:
         status = msgspec.json.decode(body, type=_Status)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         status = _Status(message=body[:200].decode(errors="replace"))
     retry_after = response.headers.get("Retry-After", "")
     return error_of(

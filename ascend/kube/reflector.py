@@ -24,7 +24,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from ascend.errors import ApiError, Expired, Unreachable
+from ascend.errors import UNREADABLE, ApiError, Expired, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient, error_of
 from ascend.kube.objects import KubeObject, Resource, T
@@ -238,7 +238,7 @@ class Reflector(Generic[T]):
         for raw in items:
             try:
                 yield msgspec.json.decode(raw, type=self._resource.type)
-            except msgspec.ValidationError as error:
+            except UNREADABLE as error:
                 # One object we can't read must not hide the others.
                 log.error(  # noqa: TRY400 - the traceback of a decoder tells nothing
                     "ignoring an object",
@@ -255,5 +255,5 @@ _D = TypeVar("_D")
 def _decode(raw: bytes, kind: type[_D]) -> _D:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Unreachable(f"the API server's answer is not understood: {error}") from error

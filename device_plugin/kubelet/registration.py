@@ -9,14 +9,13 @@ One loop, one registration at a time::
 
 A new name every time, because a second server on the same path would have its socket unlinked by the first; the old
 server stops first, because a kubelet before 1.37 takes the end of an old stream for the end of the new one
-(spec/kubernetes.md §1.3, §8.3). A lock file keeps a second instance on the node waiting.
+(spec/kubernetes.md §1.3, §8.3).
 """
 
 import asyncio
 import contextlib
-import fcntl
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -38,12 +37,13 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 API_VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 PREFIX = "ascend910-"
-LOCK = "ascend910.lock"
 
 REGISTER_DEADLINE_S = 10.0
 WATCH_DEADLINE_S = 5.0
 """A kubelet that registered us opens the stream at once."""
 STOP_GRACE_S = 0.5
+STEADY_S = 10.0
+"""A registration that lasted so long was a good one."""
 
 
 class Registration:
@@ -53,38 +53,50 @@ class Registration:
         directory: the kubelet's device-plugin folder.
         make_servicer: makes the service of one registration.
         metrics: counts.
+        on_new_kubelet: called before registering with another kubelet than before.
     """
 
-    def __init__(self, directory: Path, make_servicer: Callable[[], DevicePluginServicer], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        make_servicer: Callable[[], DevicePluginServicer],
+        metrics: Metrics,
+        on_new_kubelet: Callable[[], Awaitable[None]],
+    ) -> None:
         self._directory = directory
         self._kubelet_socket = directory / KUBELET_SOCKET
         self._make_servicer = make_servicer
         self._metrics = metrics
+        self._on_new_kubelet = on_new_kubelet
         self._generation = 0
         self.problem: str | None = "not registered with the kubelet yet"
         """Why the kubelet does not see our devices; None while it does."""
 
     async def run(self) -> None:
-        """Stay registered until cancelled."""
-        with await _locked(self._directory / LOCK):
-            self._remove_stale_sockets()
-            backoff = Backoff(limit_s=1.0)
-            while True:
-                if not self._kubelet_socket.exists():
-                    self.problem = f"waiting for {self._kubelet_socket}"
-                kubelet = await socket.present(self._kubelet_socket)
-                try:
-                    cause = await self._hold(kubelet)
-                except Unreachable as error:
-                    self.problem = error.message
-                    self._metrics.registrations.labels(result="failed").inc()
-                    wait_s = backoff.next_s()
-                    log.warning("not registered", error=error.message, retry_s=round(wait_s, 2))
-                    await asyncio.sleep(wait_s)
-                else:
-                    self.problem = cause
-                    backoff.reset()
-                    log.info("registering again", cause=cause)
+        """Stay registered until cancelled. The instance lock is held."""
+        loop = asyncio.get_running_loop()
+        self._remove_stale_sockets()
+        # Two plugins for one resource end each other's streams: without a pause they would do nothing else.
+        backoff = Backoff(first_s=0.05, limit_s=1.0)
+        known: socket.Identity | None = None
+        while True:
+            if not self._kubelet_socket.exists():
+                self.problem = f"waiting for {self._kubelet_socket}"
+            kubelet = await socket.present(self._kubelet_socket)
+            if known is not None and kubelet != known:
+                await self._on_new_kubelet()
+            known, started_s = kubelet, loop.time()
+            try:
+                cause = await self._hold(kubelet)
+            except Unreachable as error:
+                cause = error.message
+                self._metrics.registrations.labels(result="failed").inc()
+            if loop.time() - started_s > STEADY_S:
+                backoff.reset()
+            wait_s = backoff.next_s()
+            self.problem = cause
+            log.warning("registering again", cause=cause, wait_s=round(wait_s, 2))
+            await asyncio.sleep(wait_s)
 
     async def _hold(self, kubelet: socket.Identity) -> str:
         """Register and stay so for as long as it lasts; why it ended."""
@@ -154,24 +166,6 @@ class Registration:
                 raise Unreachable(f"the kubelet did not register us: {error.details()}") from error
 
     def _remove_stale_sockets(self) -> None:
-        # We hold the lock, so whoever made them is gone.
+        # The instance lock is ours, so whoever made them is gone.
         for path in self._directory.glob(f"{PREFIX}*.sock"):
             path.unlink(missing_ok=True)
-
-
-async def _locked(path: Path) -> contextlib.ExitStack:
-    """Hold the lock file until the stack is closed; waits while another instance has it."""
-    stack = contextlib.ExitStack()
-    waiting = False
-    while True:
-        try:
-            file = stack.enter_context(path.open("w"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            stack.close()
-            if not waiting:
-                log.warning("waiting for the lock", path=str(path), error=error.strerror)
-                waiting = True
-            await asyncio.sleep(0.5)
-        else:
-            return stack

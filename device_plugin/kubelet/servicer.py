@@ -13,8 +13,8 @@ from ascend.errors import Refusal
 from device_plugin.handover import HandOverDesk
 from device_plugin.metrics import Metrics
 from device_plugin.rules.injection import ContainerGift
+from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.observable import Observable
-from device_plugin.state.snapshot import Snapshot
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 

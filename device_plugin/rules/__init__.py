@@ -1,1 +1,1 @@
-"""The rules of the hand-over and of the report: pure functions over values."""
+"""The values of the node (chips, pods) and the rules of hand-over and report: pure functions over these values."""

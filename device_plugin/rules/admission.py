@@ -2,7 +2,8 @@
 
 The kubelet's calls carry no pod identity (spec/kubernetes.md §1.6). Design, decision 2: of the pods on this node that
 ask for as many chips and were handed none yet, a single one is it; of several, the one the kubelet already lists; where
-the kubelet can't be asked, the documented rule decides: the smallest predicate-time (seed 002, last step).
+the kubelet can't be asked, the documented rule decides: the smallest predicate-time (seed 002, last step). It is also
+asked about a single one after a pod of that size was deleted on its way in: it may be admitting that one still.
 
 Pods without a usable annotation count as candidates too: leaving them out would take another pod's chips for theirs.
 """
@@ -10,10 +11,10 @@ Pods without a usable annotation count as candidates too: leaving them out would
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ascend.annotations import ALLOCATED, CLAIMED
-from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
+from ascend.chips import ChipSet, chip_ids, chip_name, join_names
 from ascend.errors import Refusal
-from device_plugin.state.pods import NodePod
-from device_plugin.state.snapshot import Snapshot
+from device_plugin.rules.pod import NodePod
+from device_plugin.rules.snapshot import Snapshot
 
 
 def candidates(pods: Iterable[NodePod], count: int, granted: Collection[str]) -> list[NodePod]:
@@ -80,8 +81,3 @@ def steer(chips: Sequence[int], available: Iterable[str], must_include: Iterable
     if not set(names) <= {*available, *must_include} or not set(must_include) <= set(names):
         return []
     return names
-
-
-def handed_to_others(handovers: Iterable[tuple[str, str, tuple[int, ...]]], uid: str) -> dict[str, ChipSet]:
-    """What other pods were handed, by ``namespace/name``, from (uid, namespace/name, chips)."""
-    return {key: chip_set(chips) for other, key, chips in handovers if other != uid}

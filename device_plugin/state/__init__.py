@@ -1,1 +1,1 @@
-"""What is true on this node now: the chips, the pods, and which pod was handed which chips."""
+"""What is true on this node now: its pods, which of them was handed which chips, and values tasks can wait on."""

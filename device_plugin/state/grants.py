@@ -33,6 +33,11 @@ class HandOver:
         return chip_set(self.chips)
 
     @property
+    def held(self) -> ChipSet:
+        """What nobody else may get: its chips, and those the kubelet believes it has."""
+        return self.chip_set | chip_set(self.kubelet_ids)
+
+    @property
     def matches_kubelet(self) -> bool:
         """The kubelet's ledger says the same."""
         return self.chip_set == chip_set(self.kubelet_ids)

@@ -7,7 +7,7 @@ from ascend.chips import RESOURCE
 from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
 from ascend.products import ASCEND_910A
 from device_plugin.driver import ChipReading, Reading
-from device_plugin.state.snapshot import Snapshot, take
+from device_plugin.rules.snapshot import Snapshot, take
 
 
 def pod(

@@ -16,10 +16,10 @@ from device_plugin.kubelet.registration import Registration
 from device_plugin.kubelet.servicer import DevicePluginServicer
 from device_plugin.metrics import Metrics
 from device_plugin.rules.injection import gift
+from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
-from device_plugin.state.snapshot import Snapshot
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 from tests.device_plugin.builders import snapshot
@@ -52,7 +52,11 @@ class Face:
             on_handover=self.claimed.append,
         )
         self.servicers: list[DevicePluginServicer] = []
-        self.registration = Registration(directory, self.servicer, self.metrics)
+        self.new_kubelets = 0
+        self.registration = Registration(directory, self.servicer, self.metrics, on_new_kubelet=self._on_new_kubelet)
+
+    async def _on_new_kubelet(self) -> None:
+        self.new_kubelets += 1
 
     async def _kubelet_pods(self) -> Sequence[Pod]:
         raise Unreachable("the kubelet lists no pods here")

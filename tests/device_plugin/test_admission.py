@@ -5,7 +5,7 @@ import pytest
 from ascend.annotations import CLAIMED
 from ascend.errors import Refusal
 from device_plugin.rules.admission import candidates, chips_for, oldest_decision, steer
-from device_plugin.state.pods import NodePod, read_pod
+from device_plugin.rules.pod import NodePod, read_pod
 from tests.device_plugin.builders import pod, snapshot
 
 

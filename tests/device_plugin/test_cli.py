@@ -16,7 +16,6 @@ from ascend.daemon.settings import read_settings
 from device_plugin.cli import main
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
-from tests.device_plugin.api import NODE
 from tests.device_plugin.node import HEALTHY
 from tests.device_plugin.whole import Whole, whole_node
 
@@ -153,5 +152,5 @@ async def test_a_node_that_is_not_there_yet_is_waited_for(folder: Path) -> None:
         await whole.cluster.server.create(
             {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "later"}, "status": status}
         )
-        await running.logs("started")
-        assert running.logged[-1]["node"] == "later" != NODE
+        await running.logs("learned this node's address")
+        assert running.logged[-1]["address"] == "10.0.0.9"

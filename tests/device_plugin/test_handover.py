@@ -9,10 +9,10 @@ from ascend.chips import chip_name
 from ascend.errors import Refusal, Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.handover import CAP_S, HandOverDesk
+from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
-from device_plugin.state.snapshot import Snapshot
 from tests.device_plugin.builders import pod, snapshot
 
 pytestmark = pytest.mark.looptime

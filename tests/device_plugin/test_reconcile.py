@@ -181,3 +181,41 @@ async def test_a_forged_claim_does_not_take_a_running_pod_s_chips_over_a_restart
             await until(lambda: (found := whole.find("forged")) is not None and found.status.phase == "Failed")
             assert forged.uid not in plugin.handovers
             assert [each.pod for each in plugin.handovers] == ["default/holder"]
+
+
+async def test_a_claim_somebody_changed_is_mended(folder: Path) -> None:
+    # Who keeps count by AscendReal would take the pod's chips for free.
+    async with whole_node(folder) as whole, whole.plugin():
+        await whole.bind("one", 0, 1)
+        await whole.claimed("one")
+        for change in ("Ascend910-6,Ascend910-7", "nonsense", None):
+            before = whole.find("one")
+            await whole.client.patch(PODS, "one", {"metadata": {"annotations": {REAL: change}}}, namespace="default")
+            await until(lambda before=before: whole.find("one") != before)  # type: ignore[misc]  # bound in a loop
+            check_hand_over(whole, await whole.claimed("one"))
+
+
+async def test_an_ascend_real_that_was_there_before_does_not_pass_for_a_claim(folder: Path) -> None:
+    # Volcano writes it at scheduling time for some pods (spec/node-agent.md §6.7); a pod's author can.
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("one", 0, 1)
+            await whole.claimed("one")
+        undone = {REAL: "Ascend910-6,Ascend910-7", KUBELET_IDS: None, CONFIGURATION: None, PREDICATE_TIME: "1"}
+        await whole.client.patch(PODS, "one", {"metadata": {"annotations": undone}}, namespace="default")
+        await until(lambda: (one := whole.find("one")) is not None and PREDICATE_TIME in one.metadata.annotations)
+        async with whole.plugin() as plugin:
+            await until(lambda: (one := whole.find("one")) is not None and KUBELET_IDS in one.metadata.annotations)
+            check_hand_over(whole, await whole.claimed("one"))
+            assert [each.chips for each in plugin.handovers] == [(0, 1)]
+
+
+async def test_a_hand_over_a_new_kubelet_knows_nothing_of_is_dropped_so_that_its_pod_is_found_waiting(
+    folder: Path,
+) -> None:
+    async with whole_node(folder) as whole:
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        books.pods.applied(pod("lost", 2, 0, 1, time=1))
+        books.handovers.add(HandOver("uid-lost", "default/lost", (0, 1), (0, 1)))
+        await books.reconciler.forget_lost()
+        assert books.entries == {}

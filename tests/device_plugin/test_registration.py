@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from ascend.chips import RESOURCE
 from device_plugin.kubelet import registration as registration_module
@@ -138,27 +137,12 @@ async def test_sockets_an_earlier_instance_left_are_removed_and_no_others(folder
     assert face.sockets == []
 
 
-async def test_a_second_instance_waits_for_the_first(face: Face, kubelet: Kubelet) -> None:
-    second = Face(kubelet.socket_dir)
-    async with running(second.registration.run()):
-        with capture_logs() as logs:
-            await until(lambda: any(each["event"] == "waiting for the lock" for each in logs))
-        face.servicers[-1].end_streams()
-        await registered(face, kubelet, times=2)
-        assert second.registered("registered") == 0
-        assert second.registration.problem == "not registered with the kubelet yet"
-
-
-async def test_when_the_first_instance_ends_the_second_takes_over(kubelet: Kubelet) -> None:
-    first, second = Face(kubelet.socket_dir), Face(kubelet.socket_dir)
-    async with running(first.registration.run()) as holding:
-        await registered(first, kubelet)
-        async with running(second.registration.run()):
-            with capture_logs() as logs:
-                await until(lambda: any(each["event"] == "waiting for the lock" for each in logs))
-            holding.cancel()
-            await asyncio.gather(holding, return_exceptions=True)
-            await registered(second, kubelet, times=2)
+async def test_another_kubelet_is_told_of_before_it_is_registered_with(face: Face, kubelet: Kubelet) -> None:
+    await registered(face, kubelet)
+    assert face.new_kubelets == 0
+    await kubelet.restart()
+    await registered(face, kubelet)
+    assert face.new_kubelets == 1
 
 
 async def test_asked_to_end_it_ends_its_streams_in_good_order(folder: Path) -> None:

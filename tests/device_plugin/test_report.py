@@ -16,10 +16,10 @@ from device_plugin import report as report_module
 from device_plugin.driver import ChipReading, Reading
 from device_plugin.metrics import Metrics
 from device_plugin.report import Reporter
+from device_plugin.rules.snapshot import Snapshot, take
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
-from device_plugin.state.snapshot import Snapshot, take
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import Resource
 from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, until
@@ -113,7 +113,9 @@ async def test_used_chips_are_not_free_and_unhealthy_ones_are_told_with_their_fa
     await until(lambda: reporting.reporter.unhealthy.value == 0b1000_0000)
     told = await reporting.report()
     assert (told.free, told.unhealthy, told.network_unhealthy) == (0b0100_1100, 0b1000_0000, 0b1000)
-    (fault,) = told.faults
+    network, fault = told.faults
+    assert (network.npu_name, network.fault_type) == ("Ascend910-3", "CardNetworkUnhealthy")
+    assert (network.fault_level, network.fault_code) == ("PreSeparateNPU", "")
     assert (fault.npu_name, fault.fault_code, fault.fault_level) == ("Ascend910-7", "A2", "SeparateNPU")
     assert fault.fault_time_and_level_map["A2"].fault_time == 77
     assert [reporting.devices(state) for state in ("free", "used", "unhealthy")] == [3, 4, 1]

@@ -8,9 +8,9 @@ import pytest
 from ascend.errors import DriverError
 from ascend.products import ASCEND_910A
 from device_plugin.driver import ChipReading, Reading
+from device_plugin.rules.snapshot import Snapshot, age_out, take
 from device_plugin.scan import Scanner
 from device_plugin.state.observable import Observable
-from device_plugin.state.snapshot import Snapshot, age_out, take
 from tests.device_plugin.api import running, until
 
 EIGHT = Reading(ASCEND_910A, tuple(ChipReading(chip_id) for chip_id in range(8)))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ascend.products import ASCEND_910A
 from device_plugin.driver import ChipReading, Reading
-from device_plugin.state.snapshot import Snapshot, age_out, take
+from device_plugin.rules.snapshot import Snapshot, age_out, take
 
 CODES = ("80E18402", "80C98000", "A2")
 

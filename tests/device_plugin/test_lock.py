@@ -1,0 +1,41 @@
+"""One plugin per node works; another waits."""
+
+import asyncio
+from pathlib import Path
+
+from device_plugin.lock import InstanceLock
+from tests.device_plugin.api import running, until
+
+
+class Instance:
+    def __init__(self, folder: Path) -> None:
+        self.lock = InstanceLock(folder)
+        self.works = False
+
+    async def run(self) -> None:
+        async with self.lock.held():
+            self.works = True
+            await asyncio.Event().wait()
+
+
+async def test_a_second_instance_works_only_once_the_first_has_ended(tmp_path: Path) -> None:
+    first, second = Instance(tmp_path), Instance(tmp_path)
+    async with running(first.run()) as holding:
+        await until(lambda: first.works)
+        assert first.lock.problem is None
+        async with running(second.run()):
+            await asyncio.sleep(0)
+            assert not second.works
+            assert second.lock.problem is not None
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+            await until(lambda: second.works)
+
+
+async def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    instance = Instance(tmp_path / "later")
+    async with running(instance.run()):
+        await asyncio.sleep(0)
+        assert not instance.works
+        (tmp_path / "later").mkdir()
+        await until(lambda: instance.works)
