@@ -1,6 +1,7 @@
 """The commands ``npuctl`` and ``kubectl npu``."""
 
 import asyncio
+import logging
 import sys
 from enum import StrEnum
 from typing import Annotated
@@ -65,6 +66,7 @@ async def _read(kubeconfig: str | None, context: str | None) -> list[NodeView]:
 
 def main() -> None:
     """Run the command line; exit status 1 with one line on standard error when the cluster can't be read."""
+    logging.getLogger().addHandler(logging.NullHandler())  # what libraries log is not an answer to anybody
     try:
         app()
     except AscendError as error:
