@@ -62,7 +62,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         self._journal = journal
         self._missing = missing
 
-    async def Filter(self, request: pb.FilterRequest, context: _Context) -> pb.FilterResponse:  # noqa: N802 - the wire's
+    async def Filter(self, request: pb.FilterRequest, context: _Context) -> pb.FilterResponse:
         """Where the pod fits now."""
         pod = await self._pod(request.pod, context)
         candidates = list(request.nodes) or None
@@ -75,7 +75,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         refused = {name: _refusal(refusal) for name, refusal in filtered.refused.items()}
         return pb.FilterResponse(nodes=filtered.fitting, refused=refused)
 
-    async def Score(self, request: pb.ScoreRequest, context: _Context) -> pb.ScoreResponse:  # noqa: N802 - the wire's
+    async def Score(self, request: pb.ScoreRequest, context: _Context) -> pb.ScoreResponse:
         """The nodes the pod fits on, best first."""
         pod = await self._pod(request.pod, context)
         with self._journal.timed("score"):
@@ -87,7 +87,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             nodes=[pb.ScoredNode(node=name, rank=tier.rank, score=tier.score) for tier in tiers for name in tier.nodes]
         )
 
-    async def Allocate(self, request: pb.AllocateRequest, context: _Context) -> pb.AllocateResponse:  # noqa: N802 - the wire's
+    async def Allocate(self, request: pb.AllocateRequest, context: _Context) -> pb.AllocateResponse:
         """Choose node and chips, keep them, and bind if asked to."""
         pod = await self._pod(request.pod, context)
         with self._journal.timed("allocate"):
@@ -106,12 +106,12 @@ class AllocatorService(pb_grpc.AllocatorServicer):
                 await _abort(context, error)
         return _allocated(bound, is_bound=True)
 
-    async def Release(self, request: pb.ReleaseRequest, context: _Context) -> pb.ReleaseResponse:  # noqa: N802 - the wire's
+    async def Release(self, request: pb.ReleaseRequest, context: _Context) -> pb.ReleaseResponse:
         """Give back chips kept for a pod that was not bound."""
         await self._require_view(context)
         return pb.ReleaseResponse(released=self._engine.release(request.pod_uid))
 
-    async def GetState(self, request: pb.GetStateRequest, context: _Context) -> pb.GetStateResponse:  # noqa: N802 - the wire's
+    async def GetState(self, request: pb.GetStateRequest, context: _Context) -> pb.GetStateResponse:
         """Nodes, chips and reservations as seen from here."""
         await self._require_view(context)
         names = list(request.nodes) or sorted(self._cluster.nodes)

@@ -65,10 +65,10 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         """End all streams, so that stopping the server need not wait for them."""
         self._ending.set()
 
-    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:  # noqa: ARG002, D102, N802
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
-    async def ListAndWatch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:  # noqa: ARG002, D102, N802
+    async def ListAndWatch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
         self._streams += 1
         sent: pb.ListAndWatchResponse | None = None
         try:
@@ -100,10 +100,10 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
                 while unhealthy & ~self._reported_unhealthy.value:
                     await self._reported_unhealthy.newer_than(self._reported_unhealthy.version)
 
-    async def GetPreferredAllocation(  # noqa: D102, N802
+    async def GetPreferredAllocation(
         self,
         request: pb.PreferredAllocationRequest,
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> pb.PreferredAllocationResponse:
         answer = pb.PreferredAllocationResponse()
         for each in request.container_requests:
@@ -111,7 +111,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
             answer.container_responses.add(deviceIDs=ids)
         return answer
 
-    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:  # noqa: D102, N802
+    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         started_s = time.perf_counter()
         try:
             answer = pb.AllocateResponse()
@@ -134,10 +134,10 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         self._metrics.allocations.labels(result="granted").inc()
         return answer
 
-    async def PreStartContainer(  # noqa: D102, N802
+    async def PreStartContainer(
         self,
-        request: pb.PreStartContainerRequest,  # noqa: ARG002
-        context: Context,  # noqa: ARG002
+        request: pb.PreStartContainerRequest,
+        context: Context,
     ) -> pb.PreStartContainerResponse:
         return pb.PreStartContainerResponse()
 
