@@ -65,7 +65,7 @@ class Plugin:
         """
         page = web.Application()
         # The page is there from the first moment on; it says what is missing as long as something is.
-        ready: dict[str, Check] = {"node address": lambda: None if self._host_ip else "the Node has no InternalIP yet"}
+        ready: dict[str, Check] = {"start": lambda: "waiting for this node's address"}
         add_probes(page, registry=self.metrics.registry, ready=ready)
         async with (
             await KubeClient.connect(self._settings.kubeconfig) as client,
@@ -125,6 +125,7 @@ class Plugin:
         registration = Registration(
             settings.device_plugin_dir, make_servicer, self.metrics, on_new_kubelet=reconciler.forget_lost
         )
+        ready.clear()
         ready |= {
             "driver": lambda: scanner.problem,
             "pods": lambda: None if watch.synced.is_set() else "the node's pods are not listed yet",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from ascend.chips import chip_ids, join_names
+from ascend.chips import chip_ids, chip_set, join_names
 from ascend.errors import Unreachable
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.rules.pod import NodePod
@@ -126,13 +126,18 @@ class Reconciler:
             handover = HandOver(pod.uid, pod.key, chips, kubelet_ids)
             self._handovers.add(handover)
             log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, chips=join_names(chips))
-            if not pod.claimed:
+            if not pod.claimed or pod.real != handover.chip_set:
                 self._claim(handover)
         return True
 
     @staticmethod
     def _given(pod: NodePod, kubelet_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """What the pod was given: as claimed, else as the allocator wrote, which is all we ever hand over."""
+        """What the pod was given: as the allocator wrote, where the kubelet says the same; else as claimed.
+
+        Annotations can be changed by the pod's author, the kubelet's ledger can't.
+        """
+        if pod.grant is not None and pod.grant.chip_set == chip_set(kubelet_ids):
+            return pod.grant.chips
         if pod.claimed and pod.real.bit_count() == len(kubelet_ids):
             return chip_ids(pod.real)
         if pod.problem is None and pod.grant is not None:

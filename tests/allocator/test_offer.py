@@ -3,9 +3,10 @@
 import pytest
 
 from allocator.rules.vacancy import Vacancy
+from allocator.state.node import read_unhealthy
 from ascend.annotations import ALLOCATED, CLAIMED, PREDICATE_TIME, REAL
 from ascend.chips import chip_set
-from ascend.deviceinfo import DEVICE_INFO
+from ascend.deviceinfo import DEVICE_INFO, DeviceReport, encode_report
 from ascend.errors import Refusal
 from ascend.kube.objects import Metadata, Node, Pod
 from tests.allocator.builders import World, node, pod, report
@@ -167,3 +168,8 @@ def test_a_pod_whose_chips_are_unclear_makes_its_node_unusable_while_it_lives(ho
     assert words in found.message
     world.cluster.pod_deleted(holder)
     assert free(world) == list(range(8))
+
+
+def test_a_chip_an_operator_took_out_is_not_given() -> None:
+    taken_out = DeviceReport(free=0xFF, unhealthy=0, network_unhealthy=0, update_time_s=1, manually_separated=0b100)
+    assert read_unhealthy(report("n1", data=encode_report(taken_out))) == 0b100

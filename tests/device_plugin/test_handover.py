@@ -187,6 +187,15 @@ async def test_a_refused_pod_that_still_looks_pending_does_not_take_the_next_one
     assert (await node.admit(2)).pod == "default/placed"
 
 
+async def test_nobody_gets_the_chips_the_kubelet_believes_another_pod_has() -> None:
+    # Where the kubelet could not be led, its ids may be what a changed annotation hides.
+    node = Node()
+    node.handovers.add(HandOver("uid-other", "default/other", (0, 1), (7, 0)))
+    node.pods.applied(pod("one", 1, 7, time=1))
+    with pytest.raises(Refusal, match="Ascend910-7 is held by pod default/other"):
+        await node.admit(1)
+
+
 async def test_chips_are_free_again_when_their_pod_has_ended() -> None:
     node = Node()
     node.pods.applied(pod("first", 8, *range(8), time=1))

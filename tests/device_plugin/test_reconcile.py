@@ -219,3 +219,17 @@ async def test_a_hand_over_a_new_kubelet_knows_nothing_of_is_dropped_so_that_its
         books.handovers.add(HandOver("uid-lost", "default/lost", (0, 1), (0, 1)))
         await books.reconciler.forget_lost()
         assert books.entries == {}
+
+
+async def test_a_claim_changed_before_a_restart_is_not_believed_against_the_kubelet(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("one", 0, 1)
+            await whole.claimed("one")
+        before = whole.find("one")
+        change = {"metadata": {"annotations": {REAL: "Ascend910-6,Ascend910-7"}}}
+        await whole.client.patch(PODS, "one", change, namespace="default")
+        await until(lambda: whole.find("one") != before)
+        async with whole.plugin() as plugin:
+            await until(lambda: (one := whole.find("one")) is not None and written(one, REAL) == 0b11)
+            assert [each.chips for each in plugin.handovers] == [(0, 1)]
