@@ -57,7 +57,7 @@ class AllocatorApp:
         self._now_ns = now_ns
         self._stack = AsyncExitStack()
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=monotonic)
-        self.cluster = Cluster(self.ledger)
+        self.cluster = Cluster(self.ledger, now_s=lambda: now_ns() / 1e9, max_report_age_s=settings.max_report_age_s)
         self.engine = DecisionEngine(self.cluster, self.ledger)
         self.extender_address = ""
         """Where the extender, probes and metrics really listen."""
@@ -151,6 +151,8 @@ class AllocatorApp:
             await asyncio.sleep(HOUSEKEEPING_S)
             for reservation in self.ledger.expire():
                 log.info("gave up a reservation", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
+            for node in self.cluster.age_reports():
+                log.warning("a node's report has grown too old", node=node)
             await committer.verify()
 
 

@@ -27,3 +27,8 @@ class Settings(DaemonSettings):
     reservation_ttl_s: float = Field(
         default=30.0, gt=0, description="seconds that chips are kept for a pod nobody binds"
     )
+    max_report_age_s: float = Field(
+        default=900.0,
+        ge=0,
+        description="seconds after which a node's report is not believed any more; device plugins renew it every 300",
+    )

@@ -1,10 +1,20 @@
 """The cluster as the API server has it, kept up to date object by object, each in constant time."""
 
-from collections.abc import Mapping
+import heapq
+import math
+from collections.abc import Callable, Mapping
 
 from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, assess, read_holding, read_server, read_unhealthy, unknown_node
+from allocator.state.node import (
+    NodeRecord,
+    assess,
+    judge_freshness,
+    read_holding,
+    read_server,
+    read_unhealthy,
+    unknown_node,
+)
 from ascend.annotations import CLAIMED, read_predicate_time
 from ascend.deviceinfo import node_name
 from ascend.errors import Refusal
@@ -18,10 +28,18 @@ class Cluster:
 
     Args:
         ledger: the reservations.
+        now_s: wall clock, Unix seconds.
+        max_report_age_s: how old a node's report may be.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(
+        self, ledger: Ledger, *, now_s: Callable[[], float] = lambda: 0.0, max_report_age_s: float = math.inf
+    ) -> None:
         self._ledger = ledger
+        self._now_s = now_s
+        self._max_report_age_s = max_report_age_s
+        self._ageing: list[tuple[float, str]] = []
+        self._entered: set[str] = set()
         self._records: dict[str, NodeRecord] = {}
         self._pods: dict[str, Pod] = {}
         self.index = NodeIndex()
@@ -57,15 +75,44 @@ class Cluster:
         """A node's report is new or has changed; ConfigMaps that are none are ignored."""
         name = node_name(report.name)
         if name is not None:
-            self._record(name).unhealthy = read_unhealthy(report)
+            record = self._record(name)
+            record.unhealthy, record.updated_s = read_unhealthy(report)
+            self._judge_report(record)
             self._refresh(name)
 
     def report_deleted(self, report: ConfigMap) -> None:
         """A node's report is gone: its annotation alone counts."""
         name = node_name(report.name)
         if name is not None:
-            self._record(name).unhealthy = 0
+            record = self._record(name)
+            record.unhealthy, record.updated_s, record.stale = 0, None, None
             self._tidy(name)
+
+    def age_reports(self) -> list[str]:
+        """Stop believing reports that have grown too old; the nodes they are of. To be called now and then."""
+        now_s = self._now_s()
+        aged: list[str] = []
+        while self._ageing and self._ageing[0][0] < now_s:
+            name = heapq.heappop(self._ageing)[1]
+            self._entered.discard(name)
+            record = self._records.get(name)
+            if record is not None and record.stale is None and record.updated_s is not None:
+                self._judge_report(record)
+                if record.stale is not None:
+                    self._refresh(record.name)
+                    aged.append(record.name)
+        return aged
+
+    def _judge_report(self, record: NodeRecord) -> None:
+        record.stale = None
+        if record.updated_s is None:
+            return
+        record.stale = judge_freshness(record.name, record.updated_s, self._now_s(), self._max_report_age_s)
+        expires_s = record.updated_s + self._max_report_age_s
+        # One entry a node is enough: where its report was renewed meanwhile, it is entered again when its turn comes.
+        if record.stale is None and math.isfinite(expires_s) and record.name not in self._entered:
+            heapq.heappush(self._ageing, (expires_s, record.name))
+            self._entered.add(record.name)
 
     def pod_applied(self, pod: Pod) -> None:
         """A pod is new or has changed."""

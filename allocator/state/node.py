@@ -6,6 +6,7 @@ certainty makes the node unusable rather than its chips free: a chip must never 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TypeAlias
 
 from allocator.rules.request import counted_chips
@@ -67,6 +68,8 @@ class NodeRecord:
         name: the node's name.
         server: read from the Node; a refusal where the object is missing or of no use.
         unhealthy: read from the report; 0 where there is none, a refusal where it can't be trusted.
+        updated_s: when the report was made, Unix seconds; None where there is none that can be read.
+        stale: why the report is no longer believed; None where it is.
         holdings: by pod uid.
         offer: what follows from all of it and from the ledger.
     """
@@ -74,6 +77,8 @@ class NodeRecord:
     name: str
     server: "Server | Refusal"
     unhealthy: "ChipSet | Refusal" = 0
+    updated_s: int | None = None
+    stale: "Refusal | None" = None
     holdings: dict[str, Holding] = field(default_factory=dict)
     offer: "Offer | None" = None
 
@@ -132,13 +137,33 @@ def _product(node: Node) -> Product:
     raise Refusal("UnknownProduct", f"node {node.name}: label {ACCELERATOR_LABEL}={label} names no known product")
 
 
-def read_unhealthy(report: ConfigMap) -> ChipSet | Refusal:
-    """The chips a node's report forbids (unhealthy, being reset, taken out), or why the report can't be trusted."""
+def read_unhealthy(report: ConfigMap) -> tuple[ChipSet | Refusal, int | None]:
+    """The chips a node's report forbids, and when it was made (Unix seconds); or why it can't be trusted.
+
+    Forbidden are those unhealthy, being reset, and taken out.
+    """
     try:
         decoded = decode_report(report.data)
     except InvalidReport as error:
-        return Refusal("InvalidReport", f"ConfigMap {report.key}: {error}")
-    return decoded.unhealthy | decoded.recovering | decoded.manually_separated
+        return Refusal("InvalidReport", f"ConfigMap {report.key}: {error}"), None
+    return decoded.unhealthy | decoded.recovering | decoded.manually_separated, decoded.update_time_s
+
+
+def judge_freshness(node: str, updated_s: int, now_s: float, max_age_s: float) -> Refusal | None:
+    """Why a report is not to be believed any more; None where it is.
+
+    Args:
+        node: the node's name.
+        updated_s: when the report was made, Unix seconds; 0: its plugin has said that it ends.
+        now_s: the present, Unix seconds.
+        max_age_s: how old it may be; a plugin makes it anew every five minutes (spec/node-agent.md §0.6).
+    """
+    if updated_s == 0:
+        return Refusal("StaleReport", f"the device plugin of node {node} has ended: nobody tells how its chips are")
+    if now_s - updated_s <= max_age_s:
+        return None
+    since = datetime.fromtimestamp(updated_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Refusal("StaleReport", f"the report of node {node} is of {since}: its device plugin seems to be dead")
 
 
 def read_holding(pod: Pod) -> Holding | None:
@@ -176,6 +201,8 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
         return server
     if isinstance(unhealthy, Refusal):
         return unhealthy
+    if record.stale is not None:
+        return record.stale
     taken, room = unhealthy, server.allocatable
     for holding in record.holdings.values():
         if holding.unreadable is not None:
