@@ -1,0 +1,94 @@
+"""How serious a fault is, what that means for the health of its chip, and the codes with a meaning of their own."""
+
+import enum
+
+from ascend.errors import InvalidValue
+
+CARD_DROP = 0x40F84E00
+"""The chip does not answer any more (spec/node-agent.md §4.1)."""
+
+LINK_DOWN = 0x81078603
+"""The chip's network port has no link (spec/node-agent.md §4.1)."""
+
+NETWORK_CODES = frozenset({LINK_DOWN, 0x81078607, 0x110000002, 0x110001024})
+"""Faults of a chip's network port; all others are the chip's own (spec/node-agent.md §4.1)."""
+
+MAJOR = 2
+"""The severity from which the driver calls a fault more than a suggestion or minor."""
+
+
+class Level(enum.IntEnum):
+    """What has to be done about a fault, ascending by how serious it is (spec/node-agent.md §4.1)."""
+
+    NORMAL = 0
+    NOT_HANDLE = 1
+    SUB_HEALTH = 2
+    RESTART_REQUEST = 3
+    RESTART_BUSINESS = 4
+    FREE_RESTART = 5
+    RESTART = 6
+    PRE_SEPARATE = 7
+    SEPARATE = 8
+    MANUALLY_SEPARATE = 9
+
+    @property
+    def wire(self) -> str:
+        """The name in ConfigMaps."""
+        return _WIRE[self]
+
+    @classmethod
+    def of_wire(cls, text: str) -> "Level":
+        """The level of this name.
+
+        Raises:
+            InvalidValue: there is none.
+        """
+        level = _LEVELS.get(text)
+        if level is None:
+            raise InvalidValue(f"{text!r} is not a level of faults (known: {', '.join(_LEVELS)})")
+        return level
+
+    @property
+    def bars_use(self) -> bool:
+        """A chip with it is Unhealthy, in use or not (spec/node-agent.md §4.1)."""
+        return self > Level.SUB_HEALTH and self is not Level.PRE_SEPARATE
+
+    @property
+    def bars_new_use(self) -> bool:
+        """A chip with it is Unhealthy as soon as nobody uses it (spec/node-agent.md §4.1)."""
+        return self > Level.SUB_HEALTH
+
+    @property
+    def bars_network(self) -> bool:
+        """A network with it is unhealthy; one of sub-health is, unlike a chip (spec/node-agent.md §4.1)."""
+        return self > Level.NOT_HANDLE
+
+
+_WIRE = {
+    Level.NORMAL: "NormalNPU",
+    Level.NOT_HANDLE: "NotHandleFault",
+    Level.SUB_HEALTH: "SubHealthFault",
+    Level.RESTART_REQUEST: "RestartRequest",
+    Level.RESTART_BUSINESS: "RestartBusiness",
+    Level.FREE_RESTART: "FreeRestartNPU",
+    Level.RESTART: "RestartNPU",
+    Level.PRE_SEPARATE: "PreSeparateNPU",
+    Level.SEPARATE: "SeparateNPU",
+    Level.MANUALLY_SEPARATE: "ManuallySeparateNPU",
+}
+_LEVELS = {name: level for level, name in _WIRE.items()}
+
+
+def level_of_unknown(code: int, severity: int | None) -> Level:
+    """The level of a code that no table has.
+
+    What nobody knows is believed to be harmless only where the driver said so: a code found by polling carries no
+    severity (spec/node-agent.md §4.1, and §8.14 for what the reference makes of it).
+
+    Args:
+        code: as the driver has it.
+        severity: of the event that announced it; None where none did.
+    """
+    if code in NETWORK_CODES:
+        return Level.PRE_SEPARATE
+    return Level.SEPARATE if severity is None or severity >= MAJOR else Level.NOT_HANDLE

@@ -1,0 +1,90 @@
+"""How serious faults are, by code and by severity."""
+
+import pytest
+
+from ascend.errors import InvalidValue
+from device_plugin.rules.fault_rules import default_rules
+from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, NETWORK_CODES, Level
+
+# One code of every class of the default table, and how many it has; the table has one code in two classes.
+CLASSES = {
+    Level.NOT_HANDLE: (0x80CD8003, 130),
+    Level.SUB_HEALTH: (0x80818C06, 12),
+    Level.RESTART_REQUEST: (0x80C98000, 33),
+    Level.RESTART_BUSINESS: (0x80E01801, 24),
+    Level.FREE_RESTART: (0x8C044E00, 23),
+    Level.RESTART: (0x80E18005, 162),
+    Level.PRE_SEPARATE: (0x8118043C, 199),
+    Level.SEPARATE: (0x80E18402, 215),
+}
+
+
+def test_levels_are_ordered_by_how_serious_they_are() -> None:
+    order = (
+        "NormalNPU NotHandleFault SubHealthFault RestartRequest RestartBusiness FreeRestartNPU RestartNPU "
+        "PreSeparateNPU SeparateNPU ManuallySeparateNPU"
+    )
+    assert " ".join(level.wire for level in sorted(Level)) == order
+
+
+@pytest.mark.parametrize("level", Level)
+def test_a_level_is_read_back_from_its_name(level: Level) -> None:
+    assert Level.of_wire(level.wire) is level
+
+
+def test_a_name_that_is_no_level_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="'Separate' is not a level"):
+        Level.of_wire("Separate")
+
+
+@pytest.mark.parametrize("level", CLASSES)
+def test_the_default_table_has_every_class(level: Level) -> None:
+    rules = default_rules()
+    code, count = CLASSES[level]
+    assert sum(each is level for each in rules.chip.values()) == count
+    assert rules.level(code) is level
+
+
+def test_network_codes_have_levels_of_their_own() -> None:
+    rules = default_rules()
+    levels = {rules.spell(code): rules.level(code) for code in NETWORK_CODES}
+    assert levels == {
+        "81078603": Level.NOT_HANDLE,
+        "81078607": Level.NOT_HANDLE,
+        "110000002": Level.SUB_HEALTH,
+        "110001024": Level.PRE_SEPARATE,
+    }
+    assert not NETWORK_CODES & rules.chip.keys()
+
+
+def test_a_code_in_two_classes_has_the_more_serious_level() -> None:
+    assert default_rules().level(0xA2301001) is Level.SEPARATE  # in RestartBusiness, too
+
+
+def test_a_dropped_card_has_to_be_restarted_by_default() -> None:
+    assert default_rules().level(CARD_DROP) is Level.RESTART
+
+
+@pytest.mark.parametrize(
+    ("severity", "level"),
+    [(None, Level.SEPARATE), (0, Level.NOT_HANDLE), (1, Level.NOT_HANDLE), (2, Level.SEPARATE), (3, Level.SEPARATE)],
+)
+def test_an_unknown_code_is_harmless_only_where_the_driver_said_so(severity: int | None, level: Level) -> None:
+    assert default_rules().level(0xDEAD, severity) is level
+
+
+def test_severity_does_not_matter_for_a_known_code() -> None:
+    assert default_rules().level(0x80E18402, 0) is Level.SEPARATE
+
+
+def test_codes_are_spelled_as_configured() -> None:
+    rules = default_rules()
+    assert rules.spell(0x020000002) == "020000002"
+    assert rules.spell(LINK_DOWN) == "81078603"
+    assert rules.spell(0xABC) == "ABC"
+
+
+def test_only_a_level_of_the_right_kind_bars() -> None:
+    assert [level.bars_use for level in sorted(Level)] == [False, False, False, *[True] * 4, False, True, True]
+    assert [level.bars_new_use for level in sorted(Level)] == [False] * 3 + [True] * 7
+    assert [level.bars_network for level in sorted(Level)] == [False] * 2 + [True] * 8
