@@ -1,0 +1,125 @@
+"""Which faults a chip has: events tell at once, readings are the truth underneath.
+
+A reading tells how the chip was when it was started. It finds what an event did not announce, coming or going, but
+can't undo an event received after that (spec/node-agent.md §4.5, spec/field.md §2a).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from device_plugin.driver import ChipState, FaultEvent
+from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, NETWORK_CODES
+from device_plugin.state.verdict import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A fault came or went.
+
+    Attributes:
+        code: the fault.
+        present: it came.
+        at: when, as far as known.
+        counts: it came now; not merely found by the first reading, or again by the one that follows a single event.
+    """
+
+    code: int
+    present: bool
+    at: Moment
+    counts: bool = True
+
+
+class Presence:
+    """The faults of one chip."""
+
+    __slots__ = ("_fleeting", "_heard", "_present", "_severities", "read_s")
+
+    def __init__(self) -> None:
+        self.read_s: float | None = None
+        """When the last reading was started; None before the first."""
+        self._present: dict[int, Moment] = {}
+        self._fleeting: set[int] = set()  # present only to be seen: they happened once and are over
+        self._heard: dict[int, tuple[float, bool]] = {}  # by code, when the last event was and whether it came
+        self._severities: dict[int, int] = {}
+
+    @property
+    def codes(self) -> Mapping[int, Moment]:
+        """The faults to be seen and when each came."""
+        return self._present
+
+    def severity(self, code: int) -> int | None:
+        """What an event said of a fault that has not been read to be gone since."""
+        return self._severities.get(code)
+
+    def is_there(self, code: int) -> bool:
+        """The fault is there, not one that is over already."""
+        return code in self._present and code not in self._fleeting
+
+    def announce(self, event: FaultEvent, at: Moment) -> Iterator[Turn]:
+        """An event: what came and went by it."""
+        code, came = event.code, event.assertion != "recover"
+        if came and (code in self._present or self.read_s is None or at.mono_s >= self.read_s):
+            self._severities[code] = max(event.severity, self._severities.get(code, event.severity))
+        if self.read_s is not None and at.mono_s < self.read_s:
+            # The reading, begun later, has the last word; that it came and went is still counted.
+            if came and code not in self._present:
+                yield Turn(code, present=True, at=at)
+                yield Turn(code, present=False, at=at)
+            return
+        if not came:
+            yield from self._recover(code, at)
+            return
+        self._heard[code] = at.mono_s, True
+        if self.is_there(code):
+            return
+        self._present.setdefault(code, at)
+        counts = self.read_s is not None
+        yield Turn(code, present=True, at=at, counts=counts)
+        if event.assertion == "once":
+            self._fleeting.add(code)
+            yield Turn(code, present=False, at=at)
+        else:
+            self._fleeting.discard(code)
+
+    def _recover(self, code: int, at: Moment) -> Iterator[Turn]:
+        if at.mono_s == self.read_s:
+            return
+        self._heard[code] = at.mono_s, False
+        there = self.is_there(code)
+        self._fleeting.discard(code)
+        if self._present.pop(code, None) is not None and there:
+            yield Turn(code, present=False, at=at)
+
+    def read(self, state: ChipState, at: Moment) -> Iterator[Turn]:
+        """A reading started at this moment: what came and went by it; one older than the last says nothing new."""
+        if self.read_s is not None and at.mono_s < self.read_s:
+            return
+        codes = self._codes(state)
+        self._heard = {code: heard for code, heard in self._heard.items() if heard[0] >= at.mono_s}
+        # At the very same time whoever says that it is there is believed.
+        codes |= {code for code, (_, came) in self._heard.items() if came and code in self._present}
+        codes -= {code for code, (heard_s, came) in self._heard.items() if not came and heard_s > at.mono_s}
+        for code in [code for code in self._present if code not in codes]:
+            there = self.is_there(code)
+            del self._present[code]
+            self._fleeting.discard(code)
+            if there:
+                yield Turn(code, present=False, at=at)
+        for code in sorted(codes):
+            if not self.is_there(code) and not self._heard.get(code, (0.0, False))[1]:
+                counts = self.read_s is not None and code not in self._fleeting
+                self._present.setdefault(code, at)
+                self._fleeting.discard(code)
+                yield Turn(code, present=True, at=at, counts=counts)
+        self._severities = {code: severity for code, severity in self._severities.items() if code in codes}
+        self.read_s = at.mono_s
+
+    def _codes(self, state: ChipState) -> set[int]:
+        """The codes a reading stands for."""
+        codes = set(state.codes)
+        if state.dropped:
+            # A chip that does not answer can't tell its other faults; they are no news when it answers again.
+            return codes | {code for code in self._present if self.is_there(code)} | {CARD_DROP}
+        if state.link_up is False and not codes & NETWORK_CODES:
+            codes.add(LINK_DOWN)
+        return codes

@@ -1,0 +1,532 @@
+"""Who is fit for use: faults by event and by reading, silence, recovery, operators."""
+
+import math
+
+import pytest
+
+from ascend.chips import chip_set
+from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, Level
+from device_plugin.state.health import FaultRecord, UpgradeReason
+from tests.device_plugin.watch import (
+    FREQUENT,
+    NOT_HANDLE,
+    PRE_SEPARATE,
+    SEPARATE,
+    SUB_HEALTH,
+    UNKNOWN,
+    WALL_MS,
+    Watch,
+    moment,
+)
+
+
+def after(at_s: float) -> float:
+    return math.nextafter(at_s, math.inf)
+
+
+# From codes to health.
+
+
+@pytest.mark.parametrize(
+    ("code", "idle", "in_use"),
+    [
+        (NOT_HANDLE, True, True),
+        (SUB_HEALTH, True, True),
+        (0x80C98000, False, False),  # RestartRequest
+        (0xA2301002, False, False),  # RestartBusiness
+        (0x8C044E00, False, False),  # FreeRestartNPU
+        (FREQUENT, False, False),  # RestartNPU
+        (PRE_SEPARATE, False, True),
+        (SEPARATE, False, False),
+    ],
+)
+def test_a_chip_of_a_level_is_as_fit_for_use_as_the_level_says(code: int, *, idle: bool, in_use: bool) -> None:
+    watch = Watch()
+    watch.read(1, code)
+    assert watch.chip(1).healthy is idle
+    assert watch.chip(1, 0).healthy is in_use
+
+
+def test_a_chip_kept_by_its_pod_through_a_fault_is_unhealthy_once_the_pod_is_gone() -> None:
+    watch = Watch()
+    watch.event(1, PRE_SEPARATE)
+    assert watch.chip(1, 0).healthy
+    assert watch.why(2) == "Fault"
+    assert watch.chip(3, 0).healthy
+
+
+def test_the_most_serious_of_the_faults_counts_and_is_named_first() -> None:
+    watch = Watch()
+    watch.event(1, NOT_HANDLE)
+    watch.event(2, SEPARATE)
+    watch.event(3, FREQUENT)
+    verdict = watch.chip(4)
+    assert verdict.level is Level.SEPARATE
+    assert verdict.faults == (
+        FaultRecord(SEPARATE, "80E18402", WALL_MS + 2000, Level.SEPARATE),
+        FaultRecord(FREQUENT, "80E18005", WALL_MS + 3000, Level.RESTART),
+        FaultRecord(NOT_HANDLE, "80CD8003", WALL_MS + 1000, Level.NOT_HANDLE),
+    )
+    assert (verdict.reason, verdict.sentence) == ("Fault", "80E18402 (SeparateNPU), 80E18005 (RestartNPU)")
+
+
+def test_an_unknown_code_is_judged_by_the_severity_it_was_announced_with() -> None:
+    watch = Watch()
+    watch.event(1, UNKNOWN, severity=1)
+    assert watch.chip(1).level is Level.NOT_HANDLE
+    watch.read(2, UNKNOWN)
+    assert watch.chip(2).level is Level.NOT_HANDLE
+    watch.event(3, UNKNOWN, severity=3)
+    assert watch.chip(3).level is Level.SEPARATE
+
+
+def test_an_unknown_code_that_nobody_announced_bars_the_chip() -> None:
+    watch = Watch()
+    watch.read(1, UNKNOWN)
+    assert watch.chip(1).level is Level.SEPARATE
+
+
+def test_an_announced_severity_is_forgotten_when_the_code_is_read_to_be_gone() -> None:
+    watch = Watch()
+    watch.event(1, UNKNOWN, severity=0)
+    watch.read(2)
+    watch.read(3, UNKNOWN)
+    assert watch.chip(3).level is Level.SEPARATE
+
+
+def test_an_unknown_code_is_not_hidden_by_a_known_one() -> None:
+    watch = Watch()
+    watch.read(1, NOT_HANDLE, UNKNOWN)
+    assert watch.chip(1).level is Level.SEPARATE
+
+
+def test_an_unknown_chip_and_an_event_of_it_are_ignored() -> None:
+    watch = Watch()
+    assert watch.event(1, SEPARATE)
+    assert not watch.event(1, SEPARATE, phy_id=5)
+    watch.read(1, SEPARATE, phy_id=5)
+    assert list(watch.assess(1).chips) == [0]
+
+
+def test_a_card_that_dropped_is_not_healthy_and_keeps_the_faults_it_can_not_tell_any_more() -> None:
+    watch = Watch()
+    watch.read(1, SUB_HEALTH)
+    watch.read(2, dropped=True)
+    verdict = watch.chip(2)
+    assert [fault.code for fault in verdict.faults] == [CARD_DROP, SUB_HEALTH]
+    assert (verdict.reason, verdict.healthy) == ("CardDropped", False)
+    watch.read(3, SUB_HEALTH)
+    assert [(fault.code, fault.since_ms) for fault in watch.chip(3).faults] == [(SUB_HEALTH, WALL_MS + 1000)]
+
+
+# Events and readings.
+
+
+def test_a_reading_finds_a_fault_and_a_recovery_that_no_event_announced() -> None:
+    watch = Watch(hold_s=0)
+    watch.read(5, SEPARATE)
+    assert watch.why(5) == "Fault"
+    watch.read(10)
+    assert watch.chip(10).healthy
+
+
+def test_a_reading_started_before_an_event_does_not_undo_it() -> None:
+    watch = Watch(hold_s=0)
+    watch.event(1.5, SEPARATE)
+    watch.read(1)
+    assert watch.why(2) == "Fault"
+    watch.event(3.5, SEPARATE, "recover")
+    watch.read(3, SEPARATE)
+    assert watch.chip(4).healthy
+
+
+def test_a_reading_started_after_an_event_has_the_last_word() -> None:
+    watch = Watch(hold_s=0)
+    watch.event(1, SEPARATE)
+    watch.read(2)
+    assert watch.chip(2).healthy
+    watch.event(3, SEPARATE)
+    watch.event(4, SEPARATE, "recover")
+    watch.read(5, SEPARATE)
+    assert watch.why(5) == "Fault"
+
+
+def test_readings_that_overtake_each_other_count_in_the_order_they_were_started() -> None:
+    watch = Watch(hold_s=0)
+    watch.read(2, SEPARATE)
+    watch.read(1)
+    assert watch.why(3) == "Fault"
+
+
+def test_an_event_told_late_does_not_undo_the_reading_begun_after_it() -> None:
+    watch = Watch()
+    watch.read(2)
+    watch.event(1, SEPARATE)
+    assert watch.chip(2).healthy
+    watch.read(4, UNKNOWN)
+    watch.event(3, UNKNOWN, severity=1)
+    assert watch.chip(4).level is Level.NOT_HANDLE
+
+
+def test_a_fault_that_happened_once_is_seen_until_a_reading_does_not_find_it() -> None:
+    watch = Watch()
+    watch.event(1, SUB_HEALTH, "once")
+    assert watch.chip(4).level is Level.SUB_HEALTH
+    watch.read(5)
+    assert watch.chip(5).level is Level.NORMAL
+    watch.event(6, SUB_HEALTH, "once")
+    watch.read(7, SUB_HEALTH)
+    watch.event(8, SUB_HEALTH, "recover")
+    assert watch.chip(8).level is Level.NORMAL
+
+
+# The network.
+
+
+def test_a_lost_link_becomes_serious_after_20_s_and_never_concerns_the_kubelet() -> None:
+    watch = Watch()
+    watch.event(10, LINK_DOWN)
+    assert watch.chip(30).network_healthy
+    assert watch.chip(30).network_level is Level.NOT_HANDLE
+    assert watch.assess(30).next_s == after(30)
+    seen = watch.assess(after(30))
+    verdict = seen.chips[0]
+    assert (verdict.healthy, verdict.network_healthy, verdict.reason) == (True, False, "")
+    assert verdict.sentence == "network: 81078603 (PreSeparateNPU)"
+    # The golden report of the reference: the time is that of the alarm (spec/baseline-device-plugin.md §3.3).
+    assert verdict.network_faults == (FaultRecord(LINK_DOWN, "81078603", WALL_MS + 30_000, Level.PRE_SEPARATE),)
+    reason = UpgradeReason(LINK_DOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS + 30_000)
+    assert seen.upgrade_reasons == {0: (reason,)}
+    assert seen.manually_separated == 0
+
+
+def test_a_link_that_is_back_counts_as_back_after_60_s() -> None:
+    watch = Watch(hold_s=0)
+    watch.event(10, LINK_DOWN)
+    watch.event(40, LINK_DOWN, "recover")
+    assert not watch.chip(100).network_healthy
+    verdict = watch.chip(after(100))
+    assert (verdict.network_healthy, verdict.network_faults) == (True, ())
+
+
+def test_a_network_of_sub_health_is_unhealthy_unlike_a_chip() -> None:
+    watch = Watch()
+    watch.read(1, 0x110000002)
+    verdict = watch.chip(1)
+    assert (verdict.healthy, verdict.network_healthy, verdict.network_level) == (True, False, Level.SUB_HEALTH)
+
+
+def test_a_port_without_link_implies_the_code_unless_another_says_why() -> None:
+    watch = Watch()
+    watch.read(1, link_up=False)
+    assert [fault.code for fault in watch.chip(1).network_faults] == [LINK_DOWN]
+    watch.read(2, 0x81078607, link_up=False)
+    assert [fault.code for fault in watch.chip(2).network_faults] == [0x81078607]
+    watch.read(3, link_up=True)
+    assert watch.chip(3).network_faults == ()
+
+
+# Silence.
+
+
+def test_a_new_chip_is_not_healthy_before_it_is_read_and_at_once_when_it_is() -> None:
+    watch = Watch(read=False)
+    assert watch.why(0) == "DriverSilent"
+    watch.read(1)
+    assert watch.chip(1).healthy
+
+
+def test_a_chip_not_read_for_long_is_unhealthy_and_comes_back_damped() -> None:
+    watch = Watch(stale_s=10)
+    assert watch.assess(0).next_s == 10
+    assert watch.chip(math.nextafter(10, 0)).healthy
+    verdict = watch.chip(10)
+    assert (verdict.reason, verdict.sentence) == ("DriverSilent", "the driver has not told of it for 10 s")
+    assert verdict.network_healthy
+    watch.read(12)
+    assert watch.why(12) == "Recovering"
+    assert watch.assess(12).next_s == 13
+    assert watch.chip(13).healthy
+
+
+def test_a_chip_that_is_not_discovered_any_more_stays_listed_and_goes_silent() -> None:
+    watch = Watch(count=2, stale_s=10)
+    watch.count = 1
+    watch.discover(5)
+    watch.read(5)
+    assert not watch.event(5, SEPARATE, phy_id=1)
+    assessment = watch.assess(10)
+    assert [verdict.reason for verdict in assessment.chips.values()] == ["", "DriverSilent"]
+
+
+def test_a_network_does_not_become_healthy_while_nothing_is_read() -> None:
+    watch = Watch(stale_s=10)
+    watch.read(1, 0x110000002)
+    assert not watch.chip(1).network_healthy
+    watch.event(10.5, 0x110000002, "recover")
+    assert not watch.chip(11).network_healthy
+    assert not watch.chip(100).network_healthy
+    watch.read(200)
+    watch.assess(200)
+    assert watch.chip(201).network_healthy
+
+
+def test_silence_hides_no_fault_that_is_known() -> None:
+    watch = Watch(stale_s=10)
+    watch.read(1, SEPARATE)
+    assert watch.why(100) == "Fault"
+
+
+# Recovery.
+
+
+def test_a_recovered_chip_is_watched_for_its_hold_before_it_is_used_again() -> None:
+    watch = Watch(hold_s=2)
+    watch.event(1, SEPARATE)
+    watch.event(5, SEPARATE, "recover")
+    verdict = watch.chip(5)
+    assert (verdict.reason, verdict.level) == ("Recovering", Level.NORMAL)
+    assert verdict.sentence == "no fault any more, watched for 2 s before it is used again"
+    assert watch.assess(6).next_s == 7
+    assert watch.why(math.nextafter(7, 0)) == "Recovering"
+    assert watch.chip(7).healthy
+
+
+def test_a_fault_nobody_looked_at_is_held_like_any_other() -> None:
+    watch = Watch()
+    watch.event(1, SEPARATE)
+    watch.event(1.1, SEPARATE, "recover")
+    assert watch.why(1.2) == "Recovering"
+
+
+def test_each_relapse_doubles_the_hold_until_it_was_quiet_for_long() -> None:
+    watch = Watch(hold_s=1)
+
+    def held_s(at_s: float) -> float:
+        watch.event(at_s, SEPARATE)
+        watch.event(at_s + 1, SEPARATE, "recover")
+        due_s = watch.assess(at_s + 1).next_s
+        assert due_s is not None
+        assert watch.chip(due_s).healthy
+        return due_s - at_s - 1
+
+    assert [held_s(at_s) for at_s in (10, 20, 30, 40)] == [1, 2, 4, 8]
+    assert held_s(60) == 16
+    assert held_s(1000) == 1  # quiet for more than 300 s
+
+
+def test_a_hold_grows_up_to_its_limit() -> None:
+    watch = Watch(hold_s=100)
+    for at_s in (0, 1000, 1500, 2000):
+        watch.event(at_s, SEPARATE)
+        watch.event(at_s + 1, SEPARATE, "recover")
+        watch.assess(at_s + 400)
+    watch.event(2500, SEPARATE)
+    watch.event(2501, SEPARATE, "recover")
+    assert watch.assess(2501).next_s == 2801
+
+
+def test_a_chip_in_use_recovers_from_a_fault_that_left_it_alone_without_a_hold() -> None:
+    watch = Watch()
+    watch.event(1, PRE_SEPARATE)
+    watch.event(2, PRE_SEPARATE, "recover")
+    assert watch.chip(2, 0).healthy
+    assert watch.why(2) == "Recovering"
+
+
+# Operators.
+
+
+def test_an_operator_separates_and_releases_any_chip() -> None:
+    watch = Watch(count=20)
+    watch.book.separate(chip_set([17, 99]), moment(1))
+    assessment = watch.assess(1)
+    assert assessment.manually_separated == chip_set([17, 99])
+    verdict = assessment.chips[17]
+    assert (verdict.reason, verdict.level, verdict.faults) == ("ManuallySeparated", Level.MANUALLY_SEPARATE, ())
+    assert verdict.sentence == "an operator has to put it back into use"
+    why = UpgradeReason(0, Level.MANUALLY_SEPARATE, "FaultAutofill", WALL_MS + 1000)
+    assert assessment.upgrade_reasons == {17: (why,), 99: (why,)}
+    watch.book.release(chip_set([17, 99]), moment(2))
+    assessment = watch.assess(2)
+    assert (assessment.manually_separated, assessment.upgrade_reasons) == (0, {})
+    assert assessment.chips[17].healthy
+
+
+def test_a_released_chip_with_another_fault_stays_out() -> None:
+    watch = Watch()
+    watch.book.separate(1, moment(1))
+    watch.event(2, SEPARATE)
+    watch.assess(2)
+    watch.book.release(1, moment(3))
+    assert watch.why(3) == "Fault"
+
+
+def test_releasing_a_chip_that_is_not_separated_changes_nothing() -> None:
+    watch = Watch()
+    watch.event(1, SEPARATE)
+    watch.event(2, SEPARATE, "recover")
+    watch.book.release(1, moment(2))
+    assert watch.why(2) == "Recovering"
+
+
+def test_a_recovered_chip_awaits_readmission_where_an_operator_readmits() -> None:
+    watch = Watch(count=2, readmission="manual")
+    watch.event(1, SEPARATE)
+    assert watch.assess(1).awaiting_readmission == 0
+    watch.event(2, SEPARATE, "recover")
+    assert watch.assess(2).awaiting_readmission == 0
+    assessment = watch.assess(3)
+    assert (assessment.awaiting_readmission, assessment.chips[0].reason) == (1, "AwaitingReadmission")
+    assert assessment.next_s == 1e9
+    watch.book.readmit(0b11, 0, moment(4))
+    assert watch.chip(4).healthy
+    assert watch.assess(4).awaiting_readmission == 0
+
+
+def test_a_chip_with_a_fault_is_not_readmitted_beforehand() -> None:
+    watch = Watch(readmission="manual")
+    watch.event(1, SEPARATE)
+    watch.book.readmit(1, 0, moment(2))
+    watch.event(3, SEPARATE, "recover")
+    watch.assess(3)
+    assert watch.why(10) == "AwaitingReadmission"
+
+
+def test_a_network_awaits_readmission_by_itself() -> None:
+    watch = Watch(readmission="manual")
+    watch.read(1, 0x110000002)
+    watch.read(2)
+    watch.assess(2)
+    assessment = watch.assess(3)
+    verdict = assessment.chips[0]
+    assert (verdict.healthy, verdict.network_healthy) == (True, False)
+    assert (assessment.awaiting_readmission, assessment.network_awaiting_readmission) == (0, 1)
+    watch.book.readmit(1, 0, moment(4))
+    assert not watch.chip(4).network_healthy
+    watch.book.readmit(0, 1, moment(5))
+    assert watch.chip(5).network_healthy
+
+
+def test_a_chip_kept_by_its_pod_through_a_fault_needs_no_readmission() -> None:
+    watch = Watch(readmission="manual", hold_s=0)
+    watch.event(1, PRE_SEPARATE)
+    assert watch.chip(1, 0).healthy
+    watch.event(2, PRE_SEPARATE, "recover")
+    assert watch.chip(2).healthy
+    watch.event(3, PRE_SEPARATE)
+    assert watch.why(3) == "Fault"
+    watch.event(4, PRE_SEPARATE, "recover")
+    assert watch.why(4) == "AwaitingReadmission"
+
+
+def test_silence_and_an_operators_own_separation_need_no_readmission() -> None:
+    watch = Watch(readmission="manual", stale_s=10)
+    assert watch.why(10) == "DriverSilent"
+    watch.read(11)
+    watch.assess(11)
+    assert watch.chip(12).healthy
+    watch.book.separate(1, moment(13))
+    assert watch.why(13) == "ManuallySeparated"
+    watch.book.release(1, moment(14))
+    assert watch.chip(14).healthy
+
+
+def test_automatic_readmission_readmits_who_waits() -> None:
+    watch = Watch(readmission="manual", hold_s=0)
+    watch.event(1, SEPARATE)
+    watch.event(2, SEPARATE, "recover")
+    assert watch.why(3) == "AwaitingReadmission"
+    watch.book.tune(readmission="automatic")
+    assert watch.chip(4).healthy
+
+
+def test_settings_that_are_read_again_take_effect() -> None:
+    watch = Watch(hold_s=1, stale_s=10)
+    watch.book.tune(hold_s=5, stale_s=20)
+    watch.event(1, SEPARATE)
+    watch.event(2, SEPARATE, "recover")
+    assert watch.assess(2).next_s == 7
+    assert watch.assess(7).next_s == 20
+
+
+# Restarts.
+
+
+def restored(watch: Watch, separated: int = 0, *reasons: UpgradeReason, awaiting: int = 0) -> Watch:
+    """A watch that begins at 0 s with this in the ConfigMap, and chip 0 read as healthy."""
+    watch.book.restore(
+        manually_separated=separated,
+        reasons={0: reasons} if reasons else {},
+        awaiting=awaiting,
+        network_awaiting=awaiting,
+        at=moment(0),
+    )
+    watch.discover(0)
+    return watch
+
+
+def test_a_chip_listed_as_separated_without_a_reason_is_separated() -> None:
+    watch = restored(Watch(read=False, discover=False), 1)
+    watch.read(0)
+    assert watch.why(0) == "ManuallySeparated"
+    assert [why.kind for why in watch.assess(0).upgrade_reasons[0]] == ["FaultAutofill"]
+
+
+def test_a_reason_survives_as_it_was() -> None:
+    autofill = UpgradeReason(0, Level.MANUALLY_SEPARATE, "FaultAutofill", WALL_MS - 5000)
+    frequent = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 4000)
+    watch = restored(Watch(read=False, discover=False), 1, autofill, frequent)
+    watch.read(0)
+    assert watch.assess(0).upgrade_reasons == {0: (autofill, frequent)}
+    assert watch.chip(0).faults == (FaultRecord(FREQUENT, "80E18005", WALL_MS - 4000, Level.MANUALLY_SEPARATE),)
+
+
+def test_a_chip_released_while_nobody_looked_is_released() -> None:
+    frequent = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 4000)
+    watch = restored(Watch(read=False, discover=False), 0, frequent)
+    watch.read(0)
+    assert watch.chip(0).healthy
+    assert watch.assess(0).upgrade_reasons == {}
+
+
+def test_a_reason_that_no_rule_can_forgive_is_dropped() -> None:
+    gone = UpgradeReason(UNKNOWN, Level.PRE_SEPARATE, "FaultFrequency", WALL_MS)
+    short = UpgradeReason(UNKNOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS)
+    watch = restored(Watch(read=False, discover=False), 0, gone, short)
+    assert watch.assess(0).upgrade_reasons == {}
+
+
+def test_a_separation_by_frequency_is_released_by_the_wall_clock_across_a_restart() -> None:
+    release_s = 172_800
+    frequent = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 1000 * (release_s - 60))
+    watch = restored(Watch(read=False, discover=False, hold_s=0), 1, frequent)
+    watch.read(0)
+    assert watch.assess(60).manually_separated == 1
+    assert not watch.chip(60).network_healthy
+    assert watch.assess(60).next_s == after(60)
+    assert watch.assess(after(60)).manually_separated == 0
+    assert watch.chip(after(60)).network_healthy
+
+
+def test_a_long_fault_survives_a_restart_and_ends_60_s_after_it_was_read_to_be_gone() -> None:
+    lasting = UpgradeReason(LINK_DOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS - 1000)
+    watch = restored(Watch(read=False, discover=False, hold_s=0), 0, lasting)
+    assert not watch.chip(1).network_healthy
+    watch.read(5)
+    assert not watch.chip(65).network_healthy
+    assert watch.chip(after(65)).network_healthy
+    watch = restored(Watch(read=False, discover=False, hold_s=0), 0, lasting)
+    watch.read(5, LINK_DOWN)
+    assert watch.assess(1000).upgrade_reasons == {0: (lasting,)}
+
+
+def test_who_awaited_readmission_still_does_after_a_restart() -> None:
+    watch = restored(Watch(read=False, discover=False, readmission="manual"), awaiting=1)
+    assessment = watch.assess(0)
+    assert (assessment.awaiting_readmission, assessment.network_awaiting_readmission) == (1, 1)
+    watch.read(0)
+    assert watch.why(0) == "AwaitingReadmission"
+    watch = restored(Watch(read=False, discover=False), awaiting=1)
+    watch.read(0)
+    assert watch.chip(0).healthy
