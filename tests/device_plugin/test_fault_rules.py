@@ -1,0 +1,204 @@
+"""The site's fault rules: the defaults, and what of a ConfigMap applies."""
+
+import importlib.resources
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_plugin.rules.fault_rules import DurationRule, FrequencyRule, default_rules, read_rules
+from device_plugin.rules.levels import LINK_DOWN, Level
+from device_plugin.rules.rulebook import NO_RULES, FaultRules
+
+FREQUENCY = {
+    "EventId": ["80E18005"],
+    "TimeWindow": 3600,
+    "Times": 2,
+    "FaultHandling": "PreSeparateNPU",
+    "ReleaseTimeWindow": 60,
+}
+DURATION = {"EventId": ["80E18005"], "FaultTimeout": 5, "RecoverTimeout": 7, "FaultHandling": "SeparateNPU"}
+
+
+def read_codes(codes: Any) -> tuple[FaultRules, tuple[str, ...]]:
+    return read_rules({"faultCode.json": json.dumps(codes)}, default_rules())
+
+
+def read_custom(**custom: Any) -> tuple[FaultRules, tuple[str, ...]]:
+    return read_rules({"faultCustomization.json": json.dumps(custom)}, default_rules())
+
+
+def test_the_default_rules_are_those_of_an_installation() -> None:
+    rules = default_rules()
+    assert len(rules.frequency) == 43
+    assert rules.frequency[0x80A18008] == (FrequencyRule(0x80A18008, 86_400, 2, Level.MANUALLY_SEPARATE, None),)
+    assert rules.frequency[0x80E18005] == (FrequencyRule(0x80E18005, 86_400, 3, Level.MANUALLY_SEPARATE, None),)
+    assert rules.frequency[LINK_DOWN] == (FrequencyRule(LINK_DOWN, 86_400, 5, Level.MANUALLY_SEPARATE, 172_800),)
+    assert rules.duration == {LINK_DOWN: (DurationRule(LINK_DOWN, 20, 60, Level.PRE_SEPARATE),)}
+    assert rules.poll_s == 300
+
+
+def test_the_default_rules_stand_in_the_form_of_the_config_map() -> None:
+    shipped = json.loads(importlib.resources.files("device_plugin.rules").joinpath("fault_defaults.json").read_bytes())
+    data = {key: json.dumps(content) for key, content in shipped.items()}
+    assert read_rules(data, NO_RULES) == (default_rules(), ())
+
+
+def test_without_any_key_the_defaults_hold() -> None:
+    assert read_rules({}, default_rules()) == (default_rules(), ())
+
+
+def test_a_list_of_codes_replaces_the_whole_table() -> None:
+    rules, refused = read_codes({"SeparateNPUCodes": ["0ABC"], "SubHealthFaultCodes": ["def"]})
+    assert refused == ()
+    assert rules.chip == {0xABC: Level.SEPARATE, 0xDEF: Level.SUB_HEALTH}
+    assert (rules.spell(0xABC), rules.spell(0xDEF), rules.spell(0x020000002)) == ("0ABC", "DEF", "020000002")
+    assert rules.frequency == default_rules().frequency
+
+
+def test_network_codes_go_to_the_table_of_the_network_wherever_they_stand() -> None:
+    rules, refused = read_codes(
+        {
+            "PreSeparateNPUCodes": ["81078603"],
+            "RestartNPUCodes": ["81078607"],
+            "NotHandleFaultNetworkCodes": ["110000002"],
+            "SeparateNPUNetworkCodes": ["110000002", "80E18005"],
+        }
+    )
+    assert rules.chip == {}
+    assert rules.network == {
+        LINK_DOWN: Level.PRE_SEPARATE,
+        0x81078607: Level.NOT_HANDLE,
+        0x110000002: Level.SEPARATE,
+    }
+    assert refused == ("faultCode.json: SeparateNPUNetworkCodes: '80E18005' is not a code of the network",)
+    assert rules.level(0x110001024) is Level.PRE_SEPARATE  # a network code that no table has
+
+
+def test_a_bad_code_is_refused_and_the_others_hold() -> None:
+    rules, refused = read_codes({"SeparateNPUCodes": ["xyz", 7, "", "1" * 17, "ABC"], "Nonsense": []})
+    assert rules.chip == {0xABC: Level.SEPARATE}
+    assert refused == (
+        'faultCode.json: "Nonsense" is no list of codes',
+        'faultCode.json: SeparateNPUCodes: "xyz" is not a fault code in hex',
+        "faultCode.json: SeparateNPUCodes: 7 is not a fault code in hex",
+        'faultCode.json: SeparateNPUCodes: "" is not a fault code in hex',
+        'faultCode.json: SeparateNPUCodes: "11111111111111111" is not a fault code in hex',
+    )
+
+
+def test_a_list_that_is_none_leaves_that_level_as_it_was() -> None:
+    rules, refused = read_codes({"SeparateNPUCodes": "80E18402", "RestartNPUCodes": ["ABC"]})
+    assert rules.level(0x80E18402) is Level.SEPARATE
+    assert len(rules.chip) == 216
+    assert refused == ('faultCode.json: SeparateNPUCodes is "80E18402", not a list; the default holds',)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
+def test_a_key_that_can_not_be_read_leaves_the_default(text: str) -> None:
+    data = {"faultCode.json": text, "faultCustomization.json": text, "SwitchFaultCode.json": text, "PollInterval": text}
+    rules, refused = read_rules(data, default_rules())
+    assert rules == default_rules()
+    assert [sentence.split(" ")[0].rstrip(":") for sentence in refused] == [
+        "faultCode.json",
+        "faultCustomization.json",
+        "PollInterval",
+    ]
+
+
+def test_a_key_nobody_knows_is_named() -> None:
+    assert read_rules({"faultcode.json": "{}"}, default_rules())[1] == (
+        '"faultcode.json" is no key of the fault rules',
+    )
+
+
+@pytest.mark.parametrize(("text", "poll_s"), [("30", 30), ("3600", 3600), ("29", 300), ("3601", 300), ("-5", 300)])
+def test_the_poll_interval_has_bounds(text: str, poll_s: int) -> None:
+    rules, refused = read_rules({"PollInterval": text}, default_rules())
+    assert rules.poll_s == poll_s
+    assert len(refused) == (str(poll_s) != text)
+
+
+def test_the_rules_of_a_site_replace_the_defaults() -> None:
+    rules, refused = read_custom(FaultFrequency=[FREQUENCY], FaultDuration=[DURATION], GraceTolerance={})
+    assert refused == ()
+    assert rules.frequency == {0x80E18005: (FrequencyRule(0x80E18005, 3600, 2, Level.PRE_SEPARATE, 60),)}
+    assert rules.duration == {0x80E18005: (DurationRule(0x80E18005, 5, 7, Level.SEPARATE),)}
+    assert rules.chip == default_rules().chip
+
+
+def test_a_code_can_have_several_rules() -> None:
+    rules, _ = read_custom(FaultFrequency=[FREQUENCY, {**FREQUENCY, "Times": 9, "FaultHandling": "SeparateNPU"}])
+    assert [rule.times for rule in rules.frequency[0x80E18005]] == [2, 9]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"EventId": []}, "EventId is [], not a list of codes"),
+        ({"EventId": ["80E18005", "zz"]}, 'EventId: "zz" is not a fault code in hex'),
+        ({"TimeWindow": 59}, "TimeWindow is 59, not a whole number of 60 to 864000"),
+        ({"TimeWindow": 864_001}, "TimeWindow is 864001, not a whole number of 60 to 864000"),
+        ({"Times": 0}, "Times is 0, not a whole number of 1 to 100"),
+        ({"Times": 101}, "Times is 101, not a whole number of 1 to 100"),
+        ({"Times": True}, "Times is true, not a whole number of 1 to 100"),
+        ({"Times": None}, "Times is missing, not a whole number of 1 to 100"),
+        ({"ReleaseTimeWindow": 59}, "ReleaseTimeWindow is 59, not a whole number of 60 to 4294967296"),
+        ({"ReleaseTimeWindow": 0}, "ReleaseTimeWindow is missing, only ManuallySeparateNPU can do without"),
+        ({"FaultHandling": "NormalNPU"}, 'FaultHandling is "NormalNPU", not a level to raise a fault to'),
+        ({"FaultHandling": "Separate"}, "'Separate' is not a level of faults"),
+    ],
+)
+def test_a_frequency_rule_out_of_bounds_is_refused_and_the_others_hold(change: dict[str, Any], sentence: str) -> None:
+    other = {**FREQUENCY, "EventId": ["ABC"]}
+    rules, refused = read_custom(FaultFrequency=[{**FREQUENCY, **change}, other])
+    assert set(rules.frequency) == {0xABC}
+    assert len(refused) == 1
+    assert refused[0].startswith(f"faultCustomization.json: FaultFrequency[0]: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"FaultTimeout": -1}, "FaultTimeout is -1, not a whole number of 0 to 600"),
+        ({"FaultTimeout": 601}, "FaultTimeout is 601, not a whole number of 0 to 600"),
+        ({"FaultTimeout": 2.5}, "FaultTimeout is 2.5, not a whole number of 0 to 600"),
+        ({"RecoverTimeout": 86_401}, "RecoverTimeout is 86401, not a whole number of 0 to 86400"),
+        ({"FaultHandling": "ManuallySeparateNPU"}, "FaultHandling is ManuallySeparateNPU, which only an operator"),
+    ],
+)
+def test_a_duration_rule_out_of_bounds_is_refused_and_the_others_hold(change: dict[str, Any], sentence: str) -> None:
+    other = {**DURATION, "EventId": ["ABC"]}
+    rules, refused = read_custom(FaultDuration=[{**DURATION, **change}, other, "x"])
+    assert set(rules.duration) == {0xABC}
+    assert refused[0].startswith(f"faultCustomization.json: FaultDuration[0]: {sentence}")
+    assert refused[1] == 'faultCustomization.json: FaultDuration[2]: "x" is not an object'
+
+
+def test_a_kind_of_rules_that_is_no_list_leaves_the_default() -> None:
+    rules, refused = read_custom(FaultFrequency={}, FaultDuration=[], Other=1)
+    assert (rules.frequency, rules.duration) == (default_rules().frequency, {})
+    assert refused == (
+        'faultCustomization.json: "Other" is no kind of rule',
+        "faultCustomization.json: FaultFrequency is {}, not a list; the default holds",
+    )
+
+
+texts = st.text('aF0x,{}[]"é', max_size=6) | st.sampled_from(["80E18005", "SeparateNPU", "ManuallySeparateNPU"])
+scalars = st.none() | st.booleans() | st.sampled_from([0, 1, 60, -1, 10**30, 1.5, 1e400]) | texts
+rule_fields = ["EventId", "Times", "TimeWindow", "ReleaseTimeWindow", "FaultTimeout", "FaultHandling"]
+list_fields = ["FaultFrequency", "FaultDuration", "SeparateNPUCodes", "x"]
+fields = st.sampled_from(rule_fields + list_fields)
+json_values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(fields, inner, max_size=4), max_leaves=12
+)
+keys = st.sampled_from(["faultCode.json", "faultCustomization.json", "PollInterval", "x"])
+
+
+@given(st.dictionaries(keys, json_values.map(json.dumps) | texts))
+def test_whatever_stands_there_is_read_or_refused_but_never_crashes(data: dict[str, str]) -> None:
+    rules, refused = read_rules(data, NO_RULES)
+    assert isinstance(rules, FaultRules)
+    assert all(isinstance(sentence, str) and len(sentence) < 500 for sentence in refused)
