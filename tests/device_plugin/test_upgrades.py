@@ -1,0 +1,316 @@
+"""Faults that come too often or stay too long."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascend.chips import chip_set
+from device_plugin.rules.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
+from device_plugin.rules.levels import LINK_DOWN, Level
+from device_plugin.state.damping import Damper, Damping
+from device_plugin.state.debounce import Debounce
+from device_plugin.state.health import UpgradeReason
+from tests.device_plugin.watch import FREQUENT, NOT_HANDLE, PRE_SEPARATE, WALL_MS, Watch, moment
+
+CODE = NOT_HANDLE  # harmless by itself, so that what a rule makes of it is seen
+
+
+def rules_of(*rules: FrequencyRule | DurationRule) -> FaultRules:
+    """The default levels with these rules and no others."""
+    default = default_rules()
+    frequency: dict[int, tuple[FrequencyRule, ...]] = {}
+    duration: dict[int, tuple[DurationRule, ...]] = {}
+    for rule in rules:
+        if isinstance(rule, FrequencyRule):
+            frequency[rule.code] = (*frequency.get(rule.code, ()), rule)
+        else:
+            duration[rule.code] = (*duration.get(rule.code, ()), rule)
+    return FaultRules(default.chip, default.network, frequency, duration, default.spellings)
+
+
+def often(times: int, level: Level = Level.SEPARATE, release_s: int | None = 60, code: int = CODE) -> FrequencyRule:
+    return FrequencyRule(code, 100, times, level, release_s)
+
+
+def lasting(fault_s: int, recover_s: int, level: Level = Level.SEPARATE, code: int = CODE) -> DurationRule:
+    return DurationRule(code, fault_s, recover_s, level)
+
+
+def blink(watch: Watch, at_s: float, code: int = CODE) -> None:
+    """The fault comes and goes at the same time."""
+    watch.event(at_s, code)
+    watch.event(at_s, code, "recover")
+
+
+def after(at_s: float) -> float:
+    return math.nextafter(at_s, math.inf)
+
+
+# Too long.
+
+
+def test_a_fault_of_exactly_the_time_is_none_and_one_of_a_little_more_is() -> None:
+    for lasted_s, level in ((20.0, Level.NOT_HANDLE), (20.001, Level.PRE_SEPARATE)):
+        watch = Watch()
+        watch.event(7, LINK_DOWN)
+        watch.event(7 + lasted_s, LINK_DOWN, "recover")
+        watch.event(7 + lasted_s, LINK_DOWN)
+        assert watch.chip(7 + lasted_s).network_level is level
+
+
+def test_a_recovery_of_exactly_the_time_is_none_and_one_of_a_little_more_is() -> None:
+    for gone_s, level in ((60.0, Level.PRE_SEPARATE), (60.001, Level.NOT_HANDLE)):
+        watch = Watch()
+        watch.event(7, LINK_DOWN)
+        watch.event(100, LINK_DOWN, "recover")
+        watch.event(100 + gone_s, LINK_DOWN)
+        assert watch.chip(100 + gone_s).network_level is level
+
+
+def test_the_alarm_has_the_time_it_was_due_however_late_anybody_looks() -> None:
+    watch = Watch()
+    watch.event(7, LINK_DOWN)
+    assert [why.time_ms for why in watch.assess(500).upgrade_reasons[0]] == [WALL_MS + 27_000]
+
+
+def test_a_fault_that_happened_once_does_not_last() -> None:
+    watch = Watch(rules_of(lasting(5, 5)))
+    watch.event(1, CODE, "once")
+    assert watch.chip(100).level is Level.NOT_HANDLE
+
+
+def test_a_code_can_become_more_and_more_serious() -> None:
+    watch = Watch(rules_of(lasting(5, 5, Level.PRE_SEPARATE), lasting(20, 5, Level.SEPARATE)))
+    watch.event(1, CODE)
+    levels = [watch.chip(at_s).level for at_s in (6, after(6), 21, after(21))]
+    assert levels == [Level.NOT_HANDLE, Level.PRE_SEPARATE, Level.PRE_SEPARATE, Level.SEPARATE]
+    assert [why.level for why in watch.assess(22).upgrade_reasons[0]] == [Level.PRE_SEPARATE, Level.SEPARATE]
+    assert [fault.level for fault in watch.chip(22).faults] == [Level.SEPARATE]
+
+
+def test_a_rule_never_makes_a_fault_less_serious_than_its_code() -> None:
+    watch = Watch(rules_of(lasting(5, 5, Level.SUB_HEALTH, code=FREQUENT)))
+    watch.event(1, FREQUENT)
+    verdict = watch.chip(10)
+    assert verdict.level is Level.RESTART
+    assert [(fault.level, fault.since_ms) for fault in verdict.faults] == [(Level.RESTART, WALL_MS + 1000)]
+
+
+def debounced(turns: Sequence[tuple[float, bool]], rule: DurationRule, now_s: float) -> bool:
+    """The definition: a state changes when the contrary was true, uninterrupted, for more than its time."""
+    faulty = False
+    ends = [at_s for at_s, _ in turns[1:]] + [now_s]
+    run_s = 0.0
+    before: bool | None = None
+    for (at_s, present), end_s in zip(turns, ends, strict=True):
+        run_s = run_s if present is before else at_s
+        if present is not faulty and end_s - run_s > (rule.recover_s if faulty else rule.fault_s):
+            faulty = present
+        before = present
+    return faulty
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=30),
+    st.integers(0, 6),
+    st.integers(0, 6),
+    st.integers(0, 8),
+)
+def test_the_debounced_state_is_what_its_definition_says(
+    steps: list[tuple[int, bool]], fault_s: int, recover_s: int, wait_s: int
+) -> None:
+    rule = lasting(fault_s, recover_s)
+    debounce, now_s, turns = Debounce(rule), 0, []
+    for pause_s, present in steps:
+        now_s += pause_s
+        debounce.advance(now_s)
+        debounce.turn(present=present, at=moment(now_s))
+        turns.append((float(now_s), present))
+    debounce.advance(now_s + wait_s)
+    assert debounce.faulty is debounced(turns, rule, now_s + wait_s)
+
+
+# Too often.
+
+
+def test_a_fault_that_comes_too_often_separates_the_chip_until_an_operator_releases_it() -> None:
+    watch = Watch(hold_s=0)
+    blink(watch, 1, FREQUENT)
+    blink(watch, 2, FREQUENT)
+    assert watch.chip(2).healthy
+    blink(watch, 3, FREQUENT)
+    assessment = watch.assess(1e8)
+    assert assessment.manually_separated == 1
+    why = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS + 3000)
+    assert assessment.upgrade_reasons == {0: (why,)}
+    verdict = assessment.chips[0]
+    assert verdict.reason == "ManuallySeparated"
+    assert verdict.sentence == "80E18005 (ManuallySeparateNPU), an operator has to put it back into use"
+    watch.book.release(chip_set([0]), moment(1e8))
+    assessment = watch.assess(1e8)
+    assert (assessment.manually_separated, assessment.upgrade_reasons) == (0, {})
+    assert assessment.chips[0].healthy
+
+
+def test_a_release_starts_the_count_anew() -> None:
+    watch = Watch()
+    for at_s in (1, 2, 3):
+        blink(watch, at_s, FREQUENT)
+    watch.book.release(1, moment(4))
+    for at_s in (5, 6):
+        blink(watch, at_s, FREQUENT)
+    assert watch.assess(6).manually_separated == 0
+    blink(watch, 7, FREQUENT)
+    assert watch.assess(7).manually_separated == 1
+
+
+@pytest.mark.parametrize(("last_s", "level"), [(101, Level.SEPARATE), (101.001, Level.NORMAL)])
+def test_only_what_came_within_the_window_counts(last_s: float, level: Level) -> None:
+    watch = Watch(rules_of(often(2)))
+    blink(watch, 1)
+    blink(watch, last_s)
+    assert watch.chip(last_s).level is level
+
+
+def test_a_fault_is_forgiven_once_it_has_been_gone_for_more_than_the_release_time() -> None:
+    watch = Watch(rules_of(often(2)), hold_s=0)
+    blink(watch, 1)
+    watch.event(2, CODE)
+    watch.event(5, CODE, "recover")
+    assert watch.assess(6).next_s == after(65)
+    assert watch.chip(65).level is Level.SEPARATE
+    assert watch.chip(after(65)).healthy
+    blink(watch, 70)
+    assert watch.chip(70).healthy  # what was forgiven counts no more
+
+
+def test_a_fault_that_is_still_there_is_not_forgiven() -> None:
+    watch = Watch(rules_of(often(2)))
+    blink(watch, 1)
+    watch.event(2, CODE)
+    assert watch.assess(1000).next_s == 1e9  # when it would be silent
+    assert watch.chip(1000).level is Level.SEPARATE
+
+
+def test_a_fault_that_comes_again_renews_what_was_decided() -> None:
+    watch = Watch(rules_of(often(3)))
+    for at_s in (1, 2, 3, 50):
+        blink(watch, at_s)
+    assert [why.time_ms for why in watch.assess(50).upgrade_reasons[0]] == [WALL_MS + 50_000]
+    assert watch.chip(110).level is Level.SEPARATE
+    assert watch.chip(after(110)).level is Level.NORMAL
+
+
+def test_a_fault_found_by_the_first_reading_is_no_new_occurrence() -> None:
+    watch = Watch(rules_of(often(2)), read=False)
+    watch.event(0, CODE)
+    watch.read(1, CODE)
+    watch.event(2, CODE, "recover")
+    blink(watch, 3)
+    assert watch.chip(3).level is Level.NORMAL
+    blink(watch, 4)
+    assert watch.chip(4).level is Level.SEPARATE
+
+
+def test_each_fault_that_happened_once_counts_once() -> None:
+    watch = Watch(rules_of(often(2)))
+    watch.event(1, CODE, "once")
+    watch.read(2, CODE)
+    assert watch.chip(2).level is Level.NOT_HANDLE
+    watch.event(3, CODE, "recover")
+    watch.event(4, CODE, "once")
+    assert watch.chip(4).level is Level.SEPARATE
+
+
+def test_an_event_that_a_later_reading_overtook_still_counts() -> None:
+    watch = Watch(rules_of(often(1)))
+    watch.read(5)
+    watch.event(4, CODE)
+    verdict = watch.chip(5)
+    assert verdict.level is Level.SEPARATE
+    assert [fault.since_ms for fault in verdict.faults] == [WALL_MS + 4000]
+
+
+def test_a_repeated_event_of_a_fault_that_is_there_counts_once() -> None:
+    watch = Watch(rules_of(often(2)))
+    watch.event(1, CODE)
+    watch.event(2, CODE)
+    watch.read(3, CODE)
+    assert watch.chip(3).level is Level.NOT_HANDLE
+
+
+def test_a_code_with_a_duration_rule_counts_only_when_it_lasts() -> None:
+    watch = Watch()  # LINK_DOWN: 5 times in 24 h, each of more than 20 s
+    for at_s in range(0, 1000, 100):
+        blink(watch, at_s, LINK_DOWN)
+    assert watch.assess(1000).manually_separated == 0
+    for at_s in range(1000, 2000, 200):
+        watch.event(at_s, LINK_DOWN)
+        watch.event(at_s + 30, LINK_DOWN, "recover")
+    assessment = watch.assess(2000)
+    assert assessment.manually_separated == 1
+    verdict = assessment.chips[0]
+    # It is the network's: the kubelet is not told (spec/node-agent.md §4.1).
+    assert (verdict.healthy, verdict.network_level) == (True, Level.MANUALLY_SEPARATE)
+    # It was over 60 s after the last recovery, and is forgiven 48 h after that.
+    assert assessment.next_s == after(1830 + 60 + 172_800)
+
+
+def test_overlapping_rules_count_each_by_itself() -> None:
+    watch = Watch(rules_of(often(2, Level.PRE_SEPARATE), often(4, Level.MANUALLY_SEPARATE, None)), hold_s=0)
+    levels = []
+    for at_s in (1, 2, 3, 4):
+        blink(watch, at_s)
+        levels.append(watch.chip(at_s).level)
+    assert levels == [Level.NORMAL, Level.PRE_SEPARATE, Level.PRE_SEPARATE, Level.MANUALLY_SEPARATE]
+    assert watch.chip(100).level is Level.MANUALLY_SEPARATE
+    watch.book.release(1, moment(100))
+    assert watch.chip(100).healthy
+
+
+def test_what_is_present_is_judged_anew_by_other_rules() -> None:
+    watch = Watch(hold_s=0)
+    watch.event(1, CODE)
+    watch.event(1, PRE_SEPARATE)
+    watch.book.configure(rules_of(lasting(10, 5), often(1)))
+    assert watch.chip(2).level is Level.PRE_SEPARATE
+    assert watch.chip(after(11)).level is Level.SEPARATE
+    watch.event(20, PRE_SEPARATE, "recover")
+    watch.book.configure(rules_of())
+    assert (watch.chip(20).level, watch.assess(20).upgrade_reasons) == (Level.NOT_HANDLE, {})
+
+
+def test_other_rules_drop_what_they_can_not_forgive_but_not_an_operators_part() -> None:
+    for level, kept in ((Level.SEPARATE, 0), (Level.MANUALLY_SEPARATE, 1)):
+        watch = Watch(rules_of(often(1, level)))
+        blink(watch, 1)
+        watch.book.configure(rules_of())
+        assert len(watch.assess(1000).upgrade_reasons) == kept
+
+
+def test_a_rule_gone_while_its_fault_lasts_lets_the_count_go_on_to_release() -> None:
+    watch = Watch(rules_of(lasting(5, 5, Level.SUB_HEALTH), often(1)), hold_s=0)
+    watch.event(1, CODE)
+    assert watch.chip(10).level is Level.SEPARATE
+    watch.event(11, CODE, "recover")
+    watch.book.configure(rules_of(often(1)))
+    assert watch.chip(71).level is Level.SEPARATE
+    assert watch.chip(after(71)).healthy
+
+
+# Damping.
+
+
+def test_a_damper_without_hold_follows() -> None:
+    damper, damping = Damper(), Damping(0, 300)
+    for at_s, bad in enumerate([True, False, True, False]):
+        damper.feed(bad=bad, now_s=at_s, damping=damping)
+        assert damper.bad is bad
+
+
+def test_a_damper_that_relapsed_a_million_times_still_holds_its_limit() -> None:
+    assert Damping(1, 300).hold_after(1_000_000) == 300
+    assert Damping(500, 300).hold_after(0) == 500
