@@ -6,7 +6,7 @@ Volcano's plugin and ClusterD read it; the latter drops it when the CheckCode do
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -17,7 +17,9 @@ from ascend.chips import (
     chip_ids,
     chip_name,
     chip_set,
+    join_names,
     join_names_sorted,
+    parse_chip_name,
     parse_names,
 )
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue
@@ -28,14 +30,16 @@ LABELS = {"mx-consumer-cim": "true"}
 """ClusterD and Volcano's plugin select the ConfigMap by this label (spec/node-agent.md §0.7)."""
 
 DEVICE_INFO = "DeviceInfoCfg"
+SWITCH_INFO = "SwitchInfoCfg"
 MANUALLY_SEPARATED = "ManuallySeparateNPU"
 UPGRADE_REASONS = "UpgradeFaultReason"
 DESCRIPTION = "Description"
 
 _DESCRIPTION_TEXT = (
-    f"{RESOURCE} lists the free chips for readers that do not keep count themselves; "
-    "baseDeviceInfos on the node and the chips on its pods say the same."
+    "The field[xxx.com/xxx] is sunset. Volcano has the ability to maintain the usage status of chips on its own, "
+    "and can temporarily use this field by configuring the Volcano parameter 'self-maintain-available-card'"
 )
+"""Word for word the reference's (spec/baseline-device-plugin.md §3)."""
 
 _UNHEALTHY = f"{RESOURCE}-Unhealthy"
 _NETWORK_UNHEALTHY = f"{RESOURCE}-NetworkUnhealthy"
@@ -79,6 +83,30 @@ def chip_fault(*, chip_id: int, level: str, codes: Mapping[str, FaultTime], netw
     )
 
 
+class Upgrade(msgspec.Struct, frozen=True):
+    """Why a chip counts as worse than its codes say, as an entry of ``UpgradeFaultReason`` (§5.6); order is the wire's.
+
+    Attributes:
+        upgrade_time: Unix milliseconds.
+        fault_code: lower-case hex, or a word where there is no code.
+        fault_level: what it counts as.
+        upgrade_type: ``FaultFrequency``, ``FaultDuration`` or ``FaultAutofill``.
+    """
+
+    upgrade_time: int
+    fault_code: str
+    fault_level: str
+    upgrade_type: str
+
+
+class _SwitchInfo(msgspec.Struct, frozen=True):
+    FaultCode: list[str] | None = None
+    FaultLevel: str = ""
+    UpdateTime: int = 0
+    NodeStatus: str = ""
+    FaultTimeAndLevelMap: dict[str, FaultTime] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
     """What a node reports of its chips.
@@ -87,12 +115,14 @@ class DeviceReport:
         free: healthy and held by no pod.
         unhealthy: not to be used; may be in use.
         network_unhealthy: not to be used by distributed jobs; may be free.
-        update_time_s: Unix seconds of the report.
+        update_time_s: Unix seconds of the report; 0 once the node's plugin has ended: nobody keeps it true any more.
         recovering: being reset.
         faults: one entry per chip and domain.
         super_pod_id: the node's SuperPod, -2 if unknown.
         server_index: the node's index within it, -2 if unknown.
         manually_separated: taken out by an operator or by the frequency rule.
+        upgrades: why chips count as worse than their codes say, by physical id.
+        has_switches: the server has switches of its own (A3), of which nothing is known here.
     """
 
     free: ChipSet
@@ -104,6 +134,8 @@ class DeviceReport:
     super_pod_id: int = UNKNOWN
     server_index: int = UNKNOWN
     manually_separated: ChipSet = 0
+    upgrades: Mapping[int, tuple[Upgrade, ...]] = field(default_factory=dict)
+    has_switches: bool = False
 
 
 class _DeviceInfo(msgspec.Struct, frozen=True):
@@ -153,16 +185,21 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
         report.server_index,
         check_code(device_list, report.update_time_s),
     )
-    return {
+    data = {
         DEVICE_INFO: _go_json(cfg),
-        MANUALLY_SEPARATED: ",".join(chip_name(chip_id) for chip_id in chip_ids(report.manually_separated)),
-        UPGRADE_REASONS: "{}",
+        MANUALLY_SEPARATED: join_names(chip_ids(report.manually_separated)),
+        UPGRADE_REASONS: _go_json({chip_name(phy_id): each for phy_id, each in report.upgrades.items()}),
         DESCRIPTION: _DESCRIPTION_TEXT,
     }
+    if report.has_switches:
+        # What the reference writes where it can't read the switches (§5.5).
+        data[SWITCH_INFO] = _go_json(_SwitchInfo())
+    return data
 
 
 def decode_report(data: Mapping[str, str]) -> DeviceReport:
-    """The report in a ConfigMap's ``data``, ours or the reference plugin's.
+    """The report in a ConfigMap's ``data``, ours or the reference plugin's; without the upgrades, which only the node's
+    own plugin needs (``read_upgrades``).
 
     Raises:
         InvalidReport: ``DeviceInfoCfg`` is missing or malformed, or its CheckCode does not match what it covers.
@@ -185,12 +222,39 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
             faults=tuple(msgspec.json.decode(listed.get(_FAULT, "") or "[]", type=list[Fault])),
             super_pod_id=cfg.SuperPodID,
             server_index=cfg.ServerIndex,
-            manually_separated=chip_set(parse_names(data.get(MANUALLY_SEPARATED, ""), MANUALLY_SEPARATED)),
+            manually_separated=read_manually_separated(data)[0],
+            has_switches=SWITCH_INFO in data,
         )
     except InvalidReport:
         raise
     except (*UNREADABLE, InvalidValue) as error:
         raise InvalidReport(f"{DEVICE_INFO}: {error}") from error
+
+
+def read_manually_separated(data: Mapping[str, str]) -> tuple[ChipSet, tuple[str, ...]]:
+    """The chips taken out, and the entries that name none: people write this list by hand, and a slip in one entry
+    must not undo the others (spec/node-agent.md §4.8).
+    """
+    chips, slips = 0, []
+    for entry in filter(None, map(str.strip, data.get(MANUALLY_SEPARATED, "").split(","))):
+        try:
+            chips |= 1 << parse_chip_name(entry)
+        except InvalidValue:
+            slips.append(entry)
+    return chips, tuple(slips)
+
+
+def read_upgrades(data: Mapping[str, str]) -> dict[int, tuple[Upgrade, ...]]:
+    """The upgrades in a ConfigMap's ``data``, by physical id (§5.6).
+
+    Raises:
+        InvalidReport: they are malformed.
+    """
+    try:
+        upgrades = msgspec.json.decode(data.get(UPGRADE_REASONS) or "{}", type=dict[str, tuple[Upgrade, ...]])
+        return {parse_chip_name(name): each for name, each in upgrades.items()}
+    except (*UNREADABLE, InvalidValue) as error:
+        raise InvalidReport(f"{UPGRADE_REASONS}: {error}") from error
 
 
 def _listed(device_list: Mapping[str, str], key: str) -> ChipSet:

@@ -1,42 +1,79 @@
 """Wires the device plugin together and runs it.
 
-The order matters once, at the start: chips read, pods seen, ledger rebuilt, and only then registration, because from
+The order matters once, at the start: chips judged, pods seen, ledger rebuilt, and only then registration, because from
 then on the kubelet may ask.
 """
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 from aiohttp import web
 
 from ascend.annotations import UNKNOWN, ChipAddress, write_claim, write_configuration
-from ascend.errors import ApiError, Unreachable
+from ascend.chips import ChipSet
+from ascend.deviceinfo import read_manually_separated, read_upgrades
+from ascend.errors import ApiError, InvalidReport, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import NODES, PODS, Pod
+from ascend.kube.events import EventRecorder, Regarding
+from ascend.kube.objects import PODS, Node, Pod
 from ascend.kube.reflector import Reflector
 from ascend.observe.probes import Check, add_probes, serve_http
+from device_plugin.board import Board
 from device_plugin.claims import ClaimWriter
 from device_plugin.driver import Driver
+from device_plugin.driver.dcmi import DcmiDriver
 from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.fault_config import FaultConfig
 from device_plugin.handover import HandOverDesk
+from device_plugin.health import HealthKeeper
 from device_plugin.kubelet.pods_api import KubeletPods
 from device_plugin.kubelet.registration import Registration
 from device_plugin.kubelet.servicer import DevicePluginServicer
 from device_plugin.lock import InstanceLock
 from device_plugin.metrics import Metrics
+from device_plugin.node_object import NodeWriter
+from device_plugin.readmission import CHIPS, PORTS, Readmission, read_label
 from device_plugin.reconcile import Reconciler
 from device_plugin.report import Reporter
+from device_plugin.rules.fault_rules import default_rules
 from device_plugin.rules.injection import gift
+from device_plugin.rules.report import read_upgrades as read_reasons
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.scan import Scanner
 from device_plugin.settings import Settings
 from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.health import HealthBook
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+COMPONENT = "ascend-device-plugin"
+
+
+@dataclass(frozen=True, slots=True)
+class _ChipSide:
+    """What reads, judges and reports the chips."""
+
+    scanner: Scanner
+    health: HealthKeeper
+    fault_config: FaultConfig
+    board: Board
+    reporter: Reporter
+
+
+@dataclass(frozen=True, slots=True)
+class _KubeletSide:
+    """What hands the chips to pods."""
+
+    watch: Reflector[Pod]
+    claims: ClaimWriter
+    reconciler: Reconciler
+    lock: InstanceLock
+    registration: Registration
 
 
 class Plugin:
@@ -49,10 +86,11 @@ class Plugin:
 
     def __init__(self, settings: Settings, driver: Driver | None = None) -> None:
         self._settings = settings
-        self._driver = driver or SimulatedDriver(settings.simulated_state)
         self._host_ip = settings.host_ip
         self.metrics = Metrics()
+        self._driver = driver or make_driver(settings, self.metrics)
         self.snapshots: Observable[Snapshot | None] = Observable(None)
+        self.kubelet_healthy: Observable[ChipSet] = Observable(0)
         self.handovers = HandOvers()
         self.pods = NodePods(on_gone=self.handovers.drop)
         self.http_address = ""
@@ -63,23 +101,103 @@ class Plugin:
         Raises:
             AscendError: it can't start; says why.
         """
+        settings = self._settings
         page = web.Application()
         # The page is there from the first moment on; it says what is missing as long as something is.
-        ready: dict[str, Check] = {"start": lambda: "waiting for this node's address"}
+        ready: dict[str, Check] = {"start": lambda: "waiting for this node's Node object"}
         add_probes(page, registry=self.metrics.registry, ready=ready)
         async with (
-            await KubeClient.connect(self._settings.kubeconfig) as client,
-            serve_http(page, self._settings.http_address) as self.http_address,
+            await KubeClient.connect(settings.kubeconfig) as client,
+            serve_http(page, settings.http_address) as self.http_address,
         ):
-            log.info("started", node=self._settings.node_name, http=self.http_address)
-            await self._learn_host_ip(client)
-            url = self._settings.kubelet_pods_url or f"https://{self._host_ip}:10250/pods"
-            ca_file = self._settings.kubelet_ca_file
-            async with KubeletPods(url, client.identity_headers, ca_file=ca_file) as kubelet_pods:
-                await self._work(client, kubelet_pods, ready)
+            log.info("started", node=settings.node_name, http=self.http_address)
+            node_object = NodeWriter(client, settings.node_name)
+            node = await node_object.learn()
+            if not self._host_ip:
+                self._host_ip = node.internal_ip
+                log.info("learned this node's address", address=self._host_ip)
+            url = settings.kubelet_pods_url or f"https://{self._host_ip}:10250/pods"
+            async with KubeletPods(url, client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet_pods:
+                events = EventRecorder(client, COMPONENT, settings.node_name)
+                chips = self._chip_side(client, node_object, events)
+                kubelet = self._kubelet_side(client, kubelet_pods, chips.reporter)
+                ready.clear()
+                ready |= {
+                    "driver": lambda: chips.scanner.problem,
+                    "pods": lambda: None if kubelet.watch.synced.is_set() else "the node's pods are not listed yet",
+                    "lock": lambda: kubelet.lock.problem,
+                    "kubelet": lambda: kubelet.registration.problem,
+                    "report": lambda: chips.reporter.problem,
+                }
+                try:
+                    await self._work(client, events, chips, kubelet, node)
+                finally:
+                    await kubelet.claims.close()
+                    await chips.reporter.sign_off()
 
-    async def _work(self, client: KubeClient, kubelet_pods: KubeletPods, ready: dict[str, Check]) -> None:
+    async def _work(
+        self, client: KubeClient, events: EventRecorder, chips: _ChipSide, kubelet: _KubeletSide, node: Node
+    ) -> None:
+        name = self._settings.node_name
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(chips.scanner.run())
+            tasks.create_task(kubelet.watch.run())
+            tasks.create_task(events.run())
+            await _restore(client, chips, node)
+            tasks.create_task(chips.fault_config.watch(client).run())
+            tasks.create_task(chips.health.run())
+            await self.snapshots.newer_than(0)
+            await kubelet.watch.synced.wait()
+            async with kubelet.lock.held():
+                await kubelet.reconciler.restore()
+                tasks.create_task(chips.board.watch().run())
+                tasks.create_task(kubelet.reconciler.run())
+                tasks.create_task(chips.reporter.run())
+                if self._settings.readmission == "manual":
+                    readmit = chips.health.readmit
+                    readmission = Readmission(client, name, snapshots=self.snapshots, on_readmit=readmit)
+                    tasks.create_task(readmission.watch().run())
+                    tasks.create_task(readmission.run())
+                await kubelet.registration.run()
+
+    def _chip_side(self, client: KubeClient, node_object: NodeWriter, events: EventRecorder) -> _ChipSide:
         settings = self._settings
+
+        def announce(reason: str, sentence: str, warning: bool) -> None:  # noqa: FBT001 - a callback's plain word
+            # The kubelet's own Events about a Node have its name as uid, and so `kubectl describe node` looks for it.
+            regarding = Regarding("Node", settings.node_name, uid=settings.node_name)
+            events.publish(regarding, reason, sentence, action="WatchHealth", warning=warning)
+
+        book = HealthBook(
+            default_rules(),
+            hold_s=settings.recovery_hold_s,
+            stale_s=settings.stale_s,
+            readmission=settings.readmission,
+        )
+        health = HealthKeeper(
+            book,
+            self.snapshots,
+            pods=self.pods,
+            handovers=self.handovers,
+            metrics=self.metrics,
+            announce=announce,
+        )
+        board = Board(client, settings.node_name, health.edited)
+        reporter = Reporter(
+            board,
+            node_object,
+            snapshots=self.snapshots,
+            pods=self.pods,
+            handovers=self.handovers,
+            kubelet_healthy=self.kubelet_healthy,
+            metrics=self.metrics,
+        )
+        scanner = Scanner(self._driver, health, period_s=settings.scan_period_s)
+        return _ChipSide(scanner, health, FaultConfig(health.configure, announce), board, reporter)
+
+    def _kubelet_side(self, client: KubeClient, kubelet_pods: KubeletPods, reporter: Reporter) -> _KubeletSide:
+        settings = self._settings
+        own = f"spec.nodeName={settings.node_name}"
         claims = ClaimWriter(client)
         self.metrics.claims_pending.set_function(lambda: claims.pending)
 
@@ -89,7 +207,7 @@ class Plugin:
             claims.write(uid=handover.uid, namespace=namespace, name=name, annotations=annotations)
 
         async def api_pods() -> list[Pod]:
-            return await client.list_objects(PODS, field_selector=f"spec.nodeName={settings.node_name}")
+            return await client.list_objects(PODS, field_selector=own)
 
         desk = HandOverDesk(
             snapshots=self.snapshots,
@@ -99,18 +217,7 @@ class Plugin:
             api_pods=api_pods,
             on_handover=claim,
         )
-
-        scanner = Scanner(self._driver, self.snapshots, period_s=settings.scan_period_s)
-        watch = Reflector(client, PODS, self.pods, field_selector=f"spec.nodeName={settings.node_name}")
         reconciler = Reconciler(settings.pod_resources_socket, pods=self.pods, handovers=self.handovers, claim=claim)
-        reporter = Reporter(
-            client,
-            settings.node_name,
-            snapshots=self.snapshots,
-            pods=self.pods,
-            handovers=self.handovers,
-            metrics=self.metrics,
-        )
 
         def make_servicer() -> DevicePluginServicer:
             return DevicePluginServicer(
@@ -118,46 +225,20 @@ class Plugin:
                 desk=desk,
                 give=lambda chips: gift(chips, settings.injection, settings.device_root, Path.exists),
                 reported_unhealthy=reporter.unhealthy,
+                told_healthy=self.kubelet_healthy,
                 metrics=self.metrics,
             )
 
-        lock = InstanceLock(settings.device_plugin_dir)
         registration = Registration(
             settings.device_plugin_dir, make_servicer, self.metrics, on_new_kubelet=reconciler.forget_lost
         )
-        ready.clear()
-        ready |= {
-            "driver": lambda: scanner.problem,
-            "pods": lambda: None if watch.synced.is_set() else "the node's pods are not listed yet",
-            "lock": lambda: lock.problem,
-            "kubelet": lambda: registration.problem,
-            "report": lambda: reporter.problem,
-        }
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(scanner.run())
-                tasks.create_task(watch.run())
-                await self.snapshots.newer_than(0)
-                await watch.synced.wait()
-                async with lock.held():
-                    await reconciler.restore()
-                    tasks.create_task(reconciler.run())
-                    tasks.create_task(reporter.run())
-                    await registration.run()
-        finally:
-            await claims.close()
-
-    async def _learn_host_ip(self, client: KubeClient) -> None:
-        backoff = Backoff(limit_s=5.0)
-        while not self._host_ip:
-            try:
-                self._host_ip = (await client.get(NODES, self._settings.node_name)).internal_ip
-            except (ApiError, Unreachable) as error:
-                log.warning("waiting for this node's Node object", node=self._settings.node_name, error=str(error))
-            if self._host_ip:
-                log.info("learned this node's address", address=self._host_ip)
-            else:
-                await asyncio.sleep(backoff.next_s())
+        return _KubeletSide(
+            Reflector(client, PODS, self.pods, field_selector=own),
+            claims,
+            reconciler,
+            InstanceLock(settings.device_plugin_dir),
+            registration,
+        )
 
     def _claim(self, handover: HandOver, name: str) -> dict[str, str]:
         snapshot = self.snapshots.value
@@ -167,7 +248,41 @@ class Plugin:
             pod_uid=handover.uid,
             host_ip=self._host_ip,
             devices={chip_id: chips.get(chip_id, ChipAddress()) for chip_id in handover.chips},
-            super_pod_id=snapshot.super_pod_id if snapshot is not None else UNKNOWN,
-            server_index=snapshot.server_index if snapshot is not None else UNKNOWN,
+            super_pod_id=snapshot.server.super_pod_id if snapshot is not None else UNKNOWN,
+            server_index=snapshot.server.server_index if snapshot is not None else UNKNOWN,
         )
         return write_claim(chips=handover.chips, kubelet_ids=handover.kubelet_ids, configuration=configuration)
+
+
+def make_driver(settings: Settings, metrics: Metrics) -> Driver:
+    """The driver the settings name."""
+    if settings.driver == "simulated":
+        return SimulatedDriver(settings.simulated_state)
+    return DcmiDriver(
+        settings.dcmi_library, observe=lambda call, took_s: metrics.driver_calls.labels(call=call).observe(took_s)
+    )
+
+
+async def _restore(client: KubeClient, chips: _ChipSide, node: Node) -> None:
+    """Take up the site's rules, and what an earlier plugin left in the report and on the node's labels."""
+    backoff = Backoff(limit_s=5.0)
+    while True:
+        try:
+            await chips.fault_config.fetch(client)
+            data = await chips.board.fetch()
+            break
+        except (ApiError, Unreachable) as error:
+            log.warning("rules and the earlier report can't be read yet", error=str(error))
+            await asyncio.sleep(backoff.next_s())
+    try:
+        upgrades = read_upgrades(data)
+    except InvalidReport as error:
+        log.warning("the earlier report's reasons are lost", error=str(error))
+        upgrades = {}
+    labels = node.metadata.labels
+    chips.health.restore(
+        manually_separated=read_manually_separated(data)[0],
+        reasons=read_reasons(upgrades),
+        awaiting=read_label(labels, CHIPS),
+        network_awaiting=read_label(labels, PORTS),
+    )

@@ -12,7 +12,22 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.devices = Gauge("ascend_dp_devices", "Chips by state", ["state"], registry=self.registry)
+        self.devices = Gauge(
+            "ascend_dp_devices",
+            "Chips by state, and why they are not to be used",
+            ["state", "reason"],
+            registry=self.registry,
+        )
+        self.transitions = Counter(
+            "ascend_dp_health_transitions", "Changes of a chip's health", ["to", "reason"], registry=self.registry
+        )
+        self.driver_calls = Histogram(
+            "ascend_dp_dcmi_call_duration_seconds",
+            "How long calls of the driver took",
+            ["call"],
+            buckets=BUCKETS_S,
+            registry=self.registry,
+        )
         self.allocate_duration = Histogram(
             "ascend_dp_allocate_duration_seconds",
             "How long the kubelet waited for Allocate",

@@ -1,76 +1,76 @@
-"""Publishes what the node reports: the ConfigMap and the node's annotations.
+"""Publishes what the node reports of its chips: its ConfigMap, and the annotations and labels of its Node.
 
-The ConfigMap is written when its content changes, at most once a second, and at least every five minutes, because its
-readers take silence for death (spec/node-agent.md §0.6). Keys and labels of others are left as they are: only our keys
-are patched.
+Written when the content changes, at most once a second, and at least every five minutes, because readers take silence
+for death (spec/node-agent.md §0.6). A chip is told free only once the kubelet has been told that it is healthy: readers
+refuse a node that lists more free chips than its kubelet offers (§0.4).
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import structlog
 
-from ascend.annotations import (
-    BASE_DEVICE_INFOS,
-    SERVER_INDEX,
-    SERVER_TYPE,
-    SUPER_POD_ID,
-    write_base_device_infos,
-)
 from ascend.chips import ChipSet, chip_ids
-from ascend.deviceinfo import LABELS, MANUALLY_SEPARATED, NAMESPACE, DeviceReport, config_map_name, encode_report
-from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.deviceinfo import DeviceReport, encode_report
+from ascend.errors import ApiError, Conflict, Unreachable
 from ascend.kube.backoff import Backoff
-from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, NODES
+from device_plugin.board import Board
 from device_plugin.metrics import Metrics
+from device_plugin.node_object import NodeWriter
+from device_plugin.rules.node_labels import node_annotations, node_labels
 from device_plugin.rules.report import make_report
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOvers
-from device_plugin.state.observable import Observable
+from device_plugin.state.observable import Observable, first_change
 from device_plugin.state.pods import NodePods
+from device_plugin.state.used import used_chips
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 REFRESH_S = 300.0
 MIN_GAP_S = 1.0
+KUBELET_FIRST_S = 1.0
+"""How long the first report waits for the kubelet to be told of the chips, so that it need not be written twice."""
+SIGN_OFF_S = 1.0
 
 
 class Reporter:
     """Keeps the node's report true.
 
     Args:
-        client: the API server.
-        node: this node's name.
+        board: the ConfigMap.
+        node_object: the Node.
         snapshots: the node's chips.
         pods: the node's pods.
         handovers: what they were handed.
+        kubelet_healthy: the chips the kubelet was last told are healthy.
         metrics: counts.
         now_s: wall clock, Unix seconds, for UpdateTime.
     """
 
     def __init__(
         self,
-        client: KubeClient,
-        node: str,
+        board: Board,
+        node_object: NodeWriter,
         *,
         snapshots: Observable[Snapshot | None],
         pods: NodePods,
         handovers: HandOvers,
+        kubelet_healthy: Observable[ChipSet],
         metrics: Metrics,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self._client = client
-        self._node = node
+        self._board = board
+        self._node_object = node_object
         self._snapshots = snapshots
         self._pods = pods
         self._handovers = handovers
+        self._kubelet_healthy = kubelet_healthy
         self._metrics = metrics
         self._now_s = now_s
-        self._annotated: Mapping[str, str] | None = None
+        self._last: DeviceReport | None = None
         self.problem: str | None = "the report has not been written yet"
         """Why the last report is not written; None where it is."""
         self.unhealthy: Observable[ChipSet] = Observable(0)
@@ -82,102 +82,89 @@ class Reporter:
         backoff = Backoff()
         written: tuple[DeviceReport, Mapping[str, str]] | None = None
         refresh_at_s = 0.0
+        sources = (
+            self._snapshots,
+            self._pods.changes,
+            self._handovers.changes,
+            self._kubelet_healthy,
+            self._board.lost,
+        )
+        await self._kubelet_knows()
         while True:
-            versions = self._versions()
+            versions = [source.version for source in sources]
+            lost = self._board.lost.version
             snapshot = self._snapshots.value
             if snapshot is None:
-                await self._changed(versions, REFRESH_S)
+                await first_change(sources, versions, REFRESH_S)
                 continue
-            report, annotations = self._report(snapshot), _node_annotations(snapshot)
+            report, annotations = self._report(snapshot), node_annotations(snapshot)
             if (report, annotations) == written:
                 left_s = refresh_at_s - loop.time()
-                if left_s > 0 and await self._changed(versions, left_s):
+                if left_s > 0 and await first_change(sources, versions, left_s):
+                    if self._board.lost.version != lost:
+                        written = None
                     continue
-                self._annotated = None  # the refresh mends what others may have changed
+                self._node_object.forget()  # the refresh mends what others may have changed
             try:
-                await self._annotate_node(annotations)
-                await self._write(replace(report, update_time_s=int(self._now_s())))
+                await self._write(snapshot, report, annotations)
             except (ApiError, Unreachable) as error:
-                self.problem = f"the report is not written: {error}"
                 written = None  # a part of it may be, or all of it with the answer lost
-                wait_s = backoff.next_s()
-                if isinstance(error, ApiError) and error.retry_after_s is not None:
-                    wait_s = max(wait_s, error.retry_after_s)
-                log.warning("report not written", error=str(error), retry_s=round(wait_s, 2))
-                await asyncio.sleep(wait_s)
+                await self._wait(error, backoff)
                 continue
             backoff.reset()
             self.problem = None
             self.unhealthy.set(report.unhealthy)
-            written = report, annotations
+            written, self._last = (report, annotations), report
             refresh_at_s = loop.time() + REFRESH_S
             log.info("reported", free=f"{report.free:#x}", unhealthy=f"{report.unhealthy:#x}")
             await asyncio.sleep(MIN_GAP_S)
 
-    def _versions(self) -> tuple[int, int, int]:
-        return (self._snapshots.version, self._pods.changes.version, self._handovers.changes.version)
-
-    async def _changed(self, versions: tuple[int, int, int], within_s: float) -> bool:
-        sources: tuple[Observable[Any], ...] = (self._snapshots, self._pods.changes, self._handovers.changes)
-        waits = [
-            asyncio.ensure_future(source.newer_than(version)) for source, version in zip(sources, versions, strict=True)
-        ]
+    async def sign_off(self) -> None:
+        """Say that nobody keeps the report true any more; the kubelet stops offering the chips at the same time."""
+        if self._last is None:
+            return
         try:
-            done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-        return bool(done)
+            async with asyncio.timeout(SIGN_OFF_S):
+                await self._board.write(encode_report(replace(self._last, update_time_s=0)))
+        except (ApiError, Unreachable, TimeoutError) as error:
+            log.warning("the report does not say that the plugin ends", error=str(error) or "no answer in time")
+        else:
+            log.info("the report says that the plugin ends")
+
+    async def _write(self, snapshot: Snapshot, report: DeviceReport, annotations: Mapping[str, str]) -> None:
+        labels, problems = node_labels(snapshot.server)
+        for problem in problems:
+            log.warning("label not written", node_label=problem)
+        await self._node_object.write(annotations, labels)
+        await self._board.write(encode_report(replace(report, update_time_s=int(self._now_s()))))
+
+    async def _wait(self, error: ApiError | Unreachable, backoff: Backoff) -> None:
+        wait_s = backoff.next_s()
+        if isinstance(error, Conflict):
+            log.info("the report is made anew, somebody has written meanwhile", error=str(error))
+        else:
+            self.problem = f"the report is not written: {error}"
+            if isinstance(error, ApiError) and error.retry_after_s is not None:
+                wait_s = max(wait_s, error.retry_after_s)
+            log.warning("report not written", error=str(error), retry_s=round(wait_s, 2))
+        await asyncio.sleep(wait_s)
+
+    async def _kubelet_knows(self) -> None:
+        if self._kubelet_healthy.version == 0:
+            await first_change((self._kubelet_healthy,), (0,), KUBELET_FIRST_S)
 
     def _report(self, snapshot: Snapshot) -> DeviceReport:
         """What is to be told now; its time comes with the writing."""
-        report = make_report(snapshot, self._used(), update_time_s=0)
-        for state, chips in (
-            ("free", report.free),
-            ("used", snapshot.healthy & ~report.free),
-            ("unhealthy", report.unhealthy),
-        ):
-            self._metrics.devices.labels(state=state).set(len(chip_ids(chips)))
-        return report
+        used = used_chips(self._pods, self._handovers)
+        report = make_report(snapshot, used, update_time_s=0)
+        self._count(snapshot, used)
+        return replace(report, free=report.free & self._kubelet_healthy.value)
 
-    def _used(self) -> ChipSet:
-        used = 0
-        for handover in self._handovers:
-            used |= handover.held
-        for pod in self._pods:
-            if pod.live and pod.count:
-                used |= pod.held
-        return used
-
-    async def _annotate_node(self, annotations: Mapping[str, str]) -> None:
-        if annotations != self._annotated:
-            await self._client.patch(NODES, self._node, {"metadata": {"annotations": annotations}})
-            self._annotated = annotations
-
-    async def _write(self, report: DeviceReport) -> None:
-        name = config_map_name(self._node)
-        data = encode_report(report)
-        # This key is for operators to edit: writing it would undo what they did.
-        ours = {key: text for key, text in data.items() if key != MANUALLY_SEPARATED}
-        try:
-            await self._client.patch(
-                CONFIG_MAPS, name, {"metadata": {"labels": LABELS}, "data": ours}, namespace=NAMESPACE
-            )
-        except NotFound:
-            body = {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": {"name": name, "namespace": NAMESPACE, "labels": LABELS},
-                "data": data,
-            }
-            await self._client.create(CONFIG_MAPS, body, NAMESPACE)
-
-
-def _node_annotations(snapshot: Snapshot) -> dict[str, str]:
-    return {
-        BASE_DEVICE_INFOS: write_base_device_infos({chip.chip_id: chip.address for chip in snapshot.chips}),
-        SUPER_POD_ID: str(snapshot.super_pod_id),
-        SERVER_INDEX: str(snapshot.server_index),
-        SERVER_TYPE: "",
-    }
+    def _count(self, snapshot: Snapshot, used: ChipSet) -> None:
+        self._metrics.devices.clear()
+        healthy = snapshot.healthy
+        for state, chips in (("free", healthy & ~used), ("used", healthy & used)):
+            self._metrics.devices.labels(state=state, reason="").set(len(chip_ids(chips)))
+        for chip in snapshot.chips:
+            if not chip.healthy:
+                self._metrics.devices.labels(state="unhealthy", reason=chip.verdict.reason).inc()

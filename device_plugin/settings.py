@@ -35,11 +35,28 @@ class Settings(DaemonSettings):
     kubelet_ca_file: str | None = Field(
         default=None, description="verifies the kubelet's certificate; kubelets sign their own unless told otherwise"
     )
-    driver: Literal["simulated"] = Field(default="simulated", description="which driver to read")
+    driver: Literal["dcmi", "simulated"] = Field(default="dcmi", description="which driver to read")
+    dcmi_library: Path | None = Field(
+        default=None,
+        description="the path of libdcmi.so; looked for in LD_LIBRARY_PATH and ldconfig's list if not given",
+    )
     simulated_state: Path = Field(
         default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
     )
-    scan_period_s: float = Field(default=0.5, gt=0, le=60, description="seconds between readings of the driver")
+    scan_period_s: float = Field(default=1.0, gt=0, le=60, description="seconds between readings of each chip")
+    stale_s: float = Field(
+        default=10.0, gt=0, le=600, description="seconds without a word of a chip after which it counts as unhealthy"
+    )
+    recovery_hold_s: float = Field(
+        default=1.0,
+        ge=0,
+        le=3600,
+        description="seconds a chip must be without faults before it is healthy again; doubles while it flaps",
+    )
+    readmission: Literal["automatic", "manual"] = Field(
+        default="automatic",
+        description="whether recovered chips come back by themselves, or once an operator edits the node's labels",
+    )
     injection: Injection = Field(
         default="both", description="what a container gets: runtime (environment), devices (device nodes), or both"
     )

@@ -167,6 +167,7 @@ def _plugin(node: SandboxNode, kubeconfig: Path) -> Plugin:
         device_plugin_dir=node.kubelet.socket_dir,
         pod_resources_socket=node.kubelet.pod_resources_socket,
         kubelet_pods_url=node.kubelet.pods_url,
+        driver="simulated",
         simulated_state=node.state_file,
         device_root=node.device_root,
         http_address="127.0.0.1:0",

@@ -37,6 +37,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         desk: matches calls with pods.
         give: what a container with these chips is given.
         reported_unhealthy: the chips the node's report calls unhealthy.
+        told_healthy: told which chips the kubelet was sent as healthy.
         metrics: counts.
     """
 
@@ -47,12 +48,14 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         desk: HandOverDesk,
         give: Callable[[tuple[int, ...]], ContainerGift],
         reported_unhealthy: Observable[ChipSet],
+        told_healthy: Observable[ChipSet],
         metrics: Metrics,
     ) -> None:
         self._snapshots = snapshots
         self._desk = desk
         self._give = give
         self._reported_unhealthy = reported_unhealthy
+        self._told_healthy = told_healthy
         self._metrics = metrics
         self._ending = asyncio.Event()
         self._streams = 0
@@ -80,6 +83,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
                     await self._wait_for_report(snapshot)
                     yield message
                     sent = message
+                    self._told_healthy.set(snapshot.healthy)
                     self.watched.set()
                     self._metrics.list_sent.set_to_current_time()
                 await _first(self._snapshots.newer_than(version), self._ending.wait())

@@ -1,13 +1,22 @@
 """What the node reports of its chips."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 from ascend.chips import ChipSet
-from ascend.deviceinfo import DeviceReport, Fault, FaultTime, chip_fault
+from ascend.deviceinfo import DeviceReport, Fault, FaultTime, Upgrade, chip_fault
+from ascend.errors import InvalidValue
+from device_plugin.rules.levels import Level
 from device_plugin.rules.snapshot import Chip, Snapshot
+from device_plugin.rules.verdict import NO_CODE, FaultRecord, UpgradeKind, UpgradeReason
 
-NETWORK_CODES = frozenset({"81078603", "81078607", "110000002", "110001024"})
-"""Faults of a chip's network port; all others are the chip's own (spec/node-agent.md §4.1)."""
+AUTOFILL_CODE = "AutofillFaultCode"
+"""Stands for the fault of a chip that an operator has separated without one (spec/node-agent.md §4.8)."""
+
+MAX_CODE_DIGITS = 16
+
+MAX_CODES = 128
+"""Codes told of one chip: as many as the driver can report; keeps the ConfigMap far below its limit of 1 MiB."""
 
 
 def make_report(snapshot: Snapshot, used: ChipSet, update_time_s: int) -> DeviceReport:
@@ -24,22 +33,58 @@ def make_report(snapshot: Snapshot, used: ChipSet, update_time_s: int) -> Device
         network_unhealthy=snapshot.network_unhealthy,
         update_time_s=update_time_s,
         faults=tuple(fault for chip in snapshot.chips for fault in _faults(chip)),
-        super_pod_id=snapshot.super_pod_id,
-        server_index=snapshot.server_index,
+        super_pod_id=snapshot.server.super_pod_id,
+        server_index=snapshot.server.server_index,
+        manually_separated=snapshot.manually_separated,
+        upgrades={
+            phy_id: tuple(map(_upgrade, reasons)) for phy_id, reasons in sorted(snapshot.upgrade_reasons.items())
+        },
+        has_switches=snapshot.server.chip_type == "Ascend910A3",
     )
+
+
+def _upgrade(reason: UpgradeReason) -> Upgrade:
+    code = AUTOFILL_CODE if reason.kind == "FaultAutofill" else f"{reason.code:08x}"
+    return Upgrade(reason.time_ms, code, reason.level.wire, reason.kind)
+
+
+def read_upgrades(upgrades: Mapping[int, Sequence[Upgrade]]) -> dict[int, tuple[UpgradeReason, ...]]:
+    """The upgrades of a report as reasons, after a restart; what can't be understood is left out."""
+    reasons = {}
+    for phy_id, written in upgrades.items():
+        understood = tuple(filter(None, map(_reason, written)))
+        if understood:
+            reasons[phy_id] = understood
+    return reasons
+
+
+def _reason(upgrade: Upgrade) -> UpgradeReason | None:
+    kinds = {kind: kind for kind in get_args(UpgradeKind)}
+    kind: UpgradeKind | None = kinds.get(upgrade.upgrade_type)
+    try:
+        level = Level.of_wire(upgrade.fault_level)
+        code = NO_CODE if kind == "FaultAutofill" else int(upgrade.fault_code[:MAX_CODE_DIGITS], 16)
+    except (InvalidValue, ValueError):
+        return None
+    return UpgradeReason(code, level, kind, upgrade.upgrade_time) if kind is not None else None
 
 
 def _faults(chip: Chip) -> Iterator[Fault]:
     """One entry per domain that has codes or is unhealthy, the network's first (spec/node-agent.md §5.2)."""
-    network = {code: seen_ms for code, seen_ms in chip.faults.items() if code in NETWORK_CODES}
-    own = {code: seen_ms for code, seen_ms in chip.faults.items() if code not in NETWORK_CODES}
-    # What must not be used says so by its level; the codes of a healthy chip are there to be seen.
-    if network or not chip.network_healthy:
-        yield _fault(chip, network, "NotHandleFault" if chip.network_healthy else "PreSeparateNPU", network=True)
-    if own or not chip.healthy:
-        yield _fault(chip, own, "NotHandleFault" if chip.healthy else "SeparateNPU", network=False)
+    verdict = chip.verdict
+    # What must not be used says so by its level, also where no code does: a silent driver, a chip that recovers.
+    if verdict.network_faults or not verdict.network_healthy:
+        level = verdict.network_level
+        if not verdict.network_healthy and level <= Level.NOT_HANDLE:
+            level = Level.PRE_SEPARATE
+        yield _entry(chip, level, verdict.network_faults, network=True)
+    if verdict.faults or not verdict.healthy:
+        level = verdict.level
+        if not verdict.healthy and level <= Level.SUB_HEALTH:
+            level = Level.SEPARATE
+        yield _entry(chip, level, verdict.faults, network=False)
 
 
-def _fault(chip: Chip, codes: Mapping[str, int], level: str, *, network: bool) -> Fault:
-    times = {code: FaultTime(seen_ms, level) for code, seen_ms in codes.items()}
-    return chip_fault(chip_id=chip.chip_id, level=level, codes=times, network=network)
+def _entry(chip: Chip, level: Level, records: Sequence[FaultRecord], *, network: bool) -> Fault:
+    times = {record.name: FaultTime(record.since_ms, record.level.wire) for record in records[:MAX_CODES]}
+    return chip_fault(chip_id=chip.chip_id, level=level.wire, codes=times, network=network)

@@ -1,41 +1,61 @@
-"""The chips of this node as last read: an immutable value that every answer of the plugin is made from."""
+"""The chips of this node as last judged: an immutable value that every answer of the plugin is made from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from ascend.annotations import ChipAddress
 from ascend.chips import ChipSet, chip_set
-from ascend.products import Product
-from device_plugin.driver import ChipReading, Reading
+from device_plugin.driver import ChipFacts, Inventory
+from device_plugin.rules.verdict import Assessment, UpgradeReason, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A chip as last read.
+    """A chip: what it is, and how it is."""
 
-    Attributes:
-        chip_id: physical id.
-        healthy: fit for use.
-        network_healthy: fit for distributed jobs.
-        faults: present fault codes and when each was first seen, Unix milliseconds.
-        address: how other servers reach it.
-    """
+    facts: ChipFacts
+    verdict: Verdict
 
-    chip_id: int
-    healthy: bool
-    network_healthy: bool
-    faults: Mapping[str, int]
-    address: ChipAddress
+    @property
+    def chip_id(self) -> int:
+        """Its physical id."""
+        return self.facts.phy_id
+
+    @property
+    def healthy(self) -> bool:
+        """Fit for use."""
+        return self.verdict.healthy
+
+    @property
+    def address(self) -> ChipAddress:
+        """How other servers reach it."""
+        return self.facts.address
+
+    @property
+    def numa_node(self) -> int | None:
+        """The NUMA node it is close to; None where unknown."""
+        return self.facts.numa_node
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All chips of the node, by ascending physical id."""
+    """All chips of the node, by ascending physical id.
 
-    product: Product
+    Attributes:
+        server: the server they are in.
+        chips: those offered whole, also such as the driver tells of no more.
+        manually_separated: taken out until an operator lets them in again.
+        upgrade_reasons: why chips count as worse than their codes say, by physical id.
+        awaiting_readmission: recovered, waiting for an operator.
+        network_awaiting_readmission: their ports have recovered, waiting for an operator.
+    """
+
+    server: Inventory
     chips: tuple[Chip, ...]
-    super_pod_id: int
-    server_index: int
+    manually_separated: ChipSet = 0
+    upgrade_reasons: Mapping[int, tuple[UpgradeReason, ...]] = field(default_factory=dict)
+    awaiting_readmission: ChipSet = 0
+    network_awaiting_readmission: ChipSet = 0
 
     @property
     def all_chips(self) -> ChipSet:
@@ -45,39 +65,28 @@ class Snapshot:
     @property
     def healthy(self) -> ChipSet:
         """The chips fit for use."""
-        return chip_set(chip.chip_id for chip in self.chips if chip.healthy)
+        return chip_set(chip.chip_id for chip in self.chips if chip.verdict.healthy)
 
     @property
     def network_unhealthy(self) -> ChipSet:
         """The chips unfit for distributed jobs."""
-        return chip_set(chip.chip_id for chip in self.chips if not chip.network_healthy)
+        return chip_set(chip.chip_id for chip in self.chips if not chip.verdict.network_healthy)
 
 
-def take(reading: Reading, before: Snapshot | None, now_ms: int) -> Snapshot:
-    """The snapshot after a reading.
+def take(server: Inventory, known: Mapping[int, ChipFacts], assessment: Assessment) -> Snapshot:
+    """The snapshot of an assessment.
 
-    A fault keeps the time it was first seen at. A chip the driver no longer tells of is kept, as unhealthy: the
-    kubelet gives no health update for a device that vanishes (spec/kubernetes.md §1.5).
+    Args:
+        server: as discovered last.
+        known: every chip ever discovered, by physical id: one that is gone stays listed, as unhealthy, because the
+            kubelet gives no health update for a device that vanishes (spec/kubernetes.md §1.5).
+        assessment: how they are.
     """
-    known = {chip.chip_id: chip for chip in before.chips} if before is not None else {}
-    chips = {each.chip_id: _chip(each, known.get(each.chip_id), now_ms) for each in reading.chips}
-    for chip_id, chip in known.items():
-        chips.setdefault(chip_id, replace(chip, healthy=False))
-    ordered = tuple(chips[chip_id] for chip_id in sorted(chips))
-    return Snapshot(reading.product, ordered, reading.super_pod_id, reading.server_index)
-
-
-def _chip(reading: ChipReading, known: Chip | None, now_ms: int) -> Chip:
-    seen = known.faults if known is not None else {}
-    return Chip(
-        reading.chip_id,
-        reading.healthy,
-        reading.network_healthy,
-        {code: seen.get(code, now_ms) for code in reading.fault_codes},
-        reading.address,
+    return Snapshot(
+        server,
+        tuple(Chip(known[phy_id], verdict) for phy_id, verdict in sorted(assessment.chips.items())),
+        assessment.manually_separated,
+        assessment.upgrade_reasons,
+        assessment.awaiting_readmission,
+        assessment.network_awaiting_readmission,
     )
-
-
-def age_out(snapshot: Snapshot) -> Snapshot:
-    """The snapshot once the driver has been silent for too long: what is not known to be healthy is not healthy."""
-    return replace(snapshot, chips=tuple(replace(chip, healthy=False) for chip in snapshot.chips))

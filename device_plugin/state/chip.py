@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from device_plugin.driver import ChipState, FaultEvent
 from device_plugin.rules.levels import CARD_DROP, NETWORK_CODES, Level
 from device_plugin.rules.rulebook import FaultRules
+from device_plugin.rules.verdict import NO_CODE, FaultRecord, Moment, UpgradeReason, Verdict
 from device_plugin.state.damping import Damper, Damping
 from device_plugin.state.presence import Presence, Turn
 from device_plugin.state.upgrades import Upgrades, raised
-from device_plugin.state.verdict import NO_CODE, FaultRecord, Moment, UpgradeReason, Verdict
 
 _READMISSION = "no fault any more, an operator has to readmit it"
 

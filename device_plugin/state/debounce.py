@@ -3,7 +3,7 @@
 import math
 
 from device_plugin.rules.rulebook import DurationRule
-from device_plugin.state.verdict import Moment
+from device_plugin.rules.verdict import Moment
 
 
 class Debounce:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from device_plugin.rules.levels import Level
 from device_plugin.rules.rulebook import FrequencyRule
-from device_plugin.state.verdict import Moment
+from device_plugin.rules.verdict import Moment
 
 MOST_TIMES = 100
 """No rule counts further (spec/node-agent.md §4.2)."""

@@ -7,9 +7,9 @@ from typing import Literal, TypeAlias
 from ascend.chips import ChipSet, chip_ids, chip_set
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent
 from device_plugin.rules.rulebook import FaultRules
+from device_plugin.rules.verdict import NO_CODE, Assessment, FaultRecord, Moment, UpgradeReason, Verdict
 from device_plugin.state.chip import ChipHealth, Policy
 from device_plugin.state.damping import Damping
-from device_plugin.state.verdict import NO_CODE, Assessment, FaultRecord, Moment, UpgradeReason, Verdict
 
 __all__ = ["NO_CODE", "Assessment", "FaultRecord", "HealthBook", "Moment", "Readmission", "UpgradeReason", "Verdict"]
 

@@ -1,7 +1,8 @@
 """A value that tasks can wait on for a newer version of."""
 
 import asyncio
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 
@@ -40,3 +41,19 @@ class Observable(Generic[V]):
         while self._version <= version:
             await self._changed.wait()
         return self._version
+
+
+async def first_change(
+    sources: Sequence[Observable[Any]], versions: Sequence[int], within_s: float | None = None
+) -> bool:
+    """Wait until one of several is newer than its version; False if none is in time."""
+    waits = [
+        asyncio.ensure_future(source.newer_than(version)) for source, version in zip(sources, versions, strict=True)
+    ]
+    try:
+        done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    return bool(done)

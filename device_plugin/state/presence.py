@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from device_plugin.driver import ChipState, FaultEvent
 from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, NETWORK_CODES
-from device_plugin.state.verdict import Moment
+from device_plugin.rules.verdict import Moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from device_plugin.rules.levels import Level
 from device_plugin.rules.rulebook import DurationRule, FaultRules
+from device_plugin.rules.verdict import Moment, UpgradeReason
 from device_plugin.state.debounce import Debounce
 from device_plugin.state.frequency import Counter
 from device_plugin.state.presence import Presence, Turn
-from device_plugin.state.verdict import Moment, UpgradeReason
 
 
 class Upgrades:

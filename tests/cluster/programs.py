@@ -37,7 +37,7 @@ DEVICE_PLUGIN: Final = (
     "ascend-device-plugin",
     *("--kubeconfig", "{kubeconfig}"),
     *("--node-name", "{node}"),
-    *("--simulated-state", "{state}"),
+    *("--driver", "simulated", "--simulated-state", "{state}"),
     *("--injection", "both"),
     *("--device-root", "{devices}"),
     *("--kubelet-pods-url", "{pods_url}"),

@@ -221,6 +221,7 @@ def _plugin(cluster: Cluster, node: Node, installed: Installed, token: str, chip
     command = _command(
         installed.device_plugin,
         kubeconfig=cluster.write_kubeconfig("deployed-device-plugin", token),
+        driver="simulated",
         simulated_state=chips,
         kubelet_pods_url=node.pods_url,
         http_address=f"127.0.0.1:{port}",

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 from ascend.annotations import Grant
-from ascend.chips import RESOURCE
+from ascend.chips import RESOURCE, ChipSet
 from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
-from ascend.products import ASCEND_910A
-from device_plugin.driver import ChipReading, Reading
+from device_plugin.driver import ChipFacts, ChipType, Inventory
+from device_plugin.rules.levels import Level
 from device_plugin.rules.snapshot import Snapshot, take
+from device_plugin.rules.verdict import Assessment, FaultRecord, UpgradeReason, Verdict
 
 
 def pod(
@@ -34,7 +35,43 @@ def pod(
     )
 
 
-def snapshot(*unhealthy: int) -> Snapshot:
-    """A 910A server with these chips unhealthy."""
-    chips = tuple(ChipReading(chip_id, healthy=chip_id not in unhealthy) for chip_id in range(8))
-    return take(Reading(ASCEND_910A, chips), None, 0)
+def fault(name: str, level: Level = Level.SEPARATE, *, since_ms: int = 0) -> FaultRecord:
+    """A fault that is present."""
+    return FaultRecord(int(name, 16), name, since_ms, level)
+
+
+def server(*chips: ChipFacts, chip_type: ChipType = "Ascend910") -> Inventory:
+    """A server with these chips; eight if none are given."""
+    return Inventory(chip_type, chips or tuple(ChipFacts(chip_id, chip_id) for chip_id in range(8)))
+
+
+def verdict(
+    *,
+    healthy: bool = True,
+    network_healthy: bool = True,
+    level: Level = Level.NORMAL,
+    network_level: Level = Level.NORMAL,
+    faults: tuple[FaultRecord, ...] = (),
+    network_faults: tuple[FaultRecord, ...] = (),
+) -> Verdict:
+    """How a chip is: well, unless said otherwise."""
+    return Verdict(healthy, network_healthy, level, network_level, faults, network_faults, "", "")
+
+
+def snapshot(
+    *unhealthy: int,
+    verdicts: Mapping[int, Verdict] | None = None,
+    of: Inventory | None = None,
+    manually_separated: ChipSet = 0,
+    upgrade_reasons: Mapping[int, tuple[UpgradeReason, ...]] | None = None,
+    awaiting: ChipSet = 0,
+    network_awaiting: ChipSet = 0,
+) -> Snapshot:
+    """The chips of a server, these unhealthy; ``verdicts`` says more of some."""
+    inventory = of or server()
+    judged = {chip.phy_id: verdict(healthy=chip.phy_id not in unhealthy) for chip in inventory.chips}
+    known = {chip.phy_id: chip for chip in inventory.chips}
+    assessment = Assessment(
+        {**judged, **(verdicts or {})}, manually_separated, upgrade_reasons or {}, awaiting, network_awaiting, None
+    )
+    return take(inventory, known, assessment)

@@ -38,6 +38,7 @@ class Face:
         self.directory = directory
         self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
         self.reported_unhealthy: Observable[ChipSet] = Observable(0)
+        self.told_healthy: Observable[ChipSet] = Observable(0)
         self.handovers = HandOvers()
         self.pods = NodePods(self.handovers.drop)
         self.metrics = Metrics()
@@ -70,6 +71,7 @@ class Face:
             desk=self.desk,
             give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _path: False),
             reported_unhealthy=self.reported_unhealthy,
+            told_healthy=self.told_healthy,
             metrics=self.metrics,
         )
         self.servicers.append(made)

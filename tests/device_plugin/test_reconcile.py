@@ -7,7 +7,7 @@ import pytest
 from ascend.annotations import ALLOCATED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, write_claim
 from ascend.chips import RESOURCE, join_names
 from ascend.errors import Unreachable
-from ascend.kube.objects import PODS
+from ascend.kube.objects import PODS, Pod
 from device_plugin import reconcile as reconcile_module
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.reconcile import Reconciler
@@ -189,10 +189,19 @@ async def test_a_claim_somebody_changed_is_mended(folder: Path) -> None:
         await whole.bind("one", 0, 1)
         await whole.claimed("one")
         for change in ("Ascend910-6,Ascend910-7", "nonsense", None):
-            before = whole.find("one")
-            await whole.client.patch(PODS, "one", {"metadata": {"annotations": {REAL: change}}}, namespace="default")
-            await until(lambda before=before: whole.find("one") != before)  # type: ignore[misc]  # bound in a loop
+            spoilt = await whole.client.patch(
+                PODS, "one", {"metadata": {"annotations": {REAL: change}}}, namespace="default"
+            )
+            await until(lambda spoilt=spoilt: _is_after(whole.find("one"), spoilt) and _is_right(whole.find("one")))  # type: ignore[misc]  # bound in a loop
             check_hand_over(whole, await whole.claimed("one"))
+
+
+def _is_after(pod: Pod | None, earlier: Pod) -> bool:
+    return pod is not None and int(pod.metadata.resource_version) > int(earlier.metadata.resource_version)
+
+
+def _is_right(pod: Pod | None) -> bool:
+    return pod is not None and pod.metadata.annotations.get(REAL) == pod.metadata.annotations[ALLOCATED]
 
 
 async def test_an_ascend_real_that_was_there_before_does_not_pass_for_a_claim(folder: Path) -> None:

@@ -8,22 +8,25 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID, ChipAddress
+from ascend.chips import ChipSet
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
-from ascend.products import ASCEND_910A
 from device_plugin import report as report_module
-from device_plugin.driver import ChipReading, Reading
+from device_plugin.board import Board
+from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.metrics import Metrics
+from device_plugin.node_object import NodeWriter
 from device_plugin.report import Reporter
-from device_plugin.rules.snapshot import Snapshot, take
+from device_plugin.rules.levels import Level
+from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import Resource
-from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, until
-from tests.device_plugin.builders import pod, snapshot
+from tests.device_plugin.api import NODE, RecordingClient, Request, node_manifest, running, until
+from tests.device_plugin.builders import fault, pod, snapshot, verdict
 
 NAME = f"mindx-dl-deviceinfo-{NODE}"
 MAPS = "/configmaps"
@@ -36,16 +39,25 @@ class Rig:
         self.handovers = HandOvers()
         self.pods = NodePods(self.handovers.drop)
         self.metrics = Metrics()
+        self.kubelet_healthy: Observable[ChipSet] = Observable(0)
+        self.kubelet_healthy.set(0xFF)
+        self.edits: list[tuple[ChipSet, ChipSet]] = []
+        self.board = Board(client, NODE, self._edited)
         seconds = itertools.count(1_700_000_000)
         self.reporter = Reporter(
-            client,
-            NODE,
+            self.board,
+            NodeWriter(client, NODE),
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
+            kubelet_healthy=self.kubelet_healthy,
             metrics=self.metrics,
             now_s=lambda: float(next(seconds)),
         )
+
+    def _edited(self, added: ChipSet, removed: ChipSet) -> None:
+        self.edits.append((added, removed))
+        self.snapshots.set(snapshot(1, manually_separated=added))
 
     async def config_map(self) -> ConfigMap:
         return await self.client.get(CONFIG_MAPS, NAME, NAMESPACE)
@@ -56,12 +68,17 @@ class Rig:
     def hand_over(self, name: str, *chips: int) -> None:
         self.handovers.add(HandOver(f"uid-{name}", f"default/{name}", chips, chips))
 
-    def devices(self, state: str) -> float | None:
-        return self.metrics.registry.get_sample_value("ascend_dp_devices", {"state": state})
+    def devices(self, state: str) -> float:
+        samples = self.metrics.devices.collect()[0].samples
+        return sum(each.value for each in samples if each.labels["state"] == state)
 
     async def written(self, count: int) -> None:
         """Wait until the report has been sent so often, and sent well."""
-        await until(lambda: len(self.client.to(MAPS)) >= count and self.reporter.problem is None)
+        await until(lambda: len(self.writes) >= count and self.reporter.problem is None)
+
+    @property
+    def writes(self) -> list[Request]:
+        return [each for each in self.client.sent if MAPS in each.path and each.method in {"POST", "PATCH"}]
 
 
 @pytest.fixture
@@ -88,7 +105,7 @@ async def test_nothing_is_reported_before_the_driver_was_read(rig: Rig) -> None:
         assert rig.reporter.problem == "the report has not been written yet"
         rig.snapshots.set(snapshot())
         await until(lambda: rig.reporter.problem is None)
-    assert [each.method for each in rig.client.sent if MAPS in each.path] == ["PATCH", "POST"]
+    assert [each.method for each in rig.client.sent if MAPS in each.path] == ["POST"]
 
 
 async def test_the_config_map_is_created_whole(reporting: Rig) -> None:
@@ -105,26 +122,23 @@ async def test_used_chips_are_not_free_and_unhealthy_ones_are_told_with_their_fa
     reporting.hand_over("one", 0, 1)
     reporting.pods.applied(pod("waits", 2, 4, 5, time=1))
     reporting.pods.applied(pod("over", 2, 6, 7, time=1, phase="Succeeded"))
-    chips = tuple(
-        ChipReading(chip_id, healthy=chip_id != 7, network_healthy=chip_id != 3, fault_codes=("A2",) * (chip_id == 7))
-        for chip_id in range(8)
-    )
-    reporting.snapshots.set(take(Reading(ASCEND_910A, chips), None, 77))
+    broken = verdict(healthy=False, network_healthy=True, level=Level.RESTART, faults=(fault("A2", since_ms=77),))
+    reporting.snapshots.set(snapshot(verdicts={7: broken, 3: verdict(healthy=True, network_healthy=False)}))
     await until(lambda: reporting.reporter.unhealthy.value == 0b1000_0000)
     told = await reporting.report()
     assert (told.free, told.unhealthy, told.network_unhealthy) == (0b0100_1100, 0b1000_0000, 0b1000)
-    network, fault = told.faults
+    network, own = told.faults
     assert (network.npu_name, network.fault_type) == ("Ascend910-3", "CardNetworkUnhealthy")
     assert (network.fault_level, network.fault_code) == ("PreSeparateNPU", "")
-    assert (fault.npu_name, fault.fault_code, fault.fault_level) == ("Ascend910-7", "A2", "SeparateNPU")
-    assert fault.fault_time_and_level_map["A2"].fault_time == 77
+    assert (own.npu_name, own.fault_code, own.fault_level) == ("Ascend910-7", "A2", "RestartNPU")
+    assert own.fault_time_and_level_map["A2"].fault_time == 77
     assert [reporting.devices(state) for state in ("free", "used", "unhealthy")] == [3, 4, 1]
 
 
 async def test_what_others_wrote_into_the_config_map_survives(reporting: Rig, client: RecordingClient) -> None:
     others: JsonObject = {
         "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
-        "data": {"ManuallySeparateNPU": "Ascend910-2", "theirs": "c"},
+        "data": {"theirs": "c"},
     }
     await client.patch(CONFIG_MAPS, NAME, others, namespace=NAMESPACE)
     reporting.snapshots.set(snapshot(1))
@@ -132,17 +146,53 @@ async def test_what_others_wrote_into_the_config_map_survives(reporting: Rig, cl
     kept = await reporting.config_map()
     assert kept.metadata.labels == {"team": "a", **LABELS}
     assert kept.metadata.annotations == {"note": "b"}
-    assert (kept.data["ManuallySeparateNPU"], kept.data["theirs"]) == ("Ascend910-2", "c")
-    told = decode_report(kept.data)
-    assert (told.unhealthy, told.manually_separated) == (0b10, 0b100)
+    assert kept.data["theirs"] == "c"
+    assert decode_report(kept.data).unhealthy == 0b10
+    assert reporting.edits == []
 
 
-async def test_a_config_map_that_is_deleted_is_there_again_with_the_next_report(
+async def test_an_operator_s_edit_between_two_reports_is_taken_up_and_not_undone(
     reporting: Rig, client: RecordingClient
 ) -> None:
-    await client.delete(CONFIG_MAPS, NAME, NAMESPACE)
+    await client.patch(CONFIG_MAPS, NAME, {"data": {"ManuallySeparateNPU": "Ascend910-2"}}, namespace=NAMESPACE)
     reporting.snapshots.set(snapshot(1))
     await until(lambda: reporting.reporter.unhealthy.value == 0b10)
+    assert reporting.edits == [(0b100, 0)]
+    assert (await reporting.report()).manually_separated == 0b100
+
+
+async def test_a_chip_the_kubelet_was_not_told_of_is_not_reported_free(reporting: Rig) -> None:
+    reporting.snapshots.set(snapshot(1))
+    reporting.kubelet_healthy.set(0xFD)
+    await until(lambda: reporting.reporter.unhealthy.value == 0b10)
+    written = len(reporting.writes)
+    reporting.snapshots.set(snapshot())
+    await reporting.written(written + 1)
+    told = await reporting.report()
+    assert (told.free, told.unhealthy) == (0xFD, 0)
+    reporting.kubelet_healthy.set(0xFF)
+    await reporting.written(written + 2)
+    assert (await reporting.report()).free == 0xFF
+
+
+async def test_at_the_end_the_report_says_that_nobody_keeps_it_true(reporting: Rig) -> None:
+    await reporting.reporter.sign_off()
+    told = await reporting.report()
+    assert (told.free, told.update_time_s) == (0xFF, 0)
+
+
+async def test_an_api_server_that_is_silent_does_not_hold_up_the_end(reporting: Rig, server: ApiServer) -> None:
+    server.delay(MAPS, 30.0)
+    started_s = asyncio.get_running_loop().time()
+    await reporting.reporter.sign_off()
+    assert asyncio.get_running_loop().time() - started_s < 10.0
+
+
+async def test_a_config_map_that_is_deleted_is_there_again_at_once(reporting: Rig, client: RecordingClient) -> None:
+    gone = await reporting.config_map()
+    await client.delete(CONFIG_MAPS, NAME, NAMESPACE)
+    reporting.board.deleted(gone)
+    await until(lambda: len(client.to(MAPS, "POST")) == 2 and reporting.reporter.problem is None)
     assert (await reporting.config_map()).metadata.labels == LABELS
 
 
@@ -168,7 +218,7 @@ async def test_the_report_is_refreshed_although_nothing_changes(rig: Rig, monkey
         again = await rig.report()
     assert again.update_time_s > first.update_time_s
     assert again.free == first.free
-    sent_s = [each.at_s for each in rig.client.to(MAPS)]
+    sent_s = [each.at_s for each in rig.writes]
     assert all(later - earlier >= 0.05 for earlier, later in itertools.pairwise(sent_s))
 
 
@@ -194,7 +244,7 @@ async def test_reports_keep_their_distance_and_the_last_one_is_true(rig: Rig, mo
             await asyncio.sleep(0.01)
         rig.snapshots.set(snapshot(1, 2, 3))
         await until(lambda: rig.reporter.unhealthy.value == 0b1110)
-    sent_s = [each.at_s for each in rig.client.sent if MAPS in each.path and each.method == "PATCH"]
+    sent_s = [each.at_s for each in rig.writes]
     assert len(sent_s) > 2
     assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(sent_s))
     assert (await rig.report()).unhealthy == 0b1110
@@ -206,8 +256,8 @@ async def test_an_api_server_that_fails_is_a_problem_and_is_tried_again(
 ) -> None:
     server.fail_next("PATCH", path, 500, times=3)
     problems = []
-    chips = tuple(ChipReading(chip_id, healthy=False, address=ChipAddress("10.0.0.1")) for chip_id in range(8))
-    reporting.snapshots.set(take(Reading(ASCEND_910A, chips), None, 0))
+    chips = tuple(ChipFacts(chip_id, address=ChipAddress("10.0.0.1")) for chip_id in range(8))
+    reporting.snapshots.set(snapshot(*range(8), of=Inventory("Ascend910", chips)))
 
     def written() -> bool:
         problems.append(reporting.reporter.problem)
@@ -232,8 +282,8 @@ async def node_annotations(client: KubeClient) -> dict[str, str]:
 
 async def test_the_node_tells_its_chips_and_their_addresses(reporting: Rig, client: RecordingClient) -> None:
     def addressed(ip: str) -> Snapshot:
-        chips = tuple(ChipReading(chip_id, address=ChipAddress(ip, 7)) for chip_id in range(2))
-        return take(Reading(ASCEND_910A, chips, super_pod_id=4, server_index=5), None, 0)
+        chips = tuple(ChipFacts(chip_id, address=ChipAddress(ip, 7)) for chip_id in range(2))
+        return snapshot(of=Inventory("Ascend910", chips, super_pod_id=4, server_index=5))
 
     await client.patch(NODES, NODE, {"metadata": {"annotations": {"of": "others"}}})
     reporting.snapshots.set(addressed("10.0.0.1"))
@@ -258,7 +308,7 @@ async def test_the_node_s_annotations_are_mended_at_the_next_refresh(
         await rig.written(1)
         right = await node_annotations(client)
         await client.patch(NODES, NODE, {"metadata": {"annotations": {BASE_DEVICE_INFOS: "{}", SUPER_POD_ID: None}}})
-        await rig.written(len(client.to(MAPS)) + 1)
+        await rig.written(len(rig.writes) + 1)
         assert await node_annotations(client) == right
 
 

@@ -1,23 +1,109 @@
 """What is told of faults: one entry per chip and domain, the network's first (spec/node-agent.md §5.2)."""
 
-from ascend.products import ASCEND_910A
-from device_plugin.driver import ChipReading, Reading
-from device_plugin.rules.report import make_report
-from device_plugin.rules.snapshot import take
+import json
+
+from ascend.deviceinfo import encode_report
+from device_plugin.driver import ChipFacts, Inventory
+from device_plugin.rules.levels import Level
+from device_plugin.rules.report import AUTOFILL_CODE, MAX_CODES, make_report, read_upgrades
+from device_plugin.rules.verdict import UpgradeReason
+from tests.device_plugin.builders import fault, server, snapshot, verdict
+
+CONFIG_MAP_LIMIT = 1 << 20
 
 
 def test_network_and_chip_faults_are_entries_of_their_own() -> None:
-    chips = (
-        ChipReading(0, network_healthy=False, fault_codes=("81078603",)),
-        ChipReading(4, healthy=False, network_healthy=False, fault_codes=("80E18402", "81078603")),
-        ChipReading(5, fault_codes=("80E18401",)),
-        ChipReading(6),
+    link = fault("81078603", Level.PRE_SEPARATE, since_ms=77)
+    told = make_report(
+        snapshot(
+            verdicts={
+                0: verdict(
+                    healthy=True, network_healthy=False, network_level=Level.PRE_SEPARATE, network_faults=(link,)
+                ),
+                4: verdict(
+                    healthy=False,
+                    network_healthy=False,
+                    level=Level.SEPARATE,
+                    network_level=Level.PRE_SEPARATE,
+                    faults=(fault("80E18402"),),
+                    network_faults=(link,),
+                ),
+                5: verdict(
+                    healthy=True,
+                    network_healthy=True,
+                    level=Level.NOT_HANDLE,
+                    faults=(fault("80E18401", Level.NOT_HANDLE),),
+                ),
+            }
+        ),
+        0,
+        1,
     )
-    told = make_report(take(Reading(ASCEND_910A, chips), None, 77), 0, 1).faults
-    assert [(each.npu_name, each.fault_type, each.fault_level, each.fault_code) for each in told] == [
+    assert [(each.npu_name, each.fault_type, each.fault_level, each.fault_code) for each in told.faults] == [
         ("Ascend910-0", "CardNetworkUnhealthy", "PreSeparateNPU", "81078603"),
         ("Ascend910-4", "CardNetworkUnhealthy", "PreSeparateNPU", "81078603"),
         ("Ascend910-4", "CardUnhealthy", "SeparateNPU", "80E18402"),
         ("Ascend910-5", "CardUnhealthy", "NotHandleFault", "80E18401"),
     ]
-    assert told[0].fault_time_and_level_map["81078603"].fault_time == 77
+    assert told.faults[0].fault_time_and_level_map["81078603"].fault_time == 77
+
+
+def test_a_chip_that_must_not_be_used_without_any_code_says_so_by_its_level() -> None:
+    (own,) = make_report(snapshot(3), 0, 1).faults
+    assert (own.npu_name, own.fault_level, own.fault_code) == ("Ascend910-3", "SeparateNPU", "")
+
+
+def test_upgrades_are_told_as_the_reference_tells_them() -> None:
+    reason = UpgradeReason(0x81078603, Level.PRE_SEPARATE, "FaultDuration", 1795250167592)
+    told = make_report(snapshot(upgrade_reasons={1: (reason,)}), 0, 1)
+    # spec/baseline-device-plugin.md §3.3
+    assert encode_report(told)["UpgradeFaultReason"] == (
+        '{"Ascend910-1":[{"upgrade_time":1795250167592,"fault_code":"81078603",'
+        '"fault_level":"PreSeparateNPU","upgrade_type":"FaultDuration"}]}'
+    )
+
+
+def test_upgrades_survive_the_way_through_the_config_map_and_nonsense_does_not() -> None:
+    reasons = {
+        1: (UpgradeReason(0x81078603, Level.PRE_SEPARATE, "FaultDuration", 5),),
+        7: (
+            UpgradeReason(0x80E18005, Level.MANUALLY_SEPARATE, "FaultFrequency", 6),
+            UpgradeReason(0, Level.MANUALLY_SEPARATE, "FaultAutofill", 7),
+        ),
+    }
+    told = make_report(snapshot(upgrade_reasons=reasons), 0, 1).upgrades
+    assert told[7][1].fault_code == AUTOFILL_CODE
+    assert read_upgrades(told) == reasons
+    odd = [
+        {"upgrade_time": 1, "fault_code": "xyz", "fault_level": "SeparateNPU", "upgrade_type": "FaultFrequency"},
+        {"upgrade_time": 1, "fault_code": "1", "fault_level": "Nonsense", "upgrade_type": "FaultFrequency"},
+        {"upgrade_time": 1, "fault_code": "1", "fault_level": "SeparateNPU", "upgrade_type": "Nonsense"},
+    ]
+    assert read_upgrades({0: tuple(type(told[1][0])(**each) for each in odd)}) == {}
+
+
+def test_only_servers_with_switches_tell_of_them() -> None:
+    assert "SwitchInfoCfg" not in encode_report(make_report(snapshot(), 0, 1))
+    told = encode_report(make_report(snapshot(of=server(chip_type="Ascend910A3")), 0, 1))
+    assert told["SwitchInfoCfg"] == (
+        '{"FaultCode":null,"FaultLevel":"","UpdateTime":0,"NodeStatus":"","FaultTimeAndLevelMap":null}'
+    )
+
+
+def test_the_report_of_a_server_with_every_fault_there_is_stays_small_enough() -> None:
+    many = tuple(fault(f"{0x80000000 + number:08X}", since_ms=1795250147592) for number in range(500))
+    worst = verdict(
+        healthy=False,
+        network_healthy=False,
+        level=Level.SEPARATE,
+        network_level=Level.SEPARATE,
+        faults=many,
+        network_faults=many,
+    )
+    told = make_report(snapshot(verdicts=dict.fromkeys(range(16), worst), of=_sixteen()), 0, 1)
+    assert len(told.faults[0].fault_time_and_level_map) == MAX_CODES
+    assert len(json.dumps(encode_report(told))) < CONFIG_MAP_LIMIT / 2
+
+
+def _sixteen() -> Inventory:
+    return server(*(ChipFacts(chip_id) for chip_id in range(16)))

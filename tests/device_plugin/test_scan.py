@@ -1,157 +1,228 @@
 """The scanner and drivers that fail, hang and come back; drivers run in real threads."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
-from ascend.products import ASCEND_910A
-from device_plugin.driver import ChipReading, Reading
-from device_plugin.rules.snapshot import Snapshot, age_out, take
+from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
+from device_plugin.rules.verdict import Moment
 from device_plugin.scan import Scanner
-from device_plugin.state.observable import Observable
 from tests.device_plugin.api import running, until
+from tests.device_plugin.builders import server
 
-EIGHT = Reading(ASCEND_910A, tuple(ChipReading(chip_id) for chip_id in range(8)))
-BROKEN = replace(EIGHT, chips=(replace(EIGHT.chips[0], healthy=False, fault_codes=("80E18402",)), *EIGHT.chips[1:]))
+FAULT = ChipState(codes=(0x80E18402,))
+EVENT = FaultEvent(3, 0x80E18402, "occur", 2)
 
 
 class ScriptedDriver:
-    """Answers what the test says, and hangs while it is told to."""
+    """Answers what the test says; a chip, or everything, hangs while it is told to."""
 
     def __init__(self) -> None:
-        self.reading = EIGHT
-        self.error: Exception | None = None
-        self.calls = 0
-        self.answers = threading.Event()
-        self.answers.set()
+        self.server: Inventory | Exception = server()
+        self.states: dict[int, ChipState | Exception] = {}
+        self.calls: list[int] = []
+        self.subscribed: Callable[[FaultEvent], None] | None = None
+        self.announces = True
+        self._free: dict[int | None, threading.Event] = {}
 
-    def read(self) -> Reading:
-        self.calls += 1
-        self.answers.wait(30.0)
-        if self.error is not None:
-            raise self.error
-        return self.reading
+    def hang(self, chip_id: int | None = None) -> None:
+        self._free[chip_id] = threading.Event()
+
+    def answer(self, chip_id: int | None = None) -> None:
+        self._free.pop(chip_id).set()
+
+    def discover(self) -> Inventory:
+        self._wait(None)
+        if isinstance(self.server, Exception):
+            raise self.server
+        return self.server
+
+    def read(self, chip: ChipFacts) -> ChipState:
+        self.calls.append(chip.phy_id)
+        self._wait(chip.phy_id)
+        state = self.states.get(chip.phy_id, ChipState())
+        if isinstance(state, Exception):
+            raise state
+        return state
+
+    def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
+        if not self.announces:
+            raise DriverError("dcmi_subscribe_fault_event: not supported")
+        self.subscribed = on_event
+
+    def _wait(self, chip_id: int | None) -> None:
+        if (free := self._free.get(chip_id)) is not None:
+            free.wait(30.0)
+
+
+class Heard:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.servers: list[Inventory] = []
+        self.states: dict[int, list[tuple[ChipState, Moment]]] = {}
+        self.events: list[FaultEvent] = []
+
+    def discovered(self, server: Inventory, at: Moment) -> None:
+        assert at.mono_s > 0
+        self.servers.append(server)
+
+    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+        self.states.setdefault(phy_id, []).append((state, at))
+
+    def announced(self, event: FaultEvent, at: Moment) -> None:
+        assert at.mono_s > 0
+        self.events.append(event)
+
+    def count(self, chip_id: int) -> int:
+        return len(self.states.get(chip_id, ()))
 
 
 class Rig:
-    def __init__(self, *, stale_s: float = 1000.0, deadline_s: float = 0.05) -> None:
+    def __init__(self, *, discover_s: float = 1000.0, deadline_s: float = 0.05) -> None:
         self.driver = ScriptedDriver()
-        self.snapshots: Observable[Snapshot | None] = Observable(None)
-        self.scanner = Scanner(
-            self.driver, self.snapshots, period_s=0.001, deadline_s=deadline_s, stale_s=stale_s, now_ms=lambda: 1234
-        )
-
-    @property
-    def healthy(self) -> int | None:
-        return self.snapshots.value.healthy if self.snapshots.value is not None else None
-
-    def fail(self, *, hanging: bool) -> None:
-        if hanging:
-            self.driver.answers.clear()
-        else:
-            self.driver.error = DriverError("no such device")
-
-    def recover(self) -> None:
-        self.driver.error = None
-        self.driver.answers.set()
+        self.heard = Heard()
+        self.scanner = Scanner(self.driver, self.heard, period_s=0.002, discover_s=discover_s, deadline_s=deadline_s)
 
 
-both_ways = pytest.mark.parametrize("hanging", [False, True], ids=["it raises", "it hangs"])
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
 
 
-async def test_the_first_reading_is_published() -> None:
-    rig = Rig()
+async def test_every_chip_is_read_again_and_again(rig: Rig) -> None:
     assert rig.scanner.problem == "the driver has not been read yet"
     async with running(rig.scanner.run()):
-        await rig.snapshots.newer_than(0)
-        assert rig.snapshots.value == take(EIGHT, None, 1234)
+        await until(lambda: all(rig.heard.count(chip_id) > 3 for chip_id in range(8)))
+        rig.driver.states[5] = FAULT
+        await until(lambda: rig.heard.states[5][-1][0] == FAULT)
+        await until(lambda: rig.scanner.problem is None)
+    assert rig.heard.servers == [server()]
+
+
+async def test_an_answer_is_dated_when_it_was_asked_for(rig: Rig) -> None:
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.count(2))
+        rig.driver.hang(2)
+        asked = len(rig.driver.calls)
+        await until(lambda: 2 in rig.driver.calls[asked:])
+        before = rig.heard.count(2)
+        rest = rig.heard.count(7)
+        await until(lambda: rig.heard.count(7) > rest + 10)
+        latest = rig.heard.states[7][-1][1]
+        rig.driver.answer(2)
+        await until(lambda: rig.heard.count(2) > before)
+        assert rig.heard.states[2][before][1] < latest
+
+
+async def test_a_chip_that_hangs_is_asked_no_second_time_and_holds_up_no_other(rig: Rig) -> None:
+    rig.driver.hang(3)
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.count(7) > 50)
+        assert rig.driver.calls.count(3) == 1
+        assert rig.heard.count(3) == 0
+        assert rig.scanner.problem is None
+        rig.driver.answer(3)
+        await until(lambda: rig.heard.count(3) > 3)
+
+
+async def test_a_driver_that_serialises_its_calls_and_hangs_is_a_problem(rig: Rig) -> None:
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.scanner.problem is None)
+        for chip_id in range(8):
+            rig.driver.hang(chip_id)
+        await until(lambda: rig.scanner.problem == "the driver does not answer within 0.05 s")
+        for chip_id in range(8):
+            rig.driver.answer(chip_id)
         await until(lambda: rig.scanner.problem is None)
 
 
-async def test_unchanged_readings_publish_nothing_and_a_changed_one_does() -> None:
-    rig = Rig()
+async def test_one_chip_that_can_t_be_read_is_no_problem_of_the_driver(rig: Rig) -> None:
+    rig.driver.states[0] = DriverError("card 0 is gone")
     async with running(rig.scanner.run()):
-        await until(lambda: rig.driver.calls > 20)
-        assert rig.snapshots.version == 1
-        rig.driver.reading = BROKEN
-        await rig.snapshots.newer_than(1)
-        assert rig.healthy == 0xFE
-        seen = rig.driver.calls
-        await until(lambda: rig.driver.calls > seen + 20)
-        assert rig.snapshots.version == 2
+        await until(lambda: rig.heard.count(1) > 5)
+        assert rig.scanner.problem is None
+        assert rig.heard.count(0) == 0
+        rig.driver.states.clear()
+        await until(lambda: rig.heard.count(0) > 0)
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [(DriverError("no such device"), "no such device"), (KeyError("dcmi"), "KeyError: 'dcmi'")],
 )
-async def test_a_driver_that_raises_is_a_problem_and_what_was_known_stays(error: Exception, said: str) -> None:
-    rig = Rig()
+async def test_a_driver_that_is_not_there_yet_is_asked_until_it_is(rig: Rig, error: Exception, said: str) -> None:
+    rig.driver.server = error
     async with running(rig.scanner.run()):
-        await rig.snapshots.newer_than(0)
-        rig.driver.error = error
         await until(lambda: rig.scanner.problem == said)
-        assert (rig.snapshots.version, rig.healthy) == (1, 0xFF)
+        rig.driver.server = server()
+        await until(lambda: rig.heard.count(0))
 
 
-async def test_a_driver_that_hangs_is_a_problem_and_is_called_no_second_time() -> None:
-    rig = Rig()
-    problems = set()
+async def test_a_discovery_that_hangs_is_waited_for_and_not_asked_twice(rig: Rig) -> None:
+    rig.driver.hang()
     async with running(rig.scanner.run()):
-        await until(lambda: rig.scanner.problem is None)
-        rig.driver.answers.clear()
-
-        def complained_of_thrice() -> bool:
-            if "has not answered for" in (rig.scanner.problem or ""):
-                problems.add(rig.scanner.problem)
-            return len(problems) >= 3
-
-        await until(lambda: "has not answered for" in (rig.scanner.problem or ""))
-        calls = rig.driver.calls
-        await until(complained_of_thrice)
-        assert rig.driver.calls == calls
-        assert (rig.snapshots.version, rig.healthy) == (1, 0xFF)
-        rig.recover()
-        await until(lambda: rig.scanner.problem is None and rig.driver.calls > calls)
+        await until(lambda: rig.scanner.problem == "the driver does not answer within 0.05 s")
+        rig.driver.answer()
+        await until(lambda: rig.heard.count(0))
+    assert len(rig.heard.servers) == 1
 
 
-@both_ways
-async def test_a_driver_silent_for_too_long_leaves_no_chip_healthy_until_it_answers(*, hanging: bool) -> None:
-    rig = Rig(stale_s=0.2)
+async def test_events_are_passed_on_from_any_thread(rig: Rig) -> None:
     async with running(rig.scanner.run()):
-        await rig.snapshots.newer_than(0)
-        known = rig.snapshots.value
-        assert known is not None
-        rig.fail(hanging=hanging)
-        await rig.snapshots.newer_than(1)
-        assert rig.snapshots.value == age_out(known)
-        assert rig.healthy == 0
-        rig.recover()
-        await until(lambda: rig.healthy == 0xFF)
-        await until(lambda: rig.scanner.problem is None)
+        await until(lambda: rig.driver.subscribed is not None)
+        assert rig.driver.subscribed is not None
+        library = threading.Thread(target=rig.driver.subscribed, args=(EVENT,))
+        library.start()
+        await until(lambda: rig.heard.events == [EVENT])
+        library.join()
 
 
-@both_ways
-async def test_a_driver_that_never_answered_publishes_nothing(*, hanging: bool) -> None:
-    rig = Rig(stale_s=0.0)
-    rig.fail(hanging=hanging)
+async def test_an_event_after_the_end_is_nobody_s_business(rig: Rig) -> None:
     async with running(rig.scanner.run()):
-        await until(lambda: rig.scanner.problem not in {None, "the driver has not been read yet"})
-        assert rig.snapshots.version == 0
-        rig.recover()
-        await rig.snapshots.newer_than(0)
+        await until(lambda: rig.driver.subscribed is not None)
+    assert rig.driver.subscribed is not None
+    rig.driver.subscribed(EVENT)
 
 
-async def test_it_ends_while_the_driver_hangs() -> None:
-    rig = Rig()
-    rig.driver.answers.clear()
-    async with running(rig.scanner.run()) as scanning:
-        await until(lambda: rig.driver.calls == 1)
-    assert scanning.done()
-    threads = [each for each in threading.enumerate() if each.name == "driver"]
-    assert threads
-    assert all(each.daemon for each in threads)
-    rig.driver.answers.set()
-    await until(lambda: not any(each.is_alive() for each in threads))
+async def test_a_driver_that_announces_nothing_is_polled(rig: Rig) -> None:
+    rig.driver.announces = False
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.count(0) > 3)
+        rig.driver.states[0] = FAULT
+        await until(lambda: rig.heard.states[0][-1][0] == FAULT)
+
+
+async def test_chips_that_come_go_or_change_are_followed() -> None:
+    rig = Rig(discover_s=0.02)
+    seven = server(*(ChipFacts(chip_id, chip_id) for chip_id in range(7)))
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.count(7))
+        rig.driver.server = seven
+        await until(lambda: rig.heard.servers[-1] == seven)
+        gone = rig.heard.count(7)
+        before = rig.heard.count(0)
+        await until(lambda: rig.heard.count(0) > before + 20)
+        assert rig.heard.count(7) <= gone + 1  # an answer may have been on its way
+        moved = replace(seven, chips=tuple(replace(each, address=ChipAddress("10.0.0.1")) for each in seven.chips))
+        rig.driver.server = moved
+        await until(lambda: rig.heard.servers[-1] == moved)
+        rig.driver.server = DriverError("busy")
+        before = rig.heard.count(0)
+        await until(lambda: rig.heard.count(0) > before + 20)
+        assert rig.heard.servers[-1] == moved
+        rig.driver.server = server()
+        await until(lambda: rig.heard.count(7) > gone + 1)
+
+
+async def test_a_hanging_driver_does_not_hold_up_the_end(rig: Rig) -> None:
+    for chip_id in range(8):
+        rig.driver.hang(chip_id)
+    async with running(rig.scanner.run()):
+        await until(lambda: len(rig.driver.calls) == 8)
+    for chip_id in range(8):
+        rig.driver.answer(chip_id)

@@ -44,6 +44,7 @@ class Whole:
                 "device_plugin_dir": self.node.kubelet.socket_dir,
                 "pod_resources_socket": self.node.kubelet.pod_resources_socket,
                 "kubelet_pods_url": self.node.kubelet.pods_url,
+                "driver": "simulated",
                 "simulated_state": self.node.state_file,
                 "device_root": self.node.device_root,
                 "scan_period_s": 0.05,

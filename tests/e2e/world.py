@@ -258,7 +258,16 @@ def plugin_command(
     more = [part for name, text in flags.items() for part in (f"--{name.replace('_', '-')}", text)]
     return [
         *(str(program), "--kubeconfig", str(kubeconfig), "--node-name", node),
-        *("--simulated-state", str(state_file), "--device-root", str(device_root), "--kubelet-pods-url", pods_url),
+        *(
+            "--driver",
+            "simulated",
+            "--simulated-state",
+            str(state_file),
+            "--device-root",
+            str(device_root),
+            "--kubelet-pods-url",
+            pods_url,
+        ),
         *("--http-address", http_address, "--scan-period-s", "0.1"),
         *more,
     ]

@@ -1,0 +1,127 @@
+"""The node's ConfigMap: written by the plugin, and by operators who take chips out or let them in again.
+
+Every write carries the resourceVersion it was made for, so an operator's edit is never overwritten: the write fails,
+the edit is taken up, and the report is made anew. Only our keys are patched; those of others, and their labels, stay.
+"""
+
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from ascend.chips import ChipSet
+from ascend.deviceinfo import LABELS, MANUALLY_SEPARATED, NAMESPACE, config_map_name, read_manually_separated
+from ascend.errors import Conflict, NotFound
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, ConfigMap, JsonObject
+from ascend.kube.reflector import Reflector
+from device_plugin.state.observable import Observable
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+OnEdit = Callable[[ChipSet, ChipSet], None]
+"""Told which chips an operator has added to ManuallySeparateNPU, and which removed."""
+
+
+class Board:
+    """A node's ConfigMap; a handler for the reflector that watches it.
+
+    Args:
+        client: the API server.
+        node: the node's name.
+        on_edit: told of operators' edits.
+    """
+
+    def __init__(self, client: KubeClient, node: str, on_edit: OnEdit) -> None:
+        self._client = client
+        self._name = config_map_name(node)
+        self._on_edit = on_edit
+        self._version: str | None = None
+        self._separated: ChipSet = 0
+        self.lost: Observable[None] = Observable(None)
+        """Set when somebody has deleted the ConfigMap."""
+
+    def watch(self) -> Reflector[ConfigMap]:
+        """The watch that feeds it."""
+        return Reflector(
+            self._client, CONFIG_MAPS, self, namespace=NAMESPACE, field_selector=f"metadata.name={self._name}"
+        )
+
+    async def fetch(self) -> Mapping[str, str]:
+        """What an earlier plugin has left there; nothing where there is none.
+
+        Raises:
+            ApiError: the server refuses.
+            Unreachable: it does not answer.
+        """
+        try:
+            found = await self._client.get(CONFIG_MAPS, self._name, NAMESPACE)
+        except NotFound:
+            return {}
+        self._version = found.metadata.resource_version
+        self._separated = self._read(found)
+        return found.data
+
+    def applied(self, obj: ConfigMap) -> None:
+        """The ConfigMap is new or has changed; our own writes come by here too, late."""
+        if self._version is None or not _is_newer(obj.metadata.resource_version, self._version):
+            return
+        self._take(obj)
+
+    def deleted(self, obj: ConfigMap) -> None:
+        """The ConfigMap is gone. That is no word about any chip."""
+        if self._version is not None:
+            log.warning("somebody has deleted the report", config_map=obj.key)
+            self._version = None
+            self.lost.set(None)
+
+    async def write(self, data: Mapping[str, str]) -> None:
+        """Write our keys.
+
+        Raises:
+            Conflict: somebody has written meanwhile; what they changed has been taken up, make the report anew.
+            ApiError: the server refuses.
+            Unreachable: it does not answer; what was written is unknown.
+        """
+        metadata: JsonObject = {"labels": LABELS}
+        try:
+            if self._version is None:
+                metadata |= {"name": self._name, "namespace": NAMESPACE}
+                body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(data)}
+                written = await self._client.create(CONFIG_MAPS, body, NAMESPACE)
+            else:
+                metadata |= {"resourceVersion": self._version}
+                body = {"metadata": metadata, "data": dict(data)}
+                written = await self._client.patch(CONFIG_MAPS, self._name, body, namespace=NAMESPACE)
+        except NotFound:
+            self._version = None
+            raise Conflict("the ConfigMap has been deleted", status=409) from None
+        except Conflict:
+            await self._catch_up()
+            raise
+        self._version = written.metadata.resource_version
+        self._separated = read_manually_separated(data)[0]
+
+    async def _catch_up(self) -> None:
+        try:
+            found = await self._client.get(CONFIG_MAPS, self._name, NAMESPACE)
+        except NotFound:
+            self._version = None
+        else:
+            self._take(found)
+
+    def _take(self, obj: ConfigMap) -> None:
+        theirs, ours = self._read(obj), self._separated
+        self._version, self._separated = obj.metadata.resource_version, theirs
+        if theirs != ours:
+            self._on_edit(theirs & ~ours, ours & ~theirs)
+
+    def _read(self, obj: ConfigMap) -> ChipSet:
+        chips, slips = read_manually_separated(obj.data)
+        if slips:
+            log.warning("not chip names", config_map=obj.key, key=MANUALLY_SEPARATED, entries=slips)
+        return chips
+
+
+def _is_newer(version: str, known: str) -> bool:
+    # Kubernetes says since 1.35 that these are numbers that grow; they always were.
+    return not (version.isdigit() and known.isdigit()) or int(version) > int(known)

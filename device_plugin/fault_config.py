@@ -1,0 +1,64 @@
+"""Follows the operators' own fault rules: ConfigMap ``kube-system/mindx-dl-fault-config`` (spec/node-agent.md §4.2)."""
+
+from collections.abc import Callable
+
+import structlog
+
+from ascend.deviceinfo import NAMESPACE
+from ascend.errors import NotFound
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, ConfigMap
+from ascend.kube.reflector import Reflector
+from device_plugin.rules.fault_rules import FaultRules, default_rules, read_rules
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+NAME = "mindx-dl-fault-config"
+
+
+class FaultConfig:
+    """Tells the rules whenever they change; a handler for the reflector it makes.
+
+    Args:
+        configure: told the rules.
+        announce: told a reason, a sentence and whether it is a warning, where entries are refused.
+    """
+
+    def __init__(self, configure: Callable[[FaultRules], None], announce: Callable[[str, str, bool], None]) -> None:
+        self._configure = configure
+        self._announce = announce
+        self._version = ""
+
+    def watch(self, client: KubeClient) -> Reflector[ConfigMap]:
+        """The watch that feeds it."""
+        return Reflector(client, CONFIG_MAPS, self, namespace=NAMESPACE, field_selector=f"metadata.name={NAME}")
+
+    async def fetch(self, client: KubeClient) -> None:
+        """Tell the rules there are now, before anything is judged; the watch tells of later ones.
+
+        Raises:
+            ApiError: the server refuses.
+            Unreachable: it does not answer.
+        """
+        try:
+            self.applied(await client.get(CONFIG_MAPS, NAME, NAMESPACE))
+        except NotFound:
+            return
+
+    def applied(self, obj: ConfigMap) -> None:
+        """The ConfigMap is there or has changed: entries that make no sense are left out, the others count."""
+        if obj.metadata.resource_version == self._version:
+            return
+        self._version = obj.metadata.resource_version
+        rules, problems = read_rules(obj.data, default_rules())
+        for problem in problems:
+            log.warning("a fault rule is not used", config_map=obj.key, error=problem)
+        if problems:
+            self._announce("NPUFaultRulesInvalid", f"ConfigMap {obj.key}: {'; '.join(problems)}", True)  # noqa: FBT003
+        log.info("fault rules as configured", config_map=obj.key, version=obj.metadata.resource_version)
+        self._configure(rules)
+
+    def deleted(self, obj: ConfigMap) -> None:
+        """The ConfigMap is gone: the defaults count."""
+        log.info("fault rules by default", config_map=obj.key)
+        self._configure(default_rules())

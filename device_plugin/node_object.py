@@ -1,0 +1,60 @@
+"""Writes what the node's own object tells of its chips: annotations and labels."""
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from ascend.errors import ApiError, Unreachable
+from ascend.kube.backoff import Backoff
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import NODES, Node
+from device_plugin.rules.node_labels import SERVER_TYPE_LABEL
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class NodeWriter:
+    """Keeps our annotations and labels on the Node; those of others stay.
+
+    Args:
+        client: the API server.
+        node: the node's name.
+    """
+
+    def __init__(self, client: KubeClient, node: str) -> None:
+        self._client = client
+        self._node = node
+        self._written: tuple[Mapping[str, str], Mapping[str, str]] | None = None
+        self._keeps_server_type = False
+
+    async def learn(self) -> Node:
+        """The Node, as soon as there is one; whoever has set its ``servertype`` knows better."""
+        backoff = Backoff(limit_s=5.0)
+        while True:
+            try:
+                node = await self._client.get(NODES, self._node)
+            except (ApiError, Unreachable) as error:
+                log.warning("waiting for this node's Node object", node=self._node, error=str(error))
+                await asyncio.sleep(backoff.next_s())
+            else:
+                self._keeps_server_type = SERVER_TYPE_LABEL in node.metadata.labels
+                return node
+
+    def forget(self) -> None:
+        """Write at the next opportunity, changed or not."""
+        self._written = None
+
+    async def write(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
+        """Write what differs from the last time.
+
+        Raises:
+            ApiError: the server refuses.
+            Unreachable: it does not answer.
+        """
+        if self._keeps_server_type:
+            labels = {key: value for key, value in labels.items() if key != SERVER_TYPE_LABEL}
+        if (annotations, labels) != self._written:
+            body = {"metadata": {"annotations": dict(annotations), "labels": dict(labels)}}
+            await self._client.patch(NODES, self._node, body)
+            self._written = (annotations, labels)

@@ -1,0 +1,97 @@
+"""Labels and annotations of the Node (spec/node-agent.md §5.8; the golden values are of the reference's own run)."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascend.annotations import ChipAddress
+from ascend.kube.objects import NODES, JsonObject
+from device_plugin.driver import ChipFacts, Inventory
+from device_plugin.node_object import NodeWriter
+from device_plugin.rules.node_labels import node_annotations, node_labels
+from tests.device_plugin.api import NODE, RecordingClient
+from tests.device_plugin.builders import snapshot
+
+EIGHT = Inventory(
+    "Ascend910B",
+    tuple(
+        ChipFacts(
+            phy_id, chip_name="910B3", hbm_mb=65536, address=ChipAddress(f"10.20.0.{phy_id + 1}"), logic_id=phy_id
+        )
+        for phy_id in range(8)
+    ),
+    driver_version="24.1.0",
+    ai_cores=20,
+    board_id=0x30,
+)
+
+
+def test_the_golden_server_has_the_golden_labels_and_annotations() -> None:
+    assert node_labels(EIGHT) == (
+        {
+            "accelerator": "huawei-Ascend910",
+            "huawei.com/driver.version": "24.1.0",
+            "mind-cluster/npu-chip-memory": "64G",
+            "node.kubernetes.io/npu.chip.name": "910B3",
+            "servertype": "Ascend910B-20",
+        },
+        [],
+    )
+    told = node_annotations(snapshot(of=EIGHT))
+    infos = {f"Ascend910-{number}": {"IP": f"10.20.0.{number + 1}", "SuperDeviceID": 0} for number in range(8)}
+    assert told.pop("baseDeviceInfos") == json.dumps(infos, separators=(",", ":"))
+    assert told == {"serverIndex": "-2", "serverType": "", "superPodID": "-2"}
+
+
+def test_an_a3_server_tells_its_super_pod_and_an_inference_server_its_kind() -> None:
+    a3 = Inventory("Ascend910A3", EIGHT.chips, super_pod_id=7, server_index=2)
+    assert node_labels(a3)[0]["huawei.com/topotree.superpodid"] == "7"
+    assert node_annotations(snapshot(of=a3))["serverType"] == "A3"
+    inference = Inventory("Ascend910B", EIGHT.chips, board_id=0x28, super_pod_id=7)
+    labels = node_labels(inference)[0]
+    assert labels["accelerator-type"] == "card-910b-infer"
+    assert "huawei.com/topotree.superpodid" not in labels
+
+
+def test_a_driver_that_tells_nothing_leaves_labels_out_rather_than_empty() -> None:
+    assert node_labels(Inventory("Ascend910", ())) == ({"accelerator": "huawei-Ascend910"}, [])
+
+
+@given(st.text(min_size=1, max_size=70), st.text(min_size=1, max_size=70))
+def test_whatever_a_driver_says_only_label_values_become_labels(version: str, name: str) -> None:
+    labels, problems = node_labels(Inventory("Ascend910", (ChipFacts(0, chip_name=name),), driver_version=version))
+    assert len(labels) + len(problems) == 3
+    for value in labels.values():
+        assert len(value) <= 63
+        assert value.isascii()
+        assert value[0].isalnum()
+        assert value[-1].isalnum()
+
+
+async def node(client: RecordingClient) -> JsonObject:
+    found = await client.get(NODES, NODE)
+    return {"labels": found.metadata.labels, "annotations": found.metadata.annotations}
+
+
+async def test_only_what_differs_is_written_and_what_others_wrote_stays(client: RecordingClient) -> None:
+    body: JsonObject = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"of": "others"}}}
+    await client.create(NODES, body)
+    writer = NodeWriter(client, NODE)
+    await writer.learn()
+    await writer.write({"a": "1"}, {"servertype": "Ascend910B-20"})
+    await writer.write({"a": "1"}, {"servertype": "Ascend910B-20"})
+    assert len(client.to("/nodes/")) == 1
+    assert await node(client) == {"labels": {"of": "others", "servertype": "Ascend910B-20"}, "annotations": {"a": "1"}}
+    writer.forget()
+    await writer.write({"a": "1"}, {"servertype": "Ascend910B-20"})
+    assert len(client.to("/nodes/")) == 2
+
+
+async def test_a_server_type_somebody_has_set_is_left_alone(client: RecordingClient) -> None:
+    body: JsonObject = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"servertype": "soc"}}}
+    await client.create(NODES, body)
+    writer = NodeWriter(client, NODE)
+    await writer.learn()
+    await writer.write({}, {"servertype": "Ascend910B-20", "accelerator": "huawei-Ascend910"})
+    assert (await node(client))["labels"] == {"servertype": "soc", "accelerator": "huawei-Ascend910"}

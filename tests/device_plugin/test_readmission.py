@@ -1,0 +1,112 @@
+"""Recovered chips that wait for an operator, as labels of the Node, on a real API server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascend.chips import ChipSet
+from ascend.kube.objects import NODES
+from device_plugin.readmission import CHIPS, PORTS, Readmission, read_label, write_label
+from device_plugin.rules.snapshot import Snapshot
+from device_plugin.state.observable import Observable
+from sandbox.apiserver import ApiServer
+from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, until
+from tests.device_plugin.builders import snapshot
+
+
+class Rig:
+    def __init__(self, client: RecordingClient) -> None:
+        self.client = client
+        self.waiting = (0, 0)
+        self.readmitted: list[tuple[ChipSet, ChipSet]] = []
+        self.snapshots: Observable[Snapshot | None] = Observable(None)
+        self.readmission = Readmission(client, NODE, snapshots=self.snapshots, on_readmit=self._readmit)
+
+    def wait(self, chips: ChipSet, ports: ChipSet = 0) -> None:
+        self.waiting = (chips, ports)
+        self.snapshots.set(snapshot(awaiting=chips, network_awaiting=ports))
+
+    def _readmit(self, chips: ChipSet, ports: ChipSet) -> None:
+        self.readmitted.append((chips, ports))
+        self.wait(self.waiting[0] & ~chips, self.waiting[1] & ~ports)
+
+    async def edit(self, **labels: str | None) -> None:
+        keys = {"chips": CHIPS, "ports": PORTS}
+        body = {"metadata": {"labels": {keys[name]: text for name, text in labels.items()}}}
+        await self.client.patch(NODES, NODE, body)
+
+    async def listed(self, chips: str | None, ports: str | None = None) -> None:
+        async def there() -> bool:
+            labels = (await self.client.get(NODES, NODE)).metadata.labels
+            return (labels.get(CHIPS), labels.get(PORTS)) == (chips, ports)
+
+        async with asyncio.timeout(10.0):
+            while not await there():
+                pass
+
+    @asynccontextmanager
+    async def runs(self) -> AsyncIterator[None]:
+        watch = self.readmission.watch()
+        async with running(watch.run()), running(self.readmission.run()):
+            yield
+
+
+@pytest.fixture
+async def rig(client: RecordingClient) -> Rig:
+    await client.create(NODES, node_manifest())
+    return Rig(client)
+
+
+async def test_what_waits_is_listed_and_nothing_is_listed_where_nothing_waits(rig: Rig) -> None:
+    rig.wait(0b1001, 0b10)
+    async with rig.runs():
+        await rig.listed("0.3", "1")
+        rig.wait(0b1000)
+        await rig.listed("3")
+        rig.wait(0)
+        await rig.listed(None)
+    assert rig.readmitted == []
+
+
+async def test_an_id_taken_out_is_let_in_and_so_are_all_when_the_label_goes(rig: Rig) -> None:
+    rig.wait(0b1101, 0b10)
+    async with rig.runs():
+        await rig.listed("0.2.3", "1")
+        await rig.edit(chips="0.3")
+        await until(lambda: rig.readmitted)
+        assert rig.readmitted == [(0b100, 0)]
+        await rig.edit(chips=None, ports=None)
+        await until(lambda: rig.waiting == (0, 0))
+    assert (rig.readmitted[-1][0], rig.readmitted[-1][1]) in {(0b1001, 0b10), (0b1001, 0)}
+
+
+async def test_labels_an_api_server_would_not_take_are_written_once_it_does(rig: Rig, server: ApiServer) -> None:
+    server.fail_next("PATCH", "/nodes/", 500, times=2)
+    rig.wait(0b1)
+    async with rig.runs():
+        await rig.listed("0")
+
+
+async def test_a_change_of_the_node_meanwhile_does_not_lose_the_labels(rig: Rig) -> None:
+    async with rig.runs():
+        for number in range(20):
+            await rig.client.patch(NODES, NODE, {"metadata": {"annotations": {"beat": str(number)}}})
+            rig.wait(1 << number % 8)
+        await rig.listed(str(19 % 8))
+    assert rig.readmitted == []
+
+
+@given(st.integers(0, 2**256 - 1))
+def test_a_label_means_what_was_written(chips: int) -> None:
+    text = write_label(chips)
+    assert (text is None) == (chips == 0)
+    assert read_label({CHIPS: text} if text is not None else {}, CHIPS) == chips
+
+
+@given(st.text(max_size=80))
+def test_a_label_of_any_text_is_read(text: str) -> None:
+    assert read_label({CHIPS: text}, CHIPS) < 1 << 256
