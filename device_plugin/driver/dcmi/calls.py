@@ -1,0 +1,268 @@
+"""The functions of the driver's library, each as a method with Python's values (spec/node-agent.md §3.2).
+
+A call releases Python's interpreter lock and takes no other, so one that hangs holds up its own thread only.
+"""
+
+import ctypes
+import ipaddress
+import time
+from collections.abc import Callable
+from ctypes import byref, c_char_p, c_int, c_uint32, c_void_p, sizeof
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from device_plugin.driver import VirtualNpu
+from device_plugin.driver.dcmi.errors import MISSING, DcmiError
+from device_plugin.driver.dcmi.structures import (
+    BoardInfo,
+    ChipInfo,
+    ChipInfoV2,
+    Event,
+    EventFilter,
+    EventHandler,
+    HbmInfo,
+    IpAddress,
+    PcieInfo,
+    SuperPodInfo,
+    TotalResource,
+    VirtualDeviceQuery,
+)
+
+Place: TypeAlias = tuple[int, int]
+"""Card and device on the card: how the library names a chip."""
+
+Observe: TypeAlias = Callable[[str, float], None]
+"""Told the name and the seconds of every call, from the thread that made it."""
+
+MAX_CARDS = 64
+MAX_ID = 255
+MAX_CODES = 128
+_MAX_DEVICES = 4
+_TEXT = 256
+_ROCE_PORT = 1
+_V4, _V6 = 0, 1
+_CHIP_COMMAND, _SUPER_POD = 12, 1
+_VIRTUAL_COMMAND, _SINGLE, _TOTAL = 52, 0, 1
+_EVERY = -1
+
+_INT, _UINT = ctypes.POINTER(c_int), ctypes.POINTER(c_uint32)
+# A structure or a text to be filled in is a plain pointer here; its type is checked where it is made.
+_PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "dcmi_init": (),
+    "dcmi_get_dcmi_version": (c_char_p, c_uint32),
+    "dcmi_get_card_list": (_INT, _INT, c_int),
+    "dcmi_get_device_num_in_card": (c_int, _INT),
+    "dcmi_get_device_logic_id": (_INT, c_int, c_int),
+    "dcmi_get_device_phyid_from_logicid": (c_uint32, _UINT),
+    "dcmi_get_device_chip_info_v2": (c_int, c_int, c_void_p),
+    "dcmi_get_device_chip_info": (c_int, c_int, c_void_p),
+    "dcmi_get_device_board_info": (c_int, c_int, c_void_p),
+    "dcmi_get_device_hbm_info": (c_int, c_int, c_void_p),
+    "dcmi_get_device_ip": (c_int, c_int, c_int, c_int, c_void_p, c_void_p),
+    "dcmi_get_device_info": (c_int, c_int, c_int, c_uint32, c_void_p, _UINT),
+    "dcmi_get_affinity_cpu_info_by_device_id": (c_int, c_int, c_char_p, _INT),
+    "dcmi_get_device_pcie_info_v2": (c_int, c_int, c_void_p),
+    "dcmi_get_device_health": (c_int, c_int, _UINT),
+    "dcmi_get_device_errorcode_v2": (c_int, c_int, _INT, _UINT, c_uint32),
+    "dcmi_subscribe_fault_event": (c_int, c_int, EventFilter, EventHandler),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SuperPodPlace:
+    """A chip's place in its SuperPod.
+
+    Attributes:
+        super_device_id: the chip's id within the SuperPod, unsigned.
+        super_pod_id: -1 where the chip is in none.
+        server_index: -1 where the server has none.
+    """
+
+    super_device_id: int
+    super_pod_id: int
+    server_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a chip has, and the ids of the virtual chips cut out of it."""
+
+    ai_cores: int
+    virtual_ids: tuple[int, ...]
+
+
+class Calls:
+    """The library's functions. Each raises ``DcmiError`` when the library says no, or lacks the function.
+
+    Args:
+        library: as loaded.
+        observe: told of every call.
+    """
+
+    def __init__(self, library: ctypes.CDLL, observe: Observe) -> None:
+        self._observe = observe
+        self._functions: dict[str, Any] = {}
+        for name, arguments in _PROTOTYPES.items():
+            try:
+                function = getattr(library, name)
+            except AttributeError:
+                continue  # said when it is called
+            function.argtypes, function.restype = arguments, c_int
+            self._functions[name] = function
+
+    def init(self) -> None:
+        """Make the library ready; comes before everything else."""
+        self._call("dcmi_init")
+
+    def version(self) -> str:
+        """The driver's version."""
+        text = ctypes.create_string_buffer(_TEXT)
+        self._call("dcmi_get_dcmi_version", text, _TEXT)
+        return _text(text.value)
+
+    def cards(self) -> list[int]:
+        """The ids of the cards."""
+        count, cards = c_int(), (c_int * MAX_CARDS)()
+        self._call("dcmi_get_card_list", byref(count), cards, MAX_CARDS)
+        return cards[: _within(count.value, MAX_CARDS)]
+
+    def devices(self, card: int) -> range:
+        """The numbers of the chips on a card."""
+        count = c_int()
+        self._call("dcmi_get_device_num_in_card", card, byref(count), about=(card,))
+        return range(_within(count.value, _MAX_DEVICES))
+
+    def logic_id(self, chip: Place) -> int:
+        """The driver's running number of a chip."""
+        logic = c_int(-1)
+        self._call("dcmi_get_device_logic_id", byref(logic), *chip, about=chip)
+        return logic.value
+
+    def phy_id(self, logic: int, chip: Place) -> int:
+        """The physical id behind a logic id; the chip is named for the error only."""
+        phy = c_uint32(MAX_ID + 1)
+        self._call("dcmi_get_device_phyid_from_logicid", logic, byref(phy), about=chip)
+        return phy.value
+
+    def chip_info(self, chip: Place) -> tuple[str, int]:
+        """The chip's name, as ``910B3``, and the number of its AI cores."""
+        info: ChipInfo | ChipInfoV2 = ChipInfoV2()
+        try:
+            self._call("dcmi_get_device_chip_info_v2", *chip, byref(info), about=chip)
+        except DcmiError:
+            info = ChipInfo()
+            self._call("dcmi_get_device_chip_info", *chip, byref(info), about=chip)
+        return _text(info.chip_name), info.aicore_cnt
+
+    def board_id(self, chip: Place) -> int:
+        """The kind of board the chip sits on."""
+        info = BoardInfo()
+        self._call("dcmi_get_device_board_info", *chip, byref(info), about=chip)
+        board_id: int = info.board_id
+        return board_id
+
+    def hbm_mb(self, chip: Place) -> int:
+        """The size of the chip's memory."""
+        info = HbmInfo()
+        self._call("dcmi_get_device_hbm_info", *chip, byref(info), about=chip)
+        size: int = info.memory_size
+        return size
+
+    def roce_address(self, chip: Place) -> str:
+        """The address of the chip's RoCE port; empty where it has no usable one.
+
+        IPv4, and where the driver has none, IPv6. A link-local address (``fe80…``) reaches no other server.
+        """
+        try:
+            return self._address(chip, _V4) or self._address(chip, _V6)
+        except DcmiError:
+            return self._address(chip, _V6)
+
+    def _address(self, chip: Place, kind: int) -> str:
+        address, mask = IpAddress(ip_type=kind), IpAddress(ip_type=kind)
+        self._call("dcmi_get_device_ip", *chip, _ROCE_PORT, 0, byref(address), byref(mask), about=chip)
+        raw = address.u_addr.ip6 if address.ip_type == _V6 else address.u_addr.ip4
+        found = ipaddress.ip_address(bytes(raw))
+        return "" if found.is_unspecified or found.is_link_local else str(found)
+
+    def super_pod(self, chip: Place) -> SuperPodPlace:
+        """The chip's place in its SuperPod."""
+        info = SuperPodInfo()
+        self._device_info(chip, _CHIP_COMMAND, _SUPER_POD, info)
+        return SuperPodPlace(info.sdid, c_int(info.super_pod_id).value, c_int(info.server_id).value)
+
+    def resources(self, chip: Place) -> Resources:
+        """What the chip has."""
+        info = TotalResource()
+        self._device_info(chip, _VIRTUAL_COMMAND, _TOTAL, info)
+        ids = info.vdev_id[: _within(info.vdev_num, len(info.vdev_id))]
+        cores = info.computing.aic
+        return Resources(int(cores) if 0 <= cores <= MAX_ID else 0, tuple(ids))  # a NaN fails both comparisons
+
+    def virtual_chip(self, chip: Place, vdev_id: int, phy_id: int) -> VirtualNpu:
+        """One virtual chip; ``phy_id`` is what it is cut out of."""
+        query = VirtualDeviceQuery(vdev_id=vdev_id)
+        self._device_info(chip, _VIRTUAL_COMMAND, _SINGLE, query)
+        return VirtualNpu(vdev_id, phy_id, _text(query.query_info.name))
+
+    def _device_info(self, chip: Place, main: int, sub: int, info: ctypes.Structure) -> None:
+        size = c_uint32(sizeof(info))
+        self._call("dcmi_get_device_info", *chip, main, sub, byref(info), byref(size), about=chip)
+
+    def cpu_affinity(self, chip: Place) -> str:
+        """The CPUs near the chip, as ``0-23``."""
+        text, length = ctypes.create_string_buffer(_TEXT), c_int(_TEXT)
+        self._call("dcmi_get_affinity_cpu_info_by_device_id", *chip, text, byref(length), about=chip)
+        return _text(text.value)
+
+    def pci_address(self, chip: Place) -> str:
+        """The chip's address on the PCI bus, as ``0000:c1:00.0``."""
+        info = PcieInfo()
+        self._call("dcmi_get_device_pcie_info_v2", *chip, byref(info), about=chip)
+        return f"{info.domain & 0xFFFFFFFF:04x}:{info.bdf_busid:02x}:{info.bdf_deviceid:02x}.{info.bdf_funcid:x}"
+
+    def health(self, chip: Place) -> int:
+        """The driver's own opinion of a chip, which counts for nothing; a chip that is gone raises ``NOT_READY``."""
+        health = c_uint32()
+        self._call("dcmi_get_device_health", *chip, byref(health), about=chip)
+        return health.value
+
+    def fault_codes(self, chip: Place) -> tuple[int, ...]:
+        """The faults a chip has, each once, in the driver's order."""
+        count, codes = c_int(), (c_uint32 * MAX_CODES)()
+        self._call("dcmi_get_device_errorcode_v2", *chip, byref(count), codes, MAX_CODES, about=chip)
+        present = codes[: _within(count.value, MAX_CODES)]
+        return tuple(dict.fromkeys(code for code in present if code))
+
+    def subscribe(self, handler: "ctypes._FuncPointer") -> None:
+        """Have ``handler``, an ``EventHandler``, called with the faults of every chip.
+
+        The library keeps it until the process ends, and so must the caller.
+        """
+        self._call("dcmi_subscribe_fault_event", _EVERY, _EVERY, EventFilter(), handler)
+
+    def _call(self, name: str, *arguments: Any, about: tuple[int, ...] = ()) -> None:
+        function = self._functions.get(name)
+        if function is None:
+            raise DcmiError(name, MISSING, *about)
+        started = time.perf_counter()
+        try:
+            code: int = function(*arguments)
+        finally:
+            self._observe(name, time.perf_counter() - started)
+        if code:
+            raise DcmiError(name, code, *about)
+
+
+def event_of(pointer: Any) -> Event | None:
+    """The event behind what a handler is called with; None where there is none."""
+    return pointer.contents if pointer else None
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace").strip()
+
+
+def _within(count: int, limit: int) -> int:
+    # A count beyond the room it was given is the library's slip; what was written is believed, no more.
+    return max(0, min(count, limit))

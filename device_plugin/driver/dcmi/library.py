@@ -1,0 +1,92 @@
+"""Finds the driver's library and loads it, unless others could have replaced it (spec/node-agent.md §3.1)."""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ascend.errors import DriverError
+from device_plugin.driver.trust import trusted
+
+NAME = "libdcmi.so"
+_MAX_SEARCH_PATH = 1024
+_LDCONFIG = (Path("/sbin/ldconfig"), Path("/usr/sbin/ldconfig"))
+
+
+def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> ctypes.CDLL:
+    """The loaded library.
+
+    Args:
+        path: where it is; None to look for it in the directories of ``LD_LIBRARY_PATH``, then in the loader's cache.
+        environment: where ``LD_LIBRARY_PATH`` is read.
+
+    Raises:
+        DriverError: there is none that may be used; says where was looked, and what is wrong with what was there.
+    """
+    found = trusted(path) if path is not None else find(environment)
+    loader = ctypes.CDLL(None)
+    loader.dlopen.restype = ctypes.c_void_p
+    loader.dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
+    loader.dlerror.restype = ctypes.c_char_p
+    # Not by CDLL(path): it adds RTLD_NOW, and a driver of which a part is missing would not load at all.
+    handle = loader.dlopen(os.fsencode(found), os.RTLD_LAZY | os.RTLD_GLOBAL)
+    if handle is None:
+        why = (loader.dlerror() or b"").decode(errors="replace")
+        raise DriverError(f"{found} can't be loaded: {why}", reason="LibraryUnusable")
+    return ctypes.CDLL(str(found), handle=handle)
+
+
+def find(environment: Mapping[str, str]) -> Path:
+    """The first library on the search path that only root and we can change.
+
+    Raises:
+        DriverError: there is none.
+    """
+    refusals = []
+    for candidate in _candidates(environment):
+        if not os.path.lexists(candidate):
+            continue
+        try:
+            return trusted(candidate)
+        except DriverError as error:
+            refusals.append(error.message)
+    if refusals:
+        raise DriverError("; ".join(refusals), reason="UntrustedFile")
+    raise DriverError(
+        f"no {NAME} in the directories of LD_LIBRARY_PATH or in the cache of ldconfig: install the NPU driver, mount "
+        "its lib64/driver folder, or name the library in the settings",
+        reason="LibraryNotFound",
+    )
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
+    search_path = environment.get("LD_LIBRARY_PATH", "")
+    if len(search_path) > _MAX_SEARCH_PATH:
+        raise DriverError(
+            f"LD_LIBRARY_PATH has {len(search_path)} characters, more than {_MAX_SEARCH_PATH}: name the library in the "
+            "settings",
+            reason="LibraryNotFound",
+        )
+    for folder in search_path.split(":"):
+        if folder.startswith("/"):  # an empty or relative entry means the present folder, which says nothing
+            yield Path(folder) / NAME
+    yield from _cached()
+
+
+def _cached() -> Iterator[Path]:
+    ldconfig = next((each for each in _LDCONFIG if each.exists()), None)
+    if ldconfig is None:
+        return
+    try:
+        answer = subprocess.run(  # noqa: S603 - a fixed command
+            [ldconfig, "--print-cache"], capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return
+    for line in answer.stdout.splitlines():
+        # As in "\tlibdcmi.so (libc6,x86-64) => /usr/lib64/libdcmi.so".
+        name, _, rest = line.strip().partition(" ")
+        _, arrow, where = rest.partition(" => ")
+        if name == NAME and arrow and where.startswith("/"):
+            yield Path(where)

@@ -1,0 +1,73 @@
+"""Builds the fake library and small C programs with the machine's C compiler."""
+
+import functools
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+WARNINGS: Final = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror")
+
+
+def missing() -> str | None:
+    """A sentence saying why nothing can be built here; None where it can."""
+    if shutil.which("cc") is None:
+        return (
+            "there is no C compiler (cc): install gcc and libc6-dev, or run `python -m tests.cluster prepare` as root"
+        )
+    if not Path("/usr/include/stdio.h").exists():
+        return "there are no C headers: install libc6-dev, or run `python -m tests.cluster prepare` as root"
+    return None
+
+
+@functools.cache
+def fake_library() -> Path:
+    """The fake library, built once for this process."""
+    return build_library()
+
+
+def build_library(functions: Sequence[str] = ("dcmi_*",)) -> Path:
+    """The fake library with some functions only, as another maker's might be."""
+    folder = _folder()
+    script = folder / "exports"
+    script.write_text(f"{{ global: {'; '.join(functions)}; local: *; }};")
+    library = folder / "libdcmi.so"
+    flags = ("-fPIC", "-shared", "-fvisibility=hidden", "-pthread", f"-Wl,--version-script={script}")
+    _compile([*WARNINGS, *flags, str(HERE / "fake_dcmi.c"), "-o", str(library)])
+    return library
+
+
+def build(source: str) -> Path:
+    """A library from a text in C."""
+    folder = _folder()
+    (folder / "library.c").write_text(source)
+    library = folder / "libdcmi.so"
+    _compile(["-fPIC", "-shared", str(folder / "library.c"), "-o", str(library)])
+    return library
+
+
+def run(program: str) -> str:
+    """What a C program prints."""
+    folder = _folder()
+    source, binary = folder / "program.c", folder / "program"
+    source.write_text(program)
+    _compile([*WARNINGS, f"-I{HERE}", str(source), "-o", str(binary)])
+    return subprocess.run([binary], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def _compile(arguments: list[str]) -> None:
+    done = subprocess.run(["cc", *arguments], capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode:
+        raise RuntimeError(f"cc {' '.join(arguments)}:\n{done.stderr}")
+
+
+@functools.cache
+def _room() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="fake-dcmi-")  # goes with the process
+
+
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(dir=_room().name))

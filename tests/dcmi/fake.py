@@ -1,0 +1,205 @@
+"""A server without chips: the fake library, and the file that says what it answers.
+
+A program is given the fake by its environment::
+
+    fake = FakeDcmi(folder, ascend_910b(8))
+    subprocess.Popen([...], env={**os.environ, **fake.environment()})
+    fake.chip(3).codes = (0x80E18402,)
+    with fake.hang("dcmi_get_device_health", card=2): ...
+"""
+
+import contextlib
+import os
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from tests.dcmi import compiler
+
+FOREVER_S: Final = 3600.0
+_COUNTER: Final = struct.Struct("56sQ")
+
+
+@dataclass
+class FakeChip:
+    """A chip. An attribute that is set is in the file at once; ``codes`` may be a mapping from code to severity."""
+
+    card: int = 0
+    device: int = 0
+    logic: int = 0
+    phy: int = 0
+    name: str = "910B3"
+    npu_name: str = ""
+    board: int = 0x30
+    aicores: int = 20
+    hbm: int = 65536
+    ip: str = ""
+    sdid: int | None = None
+    pod: int | None = None
+    server: int | None = None
+    affinity: str = ""
+    bdf: str = ""
+    health: int = 0
+    codes: Iterable[int] | Mapping[int, int] = ()
+    vnpus: Mapping[int, str] = field(default_factory=dict)
+    dropped: bool = False
+
+    _changed: Callable[[], None] | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if self._changed is not None:
+            self._changed()
+
+    def line(self) -> str:
+        """The chip as in the file."""
+        severities = self.codes if isinstance(self.codes, Mapping) else dict.fromkeys(self.codes, 2)
+        words = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_changed"}
+        words["codes"] = ",".join(f"{code:X}:{severity}" for code, severity in severities.items())
+        words["vnpus"] = ",".join(f"{vdev_id}:{template}" for vdev_id, template in self.vnpus.items())
+        words["dropped"] = int(self.dropped)
+        return "chip " + " ".join(f"{key}={value}" for key, value in words.items() if value not in {None, ""})
+
+
+def ascend_910b(chips: int = 8) -> list[FakeChip]:
+    """A server with 910B3 chips, one on each card, as the reference was measured on."""
+    return [
+        FakeChip(card=number, logic=number, phy=number, ip=f"10.20.0.{number + 1}", affinity="0-1")
+        for number in range(chips)
+    ]
+
+
+def ascend_910a(chips: int = 8) -> list[FakeChip]:
+    """An Atlas 800 (9000): 910A chips, one on each card."""
+    return [
+        FakeChip(card=number, logic=number, phy=number, name="910A", board=0x20, aicores=32, hbm=32768)
+        for number in range(chips)
+    ]
+
+
+def ascend_a3(cards: int = 8, *, super_pod: int = 7, server: int = 2) -> list[FakeChip]:
+    """A SuperPod server: two dies on each card, each a chip."""
+    return [
+        FakeChip(
+            card=number // 2,
+            device=number % 2,
+            logic=number,
+            phy=number,
+            name="910_9382",
+            board=0xB0,
+            aicores=24,
+            ip=f"10.30.0.{number + 1}",
+            sdid=0x0200_0000 + number,
+            pod=super_pod,
+            server=server,
+        )
+        for number in range(cards * 2)
+    ]
+
+
+class FakeDcmi:
+    """The fake library in a folder of its own, driven by a file beside it.
+
+    Args:
+        folder: an empty folder that only root and we can write to.
+        chips: what the server has.
+        library: as built; the whole fake where none is given.
+    """
+
+    def __init__(self, folder: Path, chips: list[FakeChip], *, library: Path | None = None) -> None:
+        self.library = folder / "libdcmi.so"
+        """The library; every fake has a copy, so that several can be loaded into one process."""
+        self._state = folder / "state"
+        self._counts = folder / "calls"
+        self._lock = threading.RLock()
+        self._chips = chips
+        self._rules: list[str] = []
+        self._events: list[str] = []
+        self._written_ns = 0
+        self.version = "24.1.0"
+        self.lose_events = False
+        self.serialise = False
+        shutil.copy(library if library is not None else compiler.fake_library(), self.library)
+        self.library.chmod(0o755)
+        for chip in chips:
+            chip._changed = self.save
+        self.save()
+
+    def environment(self) -> dict[str, str]:
+        """What a program needs to find the fake, and the fake its file."""
+        return {"LD_LIBRARY_PATH": str(self.library.parent), "FAKE_DCMI_STATE": str(self._state)}
+
+    def chip(self, phy: int) -> FakeChip:
+        """The chip with this physical id."""
+        return next(each for each in self._chips if each.phy == phy)
+
+    def set(self, **options: object) -> None:
+        """Change ``version``, ``lose_events`` or ``serialise``."""
+        for name, value in options.items():
+            setattr(self, name, value)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file in one step."""
+        with self._lock:
+            lines = [f"version {self.version}", f"count {self._counts}", *(each.line() for each in self._chips)]
+            lines += ["serialise"] * self.serialise + ["lose_events"] * self.lose_events + self._rules + self._events
+            scratch = self._state.with_suffix(".new")
+            scratch.write_text("\n".join([*lines, ""]))
+            # Times of their own: the kernel's clock ticks too seldom to tell two versions apart.
+            self._written_ns = max(self._written_ns + 1, time.time_ns())
+            os.utime(scratch, ns=(self._written_ns, self._written_ns))
+            scratch.replace(self._state)
+
+    def event(self, logic: int, code: int, assertion: int, severity: int = 2, kind: int = 0) -> None:
+        """Send an event of one's own: 0 recover, 1 occur, 2 once; any number is sent."""
+        self._events.append(f"event {len(self._events) + 1} {logic} {code:X} {assertion} {severity} {kind}")
+        self.save()
+
+    def fail(
+        self, function: str, code: int, *, card: int | None = None, device: int | None = None
+    ) -> "contextlib.AbstractContextManager[None]":
+        """Have a function return a code, until the context ends; for good where it is not entered."""
+        return self._rule(f"fail {_about(function, card, device)} {code}")
+
+    def delay(
+        self, function: str, seconds: float, *, card: int | None = None, device: int | None = None
+    ) -> "contextlib.AbstractContextManager[None]":
+        """Have a function take longer, until the context ends, which ends calls under way."""
+        return self._rule(f"delay {_about(function, card, device)} {round(seconds * 1000)}")
+
+    def hang(
+        self, function: str, *, card: int | None = None, device: int | None = None
+    ) -> "contextlib.AbstractContextManager[None]":
+        """Have a function never return, until the context ends."""
+        return self.delay(function, FOREVER_S, card=card, device=device)
+
+    def calls(self) -> dict[str, int]:
+        """How often each function was called so far, by all programs that use this fake."""
+        try:
+            raw = self._counts.read_bytes()
+        except FileNotFoundError:
+            return {}
+        return {name.rstrip(b"\0").decode(): count for name, count in _COUNTER.iter_unpack(raw)}
+
+    def _rule(self, rule: str) -> "contextlib.AbstractContextManager[None]":
+        self._rules.insert(0, rule)  # the first that fits counts
+        self.save()
+        return self._ending(rule)
+
+    @contextlib.contextmanager
+    def _ending(self, rule: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._rules.remove(rule)
+            self.save()
+
+
+def _about(function: str, card: int | None, device: int | None) -> str:
+    return f"{function} {'*' if card is None else card} {'*' if device is None else device}"

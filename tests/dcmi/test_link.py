@@ -1,0 +1,112 @@
+"""Whether a port has a link, by a tool that may be missing, fail, hang or be somebody else's."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import structlog
+
+from device_plugin.driver.link import LinkTool
+
+ANSWER = 'echo "link status: UP"'
+
+
+def tool(folder: Path, script: str, mode: int = 0o755) -> Path:
+    path = folder / "hccn_tool"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(mode)
+    return path
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("script", "up"),
+    [
+        (ANSWER, True),
+        ('echo "link status: DOWN"', False),
+        ('echo "first"; echo "link status: DOWN"; echo "last"', False),
+        ('echo "link status: UP"; exit 1', None),
+        ('echo "link status: SLEEPY"', None),
+        ("exit 1", None),
+        ("printf '\\377\\376'", None),
+        ("kill -9 $$", None),
+        ("", None),
+    ],
+)
+def test_only_a_clear_answer_counts(tmp_path: Path, script: str, up: bool | None) -> None:  # noqa: FBT001 - a parameter
+    assert LinkTool(tool(tmp_path, script), patience_s=10).up(0) is up
+
+
+def test_without_the_tool_nobody_can_tell(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert LinkTool(tmp_path / "none").up(0) is None
+    assert logs == []
+
+
+def test_a_tool_others_can_change_is_not_run_and_complained_of_once(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    links = LinkTool(tool(tmp_path, f"touch {ran}; {ANSWER}", mode=0o777), patience_s=10)
+    with structlog.testing.capture_logs() as logs:
+        assert [links.up(each) for each in range(8)] == [None] * 8
+    assert not ran.exists()
+    assert len(logs) == 1
+    assert "mode 0777" in logs[0]["error"]
+
+
+def test_a_tool_that_can_not_be_run_tells_nothing(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert LinkTool(tool(tmp_path, ANSWER, mode=0o644)).up(0) is None
+    assert "Permission denied" in logs[0]["error"]
+
+
+def test_each_chip_is_asked_about_once_in_five_minutes(tmp_path: Path) -> None:
+    asked, clock = tmp_path / "asked", Clock()
+    links = LinkTool(tool(tmp_path, f'echo "$*" >> {asked}; {ANSWER}'), patience_s=10, now_s=clock)
+    for now_s in (1000.0, 1001.0, 1299.9):
+        clock.now_s = now_s
+        assert [links.up(3), links.up(4)] == [True, True]
+    assert asked.read_text().splitlines() == ["-i 3 -link -g", "-i 4 -link -g"]
+    tool(tmp_path, f'echo "$*" >> {asked}; echo "link status: DOWN"')
+    clock.now_s = 1300.0
+    assert links.up(3) is False
+    assert len(asked.read_text().splitlines()) == 3
+
+
+def test_an_answer_that_takes_longer_is_picked_up_later_and_the_old_one_counts_until_then(tmp_path: Path) -> None:
+    gate, clock = tmp_path / "gate", Clock()
+    links = LinkTool(tool(tmp_path, ANSWER), patience_s=10, now_s=clock)
+    assert links.up(0) is True
+    tool(tmp_path, f'while [ ! -e {gate} ]; do sleep 0.01; done; echo "link status: DOWN"')
+    links = LinkTool(tmp_path / "hccn_tool", patience_s=0.01, now_s=clock)
+    assert links.up(0) is None
+    assert links.up(0) is None
+    gate.touch()
+    wait_for(lambda: links.up(0) is False)
+
+
+def test_a_tool_that_hangs_is_killed_and_run_again_when_its_time_has_come(tmp_path: Path) -> None:
+    started, clock = tmp_path / "started", Clock()
+    links = LinkTool(tool(tmp_path, f"echo x >> {started}; exec sleep 1000"), patience_s=0.01, now_s=clock)
+    assert links.up(0) is None
+    wait_for(started.exists)
+    clock.now_s += 10
+    wait_for(lambda: links.up(0) is None and links._ports[0].question is None)
+    tool(tmp_path, ANSWER)
+    assert links.up(0) is None
+    clock.now_s += 290
+    links.up(0)
+    wait_for(lambda: links.up(0) is True)

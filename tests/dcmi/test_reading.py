@@ -1,0 +1,221 @@
+"""How one chip is, as the real driver polls it: faults, card drop, link; and what hangs holds up nobody else."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ascend.errors import DriverError
+from device_plugin.driver import ChipFacts, ChipState
+from device_plugin.driver.dcmi import DcmiDriver, DcmiError
+from device_plugin.driver.link import LinkTool
+from tests.dcmi import compiler
+from tests.dcmi.conftest import MakeFake
+from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910b, ascend_a3
+
+
+def discovered(driver: DcmiDriver) -> tuple[ChipFacts, ...]:
+    return driver.discover().chips
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def test_a_healthy_chip_has_no_faults_and_nobody_knows_its_link(make_fake: MakeFake) -> None:
+    make_fake(ascend_910b(1))
+    driver = DcmiDriver()
+    assert driver.read(discovered(driver)[0]) == ChipState((), dropped=False, link_up=None)
+
+
+def test_faults_are_read_for_the_chip_that_has_them_and_are_gone_when_repaired(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_a3(2))
+    driver = DcmiDriver()
+    chips = discovered(driver)
+    fake.chip(2).codes = (0x80E18402, 0x81078603, 0xA8028801)
+    assert [driver.read(chip).codes for chip in chips] == [(), (), (0x80E18402, 0x81078603, 0xA8028801), ()]
+    fake.chip(2).codes = ()
+    assert driver.read(chips[2]) == ChipState()
+
+
+def test_a_fault_told_twice_is_one_and_zero_is_none(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(1))
+    driver = DcmiDriver()
+    chip = discovered(driver)[0]
+    state = fake.library.with_name("state")
+    state.write_text("chip name=910B3 codes=80E18402,0,80E18402,1\n")
+    assert driver.read(chip).codes == (0x80E18402, 1)
+
+
+def test_as_many_faults_as_the_driver_can_tell_are_read(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(1))
+    driver = DcmiDriver()
+    fake.chip(0).codes = range(1, 129)
+    assert driver.read(discovered(driver)[0]).codes == tuple(range(1, 129))
+
+
+def test_a_chip_that_has_dropped_off_is_no_error_and_comes_back(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(2))
+    driver = DcmiDriver()
+    first, second = discovered(driver)
+    fake.chip(1).dropped = True
+    assert driver.read(second) == ChipState(dropped=True)
+    assert driver.read(first) == ChipState()
+    fake.chip(1).dropped = False
+    assert driver.read(second) == ChipState()
+
+
+@pytest.mark.parametrize("function", ["dcmi_get_device_health", "dcmi_get_device_errorcode_v2"])
+def test_not_ready_from_either_call_is_a_dropped_chip(make_fake: MakeFake, function: str) -> None:
+    fake = make_fake(ascend_910b(1))
+    driver = DcmiDriver()
+    chip = discovered(driver)[0]
+    with fake.fail(function, -8012):
+        assert driver.read(chip) == ChipState(dropped=True)
+
+
+def test_the_drivers_own_opinion_of_a_chip_counts_for_nothing(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(1))
+    driver = DcmiDriver()
+    chip = discovered(driver)[0]
+    fake.chip(0).health = 3
+    assert driver.read(chip) == ChipState()
+
+
+@pytest.mark.parametrize("code", [-8255, -8006, 5])
+def test_faults_are_told_without_the_call_that_shows_a_drop(make_fake: MakeFake, code: int) -> None:
+    fake = make_fake(ascend_910b(1))
+    driver = DcmiDriver()
+    chip = discovered(driver)[0]
+    fake.chip(0).codes = (0x80E18402,)
+    with fake.fail("dcmi_get_device_health", code):
+        assert driver.read(chip) == ChipState((0x80E18402,))
+
+
+def test_faults_that_can_not_be_read_now_are_an_error_that_names_the_chip_and_the_code(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_a3(2))
+    driver = DcmiDriver()
+    chip = discovered(driver)[3]
+    with fake.fail("dcmi_get_device_errorcode_v2", -8006), pytest.raises(DcmiError) as raised:
+        driver.read(chip)
+    assert str(raised.value) == "dcmi_get_device_errorcode_v2 of card 1 device 1: -8006 (timed out)"
+    assert (raised.value.code, raised.value.card_id, raised.value.device_id) == (-8006, 1, 1)
+
+
+def test_a_driver_that_tells_no_faults_when_polled_is_believed_while_it_answers_at_all(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(1))
+    driver = DcmiDriver()
+    chip = discovered(driver)[0]
+    with fake.fail("dcmi_get_device_errorcode_v2", -8255):
+        assert driver.read(chip) == ChipState()
+        with fake.fail("dcmi_get_device_health", -8255), pytest.raises(DriverError, match="-8255"):
+            driver.read(chip)
+
+
+def test_a_library_without_either_call_tells_nothing_of_a_chip(make_fake: MakeFake) -> None:
+    functions = ("dcmi_init", "dcmi_get_card_list", "dcmi_get_device_[nlpc]*")
+    make_fake(ascend_910b(1), library=compiler.build_library(functions))
+    driver = DcmiDriver()
+    with pytest.raises(DriverError, match=r"-99998 \(this driver has no such function\)"):
+        driver.read(discovered(driver)[0])
+
+
+def test_reading_before_discovering_is_an_error_of_the_driver() -> None:
+    with pytest.raises(DriverError, match="before they are discovered"):
+        DcmiDriver().read(ChipFacts(0))
+
+
+def test_a_chip_that_hangs_does_not_hold_up_another(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(2))
+    driver = DcmiDriver()
+    hanging, other = discovered(driver)
+    fake.chip(1).codes = (0x80E18402,)
+    states: list[ChipState] = []
+    thread = threading.Thread(target=lambda: states.append(driver.read(hanging)), daemon=True)
+    with fake.hang("dcmi_get_device_health", card=0):
+        before = fake.calls()["dcmi_get_device_health"]
+        thread.start()
+        wait_for(lambda: fake.calls()["dcmi_get_device_health"] > before)
+        started_s = time.monotonic()
+        for _ in range(100):
+            assert driver.read(other).codes == (0x80E18402,)
+        assert len(driver.discover().chips) == 2
+        assert time.monotonic() - started_s < 5
+        assert thread.is_alive()
+    thread.join(10)
+    assert states == [ChipState()]
+
+
+def test_chips_are_read_in_many_threads_at_once(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(8))
+    driver = DcmiDriver()
+    chips = discovered(driver)
+    for number in range(8):
+        fake.chip(number).codes = (number + 1,)
+    wrong: list[ChipState] = []
+
+    def keep_reading(chip: ChipFacts) -> None:
+        for _ in range(200):
+            state = driver.read(chip)
+            if state.codes != (chip.phy_id + 1,):
+                wrong.append(state)
+
+    threads = [threading.Thread(target=keep_reading, args=(chip,)) for chip in chips]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert fake.calls()["dcmi_get_device_errorcode_v2"] == 8 * 200
+
+
+def test_a_driver_that_serialises_its_calls_is_waited_for(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(2))
+    driver = DcmiDriver()
+    hanging, other = discovered(driver)
+    fake.set(serialise=True)
+    states: dict[int, ChipState] = {}
+    threads = [
+        threading.Thread(target=lambda chip=chip: states.__setitem__(chip.phy_id, driver.read(chip)), daemon=True)
+        for chip in (hanging, other)
+    ]
+    with fake.hang("dcmi_get_device_health", card=0):
+        calls = fake.calls()["dcmi_get_device_health"]
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            wait_for(lambda number=number: fake.calls()["dcmi_get_device_health"] >= calls + number)  # type: ignore[misc]
+        assert states == {}
+    for thread in threads:
+        thread.join(10)
+    assert set(states) == {0, 1}
+
+
+def link_tool(folder: Path, script: str) -> Path:
+    tool = folder / "hccn_tool"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    return tool
+
+
+def test_the_link_of_a_chip_is_asked_for_by_its_physical_id(make_fake: MakeFake, tmp_path: Path) -> None:
+    make_fake([FakeChip(card=0, logic=0, phy=6), FakeChip(card=1, logic=1, phy=7)])
+    script = '[ "$*" = "-i 7 -link -g" ] && echo "link status: DOWN" || echo "link status: UP"'
+    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, script), patience_s=10))
+    assert [driver.read(chip).link_up for chip in discovered(driver)] == [True, False]
+
+
+def test_a_dropped_chip_has_no_link_to_ask_for(make_fake: MakeFake, tmp_path: Path) -> None:
+    fake: FakeDcmi = make_fake([FakeChip(dropped=True)])
+    asked = tmp_path / "asked"
+    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, f"touch {asked}"), patience_s=10))
+    chip = discovered(driver)[0]
+    assert driver.read(chip).link_up is None
+    assert not asked.exists()
+    fake.chip(0).dropped = False
+    driver.read(chip)
+    assert asked.exists()
