@@ -8,12 +8,19 @@ The file may be edited while the plugin runs::
      "chips": [{"id": 0, "health": "Healthy", "network_health": "Healthy", "fault_codes": [],
                 "ip": "10.20.0.1", "super_device_id": 0, "delay_s": 0.0}, …]}
 
-``delay_s`` makes the driver (or a chip) slow to answer, ``error`` makes it fail with that text.
+``product`` is 910A, 910B or A3. An unhealthy chip has the faults listed, and has dropped off if none is; an unhealthy
+network is one more fault. ``delay_s`` makes the driver (or the reading of a chip) slow to answer, ``error`` makes it
+fail with that text. Only ``product``, ``chips`` and the chips' ids must be there. A server may also have
+``driver_version``, ``super_pod_id`` and ``server_index``, a chip ``chip_name``, ``numa_node``, ``hbm_mb`` and ``vnpus``
+(as ``[{"id": 100, "template": "vir02"}]``).
 """
 
+import os
 import re
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,14 +29,44 @@ import msgspec
 from ascend.annotations import UNKNOWN, ChipAddress
 from ascend.chips import MAX_CHIP_ID
 from ascend.errors import DriverError
-from ascend.products import PRODUCTS, Product
-from device_plugin.driver import ChipReading, Reading
+from ascend.products import Product
+from device_plugin.driver import ChipFacts, ChipState, ChipType, FaultEvent, Inventory, VirtualNpu
 
 Health = Literal["Healthy", "Unhealthy"]
 Delay = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 SuperDeviceId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+NETWORK_FAULT = 0x81078607
+"""What an unhealthy network is simulated by: a network fault that no rule delays (spec/node-agent.md §4.1)."""
 
 _CODE = re.compile(r"[0-9A-Fa-f]{1,16}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the chips of a product are like."""
+
+    chip_type: ChipType
+    chip_name: str
+    ai_cores: int
+    board_id: int
+    hbm_mb: int
+    chips_per_card: int = 1
+
+
+_KINDS = {
+    "910A": _Kind("Ascend910", "910A", ai_cores=32, board_id=0, hbm_mb=32768),
+    "910B": _Kind("Ascend910B", "910B3", ai_cores=20, board_id=0x30, hbm_mb=65536),
+    "A3": _Kind("Ascend910A3", "Ascend910", ai_cores=24, board_id=0xB0, hbm_mb=65536, chips_per_card=2),
+}
+
+
+class SimulatedVirtualNpu(msgspec.Struct, forbid_unknown_fields=True):
+    """A virtual chip in the file."""
+
+    id: Count
+    template: str = ""
 
 
 class SimulatedChip(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,6 +79,10 @@ class SimulatedChip(msgspec.Struct, forbid_unknown_fields=True):
     ip: str = ""
     super_device_id: SuperDeviceId = 0
     delay_s: Delay = 0.0
+    chip_name: str = ""
+    numa_node: Count | None = None
+    hbm_mb: Count | None = None
+    vnpus: list[SimulatedVirtualNpu] = []
 
 
 class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,6 +94,7 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
     server_index: int = UNKNOWN
     delay_s: Delay = 0.0
     error: str = ""
+    driver_version: str = "simulated"
 
     @classmethod
     def full(cls, product: Product) -> "SimulatedServer":
@@ -66,11 +108,24 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
         content = msgspec.json.format(msgspec.json.encode(self), indent=1)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as scratch:
             scratch.write(content)
+        now_ns = time.time_ns()  # the kernel's own stamps are too coarse to tell two versions apart
+        os.utime(scratch.name, ns=(now_ns, now_ns))
         Path(scratch.name).replace(path)
 
 
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The file as it was when it was last looked at."""
+
+    identity: tuple[int, ...]
+    inventory: Inventory
+    chips: dict[int, SimulatedChip]
+    delay_s: float
+    error: str
+
+
 class SimulatedDriver:
-    """Reads the file at every call.
+    """Reads the file whenever it has changed.
 
     Args:
         path: the file.
@@ -78,41 +133,100 @@ class SimulatedDriver:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._content: _Content | None = None
 
-    def read(self) -> Reading:
-        """The file's content as a reading.
+    def discover(self) -> Inventory:
+        """The chips in the file.
 
         Raises:
             DriverError: the file is missing or malformed, or simulates a failure.
         """
+        return self._answer().inventory
+
+    def read(self, chip: ChipFacts) -> ChipState:
+        """How the file says the chip is.
+
+        Raises:
+            DriverError: as for ``discover``, or the chip is not in the file.
+        """
+        simulated = self._answer().chips.get(chip.phy_id)
+        if simulated is None:
+            raise DriverError(f"simulated chips in {self._path}: there is no chip {chip.phy_id}")
+        time.sleep(simulated.delay_s)
+        codes = tuple(int(code, 16) for code in simulated.fault_codes)
+        if simulated.network_health == "Unhealthy":
+            codes += (NETWORK_FAULT,)
+        return ChipState(
+            tuple(dict.fromkeys(codes)), dropped=simulated.health == "Unhealthy" and not simulated.fault_codes
+        )
+
+    def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:  # noqa: ARG002 - the interface's
+        """Refuse: changes of a file are found by polling.
+
+        Raises:
+            DriverError: always.
+        """
+        raise DriverError("simulated chips announce no events")
+
+    def _answer(self) -> _Content:
+        content = self._read()
+        time.sleep(content.delay_s)
+        if content.error:
+            raise DriverError(content.error)
+        return content
+
+    def _read(self) -> _Content:
+        # Several threads may come at once: each either sees what another has read, or reads the same once more.
         try:
-            server = msgspec.json.decode(self._path.read_bytes(), type=SimulatedServer)
+            known = self._content
+            if known is not None and known.identity == _identity(self._path.stat()):
+                return known
+            with self._path.open("rb") as file:
+                identity = _identity(os.fstat(file.fileno()))
+                server = msgspec.json.decode(file.read(), type=SimulatedServer)
         except (OSError, ValueError) as error:  # a ValueError is msgspec's, or what is not UTF-8
             raise DriverError(f"simulated chips in {self._path}: {error}") from error
-        if (product := PRODUCTS.get(server.product)) is None:
-            raise DriverError(
-                f"simulated chips in {self._path}: product {server.product!r} is not one of {[*PRODUCTS]}"
-            )
-        time.sleep(server.delay_s + sum(chip.delay_s for chip in server.chips))
-        if server.error:
-            raise DriverError(server.error)
-        chips: dict[int, ChipReading] = {}
+        chips: dict[int, SimulatedChip] = {}
         for chip in server.chips:
             if chip.id in chips:
                 raise DriverError(f"simulated chips in {self._path}: id {chip.id} occurs twice")
-            chips[chip.id] = self._reading(chip)
-        return Reading(product, tuple(chips[each] for each in sorted(chips)), server.super_pod_id, server.server_index)
+            self._check(chip)
+            chips[chip.id] = chip
+        if (kind := _KINDS.get(server.product)) is None:
+            raise DriverError(f"simulated chips in {self._path}: product {server.product!r} is not one of {[*_KINDS]}")
+        inventory = Inventory(
+            chip_type=kind.chip_type,
+            chips=tuple(_facts(chips[each], kind) for each in sorted(chips)),
+            driver_version=server.driver_version,
+            ai_cores=kind.ai_cores,
+            board_id=kind.board_id,
+            super_pod_id=server.super_pod_id,
+            server_index=server.server_index,
+        )
+        self._content = content = _Content(identity, inventory, chips, server.delay_s, server.error)
+        return content
 
-    def _reading(self, chip: SimulatedChip) -> ChipReading:
+    def _check(self, chip: SimulatedChip) -> None:
         if not 0 <= chip.id <= MAX_CHIP_ID:
             raise DriverError(f"simulated chips in {self._path}: id {chip.id} is not within 0..{MAX_CHIP_ID}")
         for code in chip.fault_codes:
             if _CODE.fullmatch(code) is None:
                 raise DriverError(f"simulated chips in {self._path}: chip {chip.id}: fault code {code!r} is not hex")
-        return ChipReading(
-            chip_id=chip.id,
-            healthy=chip.health == "Healthy",
-            network_healthy=chip.network_health == "Healthy",
-            fault_codes=tuple(code.upper() for code in chip.fault_codes),
-            address=ChipAddress(chip.ip, chip.super_device_id),
-        )
+
+
+def _facts(chip: SimulatedChip, kind: _Kind) -> ChipFacts:
+    return ChipFacts(
+        phy_id=chip.id,
+        logic_id=chip.id,
+        card_id=chip.id // kind.chips_per_card,
+        device_id=chip.id % kind.chips_per_card,
+        chip_name=chip.chip_name or kind.chip_name,
+        address=ChipAddress(chip.ip, chip.super_device_id),
+        numa_node=chip.numa_node,
+        hbm_mb=kind.hbm_mb if chip.hbm_mb is None else chip.hbm_mb,
+        vnpus=tuple(VirtualNpu(each.id, chip.id, each.template) for each in chip.vnpus),
+    )
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -225,7 +225,7 @@ def test_a_driver_without_cards_is_an_error_and_begun_anew(make_fake: MakeFake) 
     fake = make_fake([])
     driver = DcmiDriver()
     for _ in range(2):
-        with pytest.raises(DriverError, match="^the driver lists no card$"):
+        with pytest.raises(DriverError, match=r"^the driver lists no card$"):
             driver.discover()
     assert fake.calls()["dcmi_init"] == 2
 

@@ -1,7 +1,9 @@
-"""The file of simulated chips: read anew at every call, refused by name where it is wrong, written in one step."""
+"""The file of simulated chips: read anew when it has changed, refused by name where it is wrong, saved in one step."""
 
 import re
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from ascend.products import ASCEND_910A
-from device_plugin.driver import ChipReading
-from device_plugin.driver.simulated import SimulatedDriver, SimulatedServer
+from device_plugin.driver import ChipFacts, ChipState, VirtualNpu
+from device_plugin.driver.simulated import NETWORK_FAULT, SimulatedDriver, SimulatedServer
 
 
 def write(path: Path, chips: str = "[]", **fields: str) -> None:
@@ -24,25 +26,117 @@ def write(path: Path, chips: str = "[]", **fields: str) -> None:
 def test_a_server_as_made_is_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
     SimulatedServer.full(ASCEND_910A).save(path)
-    reading = SimulatedDriver(path).read()
-    assert reading.product == ASCEND_910A
-    assert [chip.chip_id for chip in reading.chips] == list(range(8))
-    assert all(chip.healthy and chip.network_healthy and not chip.fault_codes for chip in reading.chips)
-    assert reading.chips[7].address == ChipAddress("10.20.0.8", 0)
+    driver = SimulatedDriver(path)
+    inventory = driver.discover()
+    assert (inventory.chip_type, inventory.ai_cores) == ("Ascend910", 32)
+    assert (inventory.super_pod_id, inventory.server_index) == (-2, -2)
+    assert inventory.chips == tuple(
+        ChipFacts(number, number, number, 0, "910A", ChipAddress(f"10.20.0.{number + 1}"), hbm_mb=32768)
+        for number in range(8)
+    )
+    assert [driver.read(chip) for chip in inventory.chips] == [ChipState()] * 8
+
+
+@pytest.mark.parametrize(
+    ("product", "kind", "name", "place"),
+    [
+        ("910A", "Ascend910", "910A", (5, 0)),
+        ("910B", "Ascend910B", "910B3", (5, 0)),
+        ("A3", "Ascend910A3", "Ascend910", (2, 1)),
+    ],
+)
+def test_each_product_has_chips_of_its_kind(
+    tmp_path: Path, product: str, kind: str, name: str, place: tuple[int, int]
+) -> None:
+    (tmp_path / "chips.json").write_text(f'{{"product": "{product}", "chips": [{{"id": 5}}]}}')
+    inventory = SimulatedDriver(tmp_path / "chips.json").discover()
+    (chip,) = inventory.chips
+    assert (inventory.chip_type, chip.chip_name, (chip.card_id, chip.device_id)) == (kind, name, place)
+
+
+def test_every_fact_can_be_set(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    chip = (
+        '{"id": 1, "ip": "::1", "super_device_id": 9, "chip_name": "910ProB", "numa_node": 3, "hbm_mb": 1024,'
+        ' "vnpus": [{"id": 100, "template": "vir02"}, {"id": 101}]}'
+    )
+    write(path, f"[{chip}]", super_pod_id="4", server_index="5", driver_version='"24.1.0"')
+    inventory = SimulatedDriver(path).discover()
+    assert (inventory.super_pod_id, inventory.server_index, inventory.driver_version) == (4, 5, "24.1.0")
+    vnpus = (VirtualNpu(100, 1, "vir02"), VirtualNpu(101, 1))
+    assert inventory.chips == (ChipFacts(1, 1, 1, 0, "910ProB", ChipAddress("::1", 9), 3, 1024, vnpus),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ("", ChipState()),
+        (', "health": "Unhealthy"', ChipState(dropped=True)),
+        (', "health": "Unhealthy", "fault_codes": ["80e18402", "80E18402"]', ChipState((0x80E18402,))),
+        (', "fault_codes": ["110000002", "80C98009"]', ChipState((0x110000002, 0x80C98009))),
+        (', "network_health": "Unhealthy"', ChipState((NETWORK_FAULT,))),
+        (', "network_health": "Unhealthy", "health": "Unhealthy"', ChipState((NETWORK_FAULT,), dropped=True)),
+        (', "network_health": "Unhealthy", "fault_codes": ["81078607", "1"]', ChipState((NETWORK_FAULT, 1))),
+    ],
+)
+def test_a_chip_is_as_its_health_and_its_faults_say(tmp_path: Path, fields: str, state: ChipState) -> None:
+    write(tmp_path / "chips.json", f'[{{"id": 3{fields}}}]')
+    assert SimulatedDriver(tmp_path / "chips.json").read(ChipFacts(3)) == state
 
 
 def test_an_edit_is_seen_at_the_next_reading(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
     driver = SimulatedDriver(path)
     write(path, '[{"id": 3}, {"id": 1}]')
-    assert driver.read().chips == (ChipReading(1), ChipReading(3))
-    chip = '{"id": 1, "health": "Unhealthy", "network_health": "Unhealthy", "fault_codes": ["80e18402"], "ip": "::1"}'
-    write(path, f"[{chip}]", super_pod_id="4", server_index="5")
-    reading = driver.read()
-    assert reading.chips == (
-        ChipReading(1, healthy=False, network_healthy=False, fault_codes=("80E18402",), address=ChipAddress("::1")),
-    )
-    assert (reading.super_pod_id, reading.server_index) == (4, 5)
+    assert [chip.phy_id for chip in driver.discover().chips] == [1, 3]
+    write(path, '[{"id": 1, "health": "Unhealthy"}]')
+    assert driver.read(ChipFacts(1)) == ChipState(dropped=True)
+    assert [chip.phy_id for chip in driver.discover().chips] == [1]
+    with pytest.raises(DriverError, match="there is no chip 3"):
+        driver.read(ChipFacts(3))
+
+
+def test_every_save_is_seen_however_fast_they_follow(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    server = SimulatedServer.full(ASCEND_910A)
+    driver = SimulatedDriver(path)
+    for number in range(300):
+        server.chips[0].fault_codes = [f"{number + 1000:X}"]
+        server.save(path)
+        assert driver.read(ChipFacts(0)).codes == (number + 1000,)
+
+
+def test_a_file_that_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "chips.json"
+    write(path, '[{"id": 0, "fault_codes": ["1"]}]')
+    driver = SimulatedDriver(path)
+    inventory = driver.discover()
+    monkeypatch.delattr(Path, "open")
+    assert driver.discover() == inventory
+    assert driver.read(ChipFacts(0)).codes == (1,)
+
+
+def test_a_slow_chip_slows_its_own_reading_only_and_a_slow_server_every_call(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    write(path, '[{"id": 0, "delay_s": 0.2}, {"id": 1}]')
+    driver = SimulatedDriver(path)
+    assert duration_s(driver.discover) < 0.2
+    assert duration_s(lambda: driver.read(ChipFacts(1))) < 0.2
+    assert duration_s(lambda: driver.read(ChipFacts(0))) >= 0.2
+    write(path, '[{"id": 1}]', delay_s="0.2")
+    assert duration_s(driver.discover) >= 0.2
+    assert duration_s(lambda: driver.read(ChipFacts(1))) >= 0.2
+
+
+def duration_s(call: Callable[[], object]) -> float:
+    started_s = time.monotonic()
+    call()
+    return time.monotonic() - started_s
+
+
+def test_simulated_chips_announce_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DriverError, match="announce no events"):
+        SimulatedDriver(tmp_path / "none.json").subscribe(lambda _event: None)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +166,9 @@ def test_an_edit_is_seen_at_the_next_reading(tmp_path: Path) -> None:
         (b'{"product": "910A", "chips": [], "delay_s": 1e300}', "$.delay_s"),
         (b'{"product": "910A", "chips": [{"id": 0, "delay_s": -0.1}]}', "$.chips[0].delay_s"),
         (b'{"product": "910A", "chips": [], "error": 5}', "$.error"),
+        (b'{"product": "910A", "chips": [{"id": 0, "numa_node": -1}]}', "$.chips[0].numa_node"),
+        (b'{"product": "910A", "chips": [{"id": 0, "hbm_mb": "64G"}]}', "$.chips[0].hbm_mb"),
+        (b'{"product": "910A", "chips": [{"id": 0, "vnpus": [{"template": "vir02"}]}]}', "$.chips[0].vnpus[0]"),
         (b'{"product": "910\xff", "chips": []}', "utf-8"),
         (b'{"product": ' + b"[" * 100_000, "$.product"),
         (b'{"product": "910A", "colour": ' + b"[" * 100_000, "colour"),
@@ -81,13 +178,13 @@ def test_a_malformed_file_is_refused_by_its_name_and_the_fields(tmp_path: Path, 
     path = tmp_path / "chips.json"
     path.write_bytes(content)
     with pytest.raises(DriverError, match=re.escape(said)) as refused:
-        SimulatedDriver(path).read()
+        SimulatedDriver(path).discover()
     assert str(path) in refused.value.message
 
 
 def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(DriverError, match=re.escape(str(tmp_path / "none.json"))):
-        SimulatedDriver(tmp_path / "none.json").read()
+        SimulatedDriver(tmp_path / "none.json").discover()
 
 
 @given(content=st.binary(max_size=200))
@@ -97,13 +194,15 @@ def test_whatever_is_in_the_file_the_only_error_is_of_the_driver(
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_bytes(content)
     with pytest.raises(DriverError):
-        SimulatedDriver(path).read()
+        SimulatedDriver(path).discover()
 
 
 def test_a_simulated_failure_has_the_text_of_the_file(tmp_path: Path) -> None:
-    write(tmp_path / "chips.json", error='"dcmi_init: -8001"')
-    with pytest.raises(DriverError, match=r"^dcmi_init: -8001$"):
-        SimulatedDriver(tmp_path / "chips.json").read()
+    write(tmp_path / "chips.json", '[{"id": 0}]', error='"dcmi_init: -8001"')
+    driver = SimulatedDriver(tmp_path / "chips.json")
+    for call in (driver.discover, lambda: driver.read(ChipFacts(0))):
+        with pytest.raises(DriverError, match=r"^dcmi_init: -8001$"):
+            call()
 
 
 def test_a_reader_sees_the_old_file_or_the_new_one_never_half_of_one(tmp_path: Path) -> None:
@@ -117,7 +216,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one_never_half_of_one(tmp_path: P
         driver = SimulatedDriver(path)
         while not ended.is_set():
             try:
-                driver.read()
+                driver.discover()
             except DriverError as error:
                 failures.append(error)
 
@@ -139,5 +238,5 @@ def test_a_save_that_fails_leaves_the_file_and_nothing_beside_it(tmp_path: Path)
     server.chips[0].ip = object()  # type: ignore[assignment]  # can't be written
     with pytest.raises((TypeError, msgspec.EncodeError)):
         server.save(path)
-    assert [chip.chip_id for chip in SimulatedDriver(path).read().chips] == [3]
+    assert [chip.phy_id for chip in SimulatedDriver(path).discover().chips] == [3]
     assert [each.name for each in tmp_path.iterdir()] == ["chips.json"]
