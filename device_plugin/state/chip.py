@@ -39,6 +39,8 @@ class _Findings:
     network: tuple[FaultRecord, ...]
     level: Level
     network_level: Level
+    bars_use: bool
+    """One of its faults does, even where the most serious of them leaves a chip in use alone."""
 
 
 class ChipHealth:
@@ -141,7 +143,7 @@ class ChipHealth:
         self._network.feed(bad=network_bad, now_s=now_s, damping=damping)
         if self._presence.read_s is not None:
             # Before, it is not healthy anyway; a chip that is found healthy is so at once.
-            self._faults.feed(bad=found.level.bars_use, now_s=now_s, damping=damping)
+            self._faults.feed(bad=found.bars_use, now_s=now_s, damping=damping)
             self._reserve.feed(bad=found.level.bars_new_use, now_s=now_s, damping=damping)
             self._silence.feed(bad=silent, now_s=now_s, damping=damping)
         self._awaits = policy.manual and (self._awaits or self._faults.bad)
@@ -197,6 +199,7 @@ class ChipHealth:
             network=tuple(network),
             level=max(levels, default=Level.NORMAL),
             network_level=max((record.level for record in network), default=Level.NORMAL),
+            bars_use=any(level.bars_use for level in levels),
         )
 
     def _record(self, code: int, upgrade: tuple[Level, int] | None, rules: FaultRules) -> FaultRecord:
@@ -231,7 +234,7 @@ class ChipHealth:
 
     def _why(self, found: _Findings, now_s: float, policy: Policy, *, used: bool) -> tuple[str, str]:
         """Why the chip is not healthy, in a word and a sentence; empty where it is."""
-        if found.level.bars_use or (found.level.bars_new_use and not used):
+        if found.bars_use or (found.level.bars_new_use and not used):
             return _why_barred(found)
         if self._presence.read_s is None:
             return "DriverSilent", "the driver has not told of it yet"

@@ -201,4 +201,4 @@ keys = st.sampled_from(["faultCode.json", "faultCustomization.json", "PollInterv
 def test_whatever_stands_there_is_read_or_refused_but_never_crashes(data: dict[str, str]) -> None:
     rules, refused = read_rules(data, NO_RULES)
     assert isinstance(rules, FaultRules)
-    assert all(isinstance(sentence, str) and len(sentence) < 500 for sentence in refused)
+    assert all(len(sentence) < 500 for sentence in refused)

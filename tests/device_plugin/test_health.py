@@ -55,6 +55,15 @@ def test_a_chip_kept_by_its_pod_through_a_fault_is_unhealthy_once_the_pod_is_gon
     assert watch.chip(3, 0).healthy
 
 
+def test_a_further_fault_never_makes_a_chip_healthier() -> None:
+    watch = Watch()
+    watch.read(1, FREQUENT)
+    assert watch.why(1, 0) == "Fault"
+    watch.read(2, FREQUENT, PRE_SEPARATE)  # the more serious of the two, yet it leaves a chip in use alone
+    assert watch.chip(2).level is Level.PRE_SEPARATE
+    assert watch.why(2, 0) == "Fault"
+
+
 def test_the_most_serious_of_the_faults_counts_and_is_named_first() -> None:
     watch = Watch()
     watch.event(1, NOT_HANDLE)
