@@ -1,0 +1,285 @@
+"""What holds of the chips' health whatever the driver and the operators do."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_plugin.driver import Assertion
+from device_plugin.rules.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
+from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, Level
+from device_plugin.state.health import Assessment, Readmission, Verdict
+from tests.device_plugin.watch import (
+    FREQUENT,
+    NOT_HANDLE,
+    PRE_SEPARATE,
+    SEPARATE,
+    SUB_HEALTH,
+    UNKNOWN,
+    Watch,
+    moment,
+)
+
+KNOWN = (FREQUENT, NOT_HANDLE, PRE_SEPARATE, SEPARATE, SUB_HEALTH, LINK_DOWN, 0x81078607)
+CODES = (*KNOWN, UNKNOWN)
+LIMIT_S = 300.0
+
+
+def quick_rules() -> FaultRules:
+    """The default levels, with rules quick enough for short scripts; some codes have several."""
+    default = default_rules()
+    return replace(
+        default,
+        frequency={
+            NOT_HANDLE: (
+                FrequencyRule(NOT_HANDLE, 60, 2, Level.PRE_SEPARATE, 60),
+                FrequencyRule(NOT_HANDLE, 90, 4, Level.SEPARATE, 80),
+            ),
+            LINK_DOWN: (FrequencyRule(LINK_DOWN, 600, 2, Level.MANUALLY_SEPARATE, 200),),
+            FREQUENT: (FrequencyRule(FREQUENT, 100, 3, Level.MANUALLY_SEPARATE, None),),
+        },
+        duration={
+            LINK_DOWN: (DurationRule(LINK_DOWN, 3, 5, Level.PRE_SEPARATE),),
+            SUB_HEALTH: (
+                DurationRule(SUB_HEALTH, 2, 2, Level.PRE_SEPARATE),
+                DurationRule(SUB_HEALTH, 6, 4, Level.SEPARATE),
+            ),
+        },
+    )
+
+
+ASSERTIONS: dict[str, Assertion] = {"occur": "occur", "recover": "recover", "once": "once"}
+Kind: TypeAlias = Literal["occur", "recover", "once", "read", "drop", "separate", "release", "readmit", "look"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something happens a while after what happened before."""
+
+    pause_s: float
+    kind: Kind
+    codes: tuple[int, ...]
+    severity: int
+    late_s: float
+    used: bool
+
+    @property
+    def code(self) -> int:
+        return self.codes[0] if self.codes else SEPARATE
+
+
+def steps(*kinds: Kind, codes: Sequence[int] = CODES, late: bool = True) -> st.SearchStrategy[list[Step]]:
+    return st.lists(
+        st.builds(
+            Step,
+            pause_s=st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 7.0, 30.0, 100.0]),
+            kind=st.sampled_from(kinds),
+            codes=st.lists(st.sampled_from(codes), max_size=3, unique=True).map(tuple),
+            severity=st.integers(0, 3),
+            late_s=st.sampled_from([0.0, 0.3, 1.5]) if late else st.just(0.0),
+            used=st.booleans(),
+        ),
+        max_size=25,
+    )
+
+
+ANYTHING = steps("occur", "recover", "once", "read", "drop", "separate", "release", "readmit", "look")
+
+
+def tell(watch: Watch, step: Step, now_s: float) -> None:
+    """Do a step; what is told late was so ``late_s`` before."""
+    at_s = max(0.0, now_s - step.late_s)
+    told: dict[Kind, Callable[[], object]] = {
+        "read": lambda: watch.read(at_s, *step.codes),
+        "drop": lambda: watch.read(at_s, dropped=True),
+        "separate": lambda: watch.book.separate(1, moment(now_s)),
+        "release": lambda: watch.book.release(1, moment(now_s)),
+        "readmit": lambda: watch.book.readmit(1, 1, moment(now_s)),
+        "look": lambda: None,
+    }
+    assertion = ASSERTIONS.get(step.kind)
+    if assertion is not None:
+        watch.event(at_s, step.code, assertion, severity=step.severity)
+    else:
+        told[step.kind]()
+
+
+def play(watch: Watch, script: Sequence[Step]) -> list[tuple[float, bool, Assessment]]:
+    """The assessment after each step, when it was, and whether the chip was in use."""
+    seen, now_s = [], 0.0
+    for step in script:
+        now_s += step.pause_s
+        tell(watch, step, now_s)
+        seen.append((now_s, step.used, watch.assess(now_s, *([0] if step.used else []))))
+    return seen
+
+
+def quick(readmission: Readmission = "automatic", **options: bool) -> Watch:
+    return Watch(quick_rules(), stale_s=20, readmission=readmission, **options)
+
+
+READMISSIONS = st.sampled_from(["automatic", "manual"])
+FIRST_READ = st.fixed_dictionaries({"read": st.booleans()})
+
+
+@given(ANYTHING, READMISSIONS, FIRST_READ)
+def test_the_same_told_twice_says_the_same(script: list[Step], who: Readmission, read: dict[str, bool]) -> None:
+    assert play(quick(who, **read), script) == play(quick(who, **read), script)
+
+
+@given(ANYTHING, READMISSIONS)
+def test_next_s_lies_ahead_and_nothing_changes_before(script: list[Step], who: Readmission) -> None:
+    watch = quick(who)
+    now_s = 0.0
+    for step in script:
+        now_s += step.pause_s
+        tell(watch, step, now_s)
+        used = [0] if step.used else []
+        seen = watch.assess(now_s, *used)
+        assert seen.next_s is None or seen.next_s > now_s
+        # Looking once more, or at the last moment before, finds the very same.
+        assert watch.assess(now_s, *used) == seen
+        if seen.next_s is not None and step.kind == "look":
+            now_s = math.nextafter(seen.next_s, 0)
+            assert watch.assess(now_s, *used) == seen
+    for _ in range(60):
+        seen = watch.assess(now_s)
+        if seen.next_s is None:
+            return
+        assert seen.next_s > now_s
+        now_s = seen.next_s
+    raise AssertionError("left alone, it wants to be looked at for ever")
+
+
+@given(ANYTHING, READMISSIONS, FIRST_READ)
+def test_no_chip_with_a_fault_that_bars_it_is_healthy(
+    script: list[Step], who: Readmission, read: dict[str, bool]
+) -> None:
+    for _, used, seen in play(quick(who, **read), script):
+        verdict = seen.chips[0]
+        levels = [fault.level for fault in verdict.faults]
+        assert verdict.level == max(
+            [*levels, Level.MANUALLY_SEPARATE] if verdict.reason == "ManuallySeparated" else levels,
+            default=Level.NORMAL,
+        )
+        if verdict.healthy:
+            assert not any(level.bars_use or (level.bars_new_use and not used) for level in levels)
+        if verdict.network_healthy:
+            assert not any(fault.level.bars_network for fault in verdict.network_faults)
+        assert verdict.healthy is (not verdict.reason)
+        assert bool(verdict.sentence) is not (verdict.healthy and verdict.network_healthy)
+        assert not (verdict.healthy and seen.awaiting_readmission and not used)
+        assert not (verdict.network_healthy and seen.network_awaiting_readmission)
+
+
+@given(steps("occur", "recover", "read", "drop", late=False))
+def test_a_fault_that_is_there_takes_effect_at_once(script: list[Step]) -> None:
+    watch = quick()
+    present: set[int] = set()
+    now_s = 0.0
+    for step in script:
+        now_s += max(step.pause_s, 0.1)
+        tell(watch, step, now_s)
+        if step.kind == "read":
+            present = set(step.codes)
+        elif step.kind == "drop":
+            present.add(CARD_DROP)
+        elif step.kind == "occur":
+            present.add(step.code)
+        else:
+            present.discard(step.code)
+        verdict = watch.chip(now_s)
+        assert {fault.code for fault in (*verdict.faults, *verdict.network_faults)} >= present
+        if present & {FREQUENT, PRE_SEPARATE, SEPARATE, CARD_DROP}:
+            assert not verdict.healthy
+
+
+@given(
+    steps("occur", "recover", "read", codes=KNOWN, late=False),
+    st.permutations(range(len(CODES))),
+    st.lists(st.sampled_from(["occur", "recover", "once"]), min_size=len(CODES), max_size=len(CODES)),
+)
+def test_events_of_one_moment_mean_the_same_in_any_order(
+    script: list[Step], order: list[int], assertions: list[Assertion]
+) -> None:
+    first, second = quick(), quick()
+    play(first, script)
+    play(second, script)
+    at_s = sum(step.pause_s for step in script) + 1
+    for index in range(len(CODES)):
+        first.event(at_s, CODES[index], assertions[index])
+    for index in order:
+        second.event(at_s, CODES[index], assertions[index])
+    for wait_s in (0, 0.5, 3.5, 10, 100, 1000):
+        assert first.assess(at_s + wait_s) == second.assess(at_s + wait_s)
+
+
+@given(steps("occur", "recover", "once", "read", "drop", codes=KNOWN), st.lists(st.sampled_from(KNOWN), max_size=3))
+def test_once_quiet_events_have_changed_nothing_that_readings_would_not_have_found(
+    script: list[Step], codes: list[int]
+) -> None:
+    rules = replace(quick_rules(), frequency={})
+    announced, polled = Watch(rules, stale_s=20), Watch(rules, stale_s=20)
+    play(announced, script)
+    play(polled, [step for step in script if step.kind in {"read", "drop"}])
+    end_s = sum(step.pause_s for step in script) + 1
+    for watch in (announced, polled):
+        for at_s in range(0, 1000, 10):
+            watch.read(end_s + at_s, *codes)
+            watch.assess(end_s + at_s)
+    assert ageless(announced.chip(end_s + 999)) == ageless(polled.chip(end_s + 999))
+
+
+def ageless(verdict: Verdict) -> Verdict:
+    """Without the times at which faults came: an event knows them better."""
+    own = tuple(replace(fault, since_ms=0) for fault in verdict.faults)
+    network = tuple(replace(fault, since_ms=0) for fault in verdict.network_faults)
+    return replace(verdict, faults=own, network_faults=network)
+
+
+def without_counting() -> FaultRules:
+    return replace(default_rules(), frequency={}, duration={})
+
+
+def returns_s(watch: Watch, script: Sequence[Step]) -> list[float]:
+    """When the chip became healthy, looked at after each step and whenever the book wants to be."""
+    returned_s, healthy, now_s = [], True, 0.0
+    for step in script:
+        step_s = now_s + step.pause_s
+        while now_s < step_s:
+            due_s = watch.assess(now_s).next_s
+            now_s = step_s if due_s is None else min(due_s, step_s)
+            if now_s == step_s:
+                tell(watch, step, now_s)
+            before, healthy = healthy, watch.chip(now_s).healthy
+            if healthy and not before:
+                returned_s.append(now_s)
+    return returned_s
+
+
+@given(
+    steps("occur", "recover", "once", "read", "drop", codes=(SEPARATE, FREQUENT, UNKNOWN)).map(
+        lambda script: [replace(step, pause_s=max(step.pause_s, 0.1)) for step in script]
+    ),
+    st.integers(1, 20),
+)
+def test_the_returns_to_health_grow_with_the_logarithm_of_time(script: list[Step], times: int) -> None:
+    returned_s = returns_s(Watch(without_counting(), hold_s=1.0), script * times)
+    for first, start_s in enumerate(returned_s):
+        for count, end_s in enumerate(returned_s[first:], start=1):
+            # Within the limit of holds, 300 s, only so many doublings find room; after that it may begin anew.
+            lasted_s = end_s - start_s
+            assert count <= (1 + lasted_s / LIMIT_S) * (2 + math.log2(1 + min(lasted_s, LIMIT_S)))
+
+
+def test_a_fault_that_comes_and_goes_for_ever_is_seen_a_handful_of_times() -> None:
+    watch = Watch(without_counting(), hold_s=1.0)
+    seen = [True]
+    for at_s in range(1, 1200):
+        watch.event(at_s, SEPARATE, "occur" if at_s % 6 == 0 else "recover")
+        seen.append(watch.chip(at_s).healthy)
+    assert sum(now is not before for before, now in itertools.pairwise(seen)) == 2 * 3 + 1
