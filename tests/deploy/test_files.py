@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from ascend.chips import RESOURCE
+from device_plugin.driver import ChipState
 from device_plugin.driver.simulated import SimulatedDriver
 from tests.deploy.helm import CHART, REPOSITORY
 
@@ -38,9 +39,10 @@ def test_chart_and_programs_have_one_version() -> None:
 def test_the_charts_simulated_chips_are_what_the_driver_reads(tmp_path: Path) -> None:
     server = yaml.safe_load((CHART / "values.yaml").read_text())["devicePlugin"]["driver"]["simulated"]["server"]
     (tmp_path / "simulated.json").write_bytes(msgspec.json.encode(server))
-    reading = SimulatedDriver(tmp_path / "simulated.json").read()
-    assert [chip.chip_id for chip in reading.chips] == list(range(8))
-    assert all(chip.healthy for chip in reading.chips)
+    driver = SimulatedDriver(tmp_path / "simulated.json")
+    chips = driver.discover().chips
+    assert [chip.phy_id for chip in chips] == list(range(8))
+    assert all(driver.read(chip) == ChipState() for chip in chips)
 
 
 def test_the_scheduler_is_told_what_the_allocator_relies_on() -> None:

@@ -69,7 +69,8 @@ class Rig:
         self.handovers.add(HandOver(f"uid-{name}", f"default/{name}", chips, chips))
 
     def devices(self, state: str) -> float:
-        samples = self.metrics.devices.collect()[0].samples
+        found = self.metrics.registry.collect()
+        samples = [each for family in found if family.name == "ascend_dp_devices" for each in family.samples]
         return sum(each.value for each in samples if each.labels["state"] == state)
 
     async def written(self, count: int) -> None:

@@ -2,7 +2,7 @@
 
 import json
 
-from ascend.deviceinfo import encode_report
+from ascend.deviceinfo import Upgrade, encode_report
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.rules.levels import Level
 from device_plugin.rules.report import AUTOFILL_CODE, MAX_CODES, make_report, read_upgrades
@@ -74,12 +74,12 @@ def test_upgrades_survive_the_way_through_the_config_map_and_nonsense_does_not()
     told = make_report(snapshot(upgrade_reasons=reasons), 0, 1).upgrades
     assert told[7][1].fault_code == AUTOFILL_CODE
     assert read_upgrades(told) == reasons
-    odd = [
-        {"upgrade_time": 1, "fault_code": "xyz", "fault_level": "SeparateNPU", "upgrade_type": "FaultFrequency"},
-        {"upgrade_time": 1, "fault_code": "1", "fault_level": "Nonsense", "upgrade_type": "FaultFrequency"},
-        {"upgrade_time": 1, "fault_code": "1", "fault_level": "SeparateNPU", "upgrade_type": "Nonsense"},
-    ]
-    assert read_upgrades({0: tuple(type(told[1][0])(**each) for each in odd)}) == {}
+    odd = (
+        Upgrade(1, "xyz", "SeparateNPU", "FaultFrequency"),
+        Upgrade(1, "1", "Nonsense", "FaultFrequency"),
+        Upgrade(1, "1", "SeparateNPU", "Nonsense"),
+    )
+    assert read_upgrades({0: odd}) == {}
 
 
 def test_only_servers_with_switches_tell_of_them() -> None:
