@@ -11,6 +11,7 @@ import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
+from ascend.slices import Ask
 
 
 class Metadata(msgspec.Struct, rename="camel", frozen=True):
@@ -59,6 +60,12 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
 
     name: str = ""
     resources: Resources = Resources()
+    restart_policy: str = ""
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Of an init container: it runs on beside the app containers."""
+        return self.restart_policy == "Always"
 
     @property
     def chips(self) -> int:
@@ -124,13 +131,17 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         return bool(self.metadata.deletion_timestamp)
 
     @property
-    def npu_containers(self) -> list[Container]:
-        """The containers that ask for chips, init containers first, as the kubelet admits them.
+    def asks(self) -> tuple[Ask, ...]:
+        """What its containers ask for, in the order the kubelet admits them; those that ask for none are left out.
 
         Raises:
             InvalidValue: a quantity is not a whole number.
         """
-        return [each for each in (*self.spec.init_containers, *self.spec.containers) if each.chips]
+        first = [
+            Ask(each.name, "sidecar" if each.is_sidecar else "init", each.chips) for each in self.spec.init_containers
+        ]
+        then = [Ask(each.name, "app", each.chips) for each in self.spec.containers]
+        return tuple(ask for ask in (*first, *then) if ask.count)
 
     @property
     def asks_for_chips(self) -> bool:

@@ -25,9 +25,7 @@ def test_containers_that_ask_for_none_do_not_matter() -> None:
         (pod("p", None), "InvalidRequest", "does not ask"),
         (pod("p", 0), "InvalidRequest", "asks for 0"),
         (pod("p", containers=[container("main", "500m")]), "InvalidRequest", "'500m'"),
-        (pod("p", containers=[container("a", 2), container("b", 2)]), "SeveralContainers", "a, b"),
-        (pod("p", None, init_containers=[container("prepare", 2)]), "SeveralContainers", "prepare"),
-        (pod("p", 2, init_containers=[container("prepare", 2)]), "SeveralContainers", "prepare, main"),
+        (pod("p", 2, init_containers=[container("prepare", "-1")]), "InvalidRequest", "prepare"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(asking: Pod, reason: str, words: str) -> None:
@@ -36,6 +34,12 @@ def test_what_makes_no_sense_is_refused_by_name(asking: Pod, reason: str, words:
     assert refused.value.reason == reason
     assert words in refused.value.message
     assert "default/p" in refused.value.message
+
+
+def test_containers_that_run_together_add_up_and_an_init_container_needs_its_own_only_before() -> None:
+    assert requested_chips(pod("p", containers=[container("a", 2), container("b", 2)])) == 4
+    assert requested_chips(pod("p", None, init_containers=[container("prepare", 2)])) == 2
+    assert requested_chips(pod("p", 2, init_containers=[container("prepare", 8)])) == 8
 
 
 def test_the_kubelet_counts_all_regular_containers_and_the_largest_init_container() -> None:

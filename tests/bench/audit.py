@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ascend.annotations import read_grant
 from ascend.kube.objects import Pod
 from ascend.products import ASCEND_910A
+from ascend.slices import effective_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def audit(pods: Iterable[Pod]) -> Audit:
         if grant is None:
             without += 1
             continue
-        request = sum(container.chips for container in pod.npu_containers)
+        request = effective_request(pod.asks)
         in_one_ring = any(not grant.chip_set & ~ring for ring in ASCEND_910A.rings)
         is_whole = grant.chip_set == ASCEND_910A.all_chips
         is_right = len(grant.chips) == request and (in_one_ring or is_whole)
