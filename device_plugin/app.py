@@ -5,8 +5,8 @@ then on the kubelet may ask.
 """
 
 import asyncio
+import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 from aiohttp import web
@@ -22,6 +22,7 @@ from ascend.kube.objects import PODS, Node, Pod
 from ascend.kube.reflector import Reflector
 from ascend.observe.probes import Check, add_probes, serve_http
 from device_plugin.board import Board
+from device_plugin.cdi import Giver
 from device_plugin.claims import ClaimWriter
 from device_plugin.driver import Driver
 from device_plugin.driver.dcmi import DcmiDriver
@@ -39,7 +40,8 @@ from device_plugin.readmission import CHIPS, PORTS, Readmission, read_label
 from device_plugin.reconcile import Reconciler
 from device_plugin.report import Reporter
 from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.injection import gift
+from device_plugin.rules.injection import detect
+from device_plugin.rules.pod import NodePod
 from device_plugin.rules.report import read_upgrades as read_reasons
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.scan import Scanner
@@ -120,7 +122,7 @@ class Plugin:
             async with KubeletPods(url, client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet_pods:
                 events = EventRecorder(client, COMPONENT, settings.node_name)
                 chips = self._chip_side(client, node_object, events)
-                kubelet = self._kubelet_side(client, kubelet_pods, chips.reporter)
+                kubelet = self._kubelet_side(client, kubelet_pods, events, chips.reporter)
                 ready.clear()
                 ready |= {
                     "driver": lambda: chips.scanner.problem,
@@ -195,7 +197,9 @@ class Plugin:
         scanner = Scanner(self._driver, health, period_s=settings.scan_period_s)
         return _ChipSide(scanner, health, FaultConfig(health.configure, announce), board, reporter)
 
-    def _kubelet_side(self, client: KubeClient, kubelet_pods: KubeletPods, reporter: Reporter) -> _KubeletSide:
+    def _kubelet_side(
+        self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder, reporter: Reporter
+    ) -> _KubeletSide:
         settings = self._settings
         own = f"spec.nodeName={settings.node_name}"
         claims = ClaimWriter(client)
@@ -206,24 +210,36 @@ class Plugin:
             annotations = self._claim(handover, name)
             claims.write(uid=handover.uid, namespace=namespace, name=name, annotations=annotations)
 
+        def announce(pod: NodePod, reason: str, sentence: str) -> None:
+            regarding = Regarding("Pod", pod.name, pod.namespace, pod.uid)
+            events.publish(regarding, reason, sentence, action="HandOver")
+
         async def api_pods() -> list[Pod]:
             return await client.list_objects(PODS, field_selector=own)
 
+        giver = Giver(detect(settings.injection, os.environ), settings.device_root, settings.cdi_dir)
         desk = HandOverDesk(
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
             kubelet_pods=kubelet_pods.list,
             api_pods=api_pods,
+            give=giver.give,
             on_handover=claim,
         )
-        reconciler = Reconciler(settings.pod_resources_socket, pods=self.pods, handovers=self.handovers, claim=claim)
+        reconciler = Reconciler(
+            settings.pod_resources_socket,
+            pods=self.pods,
+            handovers=self.handovers,
+            claim=claim,
+            metrics=self.metrics,
+            announce=announce,
+        )
 
         def make_servicer() -> DevicePluginServicer:
             return DevicePluginServicer(
                 snapshots=self.snapshots,
                 desk=desk,
-                give=lambda chips: gift(chips, settings.injection, settings.device_root, Path.exists),
                 reported_unhealthy=reporter.unhealthy,
                 told_healthy=self.kubelet_healthy,
                 metrics=self.metrics,

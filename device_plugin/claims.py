@@ -27,6 +27,7 @@ class ClaimWriter:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wanted: dict[str, Mapping[str, str]] = {}
 
     @property
     def pending(self) -> int:
@@ -34,12 +35,14 @@ class ClaimWriter:
         return len(self._tasks)
 
     def write(self, *, uid: str, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
-        """Write a claim soon; returns at once. A claim of the same pod that is under way is left to it."""
-        if uid in self._tasks:
+        """Write a claim soon; returns at once. One that is under way for the same pod goes on with what is new."""
+        self._wanted[uid] = annotations
+        under_way = self._tasks.get(uid)
+        if under_way is not None and not under_way.done():
             return
-        task = asyncio.create_task(self._write(uid, namespace, name, annotations), name=f"claim {namespace}/{name}")
+        task = asyncio.create_task(self._write(uid, namespace, name), name=f"claim {namespace}/{name}")
         self._tasks[uid] = task
-        task.add_done_callback(lambda _done: self._tasks.pop(uid, None))
+        task.add_done_callback(lambda done: self._forget(uid, done))
 
     async def close(self) -> None:
         """Stop trying; what is unwritten is completed after the next start."""
@@ -48,15 +51,23 @@ class ClaimWriter:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _write(self, uid: str, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
-        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+    def _forget(self, uid: str, done: "asyncio.Task[None]") -> None:
+        # It is told a little later than the task ends; another may have begun.
+        if self._tasks[uid] is done:
+            del self._tasks[uid]
+            del self._wanted[uid]
+
+    async def _write(self, uid: str, namespace: str, name: str) -> None:
         backoff = Backoff(limit_s=10.0)
         pod = f"{namespace}/{name}"
-        while True:
+        written: Mapping[str, str] = {}
+        while written != self._wanted[uid]:
+            annotations = self._wanted[uid]
+            body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
             try:
                 await self._client.patch(PODS, name, body, namespace=namespace)
                 log.info("claimed", pod=pod, pod_uid=uid)
-                return
+                written = annotations
             except NotFound:
                 log.info("claim dropped, the pod is gone", pod=pod, pod_uid=uid)
                 return

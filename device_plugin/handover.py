@@ -1,21 +1,25 @@
-"""Answers the kubelet: which devices to prefer for the pod it admits, and what to give its container.
+"""Answers the kubelet: which devices to prefer for the container it admits, and what to give it.
 
-The kubelet admits one pod at a time and waits for us, so every answer has a hard cap (``CAP_S``). Normally no round
-trip to the API server lies on the way: our watch has shown the pod, and the claim is written behind the answer.
+The kubelet admits one pod at a time, its containers one after the other, and waits for us, so every answer has a hard
+cap (``CAP_S``). Normally no round trip to the API server lies on the way: our watch has shown the pod, and the claim is
+written behind the answer.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
-from ascend.chips import ChipSet, chip_set, join_names, parse_chip_name
+from ascend.chips import chip_name, chip_set, join_names, parse_chip_name
 from ascend.errors import ApiError, AscendError, InvalidValue, Refusal, Unreachable
 from ascend.kube.objects import Pod
-from device_plugin.rules.admission import candidates, chips_for, oldest_decision, steer
+from ascend.slices import choose
+from device_plugin.rules.admission import Candidate, candidates, chips_for, known_ids, newest, oldest_decision
+from device_plugin.rules.injection import ContainerGift
 from device_plugin.rules.pod import NodePod, read_pod
 from device_plugin.rules.snapshot import Snapshot
-from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.grants import HandOver, HandOvers, Part
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
 
@@ -27,21 +31,40 @@ PREFER_CAP_S = 1.0
 """The longest it is made to wait for a preference, which may be empty."""
 LIST_AFTER_S = 2.0
 """How long Allocate waits for the watch to show the pod before it asks the API server once."""
+AT_ONCE_S = 1.0
+"""The kubelet takes up a pod within milliseconds. One that looks as if it had waited for longer may have been turned
+away by it without our being asked, and the API server does not know yet."""
 
 PodLister = Callable[[], Awaitable[Sequence[Pod]]]
 """Lists pods, or raises AscendError."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What Allocate is answered.
+
+    Attributes:
+        handover: all that the pod was handed so far.
+        part: what this container is handed.
+        gift: what the kubelet is to put into the container.
+    """
+
+    handover: HandOver
+    part: Part
+    gift: ContainerGift
+
+
 class HandOverDesk:
-    """Where an admission call is matched with a pod and answered.
+    """Where an admission call is matched with a container of a pod and answered.
 
     Args:
         snapshots: the node's chips.
         pods: the node's pods.
         handovers: the ledger.
-        kubelet_pods: lists the pods the kubelet knows; asked only when several pods wait for as many chips.
+        kubelet_pods: lists the pods the kubelet knows; asked only where it is not plain whom it admits.
         api_pods: lists the node's pods at the API server; asked once when no pod fits the call.
-        on_handover: told of every hand-over, to write the claim.
+        give: what a container with these chips is given, or Refusal.
+        on_handover: told of a pod's hand-over, and of every change to what is to be written on the pod.
     """
 
     def __init__(
@@ -52,6 +75,7 @@ class HandOverDesk:
         handovers: HandOvers,
         kubelet_pods: PodLister,
         api_pods: PodLister,
+        give: Callable[[tuple[int, ...]], ContainerGift],
         on_handover: Callable[[HandOver], None],
     ) -> None:
         self._snapshots = snapshots
@@ -59,26 +83,31 @@ class HandOverDesk:
         self._handovers = handovers
         self._kubelet_pods = kubelet_pods
         self._api_pods = api_pods
+        self._give = give
         self._on_handover = on_handover
         self._one_at_a_time = asyncio.Lock()
-        self._preferred: tuple[str, ChipSet] | None = None
+        self._preferred: tuple[Candidate, tuple[int, ...]] | None = None
 
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> list[str]:
-        """The device ids for the pod under admission; empty on any doubt, never an error (design, decision 2)."""
+        """The device ids for the container under admission; empty on any doubt (design, decision 2)."""
         self._preferred = None
+        if count <= 0:
+            return []
         try:
             async with asyncio.timeout(PREFER_CAP_S), self._one_at_a_time:
-                pod = await self._under_admission(count)
-                names = steer(self._chips_for(pod), available, must_include)
+                candidate = await self._under_admission(count)
+                chips = self._choose(candidate, available, must_include)
         except (AscendError, TimeoutError) as error:
             log.info("no preference", count=count, error=str(error) or "no pod in time")
             return []
-        if names:
-            self._preferred = (pod.uid, chip_set(map(parse_chip_name, names)))
-        return names
+        if chips is None:
+            log.info("no preference", pod=candidate.pod.key, error="the kubelet can't give the pod's chips")
+            return []
+        self._preferred = (candidate, chips)
+        return [chip_name(chip_id) for chip_id in chips]
 
-    async def allocate(self, device_ids: Sequence[str]) -> HandOver:
-        """Hand the chips written on the pod under admission over to it.
+    async def allocate(self, device_ids: Sequence[str]) -> Answer:
+        """Hand a container its chips of those written on its pod.
 
         Args:
             device_ids: what the kubelet chose.
@@ -92,55 +121,100 @@ class HandOverDesk:
         except TimeoutError:
             raise Refusal("TimedOut", f"no decision within {CAP_S:.0f} s") from None
 
-    async def _allocate(self, device_ids: Sequence[str]) -> HandOver:
+    async def _allocate(self, device_ids: Sequence[str]) -> Answer:
         try:
             kubelet_ids = tuple(parse_chip_name(device_id) for device_id in device_ids)
         except InvalidValue as error:
             raise Refusal("UnknownDevice", error.message) from error
-        pod = self._recognise(kubelet_ids)
-        if pod is None:
+        if not kubelet_ids:
+            raise Refusal("UnknownDevice", "the kubelet names no device")
+        candidate = self._recognise(kubelet_ids)
+        if candidate is None:
             try:
-                pod = await self._under_admission(len(kubelet_ids), list_after_s=LIST_AFTER_S)
+                candidate = await self._under_admission(len(kubelet_ids), list_after_s=LIST_AFTER_S)
             except Refusal:
                 # Only now: as long as a pod may be waiting, the ids may be its, left by one that has ended.
-                if (earlier := self._repeated(kubelet_ids)) is not None:
+                if (earlier := self._repeated(self._handovers, kubelet_ids)) is not None:
                     return earlier
                 raise
+        self._preferred = None
+        pod = candidate.pod
+        known = self._handovers.get(pod.uid)
+        # The kubelet never gives another container what one of the pod's keeps: it asks for that one again.
+        if known is not None and (earlier := self._repeated([known], kubelet_ids, kept=True)) is not None:
+            return earlier
         try:
-            handover = HandOver(pod.uid, pod.key, self._chips_for(pod), kubelet_ids)
+            chips = self._chips_for(pod)
+            part = self._part(candidate, chips, kubelet_ids)
+            gift = self._give(part.chips)
         except Refusal:
             self._handovers.turned_away.add(pod.uid)
             raise
-        finally:
-            self._preferred = None
+        handover = known.plus(part) if known is not None else HandOver.of_parts(pod.uid, pod.key, chips, (part,))
         self._handovers.add(handover)
-        self._on_handover(handover)
+        if known is None or chip_set(known.kubelet_ids) != chip_set(handover.kubelet_ids):
+            self._on_handover(handover)
         log.info(
             "handed over",
             pod=pod.key,
             pod_uid=pod.uid,
-            chips=join_names(handover.chips),
+            container=part.container,
+            chips=join_names(part.chips),
             kubelet_ids=join_names(kubelet_ids),
         )
-        return handover
+        return Answer(handover, part, gift)
 
-    def _recognise(self, kubelet_ids: Sequence[int]) -> NodePod | None:
-        """The pod whose set of chips we just told the kubelet to choose."""
-        if self._preferred is None or self._preferred[1] != chip_set(kubelet_ids):
+    def _part(self, candidate: Candidate, chips: Sequence[int], kubelet_ids: tuple[int, ...]) -> Part:
+        """The kubelet's own choice where the pod may have it: it hands on an init container's chips as it likes."""
+        pod, ask = candidate.pod, candidate.ask
+        known = self._handovers.get(pod.uid)
+        kept = known.kept if known is not None else {}
+        given = choose(ask, pod.asks, chips, kept=kept, must_include=kubelet_ids)
+        if given is None:
+            given = choose(ask, pod.asks, chips, kept=kept)
+        if given is None:
+            raise Refusal("NoChipsLeft", f"container {ask.container}: its chips were given to others of its pod")
+        return Part(ask.container, ask.keeps, given, kubelet_ids)
+
+    def _choose(
+        self, candidate: Candidate, available: Sequence[str], must_include: Sequence[str]
+    ) -> tuple[int, ...] | None:
+        """The chips to prefer: the container's if the kubelet can still give them, else none."""
+        if len(known_ids(must_include)) < len(set(must_include)):
             return None
-        pod = self._pods.get(self._preferred[0])
-        return pod if pod is not None and pod.live and pod.uid not in self._handovers else None
+        known = self._handovers.get(candidate.pod.uid)
+        return choose(
+            candidate.ask,
+            candidate.pod.asks,
+            self._chips_for(candidate.pod),
+            kept=known.kept if known is not None else {},
+            among=known_ids(available),
+            must_include=known_ids(must_include),
+        )
 
-    def _repeated(self, kubelet_ids: Sequence[int]) -> HandOver | None:
+    def _recognise(self, kubelet_ids: Sequence[int]) -> Candidate | None:
+        """The container whose set of chips we just told the kubelet to choose."""
+        if self._preferred is None or set(self._preferred[1]) != set(kubelet_ids):
+            return None
+        preferred = self._preferred[0]
+        still = self._candidates(filter(None, [self._pods.get(preferred.pod.uid)]), len(kubelet_ids))
+        return next((each for each in still if each.ask == preferred.ask), None)
+
+    def _repeated(
+        self, handovers: Iterable[HandOver], kubelet_ids: Sequence[int], *, kept: bool = False
+    ) -> Answer | None:
         """The answer already given: the kubelet asks again for a container whose answer it has lost."""
-        asked = chip_set(kubelet_ids)
-        return next((each for each in self._handovers if chip_set(each.kubelet_ids) == asked), None)
+        for handover in handovers:
+            for part in handover.parts:
+                if set(part.kubelet_ids) == set(kubelet_ids) and (part.keeps or not kept):
+                    return Answer(handover, part, self._give(part.chips))
+        return None
 
-    async def _under_admission(self, count: int, list_after_s: float | None = None) -> NodePod:
-        """The pod the kubelet is admitting; waits for the watch to show one.
+    async def _under_admission(self, count: int, list_after_s: float | None = None) -> Candidate:
+        """The container the kubelet is admitting; waits for the watch to show one.
 
         Args:
-            count: how many chips its container asks for.
+            count: how many chips it asks for.
             list_after_s: after so long without one, list the node's pods once and then give up; None waits on.
 
         Raises:
@@ -151,41 +225,68 @@ class HandOverDesk:
                 waiting = await self._waiting(count)
         except TimeoutError:
             waiting = await self._waiting_by_list(count)
-        if len(waiting) == 1 and self._is_new(waiting[0]) and count not in self._pods.torn_away:
+        if len(waiting) == 1 and self._is_plain(waiting[0], count):
             return waiting[0]
-        if waiting:
-            waiting = await self._known_to_kubelet(waiting, count)
-        if not waiting:
+        found = await self._by_kubelet(waiting, count) if waiting else None
+        if found is None:
             raise Refusal("NoSuchPod", f"no pod bound to this node waits for {count} chips")
-        return oldest_decision([pod for pod in waiting if self._is_new(pod)] or waiting)
+        return found
 
-    def _is_new(self, pod: NodePod) -> bool:
+    def _is_plain(self, only: Candidate, count: int) -> bool:
+        """Whether the only candidate needs no second opinion."""
+        uid = only.pod.uid
+        return (
+            not only.begun
+            and self._is_new(only)
+            and uid not in self._handovers.uncertain
+            and not self._pods.was_torn_away(count)
+            and self._pods.age_s(uid) < AT_ONCE_S
+        )
+
+    def _is_new(self, candidate: Candidate) -> bool:
         """Not refused before: a refused pod looks as if it waited until its rejection is on the watch."""
-        return pod.uid not in self._handovers.turned_away
+        return candidate.pod.uid not in self._handovers.turned_away
 
-    async def _waiting(self, count: int) -> list[NodePod]:
+    def _candidates(self, pods: Iterable[NodePod], count: int) -> list[Candidate]:
+        return candidates(pods, count, self._handovers.granted, self._handovers.uncertain)
+
+    async def _waiting(self, count: int) -> list[Candidate]:
         while True:
             version = self._pods.changes.version
-            if waiting := candidates(self._pods, count, self._granted()):
+            if waiting := self._candidates(self._pods, count):
                 return waiting
             await self._pods.changes.newer_than(version)
 
-    async def _waiting_by_list(self, count: int) -> list[NodePod]:
+    async def _waiting_by_list(self, count: int) -> list[Candidate]:
         try:
-            return candidates(self._as_waiting(await self._api_pods()), count, self._granted())
+            return self._candidates(self._as_waiting(await self._api_pods()), count)
         except (ApiError, Unreachable) as error:
             raise Refusal(
-                "NoSuchPod", f"no pod waits for {count} chips, and the API server can't be asked: {error.message}"
+                "ApiServerAway", f"no pod waits for {count} chips, and the API server can't be asked: {error.message}"
             ) from error
 
-    async def _known_to_kubelet(self, waiting: Sequence[NodePod], count: int) -> list[NodePod]:
-        """Those the kubelet lists: none means that it admits a pod that is gone. Where it can't be asked, all."""
+    async def _by_kubelet(self, waiting: Sequence[Candidate], count: int) -> Candidate | None:
+        """Whom the kubelet admits by its own list; None where that is a pod which is gone."""
         try:
             listed = await self._kubelet_pods()
         except Unreachable as error:
             log.warning("can't ask the kubelet which pod it admits", error=error.message, waiting=len(waiting))
-            return [pod for pod in waiting if not self._pods.has_moved_on(pod.uid)]
-        return candidates(self._as_waiting(listed), count, self._granted())
+            listed = []
+        fits = self._candidates(self._as_waiting(listed), count) + self._torn_away(listed, count)
+        if not fits:
+            left = [each for each in waiting if not self._pods.has_moved_on(each.pod.uid)]
+            fresh = [each for each in left if self._is_new(each)] or left
+            return oldest_decision(fresh) if fresh else None
+        found = newest([each for each in fits if self._is_new(each)] or fits)
+        if self._pods.has_moved_on(found.pod.uid):
+            return None
+        self._pods.settle(found.pod.order)
+        return found
+
+    def _torn_away(self, listed: Sequence[Pod], count: int) -> list[Candidate]:
+        """Those listed that were deleted on their way in; which of their containers are through, nobody remembers."""
+        pods = [pod for each in listed if (pod := self._pods.torn_away(each.uid)) is not None]
+        return candidates(pods, count, {}, uncertain={pod.uid for pod in pods})
 
     def _as_waiting(self, listed: Sequence[Pod]) -> list[NodePod]:
         """Pods from a list, with the order we know them by; those we don't know yet came last.
@@ -199,9 +300,6 @@ class HandOverDesk:
                 known = self._pods.get(pod.uid)
                 waiting.append(read_pod(pod, known.order if known is not None else self._pods.next_order))
         return waiting
-
-    def _granted(self) -> set[str]:
-        return {each.uid for each in self._handovers}
 
     def _chips_for(self, pod: NodePod) -> tuple[int, ...]:
         snapshot = self._snapshots.value

@@ -12,7 +12,8 @@ import structlog
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NAME = "ascend910.lock"
-RETRY_S = 0.5
+RETRY_S = 0.1
+"""Only while another instance lives: it is what an upgrade of the plugin waits for."""
 
 
 class InstanceLock:

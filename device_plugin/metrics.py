@@ -42,6 +42,12 @@ class Metrics:
             "Hand-overs in which the kubelet's own ledger has other ids",
             registry=self.registry,
         )
+        self.preferences = Counter(
+            "ascend_dp_preferences",
+            "GetPreferredAllocation calls by result: steered, none, or failed for a fault of ours",
+            ["result"],
+            registry=self.registry,
+        )
         self.registrations = Counter(
             "ascend_dp_registrations", "Registrations with the kubelet by result", ["result"], registry=self.registry
         )

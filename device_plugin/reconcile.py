@@ -1,27 +1,39 @@
-"""Makes the plugin's ledger agree with the kubelet's, and completes claims that a crash left unwritten.
+"""Makes the plugin's ledger agree with the kubelet's, completes claims, and tells of what does not fit.
 
 Runs once before the plugin registers, and again whenever a pod and the ledger don't explain each other: a pod with
 containers (or a claim) that we know of no hand-over to, a hand-over to a pod that the watch does not show, or a claim
-that somebody has changed.
+that somebody has changed. While all is explained the kubelet is not asked.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 import structlog
 
-from ascend.chips import chip_ids, chip_set, join_names
+from ascend.chips import chip_set, join_names, join_names_sorted
 from ascend.errors import Unreachable
-from device_plugin.kubelet.pod_resources import read_ledger
+from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
+from device_plugin.metrics import Metrics
 from device_plugin.rules.pod import NodePod
+from device_plugin.state.adoption import adopt, believe, is_its_own, without_chips
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.pods import NodePods
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 RETRY_S = 1.0
+"""Between two readings of the kubelet's ledger, at least: it answers a few per second only."""
+RETRY_LIMIT_S = 30.0
+"""… where one after the other explains nothing."""
 FIRST_TRIES = 3
+
+MISMATCH = "NPUAllocationMismatch"
+WITHOUT = "NPURunsWithoutChips"
+
+Announce = Callable[[NodePod, str, str], None]
+"""Told of a pod: a reason in a word, and a sentence for people."""
 
 
 class Reconciler:
@@ -31,54 +43,91 @@ class Reconciler:
         socket: the kubelet's pod-resources socket.
         pods: the node's pods.
         handovers: the plugin's ledger.
-        claim: writes a claim where the pod carries none.
+        claim: writes a claim on the pod.
+        metrics: counts.
+        announce: told of what does not fit, once per pod and reason.
     """
 
     def __init__(
-        self, socket: Path, *, pods: NodePods, handovers: HandOvers, claim: Callable[[HandOver], None]
+        self,
+        socket: Path,
+        *,
+        pods: NodePods,
+        handovers: HandOvers,
+        claim: Callable[[HandOver], None],
+        metrics: Metrics,
+        announce: Announce = lambda _pod, _reason, _sentence: None,
     ) -> None:
         self._socket = socket
         self._pods = pods
         self._handovers = handovers
         self._claim = claim
+        self._metrics = metrics
+        self._announce = announce
         self._well_claimed: set[str] = set()
+        self._without: set[str] = set()
+        self._announced: set[tuple[str, str]] = set()
 
     async def restore(self) -> None:
         """Rebuild the ledger after a start; where the kubelet does not answer, believe the pods' claims."""
-        for _ in range(FIRST_TRIES):
+        for attempt in range(FIRST_TRIES):
+            if attempt:
+                await asyncio.sleep(RETRY_S)
             if not any(pod.live and pod.count for pod in self._pods) or await self._adopt():
-                return
-            await asyncio.sleep(RETRY_S)
-        for pod in self._unexplained():
-            if pod.claimed:
-                log.warning("believing a claim, the kubelet's ledger is not to be had", pod=pod.key)
-                chips = chip_ids(pod.held)
-                self._handovers.add(HandOver(pod.uid, pod.key, chips, chips))
+                break
+        else:
+            for pod in self._unexplained():
+                if pod.claimed:
+                    log.warning("believing a claim, the kubelet's ledger is not to be had", pod=pod.key)
+                    self._handovers.add(believe(pod))
+        # A regular init container may have its chips without the ledger's telling.
+        self._handovers.uncertain |= {
+            pod.uid for pod in self._pods if pod.live and not pod.past_admission and len(pod.asks) > 1
+        }
 
     async def run(self) -> None:
         """Follow the pods until cancelled."""
         suspects: set[str] = set()
+        puzzle: set[str] = set()
+        wait_s = RETRY_S
         while True:
             version = self._pods.changes.version
             self._mend_claims()
+            self._announce_mismatches()
             orphans = self._orphans()
-            if self._unexplained() or orphans:
-                # An orphan may be a hand-over made a moment ago, to a pod our watch will show: it gets a second look.
-                await self._adopt(drop=orphans & suspects)
-                suspects = orphans
-                await asyncio.sleep(RETRY_S)
-            else:
+            before, puzzle = puzzle, orphans | {pod.uid for pod in self._unexplained()}
+            if not puzzle:
                 suspects = set()
                 await self._pods.changes.newer_than(version)
+                continue
+            # An orphan may be a hand-over made a moment ago, to a pod our watch will show: it gets a second look.
+            await self._adopt(drop=orphans & suspects)
+            suspects = orphans
+            wait_s = min(2 * wait_s, RETRY_LIMIT_S) if puzzle == before else RETRY_S
+            await asyncio.sleep(RETRY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s - RETRY_S):
+                    await self._pods.changes.newer_than(version)
 
     async def forget_lost(self) -> None:
         """Drop hand-overs that a new kubelet does not know: the old one died before it wrote them down.
 
-        It admits such a pod again, and the pod must then be found waiting.
+        It admits such a pod again, and the pod must then be found waiting. How far the old one had come with a pod of
+        several containers is not certain from its ledger.
         """
-        doubtful = {pod.uid for pod in self._pods if pod.uid in self._handovers and pod.live and not pod.past_admission}
-        if doubtful:
-            await self._adopt(drop=doubtful)
+        doubtful = [pod for pod in self._pods if pod.uid in self._handovers and pod.live and not pod.past_admission]
+        ledger = await self._read() if doubtful else None
+        if ledger is None:
+            return
+        for pod in doubtful:
+            held = ledger.pods.get(pod.key, {})
+            if pod.key not in ledger.ambiguous and is_its_own(pod, held, admitted=False):
+                self._handovers.add(adopt(pod, held, admitted=False))
+            else:
+                log.info("the kubelet knows nothing of a hand-over", pod=pod.key, pod_uid=pod.uid)
+                self._handovers.drop(pod.uid)
+            if len(pod.asks) > 1:
+                self._handovers.uncertain.add(pod.uid)
 
     def _mend_claims(self) -> None:
         """Write again what somebody has changed: whoever reads AscendReal would take the pod's chips for free."""
@@ -94,53 +143,89 @@ class Reconciler:
                 self._claim(handover)
         self._well_claimed = well_claimed
 
+    def _announce_mismatches(self) -> None:
+        """Tell of pods of which the kubelet believes something else, and forget what was told of pods that are gone."""
+        self._announced = {(uid, reason) for uid, reason in self._announced if self._pods.get(uid) is not None}
+        self._without = {uid for uid in self._without if self._pods.get(uid) is not None}
+        for handover in self._handovers:
+            pod = self._pods.get(handover.uid)
+            if pod is not None and not handover.matches_kubelet:
+                self._tell(
+                    pod,
+                    MISMATCH,
+                    f"it was given {join_names(handover.chips)}, as placed, but the kubelet's own ledger has "
+                    f"{join_names_sorted(handover.kubelet_ids)} for it",
+                )
+
+    def _tell(self, pod: NodePod, reason: str, sentence: str) -> None:
+        if (pod.uid, reason) not in self._announced:
+            self._announced.add((pod.uid, reason))
+            log.warning("a pod is not as it should be", pod=pod.key, pod_uid=pod.uid, reason=reason, error=sentence)
+            self._announce(pod, reason, sentence)
+
     def _unexplained(self) -> list[NodePod]:
         """Live pods that ask for chips, with containers or a claim, but without a hand-over."""
         return [
             pod
             for pod in self._pods
-            if pod.live and pod.count and (pod.past_admission or pod.claimed) and pod.uid not in self._handovers
+            if pod.live
+            and pod.count
+            and (pod.past_admission or pod.claimed)
+            and pod.uid not in self._handovers
+            and pod.uid not in self._without
         ]
 
     def _orphans(self) -> set[str]:
         """Hand-overs to pods that the watch has not shown, or no longer shows."""
         return {each.uid for each in self._handovers if self._pods.get(each.uid) is None}
 
-    async def _adopt(self, drop: Collection[str] = ()) -> bool:
-        """Enter what the kubelet has and we have not; drop those of ``drop`` that it has not. False if it is silent."""
+    async def _read(self) -> KubeletLedger | None:
         try:
-            ledger = await read_ledger(self._socket)
+            return await read_ledger(self._socket)
         except Unreachable as error:
             log.warning("can't read the kubelet's ledger", error=error.message)
+            return None
+
+    async def _adopt(self, drop: Collection[str] = ()) -> bool:
+        """Enter what the kubelet has and we have not; drop those of ``drop`` that it has not. False if it is silent."""
+        # What the watch shows admitted now was in the ledger before the ledger is read.
+        admitted = {pod.uid for pod in self._pods if pod.past_admission}
+        ledger = await self._read()
+        if ledger is None:
             return False
+        keys = {pod.key for pod in self._pods}
         for uid in drop:
             handover = self._handovers.get(uid)
-            if handover is not None and handover.pod not in ledger:
+            # The ledger has names only: the entry is another pod's if the watch shows another one of the name.
+            if handover is not None and (handover.pod not in ledger.pods or handover.pod in keys):
                 log.info("the kubelet knows nothing of a hand-over", pod=handover.pod, pod_uid=uid)
                 self._handovers.drop(uid)
         for pod in self._pods:
-            kubelet_ids = ledger.get(pod.key)
-            if kubelet_ids is None or pod.uid in self._handovers or not pod.live:
-                continue
-            chips = self._given(pod, kubelet_ids)
-            handover = HandOver(pod.uid, pod.key, chips, kubelet_ids)
-            self._handovers.add(handover)
-            log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, chips=join_names(chips))
-            if not pod.claimed or pod.real != handover.chip_set:
-                self._claim(handover)
+            if pod.key in ledger.pods and pod.key not in ledger.ambiguous:
+                self._adopt_pod(pod, ledger.pods[pod.key], admitted=pod.uid in admitted)
         return True
 
-    @staticmethod
-    def _given(pod: NodePod, kubelet_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """What the pod was given: as the allocator wrote, where the kubelet says the same; else as claimed.
-
-        Annotations can be changed by the pod's author, the kubelet's ledger can't.
-        """
-        if pod.grant is not None and pod.grant.chip_set == chip_set(kubelet_ids):
-            return pod.grant.chips
-        if pod.claimed and pod.real.bit_count() == len(kubelet_ids):
-            return chip_ids(pod.real)
-        if pod.problem is None and pod.grant is not None:
-            return pod.grant.chips
-        log.warning("a pod holds devices without a usable annotation", pod=pod.key, problem=pod.problem)
-        return kubelet_ids
+    def _adopt_pod(self, pod: NodePod, held: dict[str, tuple[int, ...]], *, admitted: bool) -> None:
+        if pod.uid in self._handovers or not pod.live or not pod.count:
+            return
+        if admitted and (lacking := without_chips(pod, held)):
+            self._without.add(pod.uid)
+            self._tell(
+                pod,
+                WITHOUT,
+                f"container {', '.join(lacking)} asks for chips and runs without: the kubelet did not know the resource"
+                " when it admitted the pod; delete the pod",
+            )
+            if not held:
+                return
+        if not is_its_own(pod, held, admitted=admitted):
+            return
+        handover = adopt(pod, held, admitted=admitted)
+        self._handovers.add(handover)
+        log.info("adopted from the kubelet's ledger", pod=pod.key, pod_uid=pod.uid, chips=join_names(handover.chips))
+        if not handover.matches_kubelet:
+            self._metrics.mismatches.inc()
+        if pod.problem is not None or pod.grant is None:
+            log.warning("a pod holds devices without a usable annotation", pod=pod.key, problem=pod.problem)
+        if not pod.claimed or pod.real != chip_set(handover.chips):
+            self._claim(handover)

@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from ascend.daemon.settings import Address, DaemonSettings
-from device_plugin.rules.injection import Injection
+from device_plugin.rules.injection import InjectionSetting
 
 
 class Settings(DaemonSettings):
@@ -57,8 +57,11 @@ class Settings(DaemonSettings):
         default="automatic",
         description="whether recovered chips come back by themselves, or once an operator edits the node's labels",
     )
-    injection: Injection = Field(
-        default="both", description="what a container gets: runtime (environment), devices (device nodes), or both"
+    injection: InjectionSetting = Field(
+        default="auto",
+        description="what a container gets: runtime (environment for ascend-docker-runtime), devices (device nodes), "
+        "both, cdi (names of CDI devices), or auto: runtime where it runs this program, else devices",
     )
+    cdi_dir: Path = Field(default=Path("/var/run/cdi"), description="where container runtimes look for CDI files")
     device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")
     http_address: Address = Field(default="0.0.0.0:11251", description="where /livez, /readyz and /metrics are served")

@@ -165,6 +165,7 @@ def _plugin(node: SandboxNode, kubeconfig: Path) -> Plugin:
         node_name=node.name,
         kubeconfig=str(kubeconfig),
         device_plugin_dir=node.kubelet.socket_dir,
+        injection="both",
         pod_resources_socket=node.kubelet.pod_resources_socket,
         kubelet_pods_url=node.kubelet.pods_url,
         driver="simulated",

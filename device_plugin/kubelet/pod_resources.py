@@ -1,5 +1,6 @@
 """Reads the kubelet's own ledger: which pod holds which device ids (pod-resources v1; spec/kubernetes.md §2)."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -18,8 +19,22 @@ MAX_MESSAGE = 16 * 1024 * 1024
 DEADLINE_S = 2.0
 
 
-async def read_ledger(socket: Path) -> dict[str, tuple[int, ...]]:
-    """The kubelet's ledger: ``namespace/name`` to physical ids, for active pods that hold chips.
+@dataclass(frozen=True, slots=True)
+class KubeletLedger:
+    """What the kubelet's active pods hold.
+
+    Attributes:
+        pods: physical ids, ascending, by ``namespace/name`` and container. Every active pod is there; a container
+            without chips is not, nor is any regular init container.
+        ambiguous: names that two pods have: one of them was deleted by force and runs on.
+    """
+
+    pods: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    ambiguous: set[str] = field(default_factory=set)
+
+
+async def read_ledger(socket: Path) -> KubeletLedger:
+    """The kubelet's ledger.
 
     Raises:
         Unreachable: the kubelet does not answer, or names devices we don't know.
@@ -32,14 +47,23 @@ async def read_ledger(socket: Path) -> dict[str, tuple[int, ...]]:
             )
         except grpc.aio.AioRpcError as error:
             raise Unreachable(f"pod-resources on {socket}: {error.details()}") from error
-    ledger: dict[str, list[int]] = {}
+    ledger = KubeletLedger()
     try:
         for pod in answer.pod_resources:
-            for container in pod.containers:
-                for devices in container.devices:
-                    if devices.resource_name == RESOURCE:
-                        ids = ledger.setdefault(f"{pod.namespace}/{pod.name}", [])
-                        ids.extend(map(parse_chip_name, devices.device_ids))
+            key = f"{pod.namespace}/{pod.name}"
+            if key in ledger.pods:
+                ledger.ambiguous.add(key)
+            ledger.pods[key] = _containers(pod)
     except InvalidValue as error:
         raise Unreachable(f"pod-resources on {socket}: {error}") from error
-    return {pod: tuple(sorted(ids)) for pod, ids in ledger.items()}
+    return ledger
+
+
+def _containers(pod: pb.PodResources) -> dict[str, tuple[int, ...]]:
+    held: dict[str, set[int]] = {}
+    for container in pod.containers:
+        for devices in container.devices:
+            # A container has an entry for each NUMA node, or even for each device.
+            if devices.resource_name == RESOURCE:
+                held.setdefault(container.name, set()).update(map(parse_chip_name, devices.device_ids))
+    return {name: tuple(sorted(ids)) for name, ids in held.items()}

@@ -5,7 +5,7 @@ One loop, one registration at a time::
     wait for kubelet.sock ─► serve on a socket of a new name ─► Register ─► watched
             ▲                                                                 │
             └──── stop the server (its streams first) ◄──── one of: ──────────┘
-                    another kubelet.sock · our socket is gone · the stream ended · never watched
+                    another kubelet.sock · our socket is gone · the stream ended or failed · never watched
 
 A new name every time, because a second server on the same path would have its socket unlinked by the first; the old
 server stops first, because a kubelet before 1.37 takes the end of an old stream for the end of the new one
@@ -39,11 +39,16 @@ KUBELET_SOCKET = "kubelet.sock"
 PREFIX = "ascend910-"
 
 REGISTER_DEADLINE_S = 10.0
-WATCH_DEADLINE_S = 5.0
-"""A kubelet that registered us opens the stream at once."""
+WATCH_DEADLINE_S = 0.5
+"""A kubelet that registered us opens the stream at once. One that does not is given more time with every attempt."""
+WATCH_DEADLINE_LIMIT_S = 8.0
 STOP_GRACE_S = 0.5
+NOT_WATCHED = "the kubelet did not open the stream"
 STEADY_S = 10.0
 """A registration that lasted so long was a good one."""
+FIRST_WAIT_S = 0.05
+WAIT_LIMIT_S = 4.0
+"""Between attempts, with a kubelet that stays odd; another kubelet is gone to at once."""
 
 
 class Registration:
@@ -69,6 +74,7 @@ class Registration:
         self._metrics = metrics
         self._on_new_kubelet = on_new_kubelet
         self._generation = 0
+        self._watch_deadline_s = WATCH_DEADLINE_S
         self.problem: str | None = "not registered with the kubelet yet"
         """Why the kubelet does not see our devices; None while it does."""
 
@@ -77,13 +83,15 @@ class Registration:
         loop = asyncio.get_running_loop()
         self._remove_stale_sockets()
         # Two plugins for one resource end each other's streams: without a pause they would do nothing else.
-        backoff = Backoff(first_s=0.05, limit_s=1.0)
+        backoff = Backoff(first_s=FIRST_WAIT_S, limit_s=WAIT_LIMIT_S)
         known: socket.Identity | None = None
         while True:
             if not self._kubelet_socket.exists():
                 self.problem = f"waiting for {self._kubelet_socket}"
             kubelet = await socket.present(self._kubelet_socket)
             if known is not None and kubelet != known:
+                backoff.reset()
+                self._watch_deadline_s = WATCH_DEADLINE_S
                 await self._on_new_kubelet()
             known, started_s = kubelet, loop.time()
             try:
@@ -96,38 +104,47 @@ class Registration:
             wait_s = backoff.next_s()
             self.problem = cause
             log.warning("registering again", cause=cause, wait_s=round(wait_s, 2))
-            await asyncio.sleep(wait_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await socket.changed({self._kubelet_socket: kubelet})
 
     async def _hold(self, kubelet: socket.Identity) -> str:
         """Register and stay so for as long as it lasts; why it ended."""
         servicer = self._make_servicer()
         async with self._server(servicer) as path:
+            files = {self._kubelet_socket: kubelet, path: socket.identity(path)}
             await self._register(path.name)
             self._metrics.registrations.labels(result="registered").inc()
             log.info("registered", socket=path.name)
-            ours = socket.identity(path)
             endings = {
-                "the kubelet has restarted": socket.changed(self._kubelet_socket, kubelet),
-                "our socket is gone": socket.changed(path, ours) if ours is not None else asyncio.sleep(0),
-                "the kubelet closed the stream": servicer.unwatched.wait(),
-                "the kubelet did not open the stream": self._unseen(servicer),
+                asyncio.ensure_future(socket.changed(files)),
+                asyncio.ensure_future(servicer.broken.wait()),
+                asyncio.ensure_future(self._unseen(servicer)),
             }
-            tasks = {asyncio.ensure_future(wait): cause for cause, wait in endings.items()}
             try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in tasks:
+                for task in endings:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            return tasks[done.pop()]
+                await asyncio.gather(*endings, return_exceptions=True)
+            if socket.identity(self._kubelet_socket) != kubelet:
+                return "the kubelet has restarted"
+            if not path.exists():
+                return "our socket is gone"
+            return "the stream to the kubelet has ended" if servicer.broken.is_set() else NOT_WATCHED
 
     async def _unseen(self, servicer: DevicePluginServicer) -> None:
         """Return if the kubelet does not watch in time; otherwise never."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WATCH_DEADLINE_S):
-                await servicer.watched.wait()
-            self.problem = None
-            await asyncio.Event().wait()
+        try:
+            async with asyncio.timeout(self._watch_deadline_s):
+                await servicer.opened.wait()
+        except TimeoutError:
+            self._watch_deadline_s = min(2 * self._watch_deadline_s, WATCH_DEADLINE_LIMIT_S)
+            return
+        self._watch_deadline_s = WATCH_DEADLINE_S
+        await servicer.watched.wait()
+        self.problem = None
+        await asyncio.Event().wait()
 
     @asynccontextmanager
     async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:

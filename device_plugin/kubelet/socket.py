@@ -5,6 +5,7 @@ A look at the file every ``POLL_S`` is cheap and, unlike inotify, also sees a fo
 """
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 POLL_S = 0.1
@@ -28,7 +29,7 @@ async def present(path: Path) -> Identity:
     return found
 
 
-async def changed(path: Path, known: Identity) -> None:
-    """Wait until the file is another one, or gone."""
-    while identity(path) == known:  # noqa: ASYNC110 - nobody tells us of files
+async def changed(known: Mapping[Path, Identity | None]) -> None:
+    """Wait until one of these files is another one, or gone. One timer, however many files."""
+    while all(before is not None and identity(path) == before for path, before in known.items()):  # noqa: ASYNC110 - nobody tells us of files
         await asyncio.sleep(POLL_S)

@@ -1,48 +1,90 @@
 """Who is the kubelet asking for, and may that pod have the chips written on it?
 
-The kubelet's calls carry no pod identity (spec/kubernetes.md §1.6). Design, decision 2: of the pods on this node that
-ask for as many chips and were handed none yet, a single one is it; of several, the one the kubelet already lists; where
-the kubelet can't be asked, the documented rule decides: the smallest predicate-time (seed 002, last step). It is also
-asked about a single one after a pod of that size was deleted on its way in: it may be admitting that one still.
+The kubelet's calls carry no identity (spec/kubernetes.md §1.6). Design, decision 2: of the pods on this node whose next
+container asks for as many chips, a single one is it; of several, the kubelet's own list tells. It takes up one pod at a
+time, in the order in which the watch shows them to it and to us, and lists a pod right before it admits it. So it is
+the one of the listed that came last: those before it are through, also where they still look as if they waited, because
+the kubelet turned them away without asking us and the API server does not know yet. Where the kubelet can't be asked,
+it is a pod that has got a part of its chips already, for its containers are asked for one right after the other; else
+the documented rule decides: the smallest predicate-time (seed 002, last step).
 
 Pods without a usable annotation count as candidates too: leaving them out would take another pod's chips for theirs.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from ascend.annotations import ALLOCATED, CLAIMED
-from ascend.chips import ChipSet, chip_ids, chip_name, join_names
-from ascend.errors import Refusal
+from ascend.chips import ChipSet, chip_ids, join_names, parse_chip_name
+from ascend.errors import InvalidValue, Refusal
+from ascend.slices import Ask
 from device_plugin.rules.pod import NodePod
 from device_plugin.rules.snapshot import Snapshot
 
 
-def candidates(pods: Iterable[NodePod], count: int, granted: Collection[str]) -> list[NodePod]:
-    """The pods an admission call for ``count`` chips can be about, in the order they came to the node.
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A container an admission call can be about.
 
-    Whether a pod was handed chips is what we and the kubelet know (``granted`` uids, containers in its status), never
-    what its annotations claim: those can be forged.
+    Attributes:
+        pod: its pod.
+        ask: what the container asks for.
+        begun: whether containers of the pod before it were handed chips.
     """
-    waiting = [
-        pod for pod in pods if pod.count == count and pod.live and not pod.past_admission and pod.uid not in granted
-    ]
-    return sorted(waiting, key=lambda pod: pod.order)
+
+    pod: NodePod
+    ask: Ask
+    begun: bool
 
 
-def oldest_decision(pods: Sequence[NodePod]) -> NodePod:
-    """Of several, the one with the smallest predicate-time; a missing one orders last; among equals the earliest."""
+def candidates(
+    pods: Iterable[NodePod],
+    count: int,
+    granted: Mapping[str, Collection[str]],
+    uncertain: Collection[str] = (),
+) -> list[Candidate]:
+    """The containers an admission call for ``count`` chips can be about, in the order their pods came to the node.
 
-    def key(pod: NodePod) -> tuple[int, int]:
-        time = pod.grant.predicate_time if pod.grant is not None else None
-        return (time if time is not None else CLAIMED, pod.order)
+    Whether a container was handed chips is what we and the kubelet know, never what annotations claim: those can be
+    forged.
 
-    return min(pods, key=key)
+    Args:
+        pods: of the node.
+        count: how many chips the kubelet asks for.
+        granted: the names of the containers that were handed chips, by uid of their pod.
+        uncertain: uids of pods of which more containers may have been handed chips than we know.
+    """
+    found = []
+    for pod in pods:
+        if pod.live and not pod.past_admission:
+            names = granted.get(pod.uid, ())
+            done = max((number for number, ask in enumerate(pod.asks, 1) if ask.container in names), default=0)
+            still = pod.asks[done:] if pod.uid in uncertain else pod.asks[done : done + 1]
+            ask = next((ask for ask in still if ask.count == count), None)
+            if ask is not None:
+                found.append(Candidate(pod, ask, begun=done > 0))
+    return sorted(found, key=lambda each: each.pod.order)
+
+
+def newest(listed: Iterable[Candidate]) -> Candidate:
+    """Of those the kubelet lists, the one it admits; among pods we have not seen come, the one decided last."""
+    return max(listed, key=lambda each: (each.pod.order, _decided_at(each)))
+
+
+def oldest_decision(waiting: Iterable[Candidate]) -> Candidate:
+    """Of several, where the kubelet can't be asked; a missing predicate-time orders last; among equals the earliest."""
+    return min(waiting, key=lambda each: (not each.begun, _decided_at(each), each.pod.order))
+
+
+def _decided_at(candidate: Candidate) -> int:
+    time = candidate.pod.grant.predicate_time if candidate.pod.grant is not None else None
+    return time if time is not None else CLAIMED
 
 
 def chips_for(
     pod: NodePod, snapshot: Snapshot, handed: Mapping[str, ChipSet], pods: Iterable[NodePod]
 ) -> tuple[int, ...]:
-    """The chips to hand to a pod, in the order written on it.
+    """The chips of a pod, in the order written on it; its containers get their parts of them.
 
     Args:
         pod: the pod under admission.
@@ -54,7 +96,7 @@ def chips_for(
         Refusal: the pod must not get them; the sentence is shown to its owner by the kubelet.
     """
     if pod.problem is not None:
-        raise Refusal("InvalidPod", pod.problem)
+        raise Refusal(*pod.problem)
     if pod.grant is None:
         raise Refusal(
             "NotPlaced",
@@ -75,9 +117,12 @@ def chips_for(
     return pod.grant.chips
 
 
-def steer(chips: Sequence[int], available: Iterable[str], must_include: Iterable[str]) -> list[str]:
-    """The device ids to prefer: the pod's chips if the kubelet can still give all of them, else no preference."""
-    names = [chip_name(chip_id) for chip_id in chips]
-    if not set(names) <= {*available, *must_include} or not set(must_include) <= set(names):
-        return []
-    return names
+def known_ids(names: Iterable[str]) -> set[int]:
+    """The physical ids of those device ids that are names of chips."""
+    ids = set()
+    for name in names:
+        try:
+            ids.add(parse_chip_name(name))
+        except InvalidValue:
+            continue
+    return ids

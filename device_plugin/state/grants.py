@@ -12,20 +12,63 @@ from device_plugin.state.observable import Observable
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Chips handed to one container.
+
+    Attributes:
+        container: its name.
+        keeps: it keeps them; those of a regular init container are given again to later containers of its pod.
+        chips: physical ids the container was given, in the order it was given them.
+        kubelet_ids: physical ids the kubelet's ledger has for it.
+    """
+
+    container: str
+    keeps: bool
+    chips: tuple[int, ...]
+    kubelet_ids: tuple[int, ...]
+
+    @property
+    def matches_kubelet(self) -> bool:
+        """The kubelet's ledger says the same."""
+        return chip_set(self.chips) == chip_set(self.kubelet_ids)
+
+
+@dataclass(frozen=True, slots=True)
 class HandOver:
-    """Chips handed to a pod.
+    """Chips handed to a pod: from its first container on, all of its chips are its.
 
     Attributes:
         uid: the pod's uid.
         pod: ``namespace/name``.
-        chips: physical ids the container was given, in the order it was given them.
-        kubelet_ids: physical ids the kubelet's ledger has for it; the same set unless the kubelet could not be led.
+        chips: physical ids of all its chips, in selection order.
+        kubelet_ids: physical ids the kubelet's ledger has for it, or will have; the same set unless the kubelet could
+            not be led.
+        parts: what its containers were given so far, in the order they were given it.
     """
 
     uid: str
     pod: str
     chips: tuple[int, ...]
     kubelet_ids: tuple[int, ...]
+    parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def of_parts(cls, uid: str, pod: str, chips: tuple[int, ...], parts: tuple[Part, ...]) -> "HandOver":
+        """A hand-over; of chips no container was given yet the kubelet will have the same ids."""
+        given = {chip for part in parts for chip in part.chips}
+        ids = dict.fromkeys(chip for part in parts for chip in part.kubelet_ids)
+        ids |= dict.fromkeys(chip for chip in chips if chip not in given)
+        return cls(uid, pod, chips, tuple(ids), parts)
+
+    def plus(self, part: Part) -> "HandOver":
+        """The hand-over after one more container was given its part."""
+        others = tuple(each for each in self.parts if each.container != part.container)
+        return HandOver.of_parts(self.uid, self.pod, self.chips, (*others, part))
+
+    @property
+    def kept(self) -> dict[str, tuple[int, ...]]:
+        """The chips no other container of the pod may get, by the container that keeps them."""
+        return {part.container: part.chips for part in self.parts if part.keeps}
 
     @property
     def chip_set(self) -> ChipSet:
@@ -39,8 +82,8 @@ class HandOver:
 
     @property
     def matches_kubelet(self) -> bool:
-        """The kubelet's ledger says the same."""
-        return self.chip_set == chip_set(self.kubelet_ids)
+        """The kubelet's ledger says the same of the pod as a whole and of each container."""
+        return self.chip_set == chip_set(self.kubelet_ids) and all(part.matches_kubelet for part in self.parts)
 
 
 class HandOvers:
@@ -50,6 +93,8 @@ class HandOvers:
         self._by_uid: dict[str, HandOver] = {}
         self.turned_away: set[str] = set()
         """Uids of pods that were refused: the kubelet rejects such a pod, though it takes a moment to show."""
+        self.uncertain: set[str] = set()
+        """Uids of pods of which more containers may have been handed chips than we know: from before a restart."""
         self.changes: Observable[None] = Observable(None)
         """Set after every change."""
 
@@ -63,13 +108,19 @@ class HandOvers:
         """The hand-over to the pod with this uid."""
         return self._by_uid.get(uid)
 
+    @property
+    def granted(self) -> dict[str, frozenset[str]]:
+        """The names of the containers that were handed chips, by uid of their pod."""
+        return {each.uid: frozenset(part.container for part in each.parts) for each in self}
+
     def add(self, handover: HandOver) -> None:
-        """Enter a hand-over."""
+        """Enter a hand-over, or what has become of it."""
         self._by_uid[handover.uid] = handover
         self.changes.set(None)
 
     def drop(self, uid: str) -> None:
         """The pod's containers can't run any more: its chips are its no longer."""
         self.turned_away.discard(uid)
+        self.uncertain.discard(uid)
         if self._by_uid.pop(uid, None) is not None:
             self.changes.set(None)

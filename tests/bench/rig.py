@@ -120,6 +120,7 @@ def _plugin(kubelet: Kubelet, kubeconfig: Path, http: str) -> list[str]:
         device_root=devices,
         pods_url=kubelet.pods_url,
         http_address=http,
+        injection="both",
         device_plugin_dir=str(kubelet.socket_dir),
         pod_resources_socket=str(kubelet.pod_resources_socket),
     )

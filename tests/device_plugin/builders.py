@@ -19,9 +19,16 @@ def pod(
     uid: str = "",
     phase: str = "Pending",
     started: bool = False,
+    reason: str = "",
     annotations: Mapping[str, str] | None = None,
+    asks: Mapping[str, int] | None = None,
+    init: Mapping[str, int] | None = None,
+    sidecars: Mapping[str, int] | None = None,
 ) -> Pod:
-    """A pod that asks for ``count`` chips and has ``chips`` written on it, if any."""
+    """A pod that asks for ``count`` chips and has ``chips`` written on it, if any.
+
+    ``asks``, ``init`` and ``sidecars`` are app containers, init containers and, after these, sidecars by name.
+    """
     written = Grant(chips, time).annotations() if chips else {}
     return Pod(
         metadata=Metadata(
@@ -29,10 +36,18 @@ def pod(
         ),
         spec=PodSpec(
             node_name="n1",
-            containers=[Container("main", Resources(limits={RESOURCE: str(count)} if count else {}))],
+            containers=[_container(name, asked) for name, asked in (asks or {"main": count}).items()],
+            init_containers=[
+                *(_container(name, asked) for name, asked in (init or {}).items()),
+                *(_container(name, asked, "Always") for name, asked in (sidecars or {}).items()),
+            ],
         ),
-        status=PodStatus(phase=phase, container_statuses=[ContainerStatus("main")] if started else []),
+        status=PodStatus(phase=phase, reason=reason, container_statuses=[ContainerStatus("main")] if started else []),
     )
+
+
+def _container(name: str, count: int, restart_policy: str = "") -> Container:
+    return Container(name, Resources(limits={RESOURCE: str(count)} if count else {}), restart_policy)
 
 
 def fault(name: str, level: Level = Level.SEPARATE, *, since_ms: int = 0) -> FaultRecord:

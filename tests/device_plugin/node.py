@@ -50,6 +50,7 @@ class Face:
             handovers=self.handovers,
             kubelet_pods=self._kubelet_pods,
             api_pods=self._api_pods,
+            give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
         self.servicers: list[DevicePluginServicer] = []
@@ -69,7 +70,6 @@ class Face:
         made = DevicePluginServicer(
             snapshots=self.snapshots,
             desk=self.desk,
-            give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _path: False),
             reported_unhealthy=self.reported_unhealthy,
             told_healthy=self.told_healthy,
             metrics=self.metrics,

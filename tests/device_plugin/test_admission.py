@@ -4,7 +4,8 @@ import pytest
 
 from ascend.annotations import CLAIMED
 from ascend.errors import Refusal
-from device_plugin.rules.admission import candidates, chips_for, oldest_decision, steer
+from ascend.kube.objects import Pod
+from device_plugin.rules.admission import Candidate, candidates, chips_for, newest, oldest_decision
 from device_plugin.rules.pod import NodePod, read_pod
 from tests.device_plugin.builders import pod, snapshot
 
@@ -13,8 +14,12 @@ def read(*pods: object) -> list[NodePod]:
     return [read_pod(each, order) for order, each in enumerate(pods, 1)]  # type: ignore[arg-type]  # all are pods
 
 
-def names(pods: list[NodePod]) -> list[str]:
-    return [each.name for each in pods]
+def names(found: list[Candidate]) -> list[str]:
+    return [each.pod.name for each in found]
+
+
+def waiting(*pods: object) -> list[Candidate]:
+    return candidates(read(*pods), 2, {})
 
 
 def test_only_live_pods_of_the_same_size_without_a_grant_wait() -> None:
@@ -27,25 +32,69 @@ def test_only_live_pods_of_the_same_size_without_a_grant_wait() -> None:
         pod("starting", 2, 6, 7, time=9, started=True),
         pod("no-chips"),
     )
-    assert names(candidates(pods, 2, {"uid-granted"})) == ["waits"]
+    assert names(candidates(pods, 2, {"uid-granted": {"main"}})) == ["waits"]
 
 
 def test_a_pod_nobody_placed_waits_too_or_its_call_would_take_another_pod_s_chips() -> None:
     pods = read(pod("placed", 2, 0, 1, time=5), pod("by-hand", 2))
-    assert names(candidates(pods, 2, ())) == ["placed", "by-hand"]
+    assert names(candidates(pods, 2, {})) == ["placed", "by-hand"]
 
 
 def test_a_forged_claim_does_not_hide_a_pod() -> None:
     forged = pod("forged", 2, 0, 1, time=CLAIMED, annotations={"huawei.com/AscendReal": "Ascend910-0,Ascend910-1"})
-    assert names(candidates(read(forged), 2, ())) == ["forged"]
+    assert names(candidates(read(forged), 2, {})) == ["forged"]
 
 
 def test_the_smallest_predicate_time_decides() -> None:
     # spec/node-agent.md §9.6 and §9.8
-    pods = read(pod("none", 2, 4, 5), pod("seven", 2, 2, 3, time=7), pod("five", 2, 0, 1, time=5))
-    assert oldest_decision(pods).name == "five"
-    assert oldest_decision(pods[:2]).name == "seven"
-    assert oldest_decision(pods[:1]).name == "none"
+    found = waiting(pod("none", 2, 4, 5), pod("seven", 2, 2, 3, time=7), pod("five", 2, 0, 1, time=5))
+    assert oldest_decision(found).pod.name == "five"
+    assert oldest_decision(found[:2]).pod.name == "seven"
+    assert oldest_decision(found[:1]).pod.name == "none"
+
+
+def test_of_those_the_kubelet_lists_the_one_that_came_last_is_under_admission() -> None:
+    # Those before it are through: rejected by the kubelet itself, though their status does not say so yet.
+    found = waiting(pod("rejected", 2, 0, 1, time=1), pod("admitted", 2, 2, 3, time=2))
+    assert newest(found).pod.name == "admitted"
+
+
+@pytest.mark.parametrize(
+    ("granted", "asked", "container"),
+    [
+        ([], 4, "prepare"),
+        ([], 1, None),
+        (["prepare"], 1, "proxy"),
+        (["prepare"], 4, None),
+        (["prepare", "proxy"], 2, "left"),
+        (["prepare", "proxy", "left"], 2, "right"),
+        (["prepare", "proxy", "left", "right"], 2, None),
+    ],
+)
+def test_containers_of_a_pod_are_asked_for_one_after_the_other(
+    granted: list[str], asked: int, container: str | None
+) -> None:
+    (many,) = read(crowded("many"))
+    found = candidates([many], asked, {many.uid: granted})
+    assert [each.ask.container for each in found] == ([container] if container else [])
+    assert all(each.begun == bool(granted) for each in found)
+
+
+def test_a_pod_from_before_a_restart_may_be_further_than_we_know() -> None:
+    (many,) = read(crowded("many"))
+    assert [each.ask.container for each in candidates([many], 2, {}, {many.uid})] == ["left"]
+    assert [each.ask.container for each in candidates([many], 2, {many.uid: ["left"]}, {many.uid})] == ["right"]
+
+
+def test_where_the_kubelet_can_not_be_asked_a_pod_that_has_begun_comes_first() -> None:
+    begun, other = read(pod("begun", 0, 0, 1, 2, 3, time=9, asks={"a": 2, "b": 2}), pod("other", 2, 4, 5, time=1))
+    found = candidates([begun, other], 2, {begun.uid: ["a"]})
+    assert oldest_decision(found).pod.name == "begun"
+
+
+def crowded(name: str) -> Pod:
+    """An init container of four, a sidecar of one, two app containers of two."""
+    return pod(name, 0, *range(5), time=1, asks={"left": 2, "right": 2}, init={"prepare": 4}, sidecars={"proxy": 1})
 
 
 def test_a_pod_gets_the_chips_written_on_it_in_that_order() -> None:
@@ -57,8 +106,12 @@ def test_a_pod_gets_the_chips_written_on_it_in_that_order() -> None:
     ("who", "reason", "sentence"),
     [
         (pod("p", 2), "NotPlaced", "was not placed by the allocator"),
-        (pod("p", 2, 0, time=1), "InvalidPod", "names 1 chips, the container asks for 2"),
-        (pod("p", 1, annotations={"huawei.com/Ascend910": "chip0"}), "InvalidPod", "'chip0' is not a chip name"),
+        (pod("p", 2, 0, time=1), "WrongCount", "names 1 chips, the pod asks for 2"),
+        (
+            pod("p", 1, annotations={"huawei.com/Ascend910": "chip0"}),
+            "MalformedAnnotation",
+            "'chip0' is not a chip name",
+        ),
         (pod("p", 2, 7, 8, time=1), "UnknownChip", "no Ascend910-8"),
         (pod("p", 2, 3, 2, time=1), "ChipUnhealthy", "Ascend910-3 is unhealthy"),
         (pod("p", 2, 1, 2, time=1), "ChipHeld", "Ascend910-1 is held by pod default/holder"),
@@ -81,23 +134,3 @@ def test_a_pod_that_came_earlier_holds_its_chips_before_it_gets_them() -> None:
 def test_an_annotation_on_a_pod_without_chips_holds_nothing() -> None:
     poser, placed = read(pod("poser", 0, 0, 1, time=1), pod("placed", 2, 0, 1, time=5))
     assert chips_for(placed, snapshot(), {}, [poser, placed]) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("available", "must_include", "preferred"),
-    [
-        ("01234567", "", ["Ascend910-4", "Ascend910-5"]),
-        ("0123467", "", []),
-        ("0123467", "5", ["Ascend910-4", "Ascend910-5"]),
-        ("01234567", "1", []),
-        ("", "", []),
-    ],
-)
-def test_the_kubelet_is_steered_only_where_it_can_follow(
-    available: str, must_include: str, preferred: list[str]
-) -> None:
-    assert steer((4, 5), ids(available), ids(must_include)) == preferred
-
-
-def ids(digits: str) -> list[str]:
-    return [f"Ascend910-{digit}" for digit in digits]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from ascend.chips import chip_name
 from ascend.errors import Refusal, Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.handover import CAP_S, HandOverDesk
+from device_plugin.rules.injection import gift
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
@@ -37,6 +39,7 @@ class Node:
             handovers=self.handovers,
             kubelet_pods=self._lister("kubelet"),
             api_pods=self._lister("api"),
+            give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
 
@@ -53,7 +56,7 @@ class Node:
     async def admit(self, count: int, available: Sequence[str] = ALL) -> HandOver:
         """What a kubelet does: ask for a preference, follow it or choose the first ones, allocate."""
         ids = await self.desk.prefer(available, [], count) or list(available)[:count]
-        return await self.desk.allocate(ids)
+        return (await self.desk.allocate(ids)).handover
 
 
 async def test_a_single_waiting_pod_gets_its_chips_and_nobody_is_asked() -> None:
@@ -97,7 +100,7 @@ async def test_where_the_kubelet_cannot_be_asked_the_smallest_predicate_time_dec
 async def test_a_kubelet_that_chose_other_ids_gives_the_written_chips_and_the_difference_is_known() -> None:
     node = Node()
     node.pods.applied(pod("one", 2, 0, 1, time=1))
-    handover = await node.desk.allocate(["Ascend910-7", "Ascend910-0"])
+    handover = (await node.desk.allocate(["Ascend910-7", "Ascend910-0"])).handover
     assert (handover.chips, handover.kubelet_ids) == ((0, 1), (7, 0))
     assert not handover.matches_kubelet
 
@@ -107,7 +110,7 @@ async def test_the_same_call_again_gets_the_same_answer() -> None:
     node.pods.applied(pod("one", 2, 0, 1, time=1))
     first = await node.admit(2)
     again = await node.desk.allocate([chip_name(chip_id) for chip_id in reversed(first.kubelet_ids)])
-    assert again is first
+    assert again.handover is first
     assert node.claimed == [first]
 
 
@@ -115,14 +118,14 @@ async def test_a_pod_the_watch_shows_late_is_waited_for() -> None:
     node = Node()
     answer = asyncio.ensure_future(node.desk.allocate(["Ascend910-0"]))
     asyncio.get_running_loop().call_later(0.7, node.pods.applied, pod("late", 1, 3, time=1))
-    assert (await answer).chips == (3,)
+    assert (await answer).part.chips == (3,)
     assert node.asked == []
 
 
 async def test_a_pod_the_watch_never_shows_is_listed_once() -> None:
     node = Node()
     node.api = [pod("unwatched", 1, 3, time=1)]
-    assert (await node.desk.allocate(["Ascend910-0"])).chips == (3,)
+    assert (await node.desk.allocate(["Ascend910-0"])).part.chips == (3,)
     assert node.asked == ["api"]
 
 
@@ -242,7 +245,7 @@ async def test_a_pod_deleted_while_the_kubelet_is_asked_gets_nothing() -> None:
         raise Unreachable("the kubelet does not answer")
 
     node.desk._kubelet_pods = slow
-    assert (await node.desk.allocate(["Ascend910-0", "Ascend910-1"])).pod == "default/late"
+    assert (await node.desk.allocate(["Ascend910-0", "Ascend910-1"])).handover.pod == "default/late"
 
 
 async def test_a_pod_torn_away_while_it_is_admitted_does_not_get_the_chips_of_the_only_one_left() -> None:

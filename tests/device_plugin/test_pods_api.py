@@ -10,6 +10,7 @@ from aiohttp import web
 from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
 from ascend.kube.objects import PODS
+from ascend.slices import Ask
 from device_plugin.kubelet import pods_api
 from device_plugin.kubelet.pods_api import KubeletPods
 from sandbox.kubelet import Kubelet
@@ -40,7 +41,7 @@ async def test_the_kubelet_s_pods_are_listed_with_their_annotations(kubelet: Kub
     assert one.key == "default/one"
     assert one.uid
     assert one.metadata.annotations == {RESOURCE: "Ascend910-0,Ascend910-1"}
-    assert [each.chips for each in one.npu_containers] == [2]
+    assert one.asks == (Ask("main", "app", 2),)
 
 
 async def test_no_pods_are_no_error(kubelet: Kubelet, pods: KubeletPods) -> None:

@@ -9,7 +9,8 @@ from ascend.chips import RESOURCE, join_names
 from ascend.errors import Unreachable
 from ascend.kube.objects import PODS, Pod
 from device_plugin import reconcile as reconcile_module
-from device_plugin.kubelet.pod_resources import read_ledger
+from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
+from device_plugin.metrics import Metrics
 from device_plugin.reconcile import Reconciler
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.pods import NodePods
@@ -26,7 +27,16 @@ class Books:
         self.handovers = HandOvers()
         self.pods = NodePods(self.handovers.drop)
         self.claimed: list[HandOver] = []
-        self.reconciler = Reconciler(socket, pods=self.pods, handovers=self.handovers, claim=self.claimed.append)
+        self.told: list[tuple[str, str, str]] = []
+        self.metrics = Metrics()
+        self.reconciler = Reconciler(
+            socket,
+            pods=self.pods,
+            handovers=self.handovers,
+            claim=self.claimed.append,
+            metrics=self.metrics,
+            announce=lambda pod, reason, sentence: self.told.append((pod.key, reason, sentence)),
+        )
 
     @property
     def entries(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -112,7 +122,7 @@ async def test_without_the_kubelet_s_ledger_claims_are_believed_and_nothing_else
     books.pods.applied(pod("over", 2, 6, 7, time=3, phase="Failed", annotations=claim))
     books.pods.applied(pod("poser", 0, annotations=claim))
     await books.reconciler.restore()
-    assert books.entries == {"default/claimed": ((4, 5), (4, 5))}
+    assert books.entries == {"default/claimed": ((5, 4), (5, 4))}
     assert books.claimed == []
 
 
@@ -149,10 +159,11 @@ async def test_a_hand_over_nobody_knows_the_pod_of_is_dropped(folder: Path, monk
         assert books.claimed == []
 
 
-async def test_the_kubelet_s_ledger_is_read_by_pod(folder: Path) -> None:
+async def test_the_kubelet_s_ledger_is_read_by_pod_and_container(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (7, 6))
-        assert await read_ledger(whole.node.kubelet.pod_resources_socket) == {"default/one": (6, 7)}
+        ledger = await read_ledger(whole.node.kubelet.pod_resources_socket)
+        assert ledger == KubeletLedger({"default/one": {"main": (6, 7)}})
 
 
 async def test_a_ledger_that_can_not_be_read_is_unreachable(folder: Path) -> None:

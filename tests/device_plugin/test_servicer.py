@@ -91,9 +91,9 @@ async def test_a_second_stream_does_not_end_the_first(face: Face, stub: "DeviceP
     await asyncio.gather(anext(aiter(one)), anext(aiter(two)))
     one.cancel()
     await until(lambda: servicer._streams == 1)
-    assert not servicer.unwatched.is_set()
+    assert not servicer.broken.is_set()
     two.cancel()
-    await servicer.unwatched.wait()
+    await servicer.broken.wait()
 
 
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 1, 2, 8, 2**31 - 1])
@@ -151,7 +151,7 @@ def prepare(face: Face, case: str) -> list[str]:
             face.pods.applied(pod("one", 1, 0, time=1))
         case "NotPlaced":
             face.pods.applied(pod("one", 1))
-        case "InvalidPod":
+        case "MalformedAnnotation":
             face.pods.applied(pod("one", 1, annotations={ALLOCATED: ",".join(["Ascend910-0"] * 99)}))
         case "ChipUnhealthy":
             face.snapshots.set(snapshot(0))
@@ -169,12 +169,12 @@ def prepare(face: Face, case: str) -> list[str]:
     ("case", "reason"),
     [
         ("no pod", "NoSuchPod"),
-        ("unreachable", "NoSuchPod"),
-        ("forbidden", "NoSuchPod"),
+        ("unreachable", "ApiServerAway"),
+        ("forbidden", "ApiServerAway"),
         ("UnknownDevice", "UnknownDevice"),
         ("NotReady", "NotReady"),
         ("NotPlaced", "NotPlaced"),
-        ("InvalidPod", "InvalidPod"),
+        ("MalformedAnnotation", "MalformedAnnotation"),
         ("ChipUnhealthy", "ChipUnhealthy"),
         ("UnknownChip", "UnknownChip"),
     ],

@@ -120,6 +120,7 @@ def _node(node: cluster_nodes.Node, kubeconfig: Path) -> RealNode:
         device_root=cluster_nodes.make_device_nodes(node.folder / "chips", DEVICE_NODES),
         pods_url=node.pods_url,
         http_address=f"127.0.0.1:{port}",
+        injection="both",
     )
     world_node.plugin = RealProgram(node.process("ascend-device-plugin", command))
     return world_node

@@ -121,6 +121,7 @@ def _node(node: SandboxNode, kubeconfig: Path, port: int, folder: Path) -> Sandb
         device_root=node.device_root,
         pods_url=node.kubelet.pods_url,
         http_address=f"127.0.0.1:{port}",
+        injection="both",
         device_plugin_dir=str(node.kubelet.socket_dir),
         pod_resources_socket=str(node.kubelet.pod_resources_socket),
     )

@@ -73,7 +73,8 @@ class WorldNode(ABC):
 
     async def ledger(self) -> dict[str, tuple[int, ...]]:
         """The kubelet's own ledger: ``namespace/name`` to physical ids."""
-        return await read_ledger(self.pod_resources_socket)
+        pods = (await read_ledger(self.pod_resources_socket)).pods
+        return {key: tuple(sorted(chip for ids in held.values() for chip in ids)) for key, held in pods.items() if held}
 
     def edit_chip(self, chip_id: int, **fields: Any) -> None:
         """Change a simulated chip while the plugin runs."""
