@@ -198,8 +198,9 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
 
 
 def decode_report(data: Mapping[str, str]) -> DeviceReport:
-    """The report in a ConfigMap's ``data``, ours or the reference plugin's; without the upgrades, which only the node's
-    own plugin needs (``read_upgrades``).
+    """The report in a ConfigMap's ``data``, ours or the reference plugin's.
+
+    It is without the upgrades: only the node's own plugin needs them (``read_upgrades``).
 
     Raises:
         InvalidReport: ``DeviceInfoCfg`` is missing or malformed, or its CheckCode does not match what it covers.
@@ -232,10 +233,12 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
 
 
 def read_manually_separated(data: Mapping[str, str]) -> tuple[ChipSet, tuple[str, ...]]:
-    """The chips taken out, and the entries that name none: people write this list by hand, and a slip in one entry
-    must not undo the others (spec/node-agent.md §4.8).
+    """The chips taken out, and the entries that name none.
+
+    People write this list by hand, and a slip in one entry must not undo the others (spec/node-agent.md §4.8).
     """
-    chips, slips = 0, []
+    chips: ChipSet = 0
+    slips = []
     for entry in filter(None, map(str.strip, data.get(MANUALLY_SEPARATED, "").split(","))):
         try:
             chips |= 1 << parse_chip_name(entry)

@@ -9,14 +9,18 @@ from hypothesis import strategies as st
 from ascend.deviceinfo import (
     DEVICE_INFO,
     MANUALLY_SEPARATED,
+    UPGRADE_REASONS,
     DeviceReport,
     FaultTime,
+    Upgrade,
     check_code,
     chip_fault,
     config_map_name,
     decode_report,
     encode_report,
     node_name,
+    read_manually_separated,
+    read_upgrades,
 )
 from ascend.errors import InvalidReport
 
@@ -76,7 +80,6 @@ def test_a_fault_is_read_back() -> None:
         ({DEVICE_INFO: '{"DeviceInfo":' + "[" * 100_000}, "DeviceInfo"),
         ({DEVICE_INFO: GOLDEN.replace("Ascend910-7", "Ascend910-8")}, "CheckCode"),
         ({DEVICE_INFO: GOLDEN.replace(GOLDEN_CHECK_CODE, "0" * 64)}, "CheckCode"),
-        ({DEVICE_INFO: GOLDEN, MANUALLY_SEPARATED: "chip three"}, "ManuallySeparateNPU"),
     ],
 )
 def test_a_report_that_cannot_be_trusted_is_refused_saying_why(data: dict[str, str], why: str) -> None:
@@ -87,3 +90,38 @@ def test_a_report_that_cannot_be_trusted_is_refused_saying_why(data: dict[str, s
 def test_the_config_map_s_name_tells_the_node() -> None:
     assert node_name(config_map_name("n1")) == "n1"
     assert node_name("kube-root-ca.crt") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "chips", "slips"),
+    [
+        ("", 0, ()),
+        ("Ascend910-1,Ascend910-3", 0b1010, ()),
+        (" Ascend910-1 ,, Ascend910-1", 0b10, ()),
+        ("chip three,Ascend910-3,Ascend910-999", 0b1000, ("chip three", "Ascend910-999")),
+    ],
+)
+def test_a_slip_in_the_list_of_chips_taken_out_does_not_undo_the_others(
+    text: str, chips: int, slips: tuple[str, ...]
+) -> None:
+    data = {DEVICE_INFO: GOLDEN, MANUALLY_SEPARATED: text}
+    assert read_manually_separated(data) == (chips, slips)
+    assert decode_report(data).manually_separated == chips
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"Ascend910-1":[{}]}', '{"card":[]}', "[" * 100_000])
+def test_upgrades_that_can_t_be_read_are_refused_and_don_t_spoil_the_report(text: str) -> None:
+    data = {DEVICE_INFO: GOLDEN, UPGRADE_REASONS: text}
+    with pytest.raises(InvalidReport, match="UpgradeFaultReason"):
+        read_upgrades(data)
+    assert decode_report(data).free == 0b1110_1111
+
+
+def test_the_reference_s_upgrades_are_read() -> None:
+    golden = (
+        '{"Ascend910-1":[{"upgrade_time":1795250167592,"fault_code":"81078603",'
+        '"fault_level":"PreSeparateNPU","upgrade_type":"FaultDuration"}]}'
+    )
+    upgrade = Upgrade(1795250167592, "81078603", "PreSeparateNPU", "FaultDuration")
+    assert read_upgrades({UPGRADE_REASONS: golden}) == {1: (upgrade,)}
+    assert read_upgrades({}) == {}
