@@ -89,6 +89,13 @@ def test_an_unknown_code_is_judged_by_the_severity_it_was_announced_with() -> No
     assert watch.chip(3).level is Level.SEPARATE
 
 
+def test_the_highest_severity_announced_counts_while_the_code_is_there() -> None:
+    watch = Watch()
+    watch.event(1, UNKNOWN, severity=3)
+    watch.event(1, UNKNOWN, severity=1)
+    assert watch.chip(1).level is Level.SEPARATE
+
+
 def test_an_unknown_code_that_nobody_announced_bars_the_chip() -> None:
     watch = Watch()
     watch.read(1, UNKNOWN)
@@ -306,6 +313,14 @@ def test_a_fault_nobody_looked_at_is_held_like_any_other() -> None:
     watch.event(1, SEPARATE)
     watch.event(1.1, SEPARATE, "recover")
     assert watch.why(1.2) == "Recovering"
+
+
+def test_a_slow_reading_does_not_shorten_the_hold() -> None:
+    watch = Watch(hold_s=1)
+    watch.event(1, SEPARATE)
+    assert watch.why(10) == "Fault"
+    watch.read(5)
+    assert watch.assess(10).next_s == 11
 
 
 def test_each_relapse_doubles_the_hold_until_it_was_quiet_for_long() -> None:

@@ -82,6 +82,16 @@ def test_a_fault_that_happened_once_does_not_last() -> None:
     assert watch.chip(100).level is Level.NOT_HANDLE
 
 
+def test_a_fault_that_was_gone_for_a_moment_is_still_the_same_alarm() -> None:
+    watch = Watch(rules_of(lasting(5, 5), often(2, Level.MANUALLY_SEPARATE, None)))
+    watch.event(1, CODE)
+    watch.event(10, CODE, "recover")
+    watch.event(11, CODE)
+    assessment = watch.assess(100)
+    assert [why.time_ms for why in assessment.upgrade_reasons[0]] == [WALL_MS + 6000]
+    assert assessment.manually_separated == 0
+
+
 def test_a_code_can_become_more_and_more_serious() -> None:
     watch = Watch(rules_of(lasting(5, 5, Level.PRE_SEPARATE), lasting(20, 5, Level.SEPARATE)))
     watch.event(1, CODE)
@@ -259,6 +269,34 @@ def test_a_code_with_a_duration_rule_counts_only_when_it_lasts() -> None:
     assert assessment.next_s == after(1830 + 60 + 172_800)
 
 
+def test_a_fault_that_lasts_counts_once_however_many_rules_it_lasts_for() -> None:
+    rules = rules_of(
+        lasting(20, 5, Level.SUB_HEALTH), lasting(5, 9, Level.SUB_HEALTH), often(2, Level.PRE_SEPARATE, 60)
+    )
+    watch = Watch(rules)
+    watch.event(1, CODE)
+    assert watch.chip(50).level is Level.SUB_HEALTH
+    watch.event(50, CODE, "recover")
+    watch.event(70, CODE)
+    assert watch.chip(76).level is Level.PRE_SEPARATE
+    watch.event(100, CODE, "recover")
+    watch.event(107, CODE)  # over by one of them, at 105, but not by the other
+    assert watch.chip(500).level is Level.PRE_SEPARATE
+    watch.event(500, CODE, "recover")
+    assert watch.chip(569).level is Level.PRE_SEPARATE
+    assert watch.chip(after(569)).level is Level.NORMAL
+
+
+def test_what_was_forgiven_before_a_fault_had_lasted_is_forgiven_even_if_nobody_looked_in_between() -> None:
+    watch = Watch(rules_of(lasting(5, 5, Level.SUB_HEALTH), often(2, Level.PRE_SEPARATE, 60)))
+    for at_s in (1, 21):
+        watch.event(at_s, CODE)
+        watch.event(at_s + 10, CODE, "recover")
+    assert watch.chip(31).level is Level.PRE_SEPARATE
+    watch.event(95, CODE)  # forgiven at 31 + 5 + 60 = 96; lasting from 100
+    assert watch.chip(101).level is Level.SUB_HEALTH
+
+
 def test_overlapping_rules_count_each_by_itself() -> None:
     watch = Watch(rules_of(often(2, Level.PRE_SEPARATE), often(4, Level.MANUALLY_SEPARATE, None)), hold_s=0)
     levels = []
@@ -289,6 +327,25 @@ def test_other_rules_drop_what_they_can_not_forgive_but_not_an_operators_part() 
         blink(watch, 1)
         watch.book.configure(rules_of())
         assert len(watch.assess(1000).upgrade_reasons) == kept
+
+
+def test_other_rules_do_not_stop_the_release_of_a_fault_that_has_not_lasted_again() -> None:
+    rules = rules_of(lasting(50, 5, Level.SUB_HEALTH), often(1))
+    watch = Watch(rules)
+    watch.event(1, CODE)
+    watch.event(52, CODE, "recover")
+    watch.event(80, CODE)
+    watch.book.configure(rules)
+    assert watch.chip(117).level is Level.SEPARATE
+    assert watch.chip(after(117)).level is Level.NOT_HANDLE
+
+
+def test_what_was_due_before_the_rules_changed_was_due_by_the_old_ones() -> None:
+    watch = Watch(rules_of(lasting(5, 5), often(1, Level.MANUALLY_SEPARATE, None)), count=2)
+    watch.event(1, CODE)
+    watch.read(20, phy_id=1)
+    watch.book.configure(rules_of())
+    assert watch.assess(20).manually_separated == 1
 
 
 def test_a_rule_gone_while_its_fault_lasts_lets_the_count_go_on_to_release() -> None:
