@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def _prepare() -> int:
-    packages = list(requirements.missing_packages())
+    packages = [*requirements.missing_packages(), *requirements.missing_compiler()]
     problems = _install(packages) if packages else []
     if not (problems or requirements.missing_packages() or requirements.missing_system()):
         try:
@@ -87,15 +87,17 @@ def _prepare() -> int:
                 helm.build()
         except ClusterError as error:
             problems.append(str(error))
-    sentences = [*problems, *requirements.missing()]
+    sentences = [*problems, *requirements.missing(), *requirements.missing_compiler().values()]
     if not sentences:
-        _say("the real cluster can run here")
+        _say("the real cluster can run here, and the real driver's tests")
         return 0
     line = "!" * 100
     outcome = (
-        "CI demands them, so this is an error" if requirements.in_ci() else "THE REAL-CLUSTER TESTS WILL BE SKIPPED"
+        "CI demands everything, so this is an error"
+        if requirements.in_ci()
+        else "THE TESTS THAT NEED IT WILL BE SKIPPED"
     )
-    _say("\n".join((line, f"{outcome}. Why:", *(f"  * {sentence}" for sentence in sentences), line)))
+    _say("\n".join((line, f"Something is missing. {outcome}:", *(f"  * {sentence}" for sentence in sentences), line)))
     return 1 if requirements.in_ci() else 0
 
 

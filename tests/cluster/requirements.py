@@ -1,4 +1,4 @@
-"""What keeps this machine from running the real cluster, in sentences for people."""
+"""What keeps this machine from running the real cluster, or from building C, in sentences for people."""
 
 import functools
 import os
@@ -12,6 +12,7 @@ from tests.cluster import binaries
 
 BUSYBOX: Final = Path("/bin/busybox")
 CNI_PLUGINS: Final = Path("/usr/lib/cni")
+STDIO: Final = Path("/usr/include/stdio.h")
 
 # Command -> the Debian package that has it.
 _COMMANDS: Final = {
@@ -57,6 +58,17 @@ def missing_packages() -> dict[str, str]:
         found["containernetworking-plugins"] = f"CNI plugins are not in {CNI_PLUGINS}; {advice}."
     if not (BUSYBOX.exists() and _is_static(BUSYBOX)):
         found["busybox-static"] = f"{BUSYBOX} is not a statically linked busybox; {advice}."
+    return found
+
+
+def missing_compiler() -> dict[str, str]:
+    """The same for a C compiler: the real cluster runs without, the tests of the real driver don't."""
+    advice = f"as root {_PREPARE}, which installs Debian packages"
+    found = {}
+    if _which("cc") is None:
+        found["gcc"] = f"There is no C compiler (cc), which the fake driver library is built with; {advice}."
+    if not STDIO.exists():
+        found["libc6-dev"] = f"There are no C headers ({STDIO}), which the fake driver library is built with; {advice}."
     return found
 
 

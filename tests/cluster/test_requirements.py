@@ -51,3 +51,13 @@ def test_prepare_is_loud_without_the_means_and_fails_only_in_ci(
     said = capsys.readouterr().out
     assert "needs root" in said
     assert ("SKIPPED" in said) == (exit_code == 0)
+
+
+def test_without_a_c_compiler_the_cluster_can_run_and_prepare_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda command, **_: None if command == "cc" else f"/usr/bin/{command}")
+    monkeypatch.setattr(requirements, "STDIO", tmp_path / "stdio.h")
+    assert set(requirements.missing_compiler()) == {"gcc", "libc6-dev"}
+    assert all("python -m tests.cluster prepare" in sentence for sentence in requirements.missing_compiler().values())
+    assert not {"gcc", "libc6-dev"} & set(requirements.missing_packages())
