@@ -1,9 +1,9 @@
 """One registered device plugin as the kubelet calls it, over its unix socket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 
@@ -20,6 +20,9 @@ SOCKET_PATH_BYTES: Final = 107
 PRE_START_TIMEOUT_S: Final = 30.0
 
 _GO_NAMES: Final = {grpc.StatusCode.CANCELLED: "Canceled", grpc.StatusCode.OK: "OK"}
+
+
+T = TypeVar("T")
 
 
 class PluginFailure(AscendError):
@@ -78,8 +81,8 @@ class Endpoint:
             available_deviceIDs=available, must_include_deviceIDs=chosen, allocation_size=size
         )
         try:
-            answer = await self._stub.GetPreferredAllocation(
-                pb.PreferredAllocationRequest(container_requests=[request])
+            answer = await self._call(
+                self._stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[request]))
             )
         except grpc.aio.AioRpcError as error:
             text = go_text(error)
@@ -96,7 +99,7 @@ class Endpoint:
             raise PluginFailure(f"endpoint {self.resource} has been stopped")
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=devices)])
         try:
-            answer = await self._stub.Allocate(request)
+            answer = await self._call(self._stub.Allocate(request))
         except grpc.aio.AioRpcError as error:
             raise PluginFailure(go_text(error)) from error
         if not answer.container_responses:
@@ -111,10 +114,21 @@ class Endpoint:
         """
         request = pb.PreStartContainerRequest(devices_ids=devices)
         try:
-            await self._stub.PreStartContainer(request, timeout=PRE_START_TIMEOUT_S)
+            await self._call(self._stub.PreStartContainer(request, timeout=PRE_START_TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
             text = go_text(error)
             raise PluginFailure(f"device plugin PreStartContainer rpc failed with err: {text}") from error
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        """The answer to a call; one that is hung up on fails, as in Go, and does not cancel whoever made it."""
+        try:
+            return await call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self.stopped or (task is not None and task.cancelling()):
+                raise
+            text = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+            raise PluginFailure(text) from None
 
     async def close(self) -> None:
         """Hang up; the plugin's stream handler is cancelled by it."""

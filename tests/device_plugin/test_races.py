@@ -2,29 +2,51 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from ascend.annotations import ALLOCATED
+from ascend.annotations import ALLOCATED, REAL
 from ascend.chips import ChipSet, chip_ids
 from ascend.kube.objects import PODS, Pod
+from ascend.slices import effective_request
 from tests.device_plugin.api import until
-from tests.device_plugin.whole import Whole, check_hand_over, whole_node, written
+from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node, written
 
 PODS_IN_ALL = 200
-SIZES = (1, 1, 2, 2, 2, 4)
+SIMPLE = ("a1", "a1", "a2", "a2", "a2", "a4")
+CROWDED = (
+    "a1",
+    "a2",
+    "a2",
+    "a4",
+    "a1 a1",
+    "a2 a2",
+    "a2 a1 a1",
+    "i2",
+    "i2 a1",
+    "i1 a2",
+    "i4 a2",
+    "i3 a2 a2",
+    "i2 i4 a2",
+)
+CROWDED += ("s1 a1", "s1 a2", "i2 s1 a1", "s1 i2 a1", "i2 s1 i2 a1", "i1 s2 a2", "s1 i3 s1 a2")
 
 
 class Crowd:
     """An allocator that binds pods to random chips, at once and with predicate-times in no order, and deletes some."""
 
-    def __init__(self, whole: Whole, seed: int) -> None:
+    def __init__(self, whole: Whole, seed: int, shapes: Sequence[str], limit: int) -> None:
         self.whole = whole
+        self.shapes = shapes
+        self.limit = limit
         self.rng = random.Random(seed)
         self.free: ChipSet = 0xFF
         self.granted: dict[str, tuple[int, ...]] = {}
         self.number = 0
+        self.calls = 0
 
     def _take(self, size: int) -> tuple[int, ...]:
         chips = tuple(self.rng.sample(chip_ids(self.free), size))
@@ -35,15 +57,16 @@ class Crowd:
     async def bind_some(self) -> None:
         """Fill the node, all pods at once."""
         binding = []
-        while self.number < PODS_IN_ALL and self.free:
-            size = self.rng.choice(SIZES)
-            if size > self.free.bit_count():
-                size = 1
+        while self.number < self.limit and self.free:
+            asks = asking(self.rng.choice(self.shapes))
+            if effective_request(asks) > self.free.bit_count():
+                asks = asking("a1")
             name = f"p{self.number}"
             self.number += 1
-            self.granted[name] = self._take(size)
+            self.granted[name] = self._take(effective_request(asks))
+            self.calls += len(asks)
             predicate_time = self.rng.randrange(1, 1_000_000)
-            binding.append(self.whole.bind(name, *self.granted[name], predicate_time=predicate_time))
+            binding.append(self.whole.bind(name, *self.granted[name], predicate_time=predicate_time, asks=asks))
         self.rng.shuffle(binding)
         await asyncio.gather(*binding)
 
@@ -57,6 +80,28 @@ class Crowd:
         """Wait until every pod runs with its claim."""
         return list(await asyncio.gather(*(self.whole.claimed(name) for name in self.granted)))
 
+    async def survivors(self) -> list[Pod]:
+        """Wait until every pod runs with its claim or has failed; those that run."""
+        await until(self.is_settled)
+        pods = {name: pod for name in self.granted if (pod := self.whole.find(name)) is not None}
+        for name, pod in pods.items():
+            if not pod.is_live:
+                await self.delete(name)
+        return [pod for pod in pods.values() if pod.is_live]
+
+    def is_settled(self) -> bool:
+        """Every pod runs with its claim or has failed, by the kubelet and by the API server."""
+        # A kubelet that restarts throws out pods whose init containers had devices (spec/kubernetes.md §1.13, defects).
+        kubelet = self.whole.node.kubelet
+        pods = [self.whole.find(name) for name in self.granted]
+        return kubelet.is_synced and all(
+            pod is not None
+            and pod.key in kubelet.listed()
+            and pod.status.phase == kubelet.status(pod.key).get("phase")
+            and (not pod.is_live or (pod.status.phase == "Running" and REAL in pod.metadata.annotations))
+            for pod in pods
+        )
+
 
 def check_all(whole: Whole, pods: list[Pod]) -> None:
     taken: ChipSet = 0
@@ -67,21 +112,23 @@ def check_all(whole: Whole, pods: list[Pod]) -> None:
 
 
 def nothing_is_held_twice(whole: Whole) -> None:
-    """At any moment: no chip in the environments of two containers that run for pods that are there."""
+    """At any moment: no chip in the environments of containers that run for two pods that are there."""
     seen: dict[int, str] = {}
     for pod in whole.pods:
-        if whole.node.kubelet.has_container(pod.key, "main"):
-            container = whole.node.kubelet.container(pod.key, "main")
-            if container.pod_uid == pod.uid:
-                for chip_id in whole.visible(pod.name):
+        for ask in pod.asks:
+            if not whole.node.kubelet.has_container(pod.key, ask.container):
+                continue
+            if whole.node.kubelet.container(pod.key, ask.container).pod_uid == pod.uid:
+                for chip_id in whole.visible(pod.name, ask.container):
                     assert seen.setdefault(chip_id, pod.name) == pod.name
                     assert written(pod, ALLOCATED) >> chip_id & 1
 
 
+@pytest.mark.parametrize("shapes", [SIMPLE, CROWDED], ids=["one container", "several containers"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: int) -> None:
+async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: int, shapes: Sequence[str]) -> None:
     async with whole_node(folder, seed=seed) as whole, whole.plugin() as plugin:
-        crowd = Crowd(whole, seed)
+        crowd = Crowd(whole, seed, shapes, PODS_IN_ALL)
 
         async def keep_looking() -> None:
             version = -1
@@ -101,10 +148,39 @@ async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: 
         await asyncio.gather(looking, return_exceptions=True)
         metrics = plugin.metrics.registry
         assert metrics.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
-        assert metrics.get_sample_value("ascend_dp_allocations_total", {"result": "granted"}) == PODS_IN_ALL
+        assert metrics.get_sample_value("ascend_dp_allocations_total", {"result": "granted"}) == crowd.calls
         assert {each.pod: each.chips for each in plugin.handovers} == {
             f"default/{name}": chips for name, chips in crowd.granted.items()
         }
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_restarts_of_either_side_in_the_middle_of_it_swap_nothing(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    async with whole_node(folder, seed=seed) as whole, AsyncExitStack() as stack:
+        crowd = Crowd(whole, seed, CROWDED, PODS_IN_ALL // 4)
+        plugin = await stack.enter_async_context(whole.plugin())
+        while crowd.number < crowd.limit:
+            await until(whole.offers_chips)
+            version = plugin.handovers.changes.version + rng.randint(1, 3)
+            binding = asyncio.create_task(crowd.bind_some())
+            await until(
+                lambda version=version, plugin=plugin, binding=binding: (  # type: ignore[misc]  # bound in a loop
+                    plugin.handovers.changes.version >= version or (binding.done() and crowd.is_settled())
+                )
+            )
+            for _ in range(rng.randrange(10)):
+                await asyncio.sleep(0)
+            if rng.random() < 0.5:
+                await stack.aclose()
+                plugin = await stack.enter_async_context(whole.plugin())
+            else:
+                await whole.node.kubelet.restart()
+            await binding
+            check_all(whole, await crowd.survivors())
+            assert all(each.matches_kubelet for each in plugin.handovers)
+            victims = rng.sample(list(crowd.granted), rng.randint(0, len(crowd.granted)))
+            await asyncio.gather(*(crowd.delete(name) for name in victims))
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["it forbids", "it is silent"])

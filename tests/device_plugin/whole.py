@@ -1,7 +1,7 @@
 """A node of the sandbox with the whole plugin in this process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from ascend.annotations import ALLOCATED, CLAIMED, KUBELET_IDS, PREDICATE_TIME, 
 from ascend.chips import RESOURCE, ChipSet, chip_set, parse_chip_name, parse_names
 from ascend.kube.objects import PODS, Pod
 from ascend.kube.reflector import Reflector
+from ascend.slices import Ask, ContainerKind
 from device_plugin.app import Plugin
 from device_plugin.settings import Settings
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
@@ -60,17 +61,22 @@ class Whole:
         plugin = Plugin(self.settings(**changes))
         async with running(plugin.run()) as task:
             async with asyncio.timeout(20.0):
-                await until(lambda: task.done() or (_is_watched(plugin) and self._offers_chips()))
+                await until(lambda: task.done() or (_is_watched(plugin) and self.offers_chips()))
             if not task.done():
                 yield plugin
 
-    def _offers_chips(self) -> bool:
+    def offers_chips(self) -> bool:
+        """The kubelet knows all chips as healthy, and so does the scheduler."""
         kubelet = self.node.kubelet
         return set(kubelet.devices(RESOURCE).values()) == {"Healthy"} and kubelet.allocatable(RESOURCE) == 8
 
-    async def bind(self, name: str, *chips: int, predicate_time: int = 1, grace_s: int = 0) -> Pod:
-        """Create a pod and bind it with its chips in one step."""
+    async def bind(
+        self, name: str, *chips: int, predicate_time: int = 1, grace_s: int = 0, asks: Sequence[Ask] = ()
+    ) -> Pod:
+        """Create a pod and bind it with its chips in one step; one container asks for all of them if none is given."""
         body = pod_manifest(name, len(chips), terminationGracePeriodSeconds=grace_s)
+        if asks:
+            body["spec"] |= containers(asks)
         pod = await self.client.create(PODS, body, "default")
         annotations = Grant(chips, predicate_time).annotations()
         await self.client.bind(namespace="default", name=name, uid=pod.uid, node=NODE, annotations=annotations)
@@ -88,13 +94,13 @@ class Whole:
         assert pod is not None
         return pod
 
-    def ledger(self, name: str) -> ChipSet:
-        """What the kubelet's ledger has for a pod."""
-        return chip_set(map(parse_chip_name, self.node.kubelet.ledger().get((f"default/{name}", "main"), ())))
+    def ledger(self, name: str, container: str = "main") -> ChipSet:
+        """What the kubelet's ledger has for a container."""
+        return chip_set(map(parse_chip_name, self.node.kubelet.ledger().get((f"default/{name}", container), ())))
 
-    def visible(self, name: str) -> tuple[int, ...]:
+    def visible(self, name: str, container: str = "main") -> tuple[int, ...]:
         """What the container's environment shows it, in order."""
-        text = self.node.kubelet.container(f"default/{name}", "main").env["ASCEND_VISIBLE_DEVICES"]
+        text = self.node.kubelet.container(f"default/{name}", container).env["ASCEND_VISIBLE_DEVICES"]
         return tuple(map(int, text.split(",")))
 
 
@@ -109,13 +115,43 @@ def written(pod: Pod, key: str) -> ChipSet:
 
 
 def check_hand_over(whole: Whole, pod: Pod) -> ChipSet:
-    """Annotation, claim, kubelet and container say the same of a running pod's chips."""
-    chips = written(pod, ALLOCATED)
-    assert written(pod, REAL) == written(pod, KUBELET_IDS) == chips, pod.metadata.annotations
+    """Annotation, claim, kubelet and containers say the same of a running pod's chips."""
+    chips = parse_names(pod.metadata.annotations[ALLOCATED])
+    assert written(pod, REAL) == written(pod, KUBELET_IDS) == chip_set(chips), pod.metadata.annotations
     assert pod.metadata.annotations[PREDICATE_TIME] == str(CLAIMED)
-    assert whole.ledger(pod.name) == chips
-    assert whole.visible(pod.name) == parse_names(pod.metadata.annotations[ALLOCATED])
-    return chips
+    kept = given = 0
+    for ask in pod.asks:
+        held = whole.ledger(pod.name, ask.container)
+        assert held.bit_count() == ask.count
+        assert whole.visible(pod.name, ask.container) == tuple(chip for chip in chips if held >> chip & 1)
+        assert not held & kept
+        kept |= held if ask.keeps else 0
+        given |= held
+    assert given == chip_set(chips)
+    return given
+
+
+def containers(asks: Sequence[Ask]) -> dict[str, Any]:
+    """The part of a pod's spec that asks so."""
+
+    def container(ask: Ask) -> dict[str, Any]:
+        policy = {"restartPolicy": "Always"} if ask.kind == "sidecar" else {}
+        return {"name": ask.container, "image": "busybox", "resources": {"limits": {RESOURCE: str(ask.count)}}} | policy
+
+    spec = {"containers": [container(ask) for ask in asks if ask.kind == "app"]}
+    if first := [container(ask) for ask in asks if ask.kind != "app"]:
+        spec["initContainers"] = first
+    if not spec["containers"]:
+        spec["containers"] = [{"name": "idle", "image": "busybox"}]
+    return spec
+
+
+def asking(text: str) -> tuple[Ask, ...]:
+    """``i4 s1 a2``: an init container of four, then a sidecar of one, then an app container of two."""
+    kinds: dict[str, ContainerKind] = {"i": "init", "s": "sidecar", "a": "app"}
+    return tuple(
+        Ask(f"{kinds[each[0]]}-{number}", kinds[each[0]], int(each[1:])) for number, each in enumerate(text.split())
+    )
 
 
 @asynccontextmanager
