@@ -7,7 +7,7 @@ from ascend.daemon.run import run_daemon
 
 def main() -> None:
     """Run the allocator until it is asked to end."""
-    run_daemon("ascend-allocator", Settings, serve)
+    run_daemon("ascend-allocator", Settings, lambda settings, _source: serve(settings))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from device_plugin.settings import Settings
 
 def main() -> None:
     """Run the plugin until it is asked to end."""
-    run_daemon("ascend-device-plugin", Settings, lambda settings: Plugin(settings).run())
+    run_daemon("ascend-device-plugin", Settings, lambda settings, _source: Plugin(settings).run())
 
 
 if __name__ == "__main__":

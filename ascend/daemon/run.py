@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
-from ascend.daemon.settings import DaemonSettings, read_settings
+from ascend.daemon.settings import DaemonSettings, SettingsSource
 from ascend.errors import AscendError, InvalidValue
 from ascend.observe.logs import configure_logs
 
@@ -20,7 +20,7 @@ D = TypeVar("D", bound=DaemonSettings)
 def run_daemon(
     program: str,
     kind: type[D],
-    serve: Callable[[D], Coroutine[Any, Any, None]],
+    serve: Callable[[D, SettingsSource[D]], Coroutine[Any, Any, None]],
     arguments: Sequence[str] | None = None,
 ) -> None:
     """Run a program until SIGTERM or SIGINT, and leave with an exit status.
@@ -30,17 +30,18 @@ def run_daemon(
     Args:
         program: its name, in front of what it says.
         kind: its settings.
-        serve: does its work until cancelled.
+        serve: does its work until cancelled; given the settings, and where they can be read again.
         arguments: the command line without the program; ``sys.argv`` if not given.
     """
     try:
-        settings = read_settings(kind, program, arguments)
+        source = SettingsSource(kind, program, arguments)
+        settings = source.read()
     except InvalidValue as error:
         sys.stderr.write(f"{program}: {error}\n")
         sys.exit(EXIT_USAGE)
     configure_logs(program, level=settings.log_level)
     try:
-        asyncio.run(_until_signalled(serve(settings)))
+        asyncio.run(_until_signalled(serve(settings, source)))
     except* AscendError as errors:
         for failure in _leaves(errors):
             sys.stderr.write(f"{program}: {failure}\n")

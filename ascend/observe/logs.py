@@ -11,6 +11,11 @@ from typing import TextIO
 import structlog
 
 
+def set_level(level: str) -> None:
+    """Change the least serious level shown, of the whole process."""
+    logging.getLogger().setLevel(level.upper())
+
+
 def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.stdout) -> None:
     """Set up logging for the whole process, once, at its start.
 
@@ -42,7 +47,7 @@ def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    set_level(level)
     for library in ("aiohttp", "asyncio", "grpc"):
         logging.getLogger(library).setLevel(logging.WARNING)
     structlog.configure(

@@ -1,7 +1,9 @@
-"""The HTTP page of a daemon: ``/livez``, ``/readyz`` and ``/metrics``.
+"""The HTTP page of a daemon: ``/startupz``, ``/livez``, ``/readyz`` and ``/metrics``.
 
-Liveness means that the event loop turns and no task has died: the answer itself comes from that loop. Readiness
-means that the program can do its work now, and says what is missing where it can't.
+Started means that everything a program does once at its start is done. Live means that the event loop turns (the
+answer itself comes from it) and that nothing the program can't do without has died or stands still: only a restart
+helps. Ready means that the program can do its work now. Where one is not so, the answer is 503 and says what is
+missing.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -16,30 +18,53 @@ Check = Callable[[], str | None]
 """None where all is well, else a sentence saying what is missing."""
 
 
-def add_probes(app: web.Application, *, registry: CollectorRegistry, ready: Mapping[str, Check]) -> None:
-    """Add the three paths to an application.
+def add_probes(
+    app: web.Application,
+    *,
+    registry: CollectorRegistry,
+    ready: Mapping[str, Check],
+    live: Mapping[str, Check] | None = None,
+    started: Mapping[str, Check] | None = None,
+) -> None:
+    """Add the paths to an application.
 
     Args:
         app: an aiohttp application not yet started.
         registry: the metrics to show.
         ready: what readiness consists of, by name.
+        live: what liveness consists of beyond the loop, by name.
+        started: what having started consists of, by name; each stays done once it was.
     """
+    remaining = dict(started or {})
 
-    async def livez(_request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    def still_starting() -> Mapping[str, Check]:
+        # A program that has started is never starting again: its startup probe is over.
+        for name in [name for name, check in remaining.items() if check() is None]:
+            remaining[name] = _done
+        return remaining
 
-    async def readyz(_request: web.Request) -> web.Response:
-        verdicts = {name: check() for name, check in ready.items()}
-        lines = [f"[{'+' if verdict is None else '-'}] {name}: {verdict or 'ok'}" for name, verdict in verdicts.items()]
-        missing = any(verdict is not None for verdict in verdicts.values())
-        return web.Response(text="\n".join(lines) + "\n", status=503 if missing else 200)
+    _add_page(app, "/startupz", still_starting)
+    _add_page(app, "/livez", lambda: live or {})
+    _add_page(app, "/readyz", lambda: ready)
 
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app.router.add_get("/livez", livez)
-    app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
+
+
+def _done() -> None:
+    """All is well, for good."""
+
+
+def _add_page(app: web.Application, path: str, checks: Callable[[], Mapping[str, Check]]) -> None:
+    async def page(_request: web.Request) -> web.Response:
+        verdicts = {name: check() for name, check in checks().items()}
+        lines = [f"[{'+' if verdict is None else '-'}] {name}: {verdict or 'ok'}" for name, verdict in verdicts.items()]
+        missing = any(verdict is not None for verdict in verdicts.values())
+        return web.Response(text="\n".join(lines or ["ok"]) + "\n", status=503 if missing else 200)
+
+    app.router.add_get(path, page)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -1,0 +1,127 @@
+"""Settings that change while a program runs."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from ascend.daemon.reload import Outcome, SettingsReload
+from ascend.daemon.settings import RELOADED, DaemonSettings, SettingsSource
+from tests.device_plugin.api import running, until
+
+
+class Settings(DaemonSettings):
+    """A program's."""
+
+    model_config = SettingsConfigDict(env_prefix="T_", extra="forbid")
+
+    hold_s: float = Field(default=1.0, ge=0, json_schema_extra=RELOADED)
+    port: int = 1
+
+
+class Program:
+    """A program that takes settings over."""
+
+    def __init__(self, file: Path, *flags: str) -> None:
+        source = SettingsSource(Settings, "p", ["--config", str(file), *flags])
+        self.applied: list[Settings] = []
+        self.outcomes: list[Outcome] = []
+        self.reload = SettingsReload(
+            source, source.read(), self.applied.append, count=self.outcomes.append, poll_s=0.01
+        )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "settings.yaml"
+    path.write_text("hold_s: 1\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _level() -> Iterator[None]:
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
+
+
+async def test_a_changed_file_is_applied_without_a_restart(file: Path) -> None:
+    program = Program(file)
+    async with running(program.reload.run()):
+        file.write_text("hold_s: 30\nlog_level: DEBUG\n")
+        await until(lambda: program.outcomes)
+    assert program.outcomes == ["applied"]
+    assert [each.hold_s for each in program.applied] == [30]
+    assert program.reload.settings.hold_s == 30
+    assert logging.getLogger().level == logging.DEBUG
+
+
+async def test_a_mounted_config_map_that_changes_by_a_link_is_seen(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"..{number}").mkdir()
+        (tmp_path / f"..{number}" / "settings.yaml").write_text(f"hold_s: {number}\n")
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "settings.yaml").symlink_to("..data/settings.yaml")
+    program = Program(tmp_path / "settings.yaml")
+    async with running(program.reload.run()):
+        (tmp_path / "..new").symlink_to("..2")
+        (tmp_path / "..new").replace(tmp_path / "..data")
+        await until(lambda: program.outcomes)
+    assert program.reload.settings.hold_s == 2
+
+
+async def test_a_bad_file_is_told_whole_and_the_old_settings_stay(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = Program(file)
+    file.write_text("hold_s: -5\nport: many\ncolour: red\n")
+    assert await program.reload.reload() == "refused"
+    said = capsys.readouterr().out
+    assert [word for word in ("hold_s", "'many'", "colour") if word not in said] == []
+    assert (program.reload.settings.hold_s, program.applied) == (1, [])
+    for broken in ("{", "\x00", "- a list"):
+        file.write_text(broken)
+        assert await program.reload.reload() == "refused"
+    file.write_bytes(b"\xff")
+    assert await program.reload.reload() == "refused"
+    file.unlink()
+    assert await program.reload.reload() == "refused"
+    file.write_text("hold_s: 2\n")
+    assert await program.reload.reload() == "applied"
+
+
+async def test_what_needs_a_restart_is_named_and_the_rest_applied(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = Program(file)
+    file.write_text("hold_s: 7\nport: 2\n")
+    assert await program.reload.reload() == "needs_restart"
+    assert program.reload.awaiting_restart == ("port",)
+    assert (program.reload.settings.hold_s, program.reload.settings.port) == (7, 1)
+    assert "port" in capsys.readouterr().out
+    file.write_text("hold_s: 7\n")
+    assert await program.reload.reload() == "unchanged"
+    assert not program.reload.awaiting_restart
+
+
+async def test_a_flag_still_wins_over_the_changed_file(file: Path) -> None:
+    program = Program(file, "--hold-s", "5")
+    file.write_text("hold_s: 9\n")
+    assert await program.reload.reload() == "unchanged"
+    assert program.applied == []
+
+
+async def test_sighup_reads_again_at_once_even_what_looks_the_same(file: Path) -> None:
+    program = Program(file)
+    program.reload._poll_s = 3600.0
+    async with running(program.reload.run()):
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: program.outcomes)
+    assert program.outcomes == ["unchanged"]

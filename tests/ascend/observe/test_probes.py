@@ -1,0 +1,44 @@
+"""What a daemon says of itself over HTTP."""
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from ascend.observe.probes import add_probes, serve_http
+
+
+async def test_each_page_has_its_own_checks_and_says_which_is_missing() -> None:
+    said: dict[str, str | None] = {"start": "no chips yet", "live": None, "ready": "no kubelet"}
+    app = web.Application()
+    add_probes(
+        app,
+        registry=CollectorRegistry(),
+        ready={"kubelet": lambda: said["ready"]},
+        live={"scanner": lambda: said["live"]},
+        started={"chips": lambda: said["start"], "lock": lambda: None},
+    )
+    async with serve_http(app, "127.0.0.1:0") as address, aiohttp.ClientSession() as session:
+
+        async def ask(path: str) -> tuple[int, str]:
+            async with session.get(f"http://{address}{path}") as answer:
+                return answer.status, await answer.text()
+
+        assert await ask("/startupz") == (503, "[-] chips: no chips yet\n[+] lock: ok\n")
+        assert await ask("/livez") == (200, "[+] scanner: ok\n")
+        assert await ask("/readyz") == (503, "[-] kubelet: no kubelet\n")
+        said |= {"start": None, "live": "it stands still", "ready": None}
+        assert (await ask("/startupz"))[0] == 200
+        assert await ask("/livez") == (503, "[-] scanner: it stands still\n")
+        assert (await ask("/readyz"))[0] == 200
+        # Once started, a program is not starting again.
+        said["start"] = "chips are gone"
+        assert (await ask("/startupz"))[0] == 200
+
+
+async def test_a_daemon_without_checks_of_its_own_is_live_as_long_as_it_answers() -> None:
+    app = web.Application()
+    add_probes(app, registry=CollectorRegistry(), ready={})
+    async with serve_http(app, "127.0.0.1:0") as address, aiohttp.ClientSession() as session:
+        for path in ("/startupz", "/livez", "/readyz"):
+            async with session.get(f"http://{address}{path}") as answer:
+                assert (answer.status, await answer.text()) == (200, "ok\n")
