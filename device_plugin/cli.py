@@ -1,4 +1,6 @@
-"""The command ``ascend-device-plugin``."""
+"""The command ``ascend-device-plugin``: the daemon itself (``run``, or nothing), and ``inventory``."""
+
+import sys
 
 from ascend.daemon.run import run_daemon
 from device_plugin.app import Plugin
@@ -6,8 +8,15 @@ from device_plugin.settings import Settings
 
 
 def main() -> None:
-    """Run the plugin until it is asked to end."""
-    run_daemon("ascend-device-plugin", Settings, lambda settings, _source: Plugin(settings).run())
+    """Run the plugin until it is asked to end, or the command that was named."""
+    command = "".join(sys.argv[1:2])
+    if command == "inventory":
+        # Not above: laying out tables takes memory that the daemon need not have.
+        from device_plugin import inventory_command
+
+        sys.exit(inventory_command.main(sys.argv[2:]))
+    arguments = sys.argv[2:] if command == "run" else sys.argv[1:]
+    run_daemon("ascend-device-plugin", Settings, lambda settings, _source: Plugin(settings).run(), arguments)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,28 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ascend.daemon.settings import Address, DaemonSettings
 from device_plugin.rules.injection import InjectionSetting
 
 
-class Settings(DaemonSettings):
+class DriverSettings(BaseSettings):
+    """What it takes to read the driver, and no more."""
+
+    model_config = SettingsConfigDict(env_prefix="ASCEND_DP_", extra="ignore")
+
+    driver: Literal["dcmi", "simulated"] = Field(default="dcmi", description="which driver to read")
+    dcmi_library: Path | None = Field(
+        default=None,
+        description="the path of libdcmi.so; looked for in LD_LIBRARY_PATH and ldconfig's list if not given",
+    )
+    simulated_state: Path = Field(
+        default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
+    )
+
+
+class Settings(DriverSettings, DaemonSettings):
     """The Ascend device plugin: hands the kubelet exactly the chips the allocator wrote on each pod."""
 
     model_config = SettingsConfigDict(env_prefix="ASCEND_DP_", extra="forbid")
@@ -34,14 +49,6 @@ class Settings(DaemonSettings):
     )
     kubelet_ca_file: str | None = Field(
         default=None, description="verifies the kubelet's certificate; kubelets sign their own unless told otherwise"
-    )
-    driver: Literal["dcmi", "simulated"] = Field(default="dcmi", description="which driver to read")
-    dcmi_library: Path | None = Field(
-        default=None,
-        description="the path of libdcmi.so; looked for in LD_LIBRARY_PATH and ldconfig's list if not given",
-    )
-    simulated_state: Path = Field(
-        default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
     )
     scan_period_s: float = Field(default=1.0, gt=0, le=60, description="seconds between readings of each chip")
     stale_s: float = Field(

@@ -66,11 +66,20 @@ class SettingsSource(Generic[S]):
         kind: what to read; its ``model_config`` has the prefix of environment variables.
         program: the program's name, for the help text.
         arguments: the command line without the program; ``sys.argv`` if not given.
+        options: further flags, for the help text; they have been taken out of the arguments.
     """
 
-    def __init__(self, kind: type[S], program: str, arguments: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        kind: type[S],
+        program: str,
+        arguments: Sequence[str] | None = None,
+        *,
+        options: argparse.ArgumentParser | None = None,
+    ) -> None:
         self._kind = kind
         self._program = program
+        self._options = [options] if options is not None else []
         prefix = kind.model_config.get("env_prefix", "")
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         finder.add_argument("--config", default=os.environ.get(f"{prefix}CONFIG"))
@@ -90,7 +99,7 @@ class SettingsSource(Generic[S]):
             InvalidValue: something is wrong; the message has a line for each.
             SystemExit: help was asked for, or a flag is unknown.
         """
-        program, flags = self._program, self._flags
+        program, flags, options = self._program, self._flags, self._options
         self._seen = _identity(self.file)  # before it is read: a change meanwhile is one more change
         from_file = _read_file(self.file) if self.file is not None else {}
 
@@ -101,7 +110,9 @@ class SettingsSource(Generic[S]):
             def settings_customise_sources(
                 cls, settings_cls: type[BaseSettings], **_sources: PydanticBaseSettingsSource
             ) -> tuple[PydanticBaseSettingsSource, ...]:
-                parser = argparse.ArgumentParser(prog=program, description=cls.__doc__, allow_abbrev=False)
+                parser = argparse.ArgumentParser(
+                    prog=program, description=cls.__doc__, allow_abbrev=False, parents=options
+                )
                 parser.add_argument("--config", metavar="FILE", help="a YAML file with the same settings")
                 cli: CliSettingsSource[argparse.ArgumentParser] = CliSettingsSource(
                     settings_cls, cli_parse_args=flags, cli_kebab_case=True, root_parser=parser, cli_hide_none_type=True

@@ -1,0 +1,247 @@
+"""One scan of the driver, and its fault events, without Kubernetes."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from ascend.annotations import ChipAddress
+from ascend.errors import DriverError
+from ascend.products import ASCEND_910A
+from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
+from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.inventory import Inspector
+from device_plugin.inventory_command import render
+from device_plugin.rules.inventory import EventEntry, ScanEntry, scan_entry, virtual_name
+from tests.device_plugin.api import running, until
+from tests.device_plugin.test_scan import ScriptedDriver
+
+SERVER = Inventory(
+    "Ascend910B",
+    (
+        ChipFacts(0, 1, 4, 2, "910B3", ChipAddress("10.0.0.1", 7), numa_node=3, hbm_mb=65536),
+        ChipFacts(1, 0, 5, 0, "910B3", vnpus=(VirtualNpu(100, 1, "vir02"), VirtualNpu(101, 1))),
+    ),
+    driver_version="24.1.0",
+    super_pod_id=3,
+    server_index=11,
+)
+
+KEYS = [
+    *("name", "phy_id", "logic_id", "card_id", "device_id", "chip_name", "ip", "super_device_id", "numa_node"),
+    *("hbm_mb", "fault_codes", "level", "health", "network_health"),
+]
+
+
+@pytest.fixture
+def driver() -> ScriptedDriver:
+    made = ScriptedDriver()
+    made.server = SERVER
+    return made
+
+
+async def scanned(driver: ScriptedDriver, **deadlines: float) -> Any:
+    entry = scan_entry(await Inspector(driver, **deadlines).scan())
+    return msgspec.json.decode(msgspec.json.encode(entry))
+
+
+async def test_the_format_is_the_public_one(driver: ScriptedDriver) -> None:
+    found = await scanned(driver)
+    assert list(found) == ["product", "driver_version", "super_pod_id", "server_index", "chips", "vnpus"]
+    assert (found["product"], found["driver_version"]) == ("Ascend910B", "24.1.0")
+    assert (found["super_pod_id"], found["server_index"]) == (3, 11)
+    assert [list(chip) for chip in found["chips"]] == [KEYS, KEYS]
+    assert found["chips"][0] == dict(
+        zip(
+            KEYS,
+            ("Ascend910-0", 0, 1, 4, 2, "910B3", "10.0.0.1", 7, 3, 65536, [], "NormalNPU", "Healthy", "Healthy"),
+            strict=True,
+        )
+    )
+    assert (found["chips"][1]["numa_node"], found["chips"][1]["ip"], found["chips"][1]["hbm_mb"]) == (None, "", 0)
+    assert found["vnpus"] == [
+        {"name": "Ascend910-2c-100-1", "phy_id": 1, "vdev_id": 100, "template": "vir02"},
+        {"name": "Ascend910-unknown-101-1", "phy_id": 1, "vdev_id": 101, "template": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("vir01", "Ascend910-1c-100-1"),
+        ("vir10_3c_16g_nm", "Ascend910-10c.3cpu.16g.ndvpp-100-1"),
+        ("vir12_3c_32g", "Ascend910-12c.3cpu.32g-100-1"),
+    ],
+)
+def test_a_virtual_chip_has_the_fields_name(template: str, name: str) -> None:
+    assert virtual_name(VirtualNpu(100, 1, template)) == name
+
+
+async def test_health_and_level_are_what_the_plugin_would_report(driver: ScriptedDriver) -> None:
+    driver.states = {0: ChipState((0x80E18402, 0x81078603)), 1: ChipState(dropped=True)}
+    chip, dropped = (await scanned(driver))["chips"]
+    assert set(chip["fault_codes"]) == {"80E18402", "81078603"}
+    assert (chip["level"], chip["health"]) == ("SeparateNPU", "Unhealthy")
+    assert dropped["fault_codes"] == ["40F84E00"]
+    assert dropped["health"] == "Unhealthy"
+
+
+async def test_a_chip_that_hangs_is_shown_as_silent_and_the_others_are_read(driver: ScriptedDriver) -> None:
+    driver.hang(1)
+    try:
+        read, silent = (await scanned(driver, chip_s=0.05))["chips"]
+    finally:
+        driver.answer(1)
+    assert (read["health"], "problem" in read) == ("Healthy", False)
+    assert (silent["health"], silent["level"]) == ("Unhealthy", None)
+    assert silent["problem"] == "driver silent: no answer within 0.05 s"
+
+
+async def test_a_chip_that_can_not_be_read_says_why(driver: ScriptedDriver) -> None:
+    driver.states[0] = DriverError("dcmi_get_device_errorcode_v2: -8005")
+    chip, _ = (await scanned(driver))["chips"]
+    assert (chip["level"], chip["problem"]) == (None, "dcmi_get_device_errorcode_v2: -8005")
+
+
+async def test_a_driver_that_hangs_or_fails_is_said_in_a_sentence(driver: ScriptedDriver) -> None:
+    driver.server = DriverError("no libdcmi.so")
+    with pytest.raises(DriverError, match="no libdcmi"):
+        await scanned(driver)
+    driver.hang()
+    try:
+        with pytest.raises(DriverError, match=r"the driver does not answer within 0\.05 s"):
+            await scanned(driver, discover_s=0.05)
+    finally:
+        driver.answer()
+
+
+@asynccontextmanager
+async def watching(driver: ScriptedDriver) -> AsyncIterator[list[EventEntry]]:
+    inspector = Inspector(driver)
+    await inspector.scan()
+    told: list[EventEntry] = []
+    async with running(inspector.watch(told.append, period_s=0.01)):
+        await until(lambda: driver.subscribed is not None or not driver.announces)
+        yield told
+
+
+async def test_an_announced_fault_is_told_once_although_polling_finds_it_too(driver: ScriptedDriver) -> None:
+    async with watching(driver) as told:
+        assert driver.subscribed is not None
+        driver.states[0] = ChipState((0x80E18402,))
+        driver.subscribed(FaultEvent(1, 0x80E18402, "occur", 2))
+        reads = len(driver.calls)
+        await until(lambda: len(driver.calls) > reads + 10)
+    assert [(each.name, each.code, each.assertion, each.source) for each in told] in (
+        [("Ascend910-0", "80E18402", "occur", "event")],
+        # The poll was quicker than the announcement.
+        [("Ascend910-0", "80E18402", "occur", "poll"), ("Ascend910-0", "80E18402", "occur", "event")],
+    )
+    assert (told[-1].severity, told[-1].level, told[-1].health) == (2, "SeparateNPU", "Unhealthy")
+
+
+async def test_a_driver_that_announces_nothing_is_polled(driver: ScriptedDriver) -> None:
+    driver.announces = False
+    async with watching(driver) as told:
+        driver.states[1] = ChipState((0x80E18402,))
+        await until(lambda: told)
+        driver.states[1] = ChipState()
+        await until(lambda: len(told) == 2)
+    assert [(each.name, each.assertion, each.source, each.severity) for each in told] == [
+        ("Ascend910-1", "occur", "poll", None),
+        ("Ascend910-1", "recover", "poll", None),
+    ]
+    assert (told[1].level, told[1].health) == ("NormalNPU", "Healthy")
+
+
+async def test_people_get_a_table_with_everything_in_it(driver: ScriptedDriver) -> None:
+    driver.states[0] = ChipState((0x80E18402,))
+    scan: ScanEntry = scan_entry(await Inspector(driver).scan())
+    console = Console(width=140, color_system=None)
+    with console.capture() as captured:
+        console.print(render(scan))
+    said = captured.get()
+    wanted = ("Ascend910B", "driver 24.1.0", "SuperPod 3", "server 11", "64 GB", "10.0.0.1", "SeparateNPU 80E18402")
+    assert [words for words in (*wanted, "Ascend910-2c-100-1") if words not in said] == []
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", "from device_plugin.cli import main; main()", "inventory", *map(str, arguments)]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    path = tmp_path / "chips.json"
+    SimulatedServer.full(ASCEND_910A).save(path)
+    return path
+
+
+def test_the_command_needs_no_cluster_and_no_node_name(state: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(f"driver: simulated\nsimulated_state: {state}\nrecovery_hold_s: 30\n")
+    for arguments in (("--driver=simulated", f"--simulated-state={state}"), ("--config", settings)):
+        done = subprocess.run(command(*arguments, "-o", "json"), capture_output=True, check=True, timeout=60)
+        assert [chip["name"] for chip in msgspec.json.decode(done.stdout)["chips"]] == [
+            f"Ascend910-{chip_id}" for chip_id in range(8)
+        ]
+        assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("--driver=simulated", "--simulated-state=/nowhere/chips.json"), 1, b"/nowhere/chips.json"),
+        (("--driver=dcmi", "--dcmi-library=/nowhere/libdcmi.so"), 1, b"/nowhere/libdcmi.so"),
+        (("--driver=magic",), 2, b"'magic'"),
+        (("--colour=red",), 2, b"--colour"),
+        (("-o", "xml"), 2, b"xml"),
+    ],
+)
+def test_the_exit_status_says_whose_fault_it_is(arguments: tuple[str, ...], status: int, said: bytes) -> None:
+    done = subprocess.run(command(*arguments), capture_output=True, check=False, timeout=60)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert done.stdout == b""
+
+
+async def test_watching_prints_the_scan_and_then_a_line_for_each_fault(state: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command("--driver=simulated", f"--simulated-state={state}", "-o", "json", "--watch"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60.0):
+        text = b""
+        while not text.endswith(b"\n}\n"):
+            text += await process.stdout.readline()
+        assert len(msgspec.json.decode(text)["chips"]) == 8
+        server = SimulatedServer.full(ASCEND_910A)
+        server.chips[3].fault_codes = ["80E18402"]
+        server.save(state)
+        event = msgspec.json.decode(await process.stdout.readline(), type=EventEntry)
+        assert (event.name, event.code, event.assertion) == ("Ascend910-3", "80E18402", "occur")
+        process.send_signal(signal.SIGTERM)
+        _, said = await process.communicate()
+    assert (process.returncode, said) == (0, b"")
+
+
+async def test_a_chip_found_only_later_is_watched_too(driver: ScriptedDriver) -> None:
+    driver.server = replace(SERVER, chips=SERVER.chips[:1])
+    inspector = Inspector(driver)
+    await inspector.scan()
+    driver.server, driver.states[1] = SERVER, ChipState((0x80E18402,))
+    told: list[EventEntry] = []
+    async with running(inspector.watch(told.append, period_s=0.01)):
+        await until(lambda: told)
+    assert (told[0].name, told[0].assertion) == ("Ascend910-1", "occur")
