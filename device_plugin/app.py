@@ -6,13 +6,17 @@ then on the kubelet may ask.
 
 import asyncio
 import os
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 from aiohttp import web
 
 from ascend.annotations import UNKNOWN, ChipAddress, write_claim, write_configuration
 from ascend.chips import ChipSet
+from ascend.daemon.reload import Outcome, SettingsReload
+from ascend.daemon.settings import SettingsSource
 from ascend.deviceinfo import read_manually_separated, read_upgrades
 from ascend.errors import ApiError, InvalidReport, Unreachable
 from ascend.kube.backoff import Backoff
@@ -25,8 +29,7 @@ from device_plugin.board import Board
 from device_plugin.cdi import Giver
 from device_plugin.claims import ClaimWriter
 from device_plugin.driver import Driver
-from device_plugin.driver.dcmi import DcmiDriver
-from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.drivers import make_driver
 from device_plugin.fault_config import FaultConfig
 from device_plugin.handover import HandOverDesk
 from device_plugin.health import HealthKeeper
@@ -40,7 +43,7 @@ from device_plugin.readmission import CHIPS, PORTS, Readmission, read_label
 from device_plugin.reconcile import Reconciler
 from device_plugin.report import Reporter
 from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.injection import detect
+from device_plugin.rules.injection import ContainerGift, detect
 from device_plugin.rules.pod import NodePod
 from device_plugin.rules.report import read_upgrades as read_reasons
 from device_plugin.rules.snapshot import Snapshot
@@ -50,6 +53,7 @@ from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.health import HealthBook
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
+from device_plugin.vitals import alive, beats
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -84,17 +88,28 @@ class Plugin:
     Args:
         settings: as read.
         driver: another driver than the settings name; tests use it.
+        source: where the settings are read again while it runs; None where they stay as they are.
     """
 
-    def __init__(self, settings: Settings, driver: Driver | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        driver: Driver | None = None,
+        source: SettingsSource[Settings] | None = None,
+    ) -> None:
         self._settings = settings
+        self._source = source
         self._host_ip = settings.host_ip
         self.metrics = Metrics()
-        self._driver = driver or make_driver(settings, self.metrics)
+        self._driver = driver or make_driver(
+            settings, lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s)
+        )
+        self._giver = self._make_giver()
         self.snapshots: Observable[Snapshot | None] = Observable(None)
         self.kubelet_healthy: Observable[ChipSet] = Observable(0)
         self.handovers = HandOvers()
         self.pods = NodePods(on_gone=self.handovers.drop)
+        self._live: dict[str, Check] = {}
         self.http_address = ""
 
     async def run(self) -> None:
@@ -107,7 +122,8 @@ class Plugin:
         page = web.Application()
         # The page is there from the first moment on; it says what is missing as long as something is.
         ready: dict[str, Check] = {"start": lambda: "waiting for this node's Node object"}
-        add_probes(page, registry=self.metrics.registry, ready=ready)
+        started = ready.copy()
+        add_probes(page, registry=self.metrics.registry, ready=ready, live=self._live, started=started)
         async with (
             await KubeClient.connect(settings.kubeconfig) as client,
             serve_http(page, settings.http_address) as self.http_address,
@@ -131,6 +147,12 @@ class Plugin:
                     "kubelet": lambda: kubelet.registration.problem,
                     "report": lambda: chips.reporter.problem,
                 }
+                started.clear()
+                started |= {
+                    "chips": lambda: None if self.snapshots.value is not None else "no chip has been judged yet",
+                    "lock": lambda: kubelet.lock.problem,
+                    "kubelet": lambda: kubelet.registration.problem,
+                }
                 try:
                     await self._work(client, events, chips, kubelet, node)
                 finally:
@@ -142,25 +164,56 @@ class Plugin:
     ) -> None:
         name = self._settings.node_name
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(chips.scanner.run())
-            tasks.create_task(kubelet.watch.run())
-            tasks.create_task(events.run())
+
+            def start(what: str, work: Coroutine[Any, Any, None]) -> None:
+                self._live[what] = alive(tasks.create_task(work))
+
+            start("scanner", chips.scanner.run())
+            self._live["scanner's loop"] = beats(lambda: chips.scanner.turned_s, lambda: chips.scanner.period_s)
+            start("pods", kubelet.watch.run())
+            start("events", events.run())
             await _restore(client, chips, node)
-            tasks.create_task(chips.fault_config.watch(client).run())
-            tasks.create_task(chips.health.run())
+            start("settings", self._follow_settings(chips))
+            start("fault rules", chips.fault_config.watch(client).run())
+            start("health", chips.health.run())
             await self.snapshots.newer_than(0)
             await kubelet.watch.synced.wait()
             async with kubelet.lock.held():
                 await kubelet.reconciler.restore()
-                tasks.create_task(chips.board.watch().run())
-                tasks.create_task(kubelet.reconciler.run())
-                tasks.create_task(chips.reporter.run())
+                start("board", chips.board.watch().run())
+                start("reconciler", kubelet.reconciler.run())
+                start("report", chips.reporter.run())
                 if self._settings.readmission == "manual":
                     readmit = chips.health.readmit
                     readmission = Readmission(client, name, snapshots=self.snapshots, on_readmit=readmit)
-                    tasks.create_task(readmission.watch().run())
-                    tasks.create_task(readmission.run())
+                    start("labels", readmission.watch().run())
+                    start("readmission", readmission.run())
                 await kubelet.registration.run()
+
+    async def _follow_settings(self, chips: _ChipSide) -> None:
+        if self._source is None:
+            await asyncio.Event().wait()
+            return
+
+        def apply(settings: Settings) -> None:
+            self._settings = settings
+            self._giver = self._make_giver()
+            chips.scanner.period_s = settings.scan_period_s
+            chips.health.tune(hold_s=settings.recovery_hold_s, stale_s=settings.stale_s)
+
+        def count(outcome: Outcome) -> None:
+            self.metrics.settings_reloads.labels(result=outcome).inc()
+            self.metrics.settings_awaiting_restart.set(len(reload.awaiting_restart))
+
+        reload = SettingsReload(self._source, self._settings, apply, count=count)
+        await reload.run()
+
+    def _give(self, chips: tuple[int, ...]) -> ContainerGift:
+        return self._giver.give(chips)
+
+    def _make_giver(self) -> Giver:
+        settings = self._settings
+        return Giver(detect(settings.injection, os.environ), settings.device_root, settings.cdi_dir)
 
     def _chip_side(self, client: KubeClient, node_object: NodeWriter, events: EventRecorder) -> _ChipSide:
         settings = self._settings
@@ -217,14 +270,13 @@ class Plugin:
         async def api_pods() -> list[Pod]:
             return await client.list_objects(PODS, field_selector=own)
 
-        giver = Giver(detect(settings.injection, os.environ), settings.device_root, settings.cdi_dir)
         desk = HandOverDesk(
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
             kubelet_pods=kubelet_pods.list,
             api_pods=api_pods,
-            give=giver.give,
+            give=self._give,
             on_handover=claim,
         )
         reconciler = Reconciler(
@@ -268,15 +320,6 @@ class Plugin:
             server_index=snapshot.server.server_index if snapshot is not None else UNKNOWN,
         )
         return write_claim(chips=handover.chips, kubelet_ids=handover.kubelet_ids, configuration=configuration)
-
-
-def make_driver(settings: Settings, metrics: Metrics) -> Driver:
-    """The driver the settings name."""
-    if settings.driver == "simulated":
-        return SimulatedDriver(settings.simulated_state)
-    return DcmiDriver(
-        settings.dcmi_library, observe=lambda call, took_s: metrics.driver_calls.labels(call=call).observe(took_s)
-    )
 
 
 async def _restore(client: KubeClient, chips: _ChipSide, node: Node) -> None:

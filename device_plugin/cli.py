@@ -3,6 +3,7 @@
 import sys
 
 from ascend.daemon.run import run_daemon
+from ascend.daemon.settings import SettingsSource
 from device_plugin.app import Plugin
 from device_plugin.settings import Settings
 
@@ -16,7 +17,11 @@ def main() -> None:
 
         sys.exit(inventory_command.main(sys.argv[2:]))
     arguments = sys.argv[2:] if command == "run" else sys.argv[1:]
-    run_daemon("ascend-device-plugin", Settings, lambda settings, _source: Plugin(settings).run(), arguments)
+    run_daemon("ascend-device-plugin", Settings, _serve, arguments)
+
+
+async def _serve(settings: Settings, source: SettingsSource[Settings]) -> None:
+    await Plugin(settings, source=source).run()
 
 
 if __name__ == "__main__":

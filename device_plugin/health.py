@@ -108,6 +108,11 @@ class HealthKeeper:
         self._book.configure(rules)
         self._tell()
 
+    def tune(self, *, hold_s: float, stale_s: float) -> None:
+        """Settings were read again."""
+        self._book.tune(hold_s=hold_s, stale_s=stale_s)
+        self._tell()
+
     def restore(
         self,
         *,

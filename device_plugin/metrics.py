@@ -59,6 +59,14 @@ class Metrics:
         self.claims_pending = Gauge(
             "ascend_dp_claims_pending", "Hand-overs not yet written on their pods", registry=self.registry
         )
+        self.settings_reloads = Counter(
+            "ascend_dp_settings_reloads", "Settings read again by result", ["result"], registry=self.registry
+        )
+        self.settings_awaiting_restart = Gauge(
+            "ascend_dp_settings_awaiting_restart",
+            "Changed settings that only a restart applies",
+            registry=self.registry,
+        )
         Gauge("ascend_dp_build_info", "Version", ["version"], registry=self.registry).labels(
             version=version("ascend-affinity")
         ).set(1)

@@ -127,6 +127,8 @@ class Scanner:
         self._server: Inventory | None = None
         self.problem: str | None = "the driver has not been read yet"
         """Why nothing is known of the chips; None as long as at least one can be read."""
+        self.turned_s = 0.0
+        """When the loop came round last, by the event loop's clock: it does so whatever the driver does."""
 
     async def run(self) -> None:
         """Scan until cancelled."""
@@ -136,6 +138,7 @@ class Scanner:
             loop = asyncio.get_running_loop()
             discover_at_s = loop.time() + self._discover_s
             while True:
+                self.turned_s = loop.time()
                 self._poll()
                 if loop.time() >= discover_at_s and self._discovering is None:
                     discover_at_s = loop.time() + self._discover_s
@@ -149,6 +152,7 @@ class Scanner:
     async def _find_chips(self) -> None:
         backoff = Backoff(first_s=0.2, limit_s=5.0)
         while True:
+            self.turned_s = asyncio.get_running_loop().time()
             call = self._discovering or self._discover()
             done, _ = await asyncio.wait((call,), timeout=self._deadline_s)
             if not done:

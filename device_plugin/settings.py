@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ascend.daemon.settings import Address, DaemonSettings
+from ascend.daemon.settings import RELOADED, Address, DaemonSettings
 from device_plugin.rules.injection import InjectionSetting
 
 
@@ -50,15 +50,22 @@ class Settings(DriverSettings, DaemonSettings):
     kubelet_ca_file: str | None = Field(
         default=None, description="verifies the kubelet's certificate; kubelets sign their own unless told otherwise"
     )
-    scan_period_s: float = Field(default=1.0, gt=0, le=60, description="seconds between readings of each chip")
+    scan_period_s: float = Field(
+        default=1.0, gt=0, le=60, description="seconds between readings of each chip", json_schema_extra=RELOADED
+    )
     stale_s: float = Field(
-        default=10.0, gt=0, le=600, description="seconds without a word of a chip after which it counts as unhealthy"
+        default=10.0,
+        gt=0,
+        le=600,
+        description="seconds without a word of a chip after which it counts as unhealthy",
+        json_schema_extra=RELOADED,
     )
     recovery_hold_s: float = Field(
         default=1.0,
         ge=0,
         le=3600,
         description="seconds a chip must be without faults before it is healthy again; doubles while it flaps",
+        json_schema_extra=RELOADED,
     )
     readmission: Literal["automatic", "manual"] = Field(
         default="automatic",
@@ -68,6 +75,7 @@ class Settings(DriverSettings, DaemonSettings):
         default="auto",
         description="what a container gets: runtime (environment for ascend-docker-runtime), devices (device nodes), "
         "both, cdi (names of CDI devices), or auto: runtime where it runs this program, else devices",
+        json_schema_extra=RELOADED,
     )
     cdi_dir: Path = Field(default=Path("/var/run/cdi"), description="where container runtimes look for CDI files")
     device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")

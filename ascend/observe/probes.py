@@ -35,13 +35,13 @@ def add_probes(
         live: what liveness consists of beyond the loop, by name.
         started: what having started consists of, by name; each stays done once it was.
     """
-    remaining = dict(started or {})
+    done: set[str] = set()
 
     def still_starting() -> Mapping[str, Check]:
         # A program that has started is never starting again: its startup probe is over.
-        for name in [name for name, check in remaining.items() if check() is None]:
-            remaining[name] = _done
-        return remaining
+        checks = started or {}
+        done.update(name for name, check in checks.items() if check() is None)
+        return {name: _done if name in done else check for name, check in checks.items()}
 
     _add_page(app, "/startupz", still_starting)
     _add_page(app, "/livez", lambda: live or {})

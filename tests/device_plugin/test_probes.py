@@ -1,0 +1,135 @@
+"""Starting, living, being ready: what breaks flips the right one, and no other."""
+
+import asyncio
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device_plugin.app import Plugin
+from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.vitals import PATIENCE_S, beats
+from tests.device_plugin.api import running, until
+from tests.device_plugin.whole import Whole, whole_node
+
+Ask = Callable[[str], Awaitable[tuple[int, str]]]
+
+
+def fetch(url: str, timeout_s: float = 5.0) -> tuple[int, str]:
+    """The kubelet's question, from another thread."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+async def ask(plugin: Plugin, path: str) -> tuple[int, str]:
+    return await asyncio.to_thread(fetch, f"http://{plugin.http_address}{path}")
+
+
+async def statuses(plugin: Plugin) -> tuple[int, ...]:
+    return tuple([(await ask(plugin, path))[0] for path in ("/startupz", "/livez", "/readyz")])
+
+
+async def answers(plugin: Plugin, path: str, status: int, words: str) -> None:
+    """Wait for an answer."""
+    async with asyncio.timeout(20.0):
+        while True:
+            found, text = await ask(plugin, path)
+            if found == status and words in text:
+                return
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def settled(folder: Path, **changes: Any) -> AsyncIterator[tuple[Whole, Plugin]]:
+    async with whole_node(folder) as whole, whole.plugin(**changes) as plugin:
+        await answers(plugin, "/startupz", 200, "")  # a kubelet asks nothing else before that
+        await answers(plugin, "/readyz", 200, "")
+        yield whole, plugin
+
+
+async def test_a_plugin_at_work_has_started_lives_and_is_ready(folder: Path) -> None:
+    async with settled(folder) as (_, plugin):
+        assert await statuses(plugin) == (200, 200, 200)
+
+
+async def test_before_the_kubelet_has_registered_it_a_plugin_lives_and_is_starting(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        await whole.node.kubelet.stop()
+        plugin = Plugin(whole.settings())
+        async with running(plugin.run()):
+            await until(lambda: plugin.http_address)
+            await answers(plugin, "/startupz", 503, "[-] kubelet: waiting for")
+            assert (await ask(plugin, "/livez"))[0] == 200
+            assert (await ask(plugin, "/readyz"))[0] == 503
+
+
+async def test_a_broken_driver_makes_it_not_ready_but_no_restart_mends_that(folder: Path) -> None:
+    async with settled(folder) as (whole, plugin):
+        server = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
+        server.error = "dcmi_init: -8005"
+        server.save(whole.node.state_file)
+        await answers(plugin, "/readyz", 503, "[-] driver: dcmi_init: -8005")
+        assert await statuses(plugin) == (200, 200, 503)
+
+
+async def test_a_lost_registration_makes_it_not_ready_but_no_restart_mends_that(folder: Path) -> None:
+    async with settled(folder) as (whole, plugin):
+        await whole.node.kubelet.stop()
+        await answers(plugin, "/readyz", 503, "[-] kubelet:")
+        assert await statuses(plugin) == (200, 200, 503)
+
+
+async def test_a_loop_that_stops_is_not_alive(folder: Path) -> None:
+    async with settled(folder) as (_, plugin):
+        url = f"http://{plugin.http_address}/livez"
+        outcome: list[object] = []
+
+        def probe() -> None:
+            try:
+                outcome.append(fetch(url, timeout_s=0.2))
+            except OSError as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=probe)
+        thread.start()
+        time.sleep(1.0)  # noqa: ASYNC251 - what must never happen is what this is about
+        await asyncio.to_thread(thread.join)
+        assert isinstance(outcome[0], TimeoutError | urllib.error.URLError)
+
+
+async def test_a_task_that_ended_unnoticed_is_not_alive(folder: Path) -> None:
+    async with settled(folder) as (_, plugin):
+        (scanner,) = (
+            task
+            for task in asyncio.all_tasks()
+            if getattr(task.get_coro(), "__qualname__", "") == "Scanner.run"  # nothing else names it
+        )
+        scanner.cancel()
+        await answers(plugin, "/livez", 503, "[-] scanner: its task has ended")
+
+
+async def test_a_loop_that_stands_still_is_not_alive() -> None:
+    now_s = asyncio.get_running_loop().time()
+    assert beats(lambda: now_s, lambda: 1.0)() is None
+    assert beats(lambda: now_s - PATIENCE_S - 2.0, lambda: 1.0)() is None
+    said = beats(lambda: now_s - PATIENCE_S - 4.0, lambda: 1.0)()
+    assert said == "it has stood still for 34 s"
+
+
+async def test_a_hanging_driver_does_not_stop_the_scanners_loop(folder: Path) -> None:
+    async with settled(folder) as (whole, plugin):
+        server = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
+        server.delay_s = 30.0
+        server.save(whole.node.state_file)
+        await answers(plugin, "/readyz", 503, "[-] driver: the driver does not answer")
+        assert (await ask(plugin, "/livez"))[0] == 200

@@ -1,0 +1,71 @@
+"""The plugin's own settings, changed while it runs."""
+
+import asyncio
+from pathlib import Path
+
+import yaml
+
+from ascend.daemon.settings import SettingsSource
+from device_plugin.app import Plugin
+from device_plugin.settings import Settings
+from tests.device_plugin.api import running, until
+from tests.device_plugin.whole import Whole, whole_node
+
+
+def write(path: Path, whole: Whole, **changes: object) -> None:
+    settings = whole.settings(host_ip="10.0.0.1").model_dump(exclude_none=True, mode="json") | changes
+    path.write_text(yaml.safe_dump(settings))
+
+
+def count(plugin: Plugin, result: str) -> float:
+    return plugin.metrics.registry.get_sample_value("ascend_dp_settings_reloads_total", {"result": result}) or 0.0
+
+
+async def test_a_changed_file_changes_how_containers_get_chips_and_when_they_recover(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        file = folder / "settings.yaml"
+        write(file, whole, injection="runtime", recovery_hold_s=0)
+        source = SettingsSource(Settings, "p", ["--config", str(file)])
+        plugin = Plugin(source.read(), source=source)
+        async with running(plugin.run()):
+            await until(lambda: whole.node.kubelet.allocatable("huawei.com/Ascend910") == 8)
+            await whole.bind("before", 0)
+            await whole.claimed("before")
+            assert not whole.node.kubelet.container("default/before", "main").devices
+            write(file, whole, injection="devices", recovery_hold_s=3600, driver="dcmi")
+            await until(lambda: count(plugin, "needs_restart"))
+            assert plugin.metrics.registry.get_sample_value("ascend_dp_settings_awaiting_restart") == 1
+            await whole.bind("after", 1)
+            await whole.claimed("after")
+            container = whole.node.kubelet.container("default/after", "main")
+            assert container.devices
+            assert "ASCEND_VISIBLE_DEVICES" not in container.env
+            # Held back for an hour: this is the new hold.
+            whole.node.edit_chip(5, fault_codes=["80E18402"])
+            await until(lambda: plugin.kubelet_healthy.value == 0xDF)
+            whole.node.edit_chip(5, fault_codes=[])
+            await until(lambda: _reason(plugin, 5) == "Recovering")
+            # And back again: a shorter hold frees the chip at once.
+            write(file, whole, injection="devices", recovery_hold_s=0)
+            await until(lambda: plugin.kubelet_healthy.value == 0xFF)
+
+
+async def test_a_bad_file_changes_nothing(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        file = folder / "settings.yaml"
+        write(file, whole)
+        source = SettingsSource(Settings, "p", ["--config", str(file)])
+        plugin = Plugin(source.read(), source=source)
+        async with running(plugin.run()) as task:
+            await until(lambda: whole.node.kubelet.allocatable("huawei.com/Ascend910") == 8)
+            write(file, whole, recovery_hold_s=-1, colour="red")
+            await until(lambda: count(plugin, "refused"))
+            await asyncio.sleep(0)
+            assert not task.done()
+            await whole.bind("train", 0, 1)
+            await whole.claimed("train")
+
+
+def _reason(plugin: Plugin, chip_id: int) -> str:
+    snapshot = plugin.snapshots.value
+    return "" if snapshot is None else snapshot.chips[chip_id].verdict.reason
