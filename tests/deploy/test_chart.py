@@ -108,9 +108,10 @@ def test_the_rights_are_these_and_no_others() -> None:
     items = helm.render()
     assert _rights(items, "device-plugin") == {
         ("ClusterRole", "pods"): {"get", "list", "watch", "patch"},
-        ("ClusterRole", "nodes"): {"patch"},
+        ("ClusterRole", "nodes"): {"get", "patch"},
         ("ClusterRole", "nodes/pods"): {"get"},
-        ("Role", "configmaps"): {"create", "patch"},
+        ("ClusterRole", "events.events.k8s.io"): {"create", "patch"},
+        ("Role", "configmaps"): {"get", "list", "watch", "create", "patch"},
     }
     assert _rights(items, "allocator") == {
         ("ClusterRole", "nodes"): {"list", "watch"},
@@ -183,7 +184,8 @@ def _rights(items: list[dict[str, Any]], component: str) -> dict[tuple[str, str]
         assert role["metadata"].get("namespace") == (helm.NAMESPACE if kind == "Role" else None)
         for rule in role["rules"]:
             assert rule.keys() == {"apiGroups", "resources", "verbs"}
-            assert rule["apiGroups"] == [""]
+            (group,) = rule["apiGroups"]
             for resource in rule["resources"]:
-                found.setdefault((kind, resource), set()).update(rule["verbs"])
+                name = f"{resource}.{group}" if group else resource
+                found.setdefault((kind, name), set()).update(rule["verbs"])
     return found

@@ -153,7 +153,7 @@ def test_the_plugin_may_list_its_kubelets_pods_and_run_nothing_in_them(cluster: 
     ("method", "path"),
     [
         ("GET", "/api/v1/secrets"),
-        ("GET", "/api/v1/namespaces/kube-system/configmaps/mindx-dl-deviceinfo-n1"),
+        ("DELETE", "/api/v1/namespaces/kube-system/configmaps/mindx-dl-deviceinfo-n1"),
         ("DELETE", "/api/v1/namespaces/default/pods/two-chips"),
         ("POST", "/api/v1/namespaces/default/pods"),
         ("DELETE", "/api/v1/nodes/n1"),
