@@ -31,8 +31,14 @@ CROWDED = (
     "i4 a2",
     "i3 a2 a2",
     "i2 i4 a2",
+    "s1 a1",
+    "s1 a2",
+    "i2 s1 a1",
+    "s1 i2 a1",
+    "i2 s1 i2 a1",
+    "i1 s2 a2",
+    "s1 i3 s1 a2",
 )
-CROWDED += ("s1 a1", "s1 a2", "i2 s1 a1", "s1 i2 a1", "i2 s1 i2 a1", "i1 s2 a2", "s1 i3 s1 a2")
 
 
 class Crowd:
