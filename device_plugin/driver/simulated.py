@@ -37,8 +37,8 @@ Delay = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 SuperDeviceId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
-NETWORK_FAULT = 0x81078607
-"""What an unhealthy network is simulated by: a network fault that no rule delays (spec/node-agent.md §4.1)."""
+NETWORK_FAULT = 0x110001024
+"""What an unhealthy network is simulated by: no rule delays it, and by default it is PreSeparateNPU."""
 
 _CODE = re.compile(r"[0-9A-Fa-f]{1,16}")
 

@@ -76,7 +76,7 @@ def test_every_fact_can_be_set(tmp_path: Path) -> None:
         (', "fault_codes": ["110000002", "80C98009"]', ChipState((0x110000002, 0x80C98009))),
         (', "network_health": "Unhealthy"', ChipState((NETWORK_FAULT,))),
         (', "network_health": "Unhealthy", "health": "Unhealthy"', ChipState((NETWORK_FAULT,), dropped=True)),
-        (', "network_health": "Unhealthy", "fault_codes": ["81078607", "1"]', ChipState((NETWORK_FAULT, 1))),
+        (', "network_health": "Unhealthy", "fault_codes": ["110001024", "1"]', ChipState((NETWORK_FAULT, 1))),
     ],
 )
 def test_a_chip_is_as_its_health_and_its_faults_say(tmp_path: Path, fields: str, state: ChipState) -> None:

@@ -1,0 +1,190 @@
+"""From a chip's fault to everybody who is told of it, and back: the whole plugin on a whole node."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend.chips import RESOURCE
+from ascend.deviceinfo import DeviceReport, config_map_name, decode_report
+from ascend.errors import NotFound
+from ascend.kube.objects import CONFIG_MAPS, ConfigMap, JsonObject
+from device_plugin.app import Plugin
+from tests.device_plugin.api import NODE, until
+from tests.device_plugin.whole import Whole, whole_node
+
+KUBE_SYSTEM = "kube-system"
+REPORT = config_map_name(NODE)
+FAULT_RULES = "mindx-dl-fault-config"
+
+
+class Site:
+    """A node with its plugin, and what the world sees of its chips."""
+
+    def __init__(self, whole: Whole, plugin: Plugin) -> None:
+        self.whole = whole
+        self.plugin = plugin
+
+    async def config_map(self) -> ConfigMap:
+        return await self.whole.client.get(CONFIG_MAPS, REPORT, KUBE_SYSTEM)
+
+    async def reported(self, **wanted: int) -> DeviceReport:
+        """Wait until the report says so."""
+        async with asyncio.timeout(20.0):
+            while True:
+                with contextlib.suppress(NotFound):
+                    told = decode_report((await self.config_map()).data)
+                    if all(getattr(told, name) == value for name, value in wanted.items()):
+                        return told
+                await asyncio.sleep(0.01)
+
+    async def offered(self, count: int) -> None:
+        """Wait until the kubelet offers so many chips."""
+        await until(lambda: self.whole.node.kubelet.allocatable(RESOURCE) == count, timeout_s=20.0)
+
+    async def edit(self, text: str) -> None:
+        """What an operator does to ManuallySeparateNPU."""
+        body: JsonObject = {"data": {"ManuallySeparateNPU": text}}
+        await self.whole.client.patch(CONFIG_MAPS, REPORT, body, namespace=KUBE_SYSTEM)
+
+    async def events(self) -> dict[str, str]:
+        """The Events about the Node: reason to note."""
+        answer = await self.whole.client.request("GET", "/apis/events.k8s.io/v1/events")
+        found: dict[str, Any] = json.loads(answer)
+        return {each["reason"]: each["note"] for each in found["items"] if each["regarding"]["kind"] == "Node"}
+
+    async def announced(self, reason: str) -> str:
+        """Wait for an Event; its note."""
+        async with asyncio.timeout(20.0):
+            while True:
+                if (note := (await self.events()).get(reason)) is not None:
+                    return note
+                await asyncio.sleep(0.01)
+
+    def counted(self, to: str, reason: str) -> float:
+        labels = {"to": to, "reason": reason}
+        value = self.plugin.metrics.registry.get_sample_value("ascend_dp_health_transitions_total", labels)
+        return value or 0.0
+
+
+@pytest.fixture
+async def site(folder: Path) -> AsyncIterator[Site]:
+    async with whole_node(folder) as whole, whole.plugin(recovery_hold_s=0.05) as plugin:
+        site = Site(whole, plugin)
+        await site.reported(free=0xFF)
+        yield site
+
+
+async def test_a_fault_reaches_report_kubelet_event_and_metric_and_so_does_its_end(site: Site) -> None:
+    site.whole.node.edit_chip(3, fault_codes=["80E18402"])
+    told = await site.reported(unhealthy=0b1000)
+    assert told.free == 0xF7
+    (fault,) = told.faults
+    assert (fault.npu_name, fault.fault_code, fault.fault_level) == ("Ascend910-3", "80E18402", "SeparateNPU")
+    await site.offered(7)
+    assert await site.announced("NPUUnhealthy") == "Ascend910-3: 80E18402 (SeparateNPU)"
+    assert site.counted("unhealthy", "Fault") == 1
+    site.whole.node.edit_chip(3, fault_codes=[])
+    told = await site.reported(unhealthy=0, free=0xFF)
+    assert told.faults == ()
+    await site.offered(8)
+    assert await site.announced("NPURecovered") == "Ascend910-3 is well again"
+
+
+async def test_the_report_is_never_ahead_of_the_kubelet_with_free_chips(site: Site) -> None:
+    # A reader that finds more chips listed free than the kubelet offers refuses the node (spec/node-agent.md §0.4).
+    excess: list[tuple[int, int]] = []
+
+    async def look(_operation: str, resource: Any, _subresource: str, document: JsonObject) -> JsonObject:
+        if resource.plural == "configmaps" and document["metadata"]["name"] == REPORT:
+            free = decode_report(document["data"]).free.bit_count()
+            healthy = sum(health == "Healthy" for health in site.whole.node.kubelet.devices(RESOURCE).values())
+            if free > healthy:
+                excess.append((free, healthy))
+        return document
+
+    site.whole.cluster.server.admission.append(look)
+    for chips in (0b1, 0b110, 0, 0xFF, 0):
+        for chip_id in range(8):
+            site.whole.node.edit_chip(chip_id, health="Unhealthy" if chips >> chip_id & 1 else "Healthy")
+        await site.reported(unhealthy=chips, free=0xFF & ~chips)
+        await site.offered(8 - chips.bit_count())
+    assert excess == []
+
+
+async def test_a_network_fault_is_reported_and_the_kubelet_never_hears_of_it(site: Site) -> None:
+    site.whole.node.edit_chip(1, network_health="Unhealthy")
+    told = await site.reported(network_unhealthy=0b10)
+    assert (told.unhealthy, told.free) == (0, 0xFF)
+    assert "Ascend910-1" in await site.announced("NPUNetworkUnhealthy")
+    assert site.whole.node.kubelet.allocatable(RESOURCE) == 8
+
+
+async def test_an_operator_takes_a_chip_out_and_lets_it_in_again(site: Site) -> None:
+    await site.edit("Ascend910-5")
+    told = await site.reported(unhealthy=0b10_0000)
+    assert told.manually_separated == 0b10_0000
+    await site.offered(7)
+    assert "Ascend910-5" in await site.announced("NPUUnhealthy")
+    assert site.counted("unhealthy", "ManuallySeparated") == 1
+    await site.edit("")
+    await site.reported(unhealthy=0, manually_separated=0, free=0xFF)
+    await site.offered(8)
+
+
+async def test_a_chip_an_operator_took_out_stays_out_over_a_restart(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin() as plugin:
+            site = Site(whole, plugin)
+            await site.reported(free=0xFF)
+            await site.edit("Ascend910-2")
+            await site.reported(unhealthy=0b100)
+        told = decode_report((await site.config_map()).data)
+        assert (told.update_time_s, told.manually_separated) == (0, 0b100)
+        # Let in while no plugin was there to see it: that counts too.
+        await site.edit("Ascend910-2,Ascend910-6")
+        second = Plugin(whole.settings())
+        task = asyncio.create_task(second.run())
+        try:
+            again = Site(whole, second)
+            await again.reported(unhealthy=0b100_0100, manually_separated=0b100_0100)
+            await again.offered(6)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_site_s_own_rules_hold_as_soon_as_they_are_there_and_the_defaults_when_they_go(site: Site) -> None:
+    site.whole.node.edit_chip(0, fault_codes=["80E18402"])
+    await site.reported(unhealthy=0b1)
+    harmless = {"faultCode.json": json.dumps({"NotHandleFaultCodes": ["80E18402", "no code"]})}
+    body: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": FAULT_RULES, "namespace": KUBE_SYSTEM},
+        "data": harmless,
+    }
+    await site.whole.client.create(CONFIG_MAPS, body, KUBE_SYSTEM)
+    told = await site.reported(unhealthy=0)
+    assert told.faults[0].fault_level == "NotHandleFault"
+    assert '"no code"' in await site.announced("NPUFaultRulesInvalid")
+    await site.whole.client.delete(CONFIG_MAPS, FAULT_RULES, KUBE_SYSTEM)
+    await site.reported(unhealthy=0b1)
+
+
+async def test_a_chip_whose_driver_call_hangs_holds_up_neither_the_others_nor_a_pod(folder: Path) -> None:
+    async with whole_node(folder) as whole, whole.plugin(stale_s=0.5, recovery_hold_s=0.05) as plugin:
+        site = Site(whole, plugin)
+        whole.node.edit_chip(7, delay_s=3.0)
+        await site.reported(unhealthy=0x80)
+        assert site.counted("unhealthy", "DriverSilent") == 1
+        whole.node.edit_chip(2, fault_codes=["80E18402"])
+        await site.reported(unhealthy=0x84)
+        await whole.bind("one", 0, 1)
+        await whole.claimed("one")
+        whole.node.edit_chip(7, delay_s=0.0)
+        await site.reported(unhealthy=0x04)
