@@ -18,7 +18,7 @@ from ascend.chips import ChipSet
 from ascend.daemon.reload import Outcome, SettingsReload
 from ascend.daemon.settings import SettingsSource
 from ascend.deviceinfo import read_manually_separated, read_upgrades
-from ascend.errors import ApiError, InvalidReport, Unreachable
+from ascend.errors import ApiError, InvalidReport, Refusal, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
@@ -77,6 +77,7 @@ class _KubeletSide:
 
     watch: Reflector[Pod]
     claims: ClaimWriter
+    giver: Giver
     reconciler: Reconciler
     lock: InstanceLock
     registration: Registration
@@ -179,6 +180,7 @@ class Plugin:
             await self.snapshots.newer_than(0)
             await kubelet.watch.synced.wait()
             async with kubelet.lock.held():
+                self._prepare(kubelet.giver)
                 await kubelet.reconciler.restore()
                 start("board", chips.board.watch().run())
                 start("reconciler", kubelet.reconciler.run())
@@ -303,10 +305,19 @@ class Plugin:
         return _KubeletSide(
             Reflector(client, PODS, self.pods, field_selector=own),
             claims,
+            giver,
             reconciler,
             InstanceLock(settings.device_plugin_dir),
             registration,
         )
+
+    def _prepare(self, giver: Giver) -> None:
+        snapshot = self.snapshots.value
+        try:
+            giver.prepare(chip.chip_id for chip in (snapshot.chips if snapshot is not None else ()))
+        except Refusal as refusal:
+            # Every container is refused with this sentence until it can be.
+            log.warning("chips can't be given to containers yet", reason=refusal.reason, error=refusal.message)
 
     def _claim(self, handover: HandOver, name: str) -> dict[str, str]:
         snapshot = self.snapshots.value

@@ -105,7 +105,7 @@ class Giver:
         self._cdi_file = CdiFile(cdi_dir, device_root) if injection == "cdi" else None
 
     def prepare(self, chips: Iterable[int]) -> None:
-        """Make ready for these chips, all that the node has; before the first container, and when they change.
+        """Make ready for these chips, all that the node has, before the first container asks.
 
         Raises:
             Refusal: it can't be; says why.

@@ -84,6 +84,9 @@ class Face:
     def registered(self, result: str) -> float:
         return self.metrics.registry.get_sample_value("ascend_dp_registrations_total", {"result": result}) or 0.0
 
+    def preferred(self, result: str) -> float:
+        return self.metrics.registry.get_sample_value("ascend_dp_preferences_total", {"result": result}) or 0.0
+
     def allocated(self, result: str) -> float:
         return self.metrics.registry.get_sample_value("ascend_dp_allocations_total", {"result": result}) or 0.0
 

@@ -10,7 +10,7 @@ from ascend.chips import chip_name
 from ascend.errors import Refusal, Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.handover import CAP_S, HandOverDesk
-from device_plugin.rules.injection import gift
+from device_plugin.rules.injection import ContainerGift, gift
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
@@ -259,3 +259,180 @@ async def test_a_pod_torn_away_while_it_is_admitted_does_not_get_the_chips_of_th
         await node.admit(2)
     node.kubelet = [torn, left]
     assert (await node.admit(2)).pod == "default/left"
+
+
+def crowded(name: str, *chips: int, time: int = 1, **more: str) -> Pod:
+    """An init container of four, then two app containers of two."""
+    return pod(name, 0, *chips, time=time, init={"prepare": 4}, asks={"left": 2, "right": 2}, **more)  # type: ignore[arg-type]  # fields of a pod
+
+
+def ids(*chips: int) -> list[str]:
+    return [chip_name(chip_id) for chip_id in chips]
+
+
+async def test_each_container_gets_its_slice_and_the_claim_names_the_whole_list_from_the_first_on() -> None:
+    node = Node()
+    node.kubelet = [one := pod("one", 0, 5, 4, 7, 6, time=1, asks={"left": 2, "right": 2})]
+    node.pods.applied(one)
+    first = await node.admit(2)
+    assert [(part.container, part.chips) for part in first.parts] == [("left", (5, 4))]
+    assert (first.chips, set(first.kubelet_ids)) == ((5, 4, 7, 6), {4, 5, 6, 7})
+    second = await node.admit(2, ids(0, 1, 2, 3, 6, 7))
+    assert [(part.container, part.chips) for part in second.parts] == [("left", (5, 4)), ("right", (7, 6))]
+    assert node.claimed == [first]
+    assert second.matches_kubelet
+
+
+async def test_what_the_kubelet_recycles_as_it_likes_is_given_as_it_is() -> None:
+    node = Node()
+    node.kubelet = [one := crowded("one", 0, 1, 2, 3)]
+    node.pods.applied(one)
+    await node.admit(4)
+    left = await node.desk.allocate(ids(3, 1))
+    assert (left.part.container, left.part.chips) == ("left", (1, 3))
+    right = await node.desk.allocate(ids(2, 0))
+    assert (right.part.container, right.part.chips) == ("right", (0, 2))
+    assert right.handover.matches_kubelet
+    assert len(node.claimed) == 1
+
+
+async def test_ids_that_are_not_the_pod_s_are_answered_by_the_container_s_slice_and_the_claim_is_written_again() -> (
+    None
+):
+    node = Node()
+    node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
+    node.pods.applied(one)
+    first = await node.desk.allocate(ids(0, 7))
+    assert (first.part.chips, set(first.handover.kubelet_ids)) == ((0, 1), {0, 7, 2, 3})
+    second = await node.desk.allocate(ids(2, 6))
+    assert (second.part.chips, set(second.handover.kubelet_ids)) == ((2, 3), {0, 7, 2, 6})
+    assert node.claimed == [first.handover, second.handover]
+    assert not second.handover.matches_kubelet
+
+
+async def test_the_same_call_for_one_of_several_containers_gets_the_same_answer() -> None:
+    node = Node()
+    node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
+    node.pods.applied(one)
+    first = await node.desk.allocate(ids(1, 0))
+    again = await node.desk.allocate(ids(0, 1))
+    assert again == first
+    right = await node.desk.allocate(ids(3, 2))
+    assert right.part.container == "right"
+    assert (await node.desk.allocate(ids(0, 1))).part == first.part
+    assert (await node.desk.allocate(ids(2, 3))).part == right.part
+
+
+async def test_the_preference_for_a_later_container_takes_up_what_the_kubelet_has_chosen_already() -> None:
+    node = Node()
+    node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, init={"prepare": 3}, asks={"left": 2, "right": 2})]
+    node.pods.applied(one)
+    await node.admit(3)
+    await node.desk.allocate(ids(1, 2))
+    assert await node.desk.prefer(ids(0, 3, 4, 5), ids(0), 2) == ids(0, 3)
+    assert await node.desk.prefer(ids(0, 3, 4, 5), ids(4), 2) == []
+    assert await node.desk.prefer(["npu-0", *ids(0, 3)], ["npu-0"], 2) == []
+
+
+async def test_a_pod_that_has_begun_is_passed_over_where_the_kubelet_has_taken_up_a_later_one() -> None:
+    # Another resource refused the rest of it; the kubelet rejects it, and the watch does not show that yet.
+    node = Node()
+    begun, later = pod("begun", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}), pod("later", 2, 4, 5, time=2)
+    node.pods.applied(begun)
+    node.kubelet = [begun]
+    await node.admit(2)
+    node.pods.applied(later)
+    node.kubelet = [begun, later]
+    assert (await node.admit(2, ALL[2:])).pod == "default/later"
+
+
+async def test_a_pod_that_has_begun_is_asked_about_even_if_it_is_the_only_one_we_know() -> None:
+    node = Node()
+    begun = pod("begun", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})
+    node.pods.applied(begun)
+    node.kubelet = [begun]
+    await node.admit(2)
+    node.kubelet = [begun, pod("unseen", 2, 4, 5, time=2)]
+    assert (await node.admit(2, ALL[2:])).pod == "default/unseen"
+
+
+@pytest.mark.parametrize("kubelet", [None, []], ids=["silent", "lying"])
+async def test_without_the_kubelet_s_help_a_pod_that_has_begun_comes_before_an_older_decision(
+    kubelet: list[Pod] | None,
+) -> None:
+    node = Node()
+    node.pods.applied(pod("begun", 0, 0, 1, 2, 3, time=9, asks={"left": 2, "right": 2}))
+    await node.admit(2)
+    node.kubelet = kubelet
+    node.pods.applied(pod("other", 2, 4, 5, time=1))
+    assert (await node.admit(2, ALL[2:])).pod == "default/begun"
+    assert (await node.admit(2, ALL[4:])).pod == "default/other"
+
+
+async def test_a_pod_the_kubelet_rejected_without_asking_us_does_not_take_the_next_one_s_place() -> None:
+    # Out of CPU, say: until its status arrives it looks as if it waited, and the kubelet lists it, too.
+    node = Node()
+    rejected, next_one = pod("rejected", 2, 0, 1, time=1), pod("next", 2, 2, 3, time=2)
+    node.pods.applied(rejected)
+    node.pods.applied(next_one)
+    node.kubelet = [next_one, rejected]
+    assert (await node.admit(2)).pod == "default/next"
+
+
+async def test_a_pod_that_waits_for_long_may_have_been_rejected_and_the_kubelet_is_asked() -> None:
+    node = Node()
+    clock = [0.0]
+    node.pods = node.desk._pods = NodePods(node.handovers.drop, now_s=lambda: clock[0])
+    rejected = pod("rejected", 2, 0, 1, time=1)
+    node.pods.applied(rejected)
+    clock[0] = 5.0
+    node.kubelet = [rejected, pod("unseen", 2, 2, 3, time=2)]
+    assert (await node.admit(2)).pod == "default/unseen"
+
+
+async def test_a_pod_torn_away_is_forgotten_once_the_kubelet_has_come_to_a_later_one() -> None:
+    node = Node()
+    torn, one, two = pod("torn", 2, 0, 1, time=1), pod("one", 2, 2, 3, time=2), pod("two", 2, 4, 5, time=3)
+    node.pods.applied(torn)
+    node.pods.deleted(torn)
+    node.pods.applied(one)
+    node.kubelet = [torn, one]
+    assert (await node.admit(2)).pod == "default/one"
+    node.pods.applied(two)
+    node.asked.clear()
+    assert (await node.admit(2, ALL[4:])).pod == "default/two"
+    assert node.asked == []
+
+
+async def test_a_pod_from_before_a_restart_may_be_asked_for_in_the_middle() -> None:
+    node = Node()
+    node.kubelet = [one := crowded("one", 0, 1, 2, 3)]
+    node.pods.applied(one)
+    with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
+        await node.desk.allocate(ids(0, 1))
+    node.handovers.uncertain.add(one.uid)
+    assert (await node.desk.allocate(ids(0, 1))).part.container == "left"
+    assert (await node.desk.allocate(ids(3, 2))).part.container == "right"
+
+
+async def test_a_refused_container_leaves_no_trace_in_the_ledger() -> None:
+    node = Node()
+
+    def refuse(_chips: tuple[int, ...]) -> ContainerGift:
+        raise Refusal("DeviceNodeMissing", "/dev/davinci_manager is missing")
+
+    node.desk._give = refuse
+    node.pods.applied(pod("one", 2, 0, 1, time=1))
+    with pytest.raises(Refusal, match="davinci_manager is missing"):
+        await node.admit(2)
+    assert list(node.handovers) == []
+    assert node.claimed == []
+
+
+async def test_a_call_for_no_device_is_refused_at_once() -> None:
+    node = Node()
+    started_s = asyncio.get_running_loop().time()
+    with pytest.raises(Refusal, match="names no device"):
+        await node.desk.allocate([])
+    assert await node.desk.prefer(ALL, [], 0) == []
+    assert asyncio.get_running_loop().time() == started_s

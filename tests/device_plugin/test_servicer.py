@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 import pytest
@@ -11,7 +11,11 @@ import pytest
 from ascend.annotations import ALLOCATED
 from ascend.errors import NotFound, Unreachable
 from ascend.kube.objects import Pod
+from ascend.products import ASCEND_910A
 from device_plugin import handover as handover_module
+from device_plugin.kubelet.servicer import Topology, device_list
+from device_plugin.rules.injection import gift
+from device_plugin.rules.snapshot import Snapshot
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.device_plugin.api import until
 from tests.device_plugin.builders import pod, snapshot
@@ -201,3 +205,79 @@ async def test_every_call_is_timed_refused_or_not(face: Face, stub: "DevicePlugi
         await allocate(stub, "npu")
     registry = face.metrics.registry
     await until(lambda: registry.get_sample_value("ascend_dp_allocate_duration_seconds_count") == 2)
+
+
+def fail(*_: object) -> None:
+    raise ZeroDivisionError("a fault of ours")
+
+
+async def test_a_preference_that_fails_inside_is_empty_and_counted(
+    face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    face.pods.applied(pod("one", 1, 0, time=1))
+    monkeypatch.setattr(face.desk, "_choose", fail)
+    assert await prefer(stub, list(HEALTHY), [], 1) == [[]]
+    assert face.preferred("failed") == 1
+    monkeypatch.undo()
+    assert await prefer(stub, list(HEALTHY), [], 1) == [["Ascend910-0"]]
+    assert (face.preferred("failed"), face.preferred("steered")) == (1, 1)
+
+
+async def test_an_allocate_that_fails_inside_is_an_error_in_words_and_the_next_one_works(
+    face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    face.pods.applied(pod("one", 1, 0, time=1))
+    monkeypatch.setattr(face.desk, "_part", fail)
+    with pytest.raises(grpc.aio.AioRpcError, match="Internal: the device plugin failed: ZeroDivisionError"):
+        await allocate(stub, "Ascend910-0")
+    assert face.allocated("Internal") == 1
+    monkeypatch.undo()
+    assert (await allocate(stub, "Ascend910-0")).envs["ASCEND_VISIBLE_DEVICES"] == "0"
+
+
+async def test_two_pods_of_a_size_that_nobody_tells_apart_are_led_by_the_decisions_order(
+    face: Face, stub: "DevicePluginAsyncStub"
+) -> None:
+    face.pods.applied(pod("late", 2, 0, 1, time=9))
+    face.pods.applied(pod("early", 2, 5, 4, time=1))
+    assert await prefer(stub, list(HEALTHY), [], 2) == [["Ascend910-5", "Ascend910-4"]]
+    assert await prefer(stub, list(HEALTHY), ["Ascend910-4"], 2) == [["Ascend910-5", "Ascend910-4"]]
+    assert await prefer(stub, list(HEALTHY), ["Ascend910-0"], 2) == [[]]
+    assert await prefer(stub, ["Ascend910-5", "npu-0"], [], 2) == [[]]
+
+
+async def test_a_cdi_device_is_named_in_the_answer(face: Face, stub: "DevicePluginAsyncStub") -> None:
+    face.pods.applied(pod("one", 2, 5, 4, time=1))
+    face.desk._give = lambda chips: gift(chips, "cdi", Path("/dev"), lambda _folder: ())
+    given = await allocate(stub, "Ascend910-4", "Ascend910-5")
+    assert [each.name for each in given.cdi_devices] == ["huawei.com/npu=5", "huawei.com/npu=4"]
+    assert (dict(given.envs), list(given.devices)) == ({}, [])
+
+
+class Placed(NamedTuple):
+    """A chip with the NUMA node it is close to."""
+
+    chip_id: int
+    healthy: bool
+    numa_node: int | None
+
+
+@pytest.mark.parametrize(
+    ("topology", "nodes", "told"),
+    [
+        ("auto", (0, 0), [[0], [0]]),
+        ("auto", (0, 1), [[], []]),
+        ("auto", (0, None), [[], []]),
+        ("auto", (None, None), [[], []]),
+        ("always", (0, 1), [[0], [1]]),
+        ("always", (None, 1), [[], [1]]),
+        ("never", (0, 0), [[], []]),
+    ],
+)
+def test_numa_nodes_are_told_only_where_they_can_not_fight_the_allocator_s_choice(
+    topology: Topology, nodes: tuple[int | None, ...], told: list[list[int]]
+) -> None:
+    chips = tuple(Placed(chip_id, healthy=True, numa_node=node) for chip_id, node in enumerate(nodes))
+    message = device_list(Snapshot(ASCEND_910A, chips, 0, 0), topology)  # type: ignore[arg-type]  # as much of a chip as it takes
+    assert message is not None
+    assert [[node.ID for node in each.topology.nodes] for each in message.devices] == told

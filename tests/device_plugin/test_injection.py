@@ -1,0 +1,164 @@
+"""What a container is given, in each way; and the file that the CDI way needs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ascend.errors import Refusal
+from device_plugin import cdi as cdi_module
+from device_plugin.cdi import Giver, list_folder
+from device_plugin.rules.injection import CDI_FILE, Injection, InjectionSetting, detect, gift
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Path:
+    """A server with four chips and everything that is optional, save the fabric."""
+    root = tmp_path / "dev"
+    root.mkdir()
+    for node in ("davinci_manager", "hisi_hdc", "devmm_svm", "dvpp_cmdlist", *(f"davinci{n}" for n in range(4))):
+        (root / node).touch()
+    return root
+
+
+def add_fabric(dev: Path) -> None:
+    for node in ("uburma/udma1", "uburma/udma0", "ummu/tid"):
+        (dev / node).parent.mkdir(exist_ok=True)
+        (dev / node).touch()
+    (dev / "uburma" / "a-folder").mkdir()
+
+
+def given(dev: Path, injection: Injection) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
+    got = gift((3, 0), injection, dev, list_folder)
+    assert all(outside == str(dev / inside.removeprefix("/dev/")) for inside, outside in got.devices.items())
+    return got.envs, [inside.removeprefix("/dev/") for inside in got.devices], got.cdi_devices
+
+
+ENVS = {"ASCEND_VISIBLE_DEVICES": "3,0", "ASCEND_RUNTIME_OPTIONS": ""}
+NODES = ["davinci_manager", "hisi_hdc", "devmm_svm", "dvpp_cmdlist", "davinci3", "davinci0"]
+
+
+@pytest.mark.parametrize(
+    ("injection", "expected"),
+    [
+        ("runtime", (ENVS, [], ())),
+        ("devices", ({}, NODES, ())),
+        ("both", (ENVS, NODES, ())),
+        ("cdi", ({}, [], ("huawei.com/npu=3", "huawei.com/npu=0"))),
+    ],
+)
+def test_each_way_gives_what_it_needs_in_the_order_written_on_the_pod(
+    dev: Path, injection: Injection, expected: object
+) -> None:
+    assert given(dev, injection) == expected
+
+
+def test_what_the_node_does_not_have_is_not_given(dev: Path) -> None:
+    for node in ("hisi_hdc", "dvpp_cmdlist"):
+        (dev / node).unlink()
+    assert given(dev, "devices")[1] == ["davinci_manager", "devmm_svm", "davinci3", "davinci0"]
+
+
+def test_every_node_of_the_fabric_is_given_where_there_is_one(dev: Path) -> None:
+    add_fabric(dev)
+    assert given(dev, "devices")[1][4:7] == ["uburma/udma0", "uburma/udma1", "ummu/tid"]
+
+
+@pytest.mark.parametrize("injection", ["devices", "both"])
+@pytest.mark.parametrize("missing", ["davinci_manager", "davinci3"])
+def test_without_a_node_that_is_needed_the_container_is_refused_in_words(
+    dev: Path, injection: Injection, missing: str
+) -> None:
+    (dev / missing).unlink()
+    with pytest.raises(Refusal, match=f"{missing} is missing") as refused:
+        given(dev, injection)
+    assert refused.value.reason == "DeviceNodeMissing"
+
+
+@pytest.mark.parametrize(
+    ("setting", "mark", "way"),
+    [
+        ("auto", {"ASCEND_DOCKER_RUNTIME": "True"}, "runtime"),
+        ("auto", {"ASCEND_DOCKER_RUNTIME": "true"}, "devices"),
+        ("auto", {}, "devices"),
+        ("cdi", {"ASCEND_DOCKER_RUNTIME": "True"}, "cdi"),
+    ],
+)
+def test_left_open_the_way_is_that_of_the_runtime_that_runs_the_plugin(
+    setting: InjectionSetting, mark: dict[str, str], way: Injection
+) -> None:
+    assert detect(setting, mark) == way
+
+
+def test_the_cdi_file_names_every_chip_and_what_all_of_them_need(dev: Path, tmp_path: Path) -> None:
+    Giver("cdi", dev, tmp_path / "cdi").prepare(range(2))
+    file = tmp_path / "cdi" / CDI_FILE
+
+    def edits(*nodes: str) -> dict[str, object]:
+        nodes_ = [{"path": f"/dev/{node}", "hostPath": str(dev / node), "permissions": "rw"} for node in nodes]
+        return {"deviceNodes": nodes_}
+
+    assert json.loads(file.read_text()) == {
+        "cdiVersion": "0.5.0",
+        "kind": "huawei.com/npu",
+        "devices": [
+            {"name": "0", "containerEdits": edits("davinci0")},
+            {"name": "1", "containerEdits": edits("davinci1")},
+        ],
+        "containerEdits": edits("davinci_manager", "hisi_hdc", "devmm_svm", "dvpp_cmdlist"),
+    }
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert [each.name for each in file.parent.iterdir()] == [CDI_FILE]
+
+
+def test_the_cdi_file_is_written_only_when_it_must_change_and_names_are_never_taken_back(
+    dev: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / CDI_FILE
+
+    def prepare(*chips: int) -> tuple[int, list[str]]:
+        # A new giver each time: so is a plugin after an upgrade.
+        Giver("cdi", dev, tmp_path).prepare(chips)
+        return file.stat().st_ino, [each["name"] for each in json.loads(file.read_text())["devices"]]
+
+    first, names = prepare(0, 1)
+    assert names == ["0", "1"]
+    assert prepare(1, 0) == (first, ["0", "1"])
+    assert prepare(0, 2)[1] == ["0", "1", "2"]
+    assert prepare(0)[1] == ["0", "1", "2"]
+    add_fabric(dev)
+    fourth, _ = prepare(0)
+    assert prepare(0)[0] == fourth
+    file.unlink()
+    assert prepare(0)[1] == ["0"]
+
+
+@pytest.mark.parametrize("garbage", ["", "{", "[]", '{"devices": [{"name": "x"}]}', '{"devices": null}'])
+def test_a_cdi_file_that_can_not_be_read_is_replaced(dev: Path, tmp_path: Path, garbage: str) -> None:
+    (tmp_path / CDI_FILE).write_text(garbage)
+    Giver("cdi", dev, tmp_path).prepare([5])
+    assert [each["name"] for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]] == ["5"]
+
+
+def test_a_cdi_file_that_can_not_be_written_refuses_and_leaves_nothing_behind(
+    dev: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Refusal, match=r"File exists|Not a directory") as refused:
+        Giver("cdi", dev, tmp_path / "file").give((1,))
+    assert refused.value.reason == "CdiFileNotWritten"
+
+    def fail(_self: Path, _target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cdi_module.Path, "replace", fail)
+    with pytest.raises(Refusal, match="No space left on device"):
+        Giver("cdi", dev, tmp_path / "cdi").give((1,))
+    assert not list((tmp_path / "cdi").iterdir())
+
+
+def test_a_container_is_given_nothing_whose_name_the_file_does_not_have(dev: Path, tmp_path: Path) -> None:
+    giver = Giver("cdi", dev, tmp_path)
+    giver.prepare(range(2))
+    assert giver.give((3,)).cdi_devices == ("huawei.com/npu=3",)
+    assert [each["name"] for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]] == ["0", "1", "3"]

@@ -1,0 +1,115 @@
+"""What a pod's owner reads when the node refuses it, through a kubelet: a word for programs, a sentence for people."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ascend.annotations import ALLOCATED, PREDICATE_TIME, REAL
+from ascend.chips import chip_name, join_names
+from ascend.kube.objects import PODS, Pod
+from device_plugin import handover as handover_module
+from sandbox.cluster import pod_manifest
+from tests.device_plugin.api import NODE, until
+from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node
+from tests.e2e.proxy import ApiProxy
+
+
+async def bind_as(whole: Whole, name: str, count: int, annotation: str | None) -> Pod:
+    """Bind a pod with whatever is written on it."""
+    pod = await whole.client.create(PODS, pod_manifest(name, count), "default")
+    annotations = {PREDICATE_TIME: "7"} | ({ALLOCATED: annotation} if annotation is not None else {})
+    await whole.client.bind(namespace="default", name=name, uid=pod.uid, node=NODE, annotations=annotations)
+    return pod
+
+
+async def refusal(whole: Whole, name: str) -> str:
+    """What the pod's status says; it claims nothing, and its predicate-time is not consumed."""
+    await until(lambda: (found := whole.find(name)) is not None and found.status.phase == "Failed")
+    found = whole.find(name)
+    assert found is not None
+    assert found.status.reason == "UnexpectedAdmissionError"
+    assert found.metadata.annotations[PREDICATE_TIME] == "7"
+    assert REAL not in found.metadata.annotations
+    return found.status.message
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (None, "NotPlaced: annotation huawei.com/Ascend910 is missing"),
+        ("Ascend910-0,chip1", "MalformedAnnotation: annotation huawei.com/Ascend910: 'chip1' is not a chip name"),
+        ("Ascend910-0,Ascend910-0", "MalformedAnnotation: annotation huawei.com/Ascend910: "),
+        ("Ascend910-0", "WrongCount: annotation huawei.com/Ascend910 names 1 chips, the pod asks for 2"),
+        ("", "WrongCount: annotation huawei.com/Ascend910 names 0 chips, the pod asks for 2"),
+        (join_names((0, 1, 2)), "WrongCount: annotation huawei.com/Ascend910 names 3 chips, the pod asks for 2"),
+        (join_names((7, 8)), "UnknownChip: this node has no Ascend910-8"),
+        (join_names((2, 3)), "ChipUnhealthy: Ascend910-3 is unhealthy"),
+        (join_names((1, 2)), "ChipHeld: Ascend910-1 is held by pod default/holder"),
+    ],
+)
+async def test_a_pod_that_can_not_get_its_chips_is_told_why_and_the_next_one_gets_its(
+    folder: Path, annotation: str | None, words: str
+) -> None:
+    async with whole_node(folder) as whole, whole.plugin() as plugin:
+        await whole.bind("holder", 1)
+        await whole.claimed("holder")
+        whole.node.edit_chip(3, health="Unhealthy")
+        await until(lambda: (snapshot := plugin.snapshots.value) is not None and not snapshot.healthy >> 3 & 1)
+        await bind_as(whole, "refused", 2, annotation)
+        assert f"Allocate failed due to rpc error: code = FailedPrecondition desc = {words}" in await refusal(
+            whole, "refused"
+        )
+        await whole.bind("next", 5, 4)
+        check_hand_over(whole, await whole.claimed("next"))
+        assert [each.pod for each in plugin.handovers] == ["default/holder", "default/next"]
+
+
+async def test_without_the_driver_s_nodes_a_pod_is_refused(folder: Path) -> None:
+    async with whole_node(folder) as whole, whole.plugin(injection="devices"):
+        (whole.node.device_root / "davinci_manager").unlink()
+        await bind_as(whole, "one", 1, chip_name(0))
+        assert "DeviceNodeMissing: " in await refusal(whole, "one")
+
+
+async def test_a_pod_nobody_can_tell_us_of_is_refused_when_the_api_server_is_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover_module, "PREFER_CAP_S", 0.05)
+    monkeypatch.setattr(handover_module, "LIST_AFTER_S", 0.05)
+    async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
+        behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
+        async with whole.plugin(kubeconfig=behind):
+            await proxy._runner.cleanup()
+            await bind_as(whole, "unseen", 1, chip_name(0))
+            loop = asyncio.get_running_loop()
+            started_s = loop.time()
+            said = await refusal(whole, "unseen")
+            assert "ApiServerAway: no pod waits for 1 chips, and the API server can't be asked" in said
+            assert loop.time() - started_s < handover_module.CAP_S
+
+
+async def test_a_pod_of_several_containers_is_refused_as_a_whole(folder: Path) -> None:
+    async with whole_node(folder) as whole, whole.plugin() as plugin:
+        await whole.bind("holder", 3)
+        await whole.claimed("holder")
+        await whole.bind("crowded", 0, 1, 2, 3, asks=asking("s1 i1 a2 a1"), predicate_time=7)
+        assert "ChipHeld: Ascend910-3 is held by pod default/holder" in await refusal(whole, "crowded")
+        assert [each.pod for each in plugin.handovers] == ["default/holder"]
+
+
+async def test_a_pod_the_kubelet_rejects_without_asking_leaves_the_next_one_its_own_chips(folder: Path) -> None:
+    async with whole_node(folder) as whole, whole.plugin() as plugin:
+        kubelet = whole.node.kubelet
+        kubelet.hold_admission()
+        whole.cluster.server.delay("/pods/elsewhere/status", 3.0)
+        body = pod_manifest("elsewhere", 2, nodeSelector={"kubernetes.io/hostname": "another"})
+        pod = await whole.client.create(PODS, body, "default")
+        written = {ALLOCATED: join_names((0, 1)), PREDICATE_TIME: "1"}
+        await whole.client.bind(namespace="default", name="elsewhere", uid=pod.uid, node=NODE, annotations=written)
+        await whole.bind("next", 5, 4, predicate_time=2)
+        await until(lambda: len(list(plugin.pods)) == 2)
+        kubelet.release_admission()
+        check_hand_over(whole, await whole.claimed("next"))
+        assert kubelet.status("default/elsewhere")["reason"] == "NodeAffinity"
+        whole.cluster.server.delay("/pods/elsewhere/status", 0.0)
