@@ -87,27 +87,30 @@ class Reconciler:
 
     async def run(self) -> None:
         """Follow the pods until cancelled."""
+        loop = asyncio.get_running_loop()
         suspects: set[str] = set()
-        puzzle: set[str] = set()
-        wait_s = RETRY_S
+        tried: set[str] = set()
+        wait_s, read_s = RETRY_S, -RETRY_S
         while True:
             version = self._pods.changes.version
             self._mend_claims()
             self._announce_mismatches()
             orphans = self._orphans()
-            before, puzzle = puzzle, orphans | {pod.uid for pod in self._unexplained()}
+            puzzle = orphans | {pod.uid for pod in self._unexplained()}
             if not puzzle:
-                suspects = set()
+                suspects, tried = set(), set()
                 await self._pods.changes.newer_than(version)
+                continue
+            due_s = read_s + (wait_s if puzzle == tried else RETRY_S)
+            if loop.time() < due_s:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(due_s):
+                        await self._pods.changes.newer_than(version)
                 continue
             # An orphan may be a hand-over made a moment ago, to a pod our watch will show: it gets a second look.
             await self._adopt(drop=orphans & suspects)
-            suspects = orphans
-            wait_s = min(2 * wait_s, RETRY_LIMIT_S) if puzzle == before else RETRY_S
-            await asyncio.sleep(RETRY_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s - RETRY_S):
-                    await self._pods.changes.newer_than(version)
+            wait_s = min(2 * wait_s, RETRY_LIMIT_S) if puzzle == tried else RETRY_S
+            suspects, tried, read_s = orphans, puzzle, loop.time()
 
     async def forget_lost(self) -> None:
         """Drop hand-overs that a new kubelet does not know: the old one died before it wrote them down.

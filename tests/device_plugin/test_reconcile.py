@@ -1,5 +1,7 @@
 """The plugin's ledger after a restart, and where it and the kubelet's don't explain each other."""
 
+import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,13 @@ from device_plugin import reconcile as reconcile_module
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
 from device_plugin.metrics import Metrics
 from device_plugin.reconcile import Reconciler
+from device_plugin.rules.pod import NodePod, read_pod
+from device_plugin.state.adoption import adopt, is_its_own
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.pods import NodePods
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import pod
-from tests.device_plugin.whole import Whole, check_hand_over, whole_node, written
+from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node, written
 from tests.sandbox.kubelet.peer import Plugin as Peer
 
 
@@ -253,3 +257,194 @@ async def test_a_claim_changed_before_a_restart_is_not_believed_against_the_kube
         async with whole.plugin() as plugin:
             await until(lambda: (one := whole.find("one")) is not None and written(one, REAL) == 0b11)
             assert [each.chips for each in plugin.handovers] == [(0, 1)]
+
+
+async def test_containers_are_restored_one_by_one_and_a_pod_in_the_middle_goes_on(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("many", 5, 4, 7, 6, asks=asking("i1 s1 a2 a1"))
+            check_hand_over(whole, await whole.claimed("many"))
+        await unclaim(whole, "many")
+        async with whole.plugin() as plugin:
+            check_hand_over(whole, await whole.claimed("many"))
+            (entry,) = plugin.handovers
+            assert entry.chips == (5, 4, 7, 6)
+            assert [part.container for part in entry.parts] == ["init-0", "sidecar-1", "app-2", "app-3"]
+            assert entry.matches_kubelet
+
+
+async def test_a_pod_whose_init_container_alone_asked_is_restored_by_what_is_written_on_it(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("only-init", 5, 4, asks=asking("i2"))
+            await whole.claimed("only-init")
+        await unclaim(whole, "only-init")
+        async with whole.plugin() as plugin:
+            one = await whole.claimed("only-init")
+            assert written(one, REAL) == written(one, KUBELET_IDS) == 0b11_0000
+            assert [each.chips for each in plugin.handovers] == [(5, 4)]
+
+
+async def test_what_another_container_of_the_pod_got_is_told_apart_from_the_rest(folder: Path) -> None:
+    books = Books(folder / "none.sock")
+    (many,) = applied(books, pod("many", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}))
+    handover = adopt(many, {"left": (0, 7)}, admitted=False)
+    assert [(part.container, part.chips, part.kubelet_ids) for part in handover.parts] == [("left", (0, 1), (0, 7))]
+    assert set(handover.kubelet_ids) == {0, 7, 2, 3}
+    assert not handover.matches_kubelet
+
+
+def applied(books: Books, *pods: Pod) -> list[NodePod]:
+    for each in pods:
+        books.pods.applied(each)
+    return list(books.pods)
+
+
+@pytest.mark.parametrize(
+    ("held", "admitted", "its_own"),
+    [
+        ({"main": (2, 3)}, False, True),
+        ({"main": (0, 1)}, False, False),
+        ({"main": (0, 1)}, True, True),
+        ({"main": (2,)}, True, False),
+        ({"other": (2, 3)}, True, False),
+        ({}, False, False),
+    ],
+)
+def test_a_pod_created_again_does_not_adopt_what_the_earlier_one_of_its_name_has(
+    held: dict[str, tuple[int, ...]], *, admitted: bool, its_own: bool
+) -> None:
+    again = read_pod(pod("again", 2, 2, 3, time=1), 1)
+    assert is_its_own(again, held, admitted=admitted) == its_own
+
+
+async def test_a_pod_that_waits_under_the_name_of_one_that_runs_on_is_not_taken_for_it(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (0, 1))
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        books.pods.applied(pod("one", 2, 6, 7, time=5, uid="uid-again"))
+        await books.reconciler.restore()
+        assert books.entries == {}
+        books.pods.applied(pod("one", 2, 6, 7, time=5, uid="uid-again", started=True))
+        await books.reconciler.restore()
+        assert books.entries == {"default/one": ((6, 7), (0, 1))}
+
+
+async def test_a_hand_over_to_a_pod_of_which_another_has_taken_the_name_is_dropped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (0, 1))
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        one = whole.find("one")
+        assert one is not None
+        books.pods.applied(one)
+        books.handovers.add(HandOver("uid-earlier", "default/one", (4, 5), (4, 5)))
+        async with running(books.reconciler.run()):
+            await until(lambda: [each.uid for each in books.handovers] == [one.uid])
+
+
+async def test_a_kubelet_that_has_other_ids_is_counted_and_told_of_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (6, 7))
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        one = whole.find("one")
+        assert one is not None
+        async with running(books.reconciler.run()):
+            for _ in range(3):
+                books.pods.applied(one)
+                await until(lambda: books.told)
+                await asyncio.sleep(0)
+        sentence = (
+            "it was given Ascend910-0,Ascend910-1, as placed, but the kubelet's own ledger has Ascend910-6,Ascend910-7"
+            " for it"
+        )
+        assert books.told == [("default/one", "NPUAllocationMismatch", sentence)]
+        assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 1
+
+
+async def test_a_pod_that_runs_without_its_chips_is_told_of_once_and_not_asked_about_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    reads = counted_reads(monkeypatch)
+    async with whole_node(folder) as whole:
+        # No plugin has ever registered: the kubelet skips the resource in silence (spec/kubernetes.md §1.6).
+        await whole.bind("one", 0, 1)
+        await until(lambda: (found := whole.find("one")) is not None and found.status.phase == "Running")
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        one = whole.find("one")
+        assert one is not None
+        async with running(books.reconciler.run()):
+            for number in range(20):
+                books.pods.applied(one)
+                await until(lambda: books.told)
+                await asyncio.sleep(0.001)
+                if number == 0:
+                    reads.clear()
+        ((key, reason, sentence),) = books.told
+        assert (key, reason) == ("default/one", "NPURunsWithoutChips")
+        assert sentence.startswith("container main asks for chips and runs without")
+        assert len(reads) <= 1
+        assert books.entries == {}
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When the kubelet's ledger was read."""
+    reads: list[float] = []
+
+    async def read(socket: Path) -> KubeletLedger:
+        reads.append(asyncio.get_running_loop().time())
+        return await read_ledger(socket)
+
+    monkeypatch.setattr(reconcile_module, "read_ledger", read)
+    return reads
+
+
+@pytest.mark.looptime
+async def test_the_kubelet_is_asked_once_a_second_at_most_and_ever_less_while_it_explains_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[float] = []
+
+    async def silent(_socket: Path) -> KubeletLedger:
+        reads.append(asyncio.get_running_loop().time())
+        raise Unreachable("nobody there")
+
+    monkeypatch.setattr(reconcile_module, "read_ledger", silent)
+    books = Books(folder / "none.sock")
+    async with running(books.reconciler.run()):
+        books.pods.applied(pod("fine", 0, started=True))
+        await asyncio.sleep(10)
+        assert reads == []
+        books.pods.applied(pod("puzzling", 2, 0, 1, time=1, started=True))
+        await asyncio.sleep(60)
+        assert len(reads) <= 8
+        reads.clear()
+        for _ in range(100):
+            books.pods.applied(pod("fine", 0, started=True))
+            await asyncio.sleep(0.1)
+        assert len(reads) <= 1
+        reads.clear()
+        for number in range(100):
+            books.pods.applied(pod(f"puzzling-{number}", 2, 0, 1, time=1, started=True))
+            await asyncio.sleep(0.1)
+        assert len(reads) > 5
+        assert min(later - earlier for earlier, later in itertools.pairwise(reads)) >= 1.0
+
+
+async def test_two_pods_of_one_name_in_the_kubelet_s_ledger_explain_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def twice(_socket: Path) -> KubeletLedger:
+        return KubeletLedger({"default/one": {"main": (0, 1)}}, {"default/one"})
+
+    monkeypatch.setattr(reconcile_module, "read_ledger", twice)
+    books = Books(folder / "none.sock")
+    books.pods.applied(pod("one", 2, 0, 1, time=1, started=True))
+    await books.reconciler.restore()
+    assert books.entries == {}
