@@ -56,6 +56,22 @@ def topo(
         Console().print(node_map(views))
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def doctor(
+    context: typer.Context,
+    output: Annotated[Output, typer.Option("-o", "--output", help="How to print.")] = Output.TABLE,
+) -> None:
+    """Tell what is wrong with this node, in words; run it on the node, or in the plugin's pod.
+
+    Flags, $ASCEND_DP_... variables and --config are those of ascend-device-plugin. Exit status 1 where there are
+    problems.
+    """
+    # Not above: looking at a cluster from afar needs nothing of the node's side.
+    from npuctl.doctor import diagnose
+
+    raise typer.Exit(asyncio.run(diagnose(context.args, as_json=output is Output.JSON)))
+
+
 async def _read(kubeconfig: str | None, context: str | None) -> list[NodeView]:
     async with await KubeClient.connect(kubeconfig, context) as client:
         nodes, pods, reports = await asyncio.gather(

@@ -59,6 +59,14 @@ class _Items(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
+class _AccessStatus(msgspec.Struct):
+    allowed: bool
+
+
+class _AccessReview(msgspec.Struct):
+    status: _AccessStatus
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     method: str
@@ -271,6 +279,41 @@ class KubeClient:
         """
         body: JsonObject | None = {"preconditions": {"uid": uid}} if uid else None
         await self.request("DELETE", resource.path(namespace=namespace, name=name), body=body)
+
+    async def may(
+        self, verb: str, resource: str, *, group: str = "", subresource: str = "", namespace: str = ""
+    ) -> bool:
+        """Whether we are allowed to do something; the server itself says so.
+
+        Args:
+            verb: as RBAC has it.
+            resource: plural.
+            group: the API group; empty for the core one.
+            subresource: empty for none.
+            namespace: empty for all.
+
+        Raises:
+            ApiError: the server refused to say.
+            Unreachable: no answer, or none that can be used.
+        """
+        attributes = {
+            "verb": verb,
+            "resource": resource,
+            "group": group,
+            "subresource": subresource,
+            "namespace": namespace,
+        }
+        api = "authorization.k8s.io/v1"
+        body: JsonObject = {
+            "apiVersion": api,
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = await self.request("POST", f"/apis/{api}/selfsubjectaccessreviews", body=body)
+        try:
+            return msgspec.json.decode(answer, type=_AccessReview).status.allowed
+        except UNREADABLE as error:
+            raise Unreachable(f"the API server's answer about rights is not understood: {error}") from error
 
     async def bind(
         self,

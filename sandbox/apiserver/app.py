@@ -24,6 +24,7 @@ Json = dict[str, Any]
 _MAX_BODY_BYTES = 3_145_728
 _OPEN_PATHS = frozenset({"/healthz", "/livez", "/readyz"})
 _SYSTEM_NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
+_ACCESS_REVIEW = ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"]
 _READING = frozenset({"GET", "HEAD"})
 
 
@@ -60,6 +61,8 @@ class ApiServer:
         watcher_limit: int = 10_000,
         resources: tuple[Resource, ...] = SERVED,
     ) -> None:
+        self.denied: set[tuple[str, str]] = set()
+        """Verbs and resources (as ``("patch", "nodes")``) that access reviews deny; nothing else looks at them."""
         self.store = Store(history_limit=history_limit, watcher_limit=watcher_limit)
         self.admission: list[AdmissionHook] = []
         self.watches = WatchStreams(self.store, bookmark_interval_s)
@@ -180,8 +183,10 @@ class ApiServer:
             return web.Response(text="ok")
         if parts[:1] == ["api"] and len(parts) > 1:
             return await self._serve(request, parts[1], parts[2:])
-        if parts[:1] == ["apis"] and len(parts) > len(("apis", "group")):
+        if parts[:1] == ["apis"] and len(parts) > len(("apis", "group")) and parts != _ACCESS_REVIEW:
             return await self._serve(request, "/".join(parts[1:3]), parts[3:])
+        if parts == _ACCESS_REVIEW and request.method == "POST":
+            return await self._review(request)
         documents: dict[str, Json | None] = {
             "version": discovery.VERSION,
             "api": discovery.api_versions(self.url.partition("//")[2]),
@@ -191,6 +196,13 @@ class ApiServer:
         if document is None and parts[:1] == ["apis"]:
             document = discovery.group(self._catalogue, parts[1])
         return _read_only(request, document)
+
+    async def _review(self, request: web.Request) -> web.StreamResponse:
+        review: Json = msgspec.json.decode(await request.read())
+        asked = review["spec"]["resourceAttributes"]
+        names = (asked["resource"], asked.get("subresource", ""))
+        denied = (asked["verb"], "/".join(filter(None, names))) in self.denied
+        return json_answer(msgspec.json.encode({**review, "status": {"allowed": not denied}}), 201)
 
     async def _serve(self, request: web.Request, api_version: str, parts: list[str]) -> web.StreamResponse:
         if not self._catalogue.serves(api_version):
