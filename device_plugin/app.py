@@ -77,7 +77,6 @@ class _KubeletSide:
 
     watch: Reflector[Pod]
     claims: ClaimWriter
-    giver: Giver
     reconciler: Reconciler
     lock: InstanceLock
     registration: Registration
@@ -180,7 +179,7 @@ class Plugin:
             await self.snapshots.newer_than(0)
             await kubelet.watch.synced.wait()
             async with kubelet.lock.held():
-                self._prepare(kubelet.giver)
+                self._prepare()
                 await kubelet.reconciler.restore()
                 start("board", chips.board.watch().run())
                 start("reconciler", kubelet.reconciler.run())
@@ -200,6 +199,7 @@ class Plugin:
         def apply(settings: Settings) -> None:
             self._settings = settings
             self._giver = self._make_giver()
+            self._prepare()
             chips.scanner.period_s = settings.scan_period_s
             chips.health.tune(hold_s=settings.recovery_hold_s, stale_s=settings.stale_s)
 
@@ -305,16 +305,15 @@ class Plugin:
         return _KubeletSide(
             Reflector(client, PODS, self.pods, field_selector=own),
             claims,
-            giver,
             reconciler,
             InstanceLock(settings.device_plugin_dir),
             registration,
         )
 
-    def _prepare(self, giver: Giver) -> None:
+    def _prepare(self) -> None:
         snapshot = self.snapshots.value
         try:
-            giver.prepare(chip.chip_id for chip in (snapshot.chips if snapshot is not None else ()))
+            self._giver.prepare(chip.chip_id for chip in (snapshot.chips if snapshot is not None else ()))
         except Refusal as refusal:
             # Every container is refused with this sentence until it can be.
             log.warning("chips can't be given to containers yet", reason=refusal.reason, error=refusal.message)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import Refusal
-from device_plugin import cdi as cdi_module
 from device_plugin.cdi import Giver, list_folder
 from device_plugin.rules.injection import CDI_FILE, Injection, InjectionSetting, detect, gift
 
@@ -151,7 +150,7 @@ def test_a_cdi_file_that_can_not_be_written_refuses_and_leaves_nothing_behind(
     def fail(_self: Path, _target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cdi_module.Path, "replace", fail)
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(Refusal, match="No space left on device"):
         Giver("cdi", dev, tmp_path / "cdi").give((1,))
     assert not list((tmp_path / "cdi").iterdir())
