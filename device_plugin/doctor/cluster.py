@@ -163,7 +163,7 @@ def _agreement(report: DeviceReport, node: Node) -> Iterator[Finding]:
 
 
 def _skipped(check: str) -> Finding:
-    return Finding(check, "problem", "not looked at: the API server can't be reached", "")
+    return Finding(check, "warning", "not looked at: the API server can't be reached", "")
 
 
 def _denied(right: str, why: str) -> Finding:

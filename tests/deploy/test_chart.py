@@ -1,12 +1,14 @@
 """The chart: what it refuses, what it renders, and that a real API server takes every object of it."""
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from allocator.settings import Settings as AllocatorSettings
-from ascend.daemon.settings import read_settings
+from ascend.daemon.settings import RELOADED, read_settings
+from device_plugin.rules.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster
@@ -15,14 +17,20 @@ from tests.deploy import helm
 # The first test to need helm builds it.
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
 
+SIMULATED = ("--set", "devicePlugin.driver.type=simulated")
+
 VARIANTS = {
     "as it comes": (),
+    "simulated": SIMULATED,
     "everything set": (
+        *SIMULATED,
         *("--set", "fullnameOverride=npu,image.tag=,image.digest=sha256:" + 64 * "0"),
         *("--set-json", 'imagePullSecrets=[{"name":"my-registry"}]'),
         *("--set", "devicePlugin.driver.simulated.hostPath=/var/lib/ascend-affinity"),
         *("--set", "devicePlugin.kubelet.rootDir=/data/kubelet,devicePlugin.kubelet.authorization=proxy"),
         *("--set", "devicePlugin.kubelet.caFile=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"),
+        *("--set", "devicePlugin.injection=cdi,devicePlugin.cdiDir=/etc/cdi"),
+        *("--set", "devicePlugin.health.readmission=manual,devicePlugin.health.recoveryHoldSeconds=30"),
         *("--set", "devicePlugin.maxUnavailable=10%,devicePlugin.podAnnotations.note=yes"),
         *("--set", "devicePlugin.seLinuxOptions.type=container_device_plugin_t"),
         *("--set-json", 'devicePlugin.extraArgs=["--log-level=DEBUG"]'),
@@ -55,7 +63,12 @@ def test_helm_finds_nothing_to_complain_about(options: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("value", "named"),
     [
-        ("devicePlugin.driver.type=dcmi", "/devicePlugin/driver/type"),
+        ("devicePlugin.driver.type=magic", "/devicePlugin/driver/type"),
+        ("devicePlugin.driver.dcmi.hostPath=relative", "/devicePlugin/driver/dcmi/hostPath"),
+        ("devicePlugin.driver.scanPeriodSeconds=0", "/devicePlugin/driver/scanPeriodSeconds"),
+        ("devicePlugin.health.readmission=perhaps", "/devicePlugin/health/readmission"),
+        ("devicePlugin.health.staleSeconds=601", "/devicePlugin/health/staleSeconds"),
+        ("devicePlugin.injection=magic", "/devicePlugin/injection"),
         ("devicePlugin.kubelet.authorization=all", "/devicePlugin/kubelet/authorization"),
         ("devicePlugin.kubelet.devicePluginDir=relative", "/devicePlugin/kubelet/devicePluginDir"),
         ("devicePlugin.maxUnavailable=0", "/devicePlugin/maxUnavailable"),
@@ -81,27 +94,97 @@ def test_a_cluster_that_is_too_old_is_refused() -> None:
 
 def test_a_real_api_server_takes_every_object(cluster: Cluster, options: tuple[str, ...]) -> None:
     items = helm.render(*options)
-    assert len(items) == (13 if "hostPath" in str(options) else 14)
+    assert len(items) == (15 if options == SIMULATED else 14)
     for item in items:
         # Strict: an unknown or repeated field is an error.
         cluster.api.request("POST", f"{collection(item)}?dryRun=All&fieldValidation=Strict", item)
 
 
-def test_the_programs_take_the_flags_they_are_given(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def _plugin_settings(items: list[dict[str, Any]], folder: Path) -> DevicePluginSettings:
+    """The settings as the plugin reads them in its pod."""
+    plugin = _container(helm.find(items, "DaemonSet", "device-plugin"))
+    (text,) = (item["data"]["settings.yaml"] for item in items if "settings.yaml" in item.get("data", {}))
+    file = folder / "settings.yaml"
+    file.write_text(text)
+    arguments = [f"--config={file}", *plugin.get("args", [])]
+    return read_settings(DevicePluginSettings, "ascend-device-plugin", arguments)
+
+
+def test_the_programs_take_the_settings_they_are_given(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
     items = helm.render(*options)
     plugin = _container(helm.find(items, "DaemonSet", "device-plugin"))
-    read = read_settings(DevicePluginSettings, "ascend-device-plugin", plugin["args"])
+    environment = {variable["name"]: variable.get("value", "") for variable in plugin["env"]}
+    read = _plugin_settings(items, tmp_path)
     mounted = {mount["mountPath"] for mount in plugin["volumeMounts"]}
-    assert mounted == {
+    wanted = {
         str(read.device_plugin_dir),
         str(read.pod_resources_socket.parent),
-        str(read.simulated_state.parent),
+        str(Path(environment["ASCEND_DP_CONFIG"]).parent),
     }
+    if read.driver == "simulated":
+        wanted.add(str(read.simulated_state.parent))
+    else:
+        wanted.add(environment["LD_LIBRARY_PATH"].split(":")[0].removesuffix("/lib64"))
+    if read.injection == "cdi":
+        wanted.add(str(read.cdi_dir))
+    assert mounted == wanted
     assert read.http_address.endswith(f":{plugin['ports'][0]['containerPort']}")
     allocator = _container(helm.find(items, "Deployment", "allocator"))
     address = read_settings(AllocatorSettings, "ascend-allocator", allocator["args"]).extender_address
     assert address.endswith(f":{allocator['ports'][0]['containerPort']}")
+
+
+def test_values_change_the_settings_they_are_named_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
+    plain = _plugin_settings(helm.render(), tmp_path)
+    assert (plain.driver, plain.injection, plain.readmission) == ("dcmi", "auto", "automatic")
+    # The chart's defaults are the program's own, so that the documents need to tell them once.
+    defaults = DevicePluginSettings(node_name="n1")
+    assert plain.model_dump() == defaults.model_dump()
+    assert _plugin_settings(helm.render(*SIMULATED), tmp_path).injection == "runtime"
+    changed = _plugin_settings(helm.render(*VARIANTS["everything set"]), tmp_path)
+    assert (changed.recovery_hold_s, changed.readmission, changed.injection) == (30, "manual", "cdi")
+    assert changed.log_level == "DEBUG"
+
+
+@pytest.mark.parametrize(
+    ("value", "rolls"),
+    [
+        ("devicePlugin.health.recoveryHoldSeconds=30", False),
+        ("devicePlugin.health.staleSeconds=30", False),
+        ("devicePlugin.driver.scanPeriodSeconds=5", False),
+        ("devicePlugin.injection=devices", False),
+        ("devicePlugin.logLevel=DEBUG", False),
+        ("devicePlugin.health.readmission=manual", True),
+        ("devicePlugin.driver.dcmi.library=/opt/libdcmi.so", True),
+        ("devicePlugin.kubelet.caFile=/ca.crt", True),
+    ],
+)
+def test_only_what_needs_a_restart_restarts_the_pods(*, value: str, rolls: bool) -> None:
+    before, after = (
+        helm.find(helm.render(*options), "DaemonSet", "device-plugin") for options in ((), ("--set", value))
+    )
+    assert (before["spec"]["template"] != after["spec"]["template"]) == rolls
+    field = {"scanPeriodSeconds": "scan_period_s", "logLevel": "log_level", "library": "dcmi_library"}
+    name = value.partition("=")[0].rpartition(".")[2]
+    snake = field.get(name, "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name))
+    snake = snake.replace("_seconds", "_s").replace("ca_file", "kubelet_ca_file")
+    extra = DevicePluginSettings.model_fields[snake].json_schema_extra
+    assert (extra == RELOADED) != rolls
+
+
+@pytest.mark.parametrize("readmission", ["automatic", "manual"])
+def test_the_rights_are_what_the_plugin_says_it_needs(readmission: Literal["automatic", "manual"]) -> None:
+    items = helm.render("--set", f"devicePlugin.health.readmission={readmission}")
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for right in (*rights(manual_readmission=readmission == "manual"), KUBELET_PODS[0]):
+        name = "/".join(filter(None, (right.resource, right.subresource)))
+        name += f".{right.group}" if right.group else ""
+        wanted.setdefault(("Role" if right.namespace else "ClusterRole", name), set()).add(right.verb)
+    assert _rights(items, "device-plugin") == wanted
 
 
 def test_the_rights_are_these_and_no_others() -> None:
@@ -137,17 +220,39 @@ def test_only_old_kubelets_need_the_right_to_everything(version: str, wanted: st
     assert granted == {subresource}
 
 
-def test_the_containers_can_do_little_to_their_nodes() -> None:
-    items = helm.render()
+@pytest.mark.parametrize("options", [(), SIMULATED], ids=["dcmi", "simulated"])
+def test_the_containers_can_do_little_to_their_nodes(options: tuple[str, ...]) -> None:
+    items = helm.render(*options)
     for kind, component in (("DaemonSet", "device-plugin"), ("Deployment", "allocator")):
         spec = helm.find(items, kind, component)["spec"]["template"]["spec"]
         context = _container(helm.find(items, kind, component))["securityContext"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert context["readOnlyRootFilesystem"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        if component == "device-plugin" and not options:
+            # The one exception: Huawei's library opens the device nodes of the chips.
+            assert context["privileged"]
+            continue
         assert not context.get("privileged")
         assert not context["allowPrivilegeEscalation"]
-        assert context["readOnlyRootFilesystem"]
         assert context["capabilities"] == {"drop": ["ALL"]}
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_what_of_the_node_is_mounted_is_not_written_to_but_for_the_kubelets_folder() -> None:
+    workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
+    volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
+    writable = {mount["name"] for mount in _container(workload)["volumeMounts"] if not mount.get("readOnly")}
+    assert {name for name in writable if "hostPath" in volumes[name]} == {"device-plugins"}
+    assert volumes["driver"]["hostPath"]["path"] == "/usr/local/Ascend/driver"
+
+
+def test_each_probe_asks_its_own_page_and_upgrades_leave_one_plugin_on_a_node() -> None:
+    workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
+    container = _container(workload)
+    pages = [container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")]
+    assert pages == ["/startupz", "/livez", "/readyz"]
+    assert workload["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
+    assert workload["spec"]["template"]["spec"]["priorityClassName"] == "system-node-critical"
 
 
 def test_the_allocator_passes_pod_security_restricted(cluster: Cluster) -> None:

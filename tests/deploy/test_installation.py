@@ -4,6 +4,7 @@ There are no controllers and no image here, so its DaemonSet and Deployment are 
 with the same arguments, environment, identity and lack of privileges.
 """
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -20,6 +21,8 @@ import yaml
 from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID
 from ascend.chips import RESOURCE, parse_names
 from ascend.deviceinfo import config_map_name
+from ascend.kube.client import KubeClient
+from device_plugin.rules.rights import rights
 from tests.cluster import binaries
 from tests.cluster.api import HTTPError, Server, free_ports
 from tests.cluster.cluster import Cluster
@@ -44,6 +47,7 @@ class Installed:
     notes: str
     allocator: dict[str, Any]
     device_plugin: dict[str, Any]
+    settings: str
     simulated: str
 
 
@@ -51,16 +55,16 @@ class Installed:
 def installed(cluster: Cluster) -> Iterator[Installed]:
     where = (helm.RELEASE, "--namespace", helm.NAMESPACE)
     apps = f"/apis/apps/v1/namespaces/{helm.NAMESPACE}"
-    notes = helm.run("install", *where, str(helm.CHART), kubeconfig=cluster.kubeconfig_path)
+    chosen = ("--set", "devicePlugin.driver.type=simulated")  # there are no real chips here
+    notes = helm.run("install", *where, str(helm.CHART), *chosen, kubeconfig=cluster.kubeconfig_path)
     try:
-        chips = cluster.api.get(
-            f"/api/v1/namespaces/{helm.NAMESPACE}/configmaps/ascend-affinity-device-plugin-simulated"
-        )
+        maps = f"/api/v1/namespaces/{helm.NAMESPACE}/configmaps/ascend-affinity-device-plugin"
         yield Installed(
             notes=notes,
             allocator=cluster.api.get(f"{apps}/deployments/ascend-affinity-allocator"),
             device_plugin=cluster.api.get(f"{apps}/daemonsets/ascend-affinity-device-plugin"),
-            simulated=chips["data"]["simulated.json"],
+            settings=cluster.api.get(f"{maps}-settings")["data"]["settings.yaml"],
+            simulated=cluster.api.get(f"{maps}-simulated")["data"]["simulated.json"],
         )
     finally:
         helm.run("uninstall", *where, kubeconfig=cluster.kubeconfig_path)
@@ -79,6 +83,7 @@ class Running:
 @pytest.fixture
 def running(cluster: Cluster, installed: Installed, tmp_path: Path) -> Iterator[Running]:
     (tmp_path / "simulated.json").write_text(installed.simulated)
+    (tmp_path / "settings.yaml").write_text(installed.settings)
     with ExitStack() as clean_up:
         clean_up.callback(_remove_traces, cluster)
         plugin_token, allocator_token = (
@@ -93,7 +98,7 @@ def running(cluster: Cluster, installed: Installed, tmp_path: Path) -> Iterator[
         allocator.start()
         device_plugins = {}
         for node in cluster.nodes:
-            plugin = _plugin(cluster, node, installed, plugin_token, tmp_path / "simulated.json")
+            plugin = _plugin(cluster, node, installed, plugin_token, tmp_path)
             clean_up.callback(plugin.stop)
             plugin.start()
             device_plugins[node.name] = plugin
@@ -168,6 +173,32 @@ def test_neither_identity_may_do_more(cluster: Cluster, installed: Installed, me
         assert refused.value.status == 403
 
 
+def test_the_server_itself_says_what_is_granted(cluster: Cluster, installed: Installed) -> None:
+    token = cluster.service_account_token(
+        _pod_spec(installed.device_plugin)["serviceAccountName"], namespace=helm.NAMESPACE
+    )
+    kubeconfig = cluster.write_kubeconfig("asking-device-plugin", token)
+
+    async def ask() -> tuple[dict[str, bool], bool]:
+        async with await KubeClient.connect(str(kubeconfig)) as client:
+            granted = {
+                str(right): await client.may(
+                    right.verb,
+                    right.resource,
+                    group=right.group,
+                    subresource=right.subresource,
+                    namespace=right.namespace,
+                )
+                for right in rights(manual_readmission=True)
+            }
+            return granted, await client.may("patch", "configmaps", namespace="default")
+
+    granted, elsewhere = asyncio.run(ask())
+    # The two that only manual readmission needs were not asked for.
+    assert [name for name, given in granted.items() if not given] == ["list nodes", "watch nodes"]
+    assert not elsewhere
+
+
 def test_what_the_notes_say_to_type_makes_a_configuration_the_scheduler_takes(
     cluster: Cluster, installed: Installed, tmp_path: Path
 ) -> None:
@@ -216,13 +247,14 @@ def test_one_point_of_the_allocators_outweighs_all_other_scores_of_this_schedule
     assert configuration["extenders"][0]["weight"] * 10 > in_tree
 
 
-def _plugin(cluster: Cluster, node: Node, installed: Installed, token: str, chips: Path) -> Process:
+def _plugin(cluster: Cluster, node: Node, installed: Installed, token: str, mounted: Path) -> Process:
     (port,) = free_ports(1)
     command = _command(
         installed.device_plugin,
         kubeconfig=cluster.write_kubeconfig("deployed-device-plugin", token),
         driver="simulated",
-        simulated_state=chips,
+        config=mounted / "settings.yaml",
+        simulated_state=mounted / "simulated.json",
         kubelet_pods_url=node.pods_url,
         http_address=f"127.0.0.1:{port}",
     )
@@ -239,7 +271,9 @@ def _command(workload: Mapping[str, Any], **changed: object) -> list[str]:
     """The container's command line, but for what is another here."""
     (container,) = _pod_spec(workload)["containers"]
     (program,) = container["command"]
-    flags = _flags(container["args"]) | {f"--{name.replace('_', '-')}": str(value) for name, value in changed.items()}
+    flags = _flags(container.get("args", [])) | {
+        f"--{name.replace('_', '-')}": str(value) for name, value in changed.items()
+    }
     installed = Path(sys.executable).with_name(program)
     return [*CONFINED, *NO_CAPABILITIES, str(installed), *(f"{name}={value}" for name, value in flags.items())]
 
@@ -251,7 +285,9 @@ def _flags(arguments: list[str]) -> dict[str, str]:
 def _environment(workload: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, str]:
     (container,) = _pod_spec(workload)["containers"]
     return {
-        variable["name"]: fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        variable["name"]: variable["value"]
+        if "value" in variable
+        else fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         for variable in container.get("env", ())
     }
 

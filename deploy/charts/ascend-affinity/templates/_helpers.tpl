@@ -58,3 +58,24 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- end }}
 {{- printf "nodes/%s" $wanted }}
 {{- end }}
+
+{{/* The device plugin's settings that only a restart applies. */}}
+{{- define "ascend-affinity.pluginFixedSettings" -}}
+{{- with .Values.devicePlugin }}
+driver: {{ .driver.type }}
+{{- if eq .driver.type "simulated" }}
+simulated_state: /etc/ascend-affinity/chips/simulated.json
+{{- else if .driver.dcmi.library }}
+dcmi_library: {{ .driver.dcmi.library }}
+{{- end }}
+readmission: {{ .health.readmission }}
+device_root: {{ .deviceRoot }}
+cdi_dir: {{ .cdiDir }}
+device_plugin_dir: {{ .kubelet.devicePluginDir }}
+pod_resources_socket: {{ .kubelet.rootDir }}/pod-resources/kubelet.sock
+{{- with .kubelet.caFile }}
+kubelet_ca_file: {{ . }}
+{{- end }}
+http_address: 0.0.0.0:{{ .httpPort }}
+{{- end }}
+{{- end }}
