@@ -8,7 +8,7 @@ UV_VERSION := 0.11
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 RUN := $(UV) run --locked --quiet
 
-.PHONY: help setup demo test lint format bench protos cluster-up cluster-down
+.PHONY: help setup demo test lint format bench docs protos cluster-up cluster-down
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -27,12 +27,13 @@ test: setup lint ## lint, types and all tests; the real-cluster ones where the m
 	@$(RUN) python -m tests.cluster prepare
 	@$(RUN) pytest
 
-lint: setup ## ruff, mypy strict, import contracts, generated stubs current
+lint: setup ## ruff, mypy strict, import contracts, generated stubs and tables current
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
 	@$(RUN) lint-imports --no-logo
 	@$(RUN) python -m protos.generate --check
+	@$(RUN) python -m device_plugin.reference --check
 
 format: setup ## format and fix what can be fixed
 	@$(RUN) ruff check --fix .
@@ -40,6 +41,9 @@ format: setup ## format and fix what can be fixed
 
 bench: setup ## measure; prints ratios side by side
 	@$(RUN) python -m tests.bench
+
+docs: setup ## write the tables of docs/ that the code knows
+	@$(RUN) python -m device_plugin.reference
 
 protos: setup ## generate the stubs in protos/
 	@$(RUN) python -m protos.generate

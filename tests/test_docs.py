@@ -1,0 +1,53 @@
+"""The documents say nothing that is not so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from device_plugin import reference
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("README.md", "docs/failures.md", "docs/device-plugin.md")
+
+_DEFINED = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
+_NAMED = re.compile(r"`(test_\w+)(…?)`")
+
+
+@pytest.fixture(scope="module")
+def tests() -> set[str]:
+    return {name for path in (ROOT / "tests").rglob("test_*.py") for name in _DEFINED.findall(path.read_text())}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_test_that_is_named_exists(document: str, tests: set[str]) -> None:
+    named = _NAMED.findall((ROOT / document).read_text())
+    missing = [
+        name for name, cut in named if not (any(each.startswith(name) for each in tests) if cut else name in tests)
+    ]
+    assert missing == []
+
+
+def test_every_row_of_the_failure_table_names_a_test() -> None:
+    rows = [line for line in (ROOT / "docs" / "failures.md").read_text().splitlines() if line.startswith("| ")]
+    told = [row for row in rows if not row.startswith("| what breaks")]
+    assert len(told) > 40
+    for row in told:
+        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+        assert len(cells) == 5, row
+        assert all(cells), row
+        assert _NAMED.search(cells[4]), row
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_that_is_linked_exists(document: str) -> None:
+    path = ROOT / document
+    linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
+    assert [target for target in linked if not (path.parent / target).exists()] == []
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    assert (
+        reference.render((ROOT / "docs" / "device-plugin.md").read_text())
+        == (ROOT / "docs" / "device-plugin.md").read_text()
+    )
