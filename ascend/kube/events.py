@@ -97,7 +97,8 @@ class EventRecorder:
         body: JsonObject = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{regarding.name}.", "namespace": regarding.namespace or "default"},
+            # A dash at the end is the one end the API server takes that is none of a name.
+            "metadata": {"generateName": f"{regarding.name}-", "namespace": regarding.namespace or "default"},
             "eventTime": stamp,
             "reportingController": self._component,
             "reportingInstance": self._instance,

@@ -74,6 +74,9 @@ def find_faults(resource: Resource, document: Json) -> list[Cause]:
     metadata = document["metadata"]
     causes: list[Cause] = []
     name = metadata.get("name", "")
+    prefix = metadata.get("generateName", "")
+    if prefix and not _SUBDOMAIN.fullmatch(prefix.removesuffix("-")):
+        causes.append(_bad_value(prefix, _SUBDOMAIN_RULE, "metadata.generateName"))
     if not name:
         message = "Required value: name or generateName is required"
         causes.append(Cause("FieldValueRequired", message, "metadata.name"))

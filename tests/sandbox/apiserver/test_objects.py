@@ -49,6 +49,7 @@ async def test_generate_name_gives_a_name(client: Client) -> None:
     [
         (a_pod("taken"), 409, "AlreadyExists"),
         ({**a_pod(""), "metadata": {}}, 422, "Invalid"),
+        ({**a_pod(""), "metadata": {"generateName": "job."}}, 422, "Invalid"),
         (a_pod("Upper_Case"), 422, "Invalid"),
         ({"metadata": {"name": "p"}, "spec": {"containers": []}}, 422, "Invalid"),
         ({**a_pod(""), "metadata": {"name": "p", "annotations": {"no spaces": "x"}}}, 422, "Invalid"),
