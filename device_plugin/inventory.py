@@ -142,7 +142,9 @@ class _Watcher:
         self._announced_at[phy_id] = at
         known = self._present.get(phy_id, frozenset())
         if event.assertion != "once":
-            self._present[phy_id] = known | {event.code} if event.assertion == "occur" else known - {event.code}
+            if (event.code in known) == (event.assertion == "occur"):
+                return  # polling was quicker, or the driver tells again what was there at the scan
+            self._present[phy_id] = known ^ {event.code}
         self._line(phy_id, event, at, "event")
 
     def _line(self, phy_id: int, event: FaultEvent, at: Moment, source: str) -> None:

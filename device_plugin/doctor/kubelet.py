@@ -7,9 +7,11 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import aiohttp
 import grpc
 
 from ascend.errors import Unreachable
+from ascend.observe.probes import split_address
 from device_plugin.doctor.finding import Check, Finding
 from device_plugin.kubelet.pod_resources import CHANNEL_OPTIONS, read_ledger
 from device_plugin.kubelet.registration import KUBELET_SOCKET, PREFIX
@@ -37,7 +39,7 @@ def checks(settings: Settings) -> Iterator[Check]:
         return [await look_at_pod_resources(settings.pod_resources_socket)]
 
     async def plugin() -> Sequence[Finding]:
-        return await look_at_plugin(directory)
+        return [*await look_at_plugin(directory), *await look_at_readiness(settings.http_address)]
 
     yield Check(FOLDER, folder)
     yield Check(SOCKET, socket)
@@ -95,6 +97,24 @@ async def look_at_plugin(directory: Path) -> Sequence[Finding]:
         findings.append(Finding(PLUGIN, "warning", told, "left by one that was killed; the next start removes them"))
     findings.append(_lock(directory / NAME, serving=bool(living)))
     return findings
+
+
+async def look_at_readiness(address: str) -> Sequence[Finding]:
+    """What the plugin itself is waiting for; nothing where its page is not reached, as from outside of its pod."""
+    _, port = split_address(address)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_S)) as session,
+            session.get(f"http://127.0.0.1:{port}/readyz") as answer,
+        ):
+            lines = (await answer.text()).splitlines()
+    except (aiohttp.ClientError, OSError, UnicodeError):
+        return []
+    missing = [line.removeprefix("[-] ") for line in lines if line.startswith("[-] ")]
+    if missing:
+        advice = "what it waits for is explained by the other checks"
+        return [Finding(PLUGIN, "problem", f"it is not ready: {'; '.join(missing)}", advice)]
+    return [Finding(PLUGIN, "ok", "it says that it is ready")]
 
 
 def _lock(path: Path, *, serving: bool) -> Finding:

@@ -59,6 +59,13 @@ def test_all_that_is_wrong_is_said_at_once(
     assert [word for word in wrong if word not in said] == []
 
 
+def test_the_daemon_may_be_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, "run", "--node-name", "n1", "--injection", "magic")
+    assert ended.value.code == 2
+    assert "'magic'" in capsys.readouterr().err
+
+
 def test_an_unknown_flag_is_an_error_of_use(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

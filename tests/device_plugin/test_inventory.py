@@ -137,16 +137,23 @@ async def watching(driver: ScriptedDriver) -> AsyncIterator[list[EventEntry]]:
 async def test_an_announced_fault_is_told_once_although_polling_finds_it_too(driver: ScriptedDriver) -> None:
     async with watching(driver) as told:
         assert driver.subscribed is not None
-        driver.states[0] = ChipState((0x80E18402,))
         driver.subscribed(FaultEvent(1, 0x80E18402, "occur", 2))
+        driver.states[0] = ChipState((0x80E18402,))
+        await until(lambda: told)
         reads = len(driver.calls)
         await until(lambda: len(driver.calls) > reads + 10)
-    assert [(each.name, each.code, each.assertion, each.source) for each in told] in (
-        [("Ascend910-0", "80E18402", "occur", "event")],
-        # The poll was quicker than the announcement.
-        [("Ascend910-0", "80E18402", "occur", "poll"), ("Ascend910-0", "80E18402", "occur", "event")],
-    )
-    assert (told[-1].severity, told[-1].level, told[-1].health) == (2, "SeparateNPU", "Unhealthy")
+        # What polling has found first is not told again either.
+        driver.states[1] = ChipState((0x80E18402,))
+        await until(lambda: len(told) == 2)
+        driver.subscribed(FaultEvent(0, 0x80E18402, "occur", 2))
+        driver.subscribed(FaultEvent(0, 0x80CB8009, "once", 1))
+        await until(lambda: len(told) == 3)
+    assert [(each.name, each.code, each.assertion, each.source) for each in told] == [
+        ("Ascend910-0", "80E18402", "occur", "event"),
+        ("Ascend910-1", "80E18402", "occur", "poll"),
+        ("Ascend910-1", "80CB8009", "once", "event"),
+    ]
+    assert (told[0].severity, told[0].level, told[0].health) == (2, "SeparateNPU", "Unhealthy")
 
 
 async def test_a_driver_that_announces_nothing_is_polled(driver: ScriptedDriver) -> None:

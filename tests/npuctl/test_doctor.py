@@ -130,6 +130,22 @@ async def test_a_plugin_without_the_lock_and_two_at_once_are_problems(whole: Who
     assert "several serve" in said(await doctor(whole.settings()), "our plugin")
 
 
+async def test_what_the_plugin_itself_waits_for_is_passed_on(folder: Path) -> None:
+    async with whole_node(folder) as node, node.plugin() as plugin:
+        await report_there(node)
+        settings = node.settings(http_address=plugin.http_address)
+
+        async def tells(words: str) -> None:
+            async with asyncio.timeout(20.0):
+                while words not in said(await doctor(settings), "our plugin"):
+                    await asyncio.sleep(0.05)
+
+        await tells("it says that it is ready")
+        node.cluster.server.fail_next("PATCH", "configmaps", 500, times=1000)
+        node.node.edit_chip(3, fault_codes=["80E18402"])
+        await tells("it is not ready: report:")
+
+
 async def test_rights_that_are_not_granted_are_named_with_what_they_are_for(whole: Whole) -> None:
     whole.cluster.server.denied |= {("patch", "nodes"), ("get", "nodes/pods"), ("watch", "configmaps")}
     found = await doctor(whole.settings())
