@@ -87,6 +87,8 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
                 message = device_list(snapshot, self._topology)
                 if snapshot is not None and message is not None and message != sent:
                     await self._wait_for_report(snapshot)
+                    if self._ending.is_set():
+                        return
                     yield message
                     sent = message
                     self._told_healthy.set(snapshot.healthy)
@@ -111,8 +113,9 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         unhealthy = snapshot.all_chips & ~snapshot.healthy
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPORT_FIRST_S):
-                while unhealthy & ~self._reported_unhealthy.value:
-                    await self._reported_unhealthy.newer_than(self._reported_unhealthy.version)
+                while unhealthy & ~self._reported_unhealthy.value and not self._ending.is_set():
+                    version = self._reported_unhealthy.version
+                    await _first(self._reported_unhealthy.newer_than(version), self._ending.wait())
 
     async def GetPreferredAllocation(
         self,

@@ -69,6 +69,11 @@ def test_what_the_kubelet_gave_to_another_container_is_made_up_for() -> None:
     assert chosen == (0, 3)
 
 
+def test_a_container_gets_its_slice_also_where_nobody_knows_what_those_before_it_were_given() -> None:
+    asks = pod("a2 a1 a1")
+    assert choose(asks[2], asks, (5, 4, 0, 7), kept={}) == (7,)
+
+
 @pytest.mark.parametrize(
     ("among", "must_include", "chosen"),
     [

@@ -159,3 +159,29 @@ async def test_close_stops_what_is_unwritten(
     assert claims.pending == 0
     assert not any(task.get_name().startswith("claim ") for task in asyncio.all_tasks())
     assert await annotations(client) == {"of": "others"}
+
+
+async def test_a_claim_under_way_goes_on_with_what_is_to_be_written_now(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    # Containers of one pod come one after the other; a later one may show that the kubelet has other ids.
+    server.fail_next("PATCH", CLAIMS, 500)
+    write(claims, pod)
+    await until(lambda: client.to(CLAIMS))
+    newer = write_claim(chips=(5, 4), kubelet_ids=(4, 7), configuration="{}")
+    claims.write(uid=pod.uid, namespace="default", name="train", annotations=newer)
+    await until(lambda: claims.pending == 0)
+    assert await annotations(client) == {"of": "others", **newer}
+
+
+async def test_what_is_new_while_the_patch_is_on_its_way_is_written_after_it(
+    server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    server.delay(CLAIMS, 0.05)
+    write(claims, pod)
+    await until(lambda: client.to(CLAIMS))
+    newer = write_claim(chips=(5, 4), kubelet_ids=(4, 7), configuration="{}")
+    claims.write(uid=pod.uid, namespace="default", name="train", annotations=newer)
+    await until(lambda: claims.pending == 0)
+    assert len(client.to(CLAIMS)) == 2
+    assert await annotations(client) == {"of": "others", **newer}

@@ -245,6 +245,20 @@ async def test_a_hand_over_a_new_kubelet_knows_nothing_of_is_dropped_so_that_its
         assert books.entries == {}
 
 
+async def test_how_far_a_kubelet_that_died_had_come_with_a_pod_of_several_containers_is_not_certain(
+    folder: Path,
+) -> None:
+    async with whole_node(folder) as whole:
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        books.pods.applied(pod("lost", 0, 0, 1, time=1, init={"prepare": 2}, asks={"main": 2}))
+        books.pods.applied(pod("single", 1, 2, time=1))
+        books.handovers.add(HandOver("uid-lost", "default/lost", (0, 1), (0, 1)))
+        books.handovers.add(HandOver("uid-single", "default/single", (2,), (2,)))
+        await books.reconciler.forget_lost()
+        assert books.entries == {}
+        assert books.handovers.uncertain == {"uid-lost"}
+
+
 async def test_a_claim_changed_before_a_restart_is_not_believed_against_the_kubelet(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin():

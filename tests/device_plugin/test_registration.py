@@ -290,6 +290,22 @@ async def test_another_kubelet_is_gone_to_at_once_while_an_odd_one_is_left_in_pe
             await registered(face, kubelet)
 
 
+async def test_a_new_kubelet_is_not_made_to_wait_for_what_the_odd_one_before_it_did(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_module, "WAIT_LIMIT_S", 60.0)
+    face = Face(folder)
+    async with running(face.registration.run()):
+        async with SloppyKubelet(folder) as odd:
+            odd.refuses = True
+            await until(lambda: len(odd.endpoints) >= 6)
+        (folder / "kubelet.sock").unlink(missing_ok=True)
+        async with SloppyKubelet(folder) as fresh:
+            fresh.refuses = True
+            # After six refusals the next waits would be of one, two and four seconds.
+            await until(lambda: len(fresh.endpoints) >= 4, timeout_s=3.0)
+
+
 async def test_a_stream_that_waits_for_the_report_counts_as_opened(
     face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,8 +315,8 @@ async def test_a_stream_that_waits_for_the_report_counts_as_opened(
     await kubelet.restart()
     await until(lambda: face.servicers[-1].opened.is_set() and kubelet.registrations == 1)
     servicer = face.servicers[-1]
-    for _ in range(20):
-        await asyncio.sleep(0.005)
+    # Much longer than a kubelet that does not look is given.
+    await asyncio.sleep(0.3)
     assert face.servicers[-1] is servicer
     assert not servicer.watched.is_set()
     assert face.registration.problem is not None

@@ -1,6 +1,7 @@
 """What the kubelet is answered over the socket, and that it never gets more than it can use."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,6 +14,7 @@ from ascend.errors import NotFound, Unreachable
 from ascend.kube.objects import Pod
 from ascend.products import ASCEND_910A
 from device_plugin import handover as handover_module
+from device_plugin.kubelet import servicer as servicer_module
 from device_plugin.kubelet.servicer import Topology, device_list
 from device_plugin.rules.injection import gift
 from device_plugin.rules.snapshot import Snapshot
@@ -281,3 +283,33 @@ def test_numa_nodes_are_told_only_where_they_can_not_fight_the_allocator_s_choic
     message = device_list(Snapshot(ASCEND_910A, chips, 0, 0), topology)  # type: ignore[arg-type]  # as much of a chip as it takes
     assert message is not None
     assert [[node.ID for node in each.topology.nodes] for each in message.devices] == told
+
+
+async def test_a_stream_that_fails_asks_for_another_registration_though_another_stream_goes_on(
+    face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = stub.ListAndWatch(pb.Empty()), stub.ListAndWatch(pb.Empty())
+    await asyncio.gather(anext(aiter(one)), anext(aiter(two)))
+    real, calls = servicer_module.device_list, itertools.count()
+
+    def fail_once(snapshot: Snapshot | None, topology: Topology) -> pb.ListAndWatchResponse | None:
+        if next(calls) == 0:
+            raise ZeroDivisionError("a fault of ours")
+        return real(snapshot, topology)
+
+    monkeypatch.setattr(servicer_module, "device_list", fail_once)
+    face.snapshots.set(snapshot())
+    await face.servicers[-1].broken.wait()
+    assert face.servicers[-1]._streams == 1
+
+
+async def test_asked_to_end_a_stream_does_not_wait_for_the_report(
+    face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
+    stream = aiter(stub.ListAndWatch(pb.Empty()))
+    await anext(stream)
+    face.snapshots.set(snapshot(3))
+    await asyncio.sleep(0)
+    face.servicers[-1].end_streams()
+    assert [each async for each in stream] == []

@@ -45,6 +45,7 @@ class Plugin(services.DevicePluginServicer):
         self.allocated: list[list[str]] = []
         self.pre_started: list[list[str]] = []
         self.streams = 0
+        self.list_error: Refused | None = None
         self.cancelled = asyncio.Event()
         self._changed: list[asyncio.Queue[str]] = []
         self.endpoint = ""
@@ -93,11 +94,13 @@ class Plugin(services.DevicePluginServicer):
     async def ListAndWatch(  # noqa: N802
         self,
         request: pb.Empty,  # noqa: ARG002
-        context: "_ServicerContext",  # noqa: ARG002
+        context: "_ServicerContext",
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
         queue: asyncio.Queue[str] = asyncio.Queue()
         self._changed.append(queue)
         self.streams += 1
+        if self.list_error is not None:
+            await context.abort(self.list_error.code, self.list_error.text)
         try:
             yield self._devices()
             while await queue.get() == "send":

@@ -248,3 +248,25 @@ async def test_the_same_seed_makes_the_same_choices(client: KubeClient, director
             await cluster.run(f"a{number}", chips=3, nodeName=f"n{number}")
             chosen.append(plugin.allocated)
     assert chosen[0] == chosen[1]
+
+
+async def test_a_plugin_that_hangs_up_during_a_call_fails_that_pod_and_the_kubelet_goes_on(
+    cluster: Cluster, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    called = asyncio.Event()
+
+    async def hang(_devices: list[str]) -> pb.ContainerAllocateResponse:
+        called.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    plugin.allocate = hang
+    await cluster.create(pod("a", chips=2))
+    await called.wait()
+    plugin.end_streams()
+    failed = await cluster.pod("a", lambda each: each.phase == "Failed")
+    assert "code = Canceled desc = grpc: the client connection is closing" in failed.status["message"]
+    await cluster.run("b")
+    async with Plugin(kubelet.socket_dir) as successor:
+        await cluster.register(successor)
+        await cluster.run("c", chips=2)

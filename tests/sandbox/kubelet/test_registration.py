@@ -149,3 +149,17 @@ async def test_a_kubelet_connects_by_itself_with_a_kubeconfig(
         cluster = Cluster(client, kubelet)
         created = await cluster.create(pod("a", nodeName="node-2"))
         await kubelet.until(lambda: kubelet.has_container(created.key, "main"))
+
+
+async def test_a_stream_that_fails_at_once_leaves_an_explicit_zero_and_is_not_opened_again(
+    cluster: Cluster, kubelet: Kubelet
+) -> None:
+    # Kubernetes' own test of a broken plugin (spec/kubernetes.md §5.5, F5): the registration itself succeeds.
+    async with Plugin(kubelet.socket_dir) as plugin:
+        plugin.list_error = Refused(grpc.StatusCode.INTERNAL, "broken")
+        await plugin.register()
+        await cluster.node(
+            lambda capacity, allocatable: (capacity.get(RESOURCE), allocatable.get(RESOURCE)) == ("0", "0")
+        )
+        assert kubelet.devices(RESOURCE) == {}
+        assert (kubelet.registrations, plugin.streams) == (1, 1)
