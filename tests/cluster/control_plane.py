@@ -14,6 +14,8 @@ from tests.cluster.namespace import Namespace
 
 _READY_S: Final = 60.0
 _CURVE: Final = ("-name", "prime256v1")
+FEATURE_GATES: Final = ("ResourceHealthStatus",)
+"""Switched on, in the kubelet too: on by default from 1.36 (spec/kubernetes.md §1.12)."""
 # The node controller would remove the not-ready taint; there is none. Bare pods need no ServiceAccount either.
 _DISABLED_ADMISSION: Final = "ServiceAccount,TaintNodesByCondition"
 
@@ -158,6 +160,7 @@ class ControlPlane:
             f"--kubelet-client-key={self._folder / 'kubelet-client.key'}",
             "--max-requests-inflight=3000",
             "--max-mutating-requests-inflight=1000",
+            f"--feature-gates={','.join(f'{gate}=true' for gate in FEATURE_GATES)}",
         ]
 
     def _scheduler_command(self) -> list[str]:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from tests.cluster import binaries, images
 from tests.cluster.api import Server, free_ports
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import FEATURE_GATES, ControlPlane
 from tests.cluster.processes import Process
 
 KUBELET_FOLDER: Final = Path("/var/lib/kubelet")
@@ -215,6 +215,7 @@ class Node:
             "authorization": {"mode": "Webhook", "webhook": {"cacheUnauthorizedTTL": "1s"}},
             "containerRuntimeEndpoint": f"unix://{self.folder / 'containerd.sock'}",
             "podLogsDir": str(self.folder / "pods"),
+            "featureGates": dict.fromkeys(FEATURE_GATES, True),
             "failCgroupV1": False,
             "failSwapOn": False,
             "cgroupDriver": "cgroupfs",

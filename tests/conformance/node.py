@@ -1,0 +1,323 @@
+"""One real node with the device plugin on it; the test plays the allocator, and looks at everybody's books."""
+
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from ascend.annotations import ALLOCATED, CLAIMED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, Grant
+from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set, parse_names
+from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
+from tests.cluster.api import HTTPError, Server, free_ports
+from tests.cluster.cluster import Cluster
+from tests.cluster.images import BUSYBOX_IMAGE
+from tests.cluster.manifests import pod as pod_manifest
+from tests.cluster.nodes import Node, make_device_nodes
+from tests.cluster.processes import Process, wait_until
+from tests.conformance.chips import Chips
+from tests.conformance.passage import Passage
+from tests.conformance.wire import read_ledger
+from tests.e2e.sandboxed import BIN
+from tests.e2e.world import DEVICE_NODES, write_kubeconfig
+
+PATIENCE_S: Final = 30.0
+ALL: Final = 0xFF
+PODS: Final = "/api/v1/namespaces/default/pods"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """What a container sees.
+
+    Attributes:
+        visible: ``ASCEND_VISIBLE_DEVICES`` as ids; None without.
+        devices: ids of the davinci nodes below /dev.
+        env: its environment.
+    """
+
+    visible: tuple[int, ...] | None
+    devices: tuple[int, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class PluginProcess:
+    """A plugin that may run, with the address of its pages."""
+
+    process: Process
+    page: Server
+
+    @property
+    def is_ready(self) -> bool:
+        return self.process.alive and self.page.answers("/readyz")
+
+    def problems(self) -> str:
+        """What its readiness page says."""
+        try:
+            return self.page.request("GET", "/readyz").decode()
+        except (HTTPError, OSError) as error:
+            return str(error)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample of its metrics page; 0 where it has none, or does not answer."""
+        try:
+            text = self.page.request("GET", "/metrics").decode()
+        except (HTTPError, OSError):
+            return 0.0
+        return sample(text, name, **labels)
+
+
+@dataclass(slots=True)
+class PluginNode:
+    """The node.
+
+    Attributes:
+        cluster: which cluster it is of.
+        node: kubelet and containerd.
+        chips: to break and mend.
+        passage: the plugin's way to the API server.
+        plugin: the plugin.
+    """
+
+    cluster: Cluster
+    node: Node
+    chips: Chips
+    passage: Passage
+    scratch: Path
+    plugin: PluginProcess = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.plugin = self.new_plugin("device-plugin")
+
+    # --- the programs
+
+    def new_plugin(self, name: str, *flags: str) -> PluginProcess:
+        """Another instance of the plugin, not started; settings are the defaults, but for what a test machine lacks."""
+        kubeconfig = write_kubeconfig(self.scratch / "kubeconfig.json", self.passage.url, self.cluster.admin_token)
+        devices = make_device_nodes(self.node.folder / "chips", DEVICE_NODES)
+        (port,) = free_ports(1)
+        command = [
+            *(str(BIN / "ascend-device-plugin"), "--kubeconfig", str(kubeconfig), "--node-name", self.node.name),
+            *("--device-root", str(devices), "--kubelet-pods-url", self.node.pods_url),
+            *("--http-address", f"127.0.0.1:{port}", "--injection", "both"),
+            *self.chips.flags,
+            *flags,
+        ]
+        process = self.node.process(name, command, **self.chips.environment)
+        return PluginProcess(process, Server(f"http://127.0.0.1:{port}"))
+
+    def start_plugin(self) -> None:
+        """Start the plugin, and wait until the node offers its chips."""
+        self.plugin.process.start()
+        self.wait_until_offered()
+
+    def restart_kubelet(self) -> None:
+        """Restart the kubelet; containers stay."""
+        self.node.kubelet.kill()
+        self.node.start_kubelet()
+
+    def end_all_containers(self) -> None:
+        """What a reboot does to containers; kubelet and plugin don't run."""
+        ctr = f"ctr --address {self.node.folder / 'containerd.sock'} --namespace k8s.io tasks"
+        ending = self.node.process("reboot", ["sh", "-ec", f"for id in $({ctr} ls -q); do {ctr} kill -s 9 $id; done"])
+        ending.start()
+        assert ending.wait(timeout_s=PATIENCE_S) == 0, ending.log_tail()
+
+    def mend(self) -> None:
+        """Whatever a test did: a node without pods, healthy, offering all its chips."""
+        kubelet, control = self.node.kubelet, self.cluster.control_plane
+        for each in (control.apiserver, kubelet, self.plugin.process):
+            if each.alive:
+                each.resume()
+        if self.chips.changed:
+            self.chips.repair_all()
+        if not kubelet.alive:
+            self.node.start_kubelet()
+        if not self.plugin.process.alive:
+            self.plugin.process.start()
+        self.clear()
+        self.wait_until_offered()
+
+    def wait_until_offered(self) -> None:
+        """Wait until the plugin is ready and its node offers eight chips."""
+        self.wait_until(lambda: self.plugin.is_ready and self.counts() == (8, 8), "the node offers its chips")
+
+    def wait_until(self, condition: Any, what: str, timeout_s: float = PATIENCE_S) -> None:
+        """Wait for a condition; the end of the plugin's log is in the error."""
+        wait_until(condition, timeout_s=timeout_s, what=what, tail=self.plugin.process.log_tail)
+
+    # --- the allocator's side
+
+    def create(self, name: str, chips: int = 0, *, image: str = BUSYBOX_IMAGE, **spec: Any) -> dict[str, Any]:
+        """Create a pod that nobody schedules."""
+        manifest = pod_manifest(name, chips, schedulerName="none", **spec)
+        for container in manifest["spec"]["containers"]:
+            container["image"] = image
+        return dict(self.cluster.api.create(manifest))
+
+    def bind(self, name: str, *chips: int, predicate_time: int | None = None) -> None:
+        """Bind a pod with its chips, in one step as the allocator does."""
+        self.cluster.api.request("POST", f"{PODS}/{name}/binding", self.binding(name, *chips, at=predicate_time))
+
+    def binding(self, name: str, *chips: int, at: int | None = None) -> dict[str, Any]:
+        """The body of a Binding."""
+        annotations = Grant(chips, time.time_ns() if at is None else at).annotations() if chips else {}
+        return {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "annotations": annotations},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": self.node.name},
+        }
+
+    def place(self, name: str, *chips: int, **spec: Any) -> None:
+        """Create a pod with one container that asks for these chips, and bind it."""
+        self.create(name, len(chips), **spec)
+        self.bind(name, *chips)
+
+    def bind_together(self, gap_s: float, *bindings: tuple[str, tuple[int, ...], int]) -> None:
+        """Send several Bindings (name, chips, predicate-time) one shortly after the other, before any is answered."""
+        host = urlsplit(self.passage.url).netloc
+        connections = [http.client.HTTPConnection(host, timeout=PATIENCE_S) for _ in bindings]
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.cluster.admin_token}"}
+        for connection in connections:
+            connection.connect()
+        for connection, (name, chips, at) in zip(connections, bindings, strict=True):
+            body = json.dumps(self.binding(name, *chips, at=at))
+            connection.request("POST", f"{PODS}/{name}/binding", body, headers)
+            time.sleep(gap_s)
+        for connection in connections:
+            answer = connection.getresponse()
+            assert answer.status == http.HTTPStatus.CREATED, answer.read()
+            answer.read()
+            connection.close()
+
+    def delete(self, *names: str) -> None:
+        """Delete pods, and wait until the kubelet has ended them."""
+        self.begin_deleting(*names)
+        self.wait_until_gone(*names)
+
+    def begin_deleting(self, *names: str) -> None:
+        """Delete pods."""
+        for name in names:
+            self.cluster.api.delete(f"{PODS}/{name}")
+
+    def clear(self) -> None:
+        """Delete all pods without grace: they are gone at once, and their chips with them.
+
+        That their containers take another second disturbs nobody.
+        """
+        self.cluster.api.delete(PODS, grace_s=0)
+        self.wait_until(lambda: not self.ledger(), "the kubelet has freed all chips")
+
+    def wait_until_gone(self, *names: str) -> None:
+        """Wait until the API server has pods no more."""
+        for name in names:
+            self.wait_until(lambda name=name: not self.cluster.api.answers(f"{PODS}/{name}"), f"pod {name} is gone")
+
+    # --- everybody's books
+
+    def pod(self, name: str) -> dict[str, Any]:
+        return dict(self.cluster.api.get(f"{PODS}/{name}"))
+
+    def annotations(self, name: str) -> dict[str, str]:
+        return dict(self.pod(name)["metadata"].get("annotations") or {})
+
+    def phase(self, name: str) -> str:
+        return str(self.pod(name)["status"].get("phase"))
+
+    def running(self, name: str) -> dict[str, Any]:
+        """The pod once it runs and is claimed."""
+        found: dict[str, Any] = {}
+
+        def runs() -> bool:
+            nonlocal found
+            found = self.pod(name)
+            status = found["status"]
+            assert status["phase"] != "Failed", f"{name}: {status.get('reason')}: {status.get('message')}"
+            return status["phase"] == "Running" and REAL in found["metadata"]["annotations"]
+
+        self.wait_until(runs, f"pod {name} runs and is claimed")
+        return found
+
+    def failed(self, name: str) -> str:
+        """Why the kubelet refused the pod, once it has."""
+        self.wait_until(lambda: self.phase(name) == "Failed", f"pod {name} has failed")
+        status = self.pod(name)["status"]
+        return f"{status['reason']}: {status['message']}"
+
+    def ledger(self) -> dict[tuple[str, str], ChipSet]:
+        """The kubelet's ledger: (pod, container) to chips; containers without chips are left out."""
+        return read_ledger(self.node.pod_resources_socket)
+
+    def container(self, pod: str, name: str = "main") -> Container:
+        """What a container sees."""
+        printed = self.node.exec(pod, ["env"], container=name)
+        env = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
+        below = self.node.exec(pod, ["ls", "/dev"], container=name).split()
+        ids = sorted(int(each.removeprefix("davinci")) for each in below if each.removeprefix("davinci").isdigit())
+        visible = env.get("ASCEND_VISIBLE_DEVICES")
+        return Container(None if visible is None else tuple(map(int, visible.split(","))), tuple(ids), env)
+
+    def check(self, name: str, *chips: int) -> None:
+        """Everybody says that a running pod has these chips: annotations, kubelet, container."""
+        pod = self.running(name)
+        annotations = pod["metadata"]["annotations"]
+        expected = chip_set(chips)
+        written = {key: written_set(annotations, key) for key in (ALLOCATED, REAL, KUBELET_IDS)}
+        assert set(written.values()) == {expected}, annotations
+        assert annotations[PREDICATE_TIME] == str(CLAIMED)
+        configuration = json.loads(annotations[CONFIGURATION])
+        assert chip_set(int(each["device_id"]) for each in configuration["devices"]) == expected
+        assert self.ledger()[name, "main"] == expected
+        container = self.container(name)
+        assert container.visible == parse_names(annotations[ALLOCATED])
+        assert container.devices == chip_ids(expected)
+
+    def report(self) -> DeviceReport:
+        """The node's ConfigMap; a wrong CheckCode is an error."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{config_map_name(self.node.name)}"
+        return decode_report(self.cluster.api.get(path)["data"])
+
+    def counts(self) -> tuple[int, int]:
+        """Capacity and allocatable on the Node; (-1, -1) where the resource is absent."""
+        status = self.cluster.api.get(f"/api/v1/nodes/{self.node.name}")["status"]
+        return int(status["capacity"].get(RESOURCE, -1)), int(status["allocatable"].get(RESOURCE, -1))
+
+    def kubelet_metric(self, name: str, **labels: str) -> float:
+        """A sample of the kubelet's metrics; 0 where it has none."""
+        return sample(self.node.server.request("GET", "/metrics").decode(), name, **labels)
+
+    def plugin_sockets(self) -> list[Path]:
+        """The plugin's sockets in the kubelet's folder."""
+        return sorted(self.node.device_plugin_dir.glob("ascend910-*.sock"))
+
+    def signal_main(self, pod: str, container: str = "main") -> None:
+        """Have a container's first process end, as after a crash."""
+        with contextlib.suppress(HTTPError):  # the shell that sends it may be killed along
+            self.node.exec(pod, ["sh", "-c", "kill${IFS}-TERM${IFS}1"], container=container)
+
+
+def written_set(annotations: Mapping[str, str], key: str) -> ChipSet:
+    """The chips of an annotation."""
+    return chip_set(parse_names(annotations[key]))
+
+
+def sample(text: str, name: str, **labels: str) -> float:
+    """A sample of a metrics page; 0 where it has none."""
+    for family in text_string_to_metric_families(text):
+        for each in family.samples:
+            if each.name == name and labels.items() <= each.labels.items():
+                return float(each.value)
+    return 0.0
+
+
+def restarts(pod: Mapping[str, Any]) -> Sequence[int]:
+    """How often each container was started again."""
+    return [each["restartCount"] for each in pod["status"].get("containerStatuses", ())]

@@ -1,0 +1,184 @@
+"""An admission gets the chips of the pod under admission, or a clear word; never another pod's, and never late."""
+
+import time
+
+import grpc
+import pytest
+
+from ascend.annotations import CLAIMED, PREDICATE_TIME, REAL
+from ascend.chips import chip_name
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from tests.conformance.chips import HEALTH
+from tests.conformance.node import ALL, PluginNode
+from tests.conformance.wire import plugin_service
+
+CAP_S = 5.0
+"""The product's own is four seconds; the rest is the test's."""
+PAIRS = 17
+"""As many as the reference was given; it swapped 7 of them (spec/baseline-device-plugin.md §2.4)."""
+
+
+def names(*chips: int) -> list[str]:
+    return [chip_name(chip) for chip in chips]
+
+
+def test_an_id_the_node_does_not_have_is_refused(node: PluginNode) -> None:
+    """Scenario A5: the plugin is called as a kubelet would that has gone mad."""
+    (socket,) = node.plugin_sockets()
+    for id_ in ("Ascend910-77", "Ascend310-0", "", "x" * 5000):
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[id_])])
+        with plugin_service(socket) as plugin, pytest.raises(grpc.RpcError) as refused:
+            plugin.Allocate(request, timeout=CAP_S)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert len(refused.value.details() or "") <= 200
+    node.place("next", 0)
+    node.check("next", 0)
+
+
+def test_a_pod_with_a_useless_annotation_is_refused_with_a_sentence_and_keeps_its_turn(node: PluginNode) -> None:
+    """Scenario A5: what the annotation names is unhealthy, unknown, missing or too much."""
+    useless = {
+        "unhealthy": ((3,), "ChipUnhealthy: Ascend910-3 is unhealthy"),
+        "unknown": ((9,), "UnknownChip: this node has no Ascend910-9"),
+        "missing": ((), "NotPlaced: annotation huawei.com/Ascend910 is missing"),
+        "too-much": ((4, 5), "WrongCount: annotation huawei.com/Ascend910 names 2 chips"),
+    }
+    node.chips.fail(3)
+    node.wait_until(lambda: node.counts() == (8, 7), "one chip less is offered")
+    for name, (chips, _) in useless.items():
+        node.create(name, 1)
+        node.bind(name, *chips)
+    node.place("good", 0)
+    for name, (_, sentence) in useless.items():
+        assert sentence in node.failed(name)
+        assert node.annotations(name).get(PREDICATE_TIME) != str(CLAIMED)
+        assert REAL not in node.annotations(name)
+    node.check("good", 0)
+
+
+def test_while_the_api_server_is_away_a_pod_is_handed_its_chips_and_its_claim_is_written_later(
+    node: PluginNode,
+) -> None:
+    """Scenario A6: kubelet and plugin have seen the pod before the API server falls silent."""
+    with node.node.kubelet.paused():
+        node.place("asks", 4, 5)
+        node.wait_until(lambda: node.report().free == ALL & ~0b110000, "the plugin has seen the pod")
+        node.cluster.control_plane.apiserver.pause()
+    node.wait_until(lambda: node.ledger().get(("asks", "main")) == 0b110000, "the kubelet has the chips for the pod")
+    assert node.plugin.metric("ascend_dp_claims_pending") == 1
+    node.cluster.control_plane.apiserver.resume()
+    node.check("asks", 4, 5)
+
+
+def test_a_pod_never_seen_is_refused_in_time_while_the_api_server_is_away(node: PluginNode) -> None:
+    """Scenario A6: only the kubelet has seen the pod."""
+    with (
+        node.passage.gate("GET", r"/pods\?.*watch=") as watching,
+        node.passage.gate("GET", r"/pods\?(?!.*watch=)") as listing,
+    ):
+        node.plugin.process.kill()
+        node.plugin.process.start()
+        listing.wait_until_reached()
+        listing.open()
+        watching.wait_until_reached()
+        node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "the node offers its chips")
+        with node.passage.gate("GET", r"/pods\?(?!.*watch=)"):
+            started_s = time.monotonic()
+            node.place("unseen", 4, 5)
+            sentence = node.failed("unseen")
+    assert time.monotonic() - started_s < CAP_S + 2
+    assert "TimedOut: no decision within 4 s" in sentence or "NoSuchPod" in sentence
+    node.delete("unseen")
+    node.place("next", 4, 5)
+    node.check("next", 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("function", "serial"),
+    [(HEALTH, False), ("dcmi_get_device_logic_id", False), (HEALTH, True)],
+    ids=["health", "logic id", "one call at a time"],
+)
+def test_a_driver_that_hangs_holds_up_no_admission(node: PluginNode, function: str, *, serial: bool) -> None:
+    """Scenario A7, and spec/baseline-device-plugin.md §2.6, all rows: the reference made pods wait for 26 to 60 s."""
+    node.create("first", 2)
+    node.create("second", 1)
+    if serial:
+        node.chips.serialise()
+    node.chips.hang(7, function)
+    started_s = time.monotonic()
+    node.bind("first", 0, 1)
+    node.bind("second", 2)
+    node.check("first", 0, 1)
+    node.check("second", 2)
+    assert time.monotonic() - started_s < CAP_S
+
+
+def test_a_fault_of_another_chip_is_told_while_the_driver_hangs_for_one(node: PluginNode) -> None:
+    """spec/baseline-device-plugin.md §2.6, first row: the reference was blind for 25 s."""
+    node.chips.hang(7)
+    started_s = time.monotonic()
+    node.chips.fail(2)
+    node.wait_until(lambda: bool(node.report().unhealthy & 0b100), "the fault is reported")
+    node.wait_until(lambda: node.counts()[1] < 8, "the chip is not offered")
+    assert time.monotonic() - started_s < CAP_S
+
+
+def test_a_preference_keeps_what_it_must_include_or_has_none(node: PluginNode) -> None:
+    """Scenario A8: chips of a finished init container are among those the kubelet insists on."""
+    (socket,) = node.plugin_sockets()
+
+    def preferred(available: list[str], must_include: list[str]) -> list[str]:
+        request = pb.ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=2
+        )
+        answer = plugin.GetPreferredAllocation(
+            pb.PreferredAllocationRequest(container_requests=[request]), timeout=CAP_S
+        )
+        return sorted(answer.container_responses[0].deviceIDs)
+
+    with node.node.kubelet.paused(), plugin_service(socket) as plugin:
+        assert preferred(names(*range(8)), []) == []  # nobody waits
+        node.place("asks", 4, 5)
+        node.wait_until(lambda: node.report().free == ALL & ~0b110000, "the plugin has seen the pod")
+        assert preferred(names(*range(8)), []) == names(4, 5)
+        assert preferred(names(*range(8)), names(5)) == names(4, 5)
+        assert preferred(names(0, 1, 4), names(5)) == names(4, 5)
+        assert preferred(names(*range(8)), names(6)) == []
+        assert preferred(names(0, 1, 2), []) == []
+        assert preferred(["nonsense", *names(0)], ["Ascend910-99"]) == []
+    node.check("asks", 4, 5)
+
+
+def test_same_size_pods_bound_a_millisecond_apart_against_their_predicate_times_are_never_swapped(
+    node: PluginNode,
+) -> None:
+    """Scenario A9, and spec/baseline-device-plugin.md §2.4."""
+    halves = ((0, 1), (2, 3)), ((4, 5), (6, 7))
+    pairs = [(number, halves[number % 2]) for number in range(PAIRS)]
+    for round_ in (pairs[start : start + 2] for start in range(0, PAIRS, 2)):
+        expected = {
+            f"{which}-{number}": chips for number, pair in round_ for which, chips in zip("ab", pair, strict=True)
+        }
+        for name in expected:
+            node.create(name, 2)
+        for number, (one, two) in round_:
+            now = time.time_ns()
+            node.bind_together(0.001, (f"a-{number}", one, now + 1_000_000), (f"b-{number}", two, now))
+            node.wait_until(
+                lambda number=number: {(f"a-{number}", "main"), (f"b-{number}", "main")} <= node.ledger().keys(),
+                "the pair is admitted",
+            )
+        for name, chips in expected.items():
+            node.check(name, *chips)
+        node.clear()
+
+
+def test_pods_of_one_size_bound_all_at_once_have_their_own_chips_each(node: PluginNode) -> None:
+    """Scenario A9, eightfold."""
+    order = (5, 2, 7, 0, 3, 6, 1, 4)
+    for chip in order:
+        node.create(f"pod-{chip}", 1)
+    now = time.time_ns()
+    node.bind_together(0.0, *((f"pod-{chip}", (chip,), now - chip * 1_000_000) for chip in order))
+    for chip in order:
+        node.check(f"pod-{chip}", chip)

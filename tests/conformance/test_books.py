@@ -1,0 +1,79 @@
+"""The books the reference got wrong (spec/baseline-device-plugin.md §2.7); rows not here are in `test_restarts` and
+`test_devices`.
+"""
+
+import json
+
+from ascend.annotations import CLAIMED, CONFIGURATION, PREDICATE_TIME, REAL
+from tests.conformance.node import ALL, PluginNode
+from tests.conformance.wire import crowding
+
+
+def test_a_plugin_killed_before_its_answer_burns_no_claim(node: PluginNode) -> None:
+    """First row: the kubelet fails such a pod (it can't do otherwise), and its chips are free for the next."""
+    with node.passage.gate("GET", r"/pods\?.*watch=") as watching:
+        node.plugin.process.kill()
+        node.plugin.process.start()
+        watching.wait_until_reached()
+        node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "the node offers its chips")
+        with node.passage.gate("GET", r"/pods\?(?!.*watch=)") as asking:
+            node.place("admitted", 2, 3)
+            asking.wait_until_reached()  # Allocate has waited for the watch in vain, and asks
+            node.plugin.process.kill()
+    assert "UnexpectedAdmissionError" in node.failed("admitted")
+    assert node.annotations("admitted")[PREDICATE_TIME] != str(CLAIMED)
+    node.start_plugin()
+    assert REAL not in node.annotations("admitted")
+    node.wait_until(lambda: node.report().free == ALL, "its chips are free")
+    node.place("next", 2, 3)
+    node.check("next", 2, 3)
+
+
+def test_a_plugin_killed_after_its_answer_completes_the_claim_when_it_is_back(node: PluginNode) -> None:
+    """Second row: the reference never did, and reported the pod's chips as free."""
+    with node.passage.gate("PATCH", "/pods/admitted") as claiming:
+        node.place("admitted", 2, 3)
+        claiming.wait_until_reached()
+        node.plugin.process.kill()
+    assert REAL not in node.annotations("admitted")
+    node.start_plugin()
+    node.check("admitted", 2, 3)
+    assert node.report().free == ALL & ~0b1100
+
+
+def test_a_whole_node_pod_of_a_fresh_plugin_is_claimed_with_all_chips(node: PluginNode) -> None:
+    """Fourth row: the reference wrote nothing."""
+    node.plugin.process.restart()
+    node.wait_until_offered()
+    node.place("whole", *range(8))
+    node.check("whole", *range(8))
+    configuration = json.loads(node.annotations("whole")[CONFIGURATION])
+    assert [each["device_id"] for each in configuration["devices"]] == [str(chip) for chip in range(8)]
+    node.wait_until(lambda: node.report().free == 0, "no chip is free")
+
+
+def test_a_whole_node_pod_after_smaller_ones_is_claimed_with_all_chips(node: PluginNode) -> None:
+    """Fifth row: the reference wrote 5 of the 8, and reported the other 3 as free."""
+    for round_, sizes in enumerate([((7,), (1, 0), (2, 3)), ((4, 5, 6, 7), (3,))]):
+        pods = [f"small-{round_}-{number}" for number in range(len(sizes))]
+        for name, chips in zip(pods, sizes, strict=True):
+            node.place(name, *chips)
+        for name, chips in zip(pods, sizes, strict=True):
+            node.check(name, *chips)
+        node.delete(*pods)
+    node.wait_until(lambda: node.report().free == ALL, "all chips are free")
+    node.place("whole", *range(8))
+    node.check("whole", *range(8))
+    node.wait_until(lambda: node.report().free == 0, "no chip is free")
+
+
+def test_a_kubelet_that_lists_its_books_to_too_many_is_asked_again(node: PluginNode) -> None:
+    """Scenario F9: the kubelet rejects by rate limit; a plugin that starts then still learns who holds what."""
+    node.place("holds", 2, 3)
+    node.check("holds", 2, 3)
+    node.plugin.process.kill()
+    with crowding(node.node.pod_resources_socket) as crowd:
+        node.wait_until(lambda: crowd.rejected > 0, "the kubelet rejects by rate limit")
+        node.start_plugin()
+    node.check("holds", 2, 3)
+    assert node.report().free == ALL & ~0b1100

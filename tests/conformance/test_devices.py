@@ -1,0 +1,160 @@
+"""What the kubelet offers follows the chips' health, and what runs is left alone."""
+
+from datetime import UTC, datetime
+
+from ascend.chips import chip_name
+from protos.k8s.podresources.v1 import podresources_pb2 as pb
+from tests.conformance.chips import SEPARATE
+from tests.conformance.node import ALL, PluginNode
+from tests.conformance.wire import pod_resources
+
+
+def test_a_node_offers_its_chips_and_a_pod_gets_those_written_on_it(node: PluginNode) -> None:
+    """Scenario 1."""
+    assert node.counts() == (8, 8)
+    node.place("asks", 6, 5)
+    node.check("asks", 6, 5)
+    assert node.container("asks").visible == (6, 5)
+    with pod_resources(node.node.pod_resources_socket) as stub:
+        listed = stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=10).devices
+    assert {each for devices in listed for each in devices.device_ids} == {chip_name(chip) for chip in range(8)}
+
+
+def test_a_chip_that_fails_is_not_offered_until_it_recovers(node: PluginNode) -> None:
+    """Scenario F2."""
+    node.chips.fail(3)
+    node.wait_until(lambda: node.counts() == (8, 7), "one chip less is offered")
+    (fault,) = node.report().faults
+    assert (fault.npu_name, fault.fault_code, node.report().free) == ("Ascend910-3", SEPARATE, ALL & ~0b1000)
+    node.chips.repair(3)
+    node.wait_until(lambda: node.counts() == (8, 8), "all chips are offered again")
+
+
+def test_the_report_never_has_more_free_chips_than_the_kubelet_offers(node: PluginNode) -> None:
+    """A part of F2: Volcano would call such a node "not stable" (spec/node-agent.md §0.4)."""
+    node.chips.fail(3)
+
+    def told() -> bool:
+        offered = node.counts()[1]
+        assert node.report().free.bit_count() <= offered
+        return offered == 7
+
+    node.wait_until(told, "one chip less is offered")
+
+
+def test_a_pod_runs_on_when_a_chip_of_its_fails_and_the_chip_stays_out_after_it(node: PluginNode) -> None:
+    """Scenario F3."""
+    node.place("holds", 2, 3)
+    node.check("holds", 2, 3)
+    node.chips.fail(2)
+    node.wait_until(lambda: node.counts() == (8, 7), "one chip less is offered")
+    node.check("holds", 2, 3)
+    node.delete("holds")
+    node.wait_until(lambda: node.report().free == ALL & ~0b100, "the healthy chip of the pod is free again")
+    assert node.counts() == (8, 7)
+    node.place("next", 2)
+    assert "ChipUnhealthy: Ascend910-2 is unhealthy" in node.failed("next")
+
+
+def test_the_counts_follow_chips_that_go_down_and_up_by_turns(node: PluginNode) -> None:
+    """Scenario F4."""
+    steps = [((0, 1, 2, 3), ()), ((), (1, 3)), ((7,), (0,)), ((4, 5, 6), ()), ((), (2, 4, 5, 6, 7))]
+    down: set[int] = set()
+    for failing, recovering in steps:
+        for chip in failing:
+            node.chips.fail(chip)
+        for chip in recovering:
+            node.chips.repair(chip)
+        down = (down | set(failing)) - set(recovering)
+        expected = (8, 8 - len(down))
+        node.wait_until(lambda expected=expected: node.counts() == expected, f"the node shows {expected}")
+        free = sum(1 << chip for chip in range(8) if chip not in down)
+        node.wait_until(lambda free=free: node.report().free == free, f"the report shows {free:#x}")
+
+
+def test_the_status_of_a_running_pod_names_the_chip_that_failed(node: PluginNode) -> None:
+    """Scenario F8. Also spec/baseline-device-plugin.md §2.7, last row: the kubelet's id is the chip's own, so its word
+    on the pod, the report's and the container's are of one chip; the reference's were not."""
+    node.place("before", 6, 7)
+    node.check("before", 6, 7)
+    node.place("holds", 4, 5)
+    node.check("holds", 4, 5)
+    node.chips.fail(4)
+    node.wait_until(lambda: health(node, "holds").get("Ascend910-4") == "Unhealthy", "the pod's status says so")
+    assert health(node, "holds")["Ascend910-5"] == "Healthy"
+    assert set(health(node, "before").values()) == {"Healthy"}
+    assert node.report().unhealthy == 0b10000
+    node.chips.repair(4)
+    node.wait_until(lambda: health(node, "holds").get("Ascend910-4") == "Healthy", "the pod's status says so")
+
+
+def test_the_status_of_a_pod_without_its_image_names_the_chip_that_failed(node: PluginNode) -> None:
+    """Scenario F8, a pod whose container can't be created."""
+    node.create("stuck", 1, image="docker.io/local/absent:1")
+    node.bind("stuck", 0)
+    node.wait_until(lambda: health(node, "stuck").get("Ascend910-0") == "Healthy", "the pod has its chip")
+    node.chips.fail(0)
+    node.wait_until(lambda: health(node, "stuck").get("Ascend910-0") == "Unhealthy", "the pod's status says so")
+
+
+def test_a_chip_that_drops_off_the_bus_is_unhealthy_and_comes_back(node: PluginNode) -> None:
+    """Scenario A11: the set of ids the driver tells of changes while the plugin runs."""
+    node.place("holds", 6)
+    node.check("holds", 6)
+    node.chips.drop(6)
+    node.wait_until(lambda: node.counts() == (8, 7), "it counts, and is not offered")
+    node.wait_until(lambda: node.report().unhealthy == 0b1000000, "it is reported")
+    node.check("holds", 6)
+    node.chips.repair(6)
+    node.wait_until(lambda: node.counts() == (8, 8), "it is offered again")
+
+
+def test_a_chip_that_was_not_ready_at_the_start_is_offered_once_it_is(node: PluginNode) -> None:
+    """Scenario A11, the other way round."""
+    node.plugin.process.stop()
+    node.chips.drop(7)
+    node.plugin.process.start()
+    node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 7), "seven chips are offered")
+    node.chips.repair(7)
+    node.wait_until(lambda: node.counts() == (8, 8), "the eighth is, too")
+    node.place("asks", 7)
+    node.check("asks", 7)
+
+
+def test_a_chip_the_driver_did_not_know_at_the_start_is_offered_after_the_next_start(node: PluginNode) -> None:
+    """Scenario A11: the kubelet takes another set of ids from the same resource. (Without a restart the plugin looks
+    for new chips once a minute.)
+    """
+    node.plugin.process.stop()
+    node.chips.take_away(7)
+    node.plugin.process.start()
+    node.wait_until(lambda: node.plugin.is_ready and node.counts() == (7, 7), "seven chips are there and offered")
+    node.chips.repair(7)
+    node.plugin.process.restart()
+    node.wait_until_offered()
+
+
+def test_a_fault_is_told_on_the_node(node: PluginNode) -> None:
+    """A part of F2: the API server takes the plugin's Events."""
+    started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "")
+    node.chips.fail(1)
+
+    def told() -> bool:
+        events = node.cluster.api.get("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+        return any(
+            each["regarding"]["kind"] == "Node" and each["reason"] == "NPUUnhealthy" and "Ascend910-1" in each["note"]
+            for each in events
+            if (each["eventTime"] or "") >= started
+        )
+
+    node.wait_until(told, "an Event tells of it")
+
+
+def health(node: PluginNode, pod: str) -> dict[str, str]:
+    """The health of the chips of a pod's container, as the kubelet writes it into its status."""
+    return {
+        each["resourceID"]: each["health"]
+        for container in node.pod(pod)["status"].get("containerStatuses", ())
+        for status in container.get("allocatedResourcesStatus", ())
+        for each in status["resources"]
+    }

@@ -1,0 +1,129 @@
+"""The plugin is registered whenever it can be, and only then."""
+
+import shutil
+import statistics
+import time
+
+from ascend.chips import RESOURCE
+from tests.conformance.node import PluginNode
+
+REGISTRATIONS = "kubelet_device_plugin_registration_total"
+
+
+def registered(node: PluginNode) -> float:
+    """How often the running plugin has registered."""
+    return node.plugin.metric("ascend_dp_registrations_total", result="registered")
+
+
+def test_a_new_kubelet_socket_is_registered_with_within_a_second(node: PluginNode) -> None:
+    """Scenario A1."""
+    socket = node.node.device_plugin_dir / "kubelet.sock"
+    waited_s = []
+    for times in (2, 3, 4):
+        before = socket.stat().st_ino, socket.stat().st_ctime_ns
+        node.node.kubelet.kill()
+        node.node.kubelet.start()
+
+        def is_new(before: tuple[int, int] = before) -> bool:
+            return socket.exists() and (socket.stat().st_ino, socket.stat().st_ctime_ns) != before
+
+        node.wait_until(is_new, "there is a new kubelet.sock")
+        started_s = time.monotonic()
+        node.wait_until(lambda times=times: registered(node) >= times, "it has registered again")
+        waited_s.append(time.monotonic() - started_s)
+        node.wait_until_offered()
+    assert statistics.median(waited_s) < 1.0, waited_s
+
+
+def test_a_plugin_that_is_there_before_its_kubelet_waits_for_it(node: PluginNode) -> None:
+    """Scenario A2."""
+    node.plugin.process.stop()
+    node.node.kubelet.stop()
+    (node.node.device_plugin_dir / "kubelet.sock").unlink(missing_ok=True)
+    node.plugin.process.start()
+    node.wait_until(lambda: "kubelet.sock" in node.plugin.problems(), "it says what it waits for")
+    node.node.start_kubelet()
+    node.wait_until_offered()
+    node.place("asks", 1)
+    node.check("asks", 1)
+
+
+def test_a_folder_that_was_removed_and_made_again_is_registered_in(node: PluginNode) -> None:
+    """A part of A1: not the socket but all of its folder is another (spec/kubernetes.md §1.2)."""
+    node.node.kubelet.stop()
+    shutil.rmtree(node.node.device_plugin_dir)
+    node.node.start_kubelet()
+    node.wait_until_offered()
+    node.place("asks", 1)
+    node.check("asks", 1)
+
+
+def test_sockets_of_a_killed_instance_are_no_obstacle_and_are_removed(node: PluginNode) -> None:
+    """Scenario A3."""
+    (stale,) = node.plugin_sockets()
+    node.plugin.process.kill()
+    assert node.plugin_sockets() == [stale]
+    node.start_plugin()
+    assert len(node.plugin_sockets()) == 1
+    assert stale not in node.plugin_sockets()
+
+
+def test_a_new_instance_takes_over_from_one_that_still_lives(node: PluginNode) -> None:
+    """Scenario A4: with a kubelet before 1.37, two at once would end each other's streams (spec/kubernetes.md §1.3)."""
+    node.place("holds", 2, 3)
+    node.check("holds", 2, 3)
+    before = node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE)
+    old, new = node.plugin, node.new_plugin("device-plugin-upgraded")
+    new.process.start()
+    node.wait_until(lambda: "lock" in new.problems(), "the new one waits for the old one")
+    node.place("meanwhile", 0)
+    node.check("meanwhile", 0)
+    node.plugin = new
+    old.process.stop()
+    node.wait_until_offered()
+    assert node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE) == before + 1
+    node.check("holds", 2, 3)
+    node.place("afterwards", 4, 5)
+    node.check("afterwards", 4, 5)
+
+
+def test_a_plugin_that_can_not_read_its_driver_does_not_register(node: PluginNode) -> None:
+    """In place of scenarios F1 and F5."""
+    node.plugin.process.stop()
+    before = node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE)
+    node.chips.break_driver(-8005)
+    node.plugin.process.start()
+    node.wait_until(lambda: "-8005" in node.plugin.problems(), "it says why")
+    assert node.plugin_sockets() == []
+    assert node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE) == before
+    node.wait_until(lambda: node.counts()[1] == 0, "no chip is offered")
+    node.chips.repair_all()
+    node.wait_until_offered()
+    assert node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE) == before + 1
+
+
+def test_a_stream_that_ended_is_made_up_for_by_another_registration(node: PluginNode) -> None:
+    """In place of scenarios F5 and F6: a kubelet never dials again by itself (spec/kubernetes.md §1.5)."""
+    before = node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE)
+    (socket,) = node.plugin_sockets()
+    socket.unlink()
+    node.wait_until(
+        lambda: node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE) == before + 1, "it has registered again"
+    )
+    node.wait_until_offered()
+    assert len(node.plugin_sockets()) == 1
+
+
+def test_a_plugin_that_is_stopped_leaves_the_count_and_takes_the_offer_back(node: PluginNode) -> None:
+    """Scenarios F6 and F7. It ends within a second, sends no empty list before, and leaves no socket."""
+    node.place("holds", 2, 3)
+    node.check("holds", 2, 3)
+    started_s = time.monotonic()
+    node.plugin.process.stop()
+    assert time.monotonic() - started_s < 2.0
+    assert node.plugin.process.wait(timeout_s=1) == 0
+    assert node.plugin_sockets() == []
+    node.wait_until(lambda: node.counts() == (8, 0), "no chip is offered, and all still count")
+    assert node.phase("holds") == "Running"
+    node.place("waits", 1)
+    assert "OutOfhuawei.com/Ascend910" in node.failed("waits") or "UnexpectedAdmissionError" in node.failed("waits")

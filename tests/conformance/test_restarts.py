@@ -1,0 +1,166 @@
+"""Kubelet, plugin, container or node begin anew: running pods keep their chips, freed ones can be used again."""
+
+import json
+import time
+
+from ascend.annotations import KUBELET_IDS, REAL
+from tests.conformance.node import ALL, PluginNode, restarts, written_set
+
+
+def test_a_container_that_is_started_again_has_the_same_chips_and_another_pod_has_others(node: PluginNode) -> None:
+    """Scenario 3."""
+    node.place("crashes", 0, 1, restartPolicy="Always")
+    node.check("crashes", 0, 1)
+    crash(node, "crashes")
+    node.check("crashes", 0, 1)
+    node.place("other", 2, 3)
+    node.check("other", 2, 3)
+
+
+def test_after_a_kubelet_restart_a_running_pod_has_its_chips_and_is_not_admitted_again(node: PluginNode) -> None:
+    """Scenario 4."""
+    node.place("holds", 5, 4)
+    node.check("holds", 5, 4)
+    before, ledger = container_ids(node, "holds"), node.ledger()
+    node.restart_kubelet()
+    node.wait_until_offered()
+    node.check("holds", 5, 4)
+    assert (container_ids(node, "holds"), node.ledger()) == (before, ledger)
+    node.place("next", 6, 7)
+    node.check("next", 6, 7)
+
+
+def test_a_container_that_is_started_again_after_a_kubelet_restart_has_the_same_chips(node: PluginNode) -> None:
+    """Scenario 5."""
+    node.place("crashes", 0, 1, restartPolicy="Always")
+    node.check("crashes", 0, 1)
+    node.restart_kubelet()
+    node.wait_until_offered()
+    crash(node, "crashes")
+    node.check("crashes", 0, 1)
+
+
+def test_a_kubelet_that_starts_without_the_plugin_offers_nothing_and_leaves_finished_pods_alone(
+    node: PluginNode,
+) -> None:
+    """Scenario 6."""
+    node.place("done", 0, 1, command=["true"])
+    node.wait_until(lambda: node.phase("done") == "Succeeded", "the pod has finished")
+    node.plugin.process.stop()
+    node.restart_kubelet()
+    node.wait_until(lambda: node.counts()[1] == 0, "no chip is offered")
+    assert node.phase("done") == "Succeeded"
+    node.start_plugin()
+    assert node.phase("done") == "Succeeded"
+    node.wait_until(lambda: node.report().free == ALL, "its chips are free")
+    node.place("next", *range(8))
+    node.check("next", *range(8))
+
+
+def test_after_a_plugin_restart_a_running_pod_has_its_chips(node: PluginNode) -> None:
+    """Scenario 7."""
+    node.place("holds", 2, 3)
+    node.check("holds", 2, 3)
+    node.plugin.process.restart()
+    node.wait_until_offered()
+    node.check("holds", 2, 3)
+    assert node.report().free == ALL & ~0b1100
+    node.place("next", *(0, 1, 4, 5))
+    node.check("next", *(0, 1, 4, 5))
+
+
+def test_after_a_restart_of_both_a_running_pod_has_its_chips(node: PluginNode) -> None:
+    """Scenario 8."""
+    node.place("holds", 2, 3)
+    node.check("holds", 2, 3)
+    node.plugin.process.kill()
+    node.restart_kubelet()
+    node.start_plugin()
+    node.check("holds", 2, 3)
+    assert node.report().free == ALL & ~0b1100
+    node.place("next", 0, 1)
+    node.check("next", 0, 1)
+
+
+def test_the_chips_of_a_pod_deleted_while_the_kubelet_was_down_can_be_used_again(node: PluginNode) -> None:
+    """Scenario 9."""
+    node.place("orphan", 2, 3)
+    node.check("orphan", 2, 3)
+    node.node.kubelet.kill()
+    node.cluster.api.delete("/api/v1/namespaces/default/pods/orphan", grace_s=0)
+    node.node.start_kubelet()
+    node.wait_until_offered()
+    # A kubelet frees nothing before it has seen its first list of pods; that it knows this one shows that it has.
+    node.place("seen")
+    node.wait_until(lambda: node.phase("seen") == "Running", "the kubelet knows its pods")
+    assert ("orphan", "main") not in node.ledger()
+    node.place("next", *range(8))
+    node.check("next", *range(8))
+
+
+def test_after_a_reboot_a_pod_admitted_too_early_fails_and_a_new_one_works(node: PluginNode) -> None:
+    """Scenario 11: all containers are gone, and the plugin is late."""
+    node.place("before", 2, 3)
+    node.check("before", 2, 3)
+    node.plugin.process.kill()
+    node.node.kubelet.kill()
+    node.end_all_containers()
+    node.node.kubelet.start()
+    assert "UnexpectedAdmissionError" in node.failed("before")
+    node.node.kubelet.wait_until(lambda: node.node.server.answers("/healthz"), timeout_s=30)
+    node.start_plugin()
+    node.wait_until(lambda: node.report().free == ALL, "its chips are free")
+    node.place("after", 2, 3)
+    node.check("after", 2, 3)
+
+
+def test_a_container_started_again_after_an_upgrade_is_given_what_was_answered_before(node: PluginNode) -> None:
+    """Scenario A12: the kubelet asks nobody, it remembers; so nothing in the answer may have changed meanwhile."""
+    node.place("crashes", 0, 1, restartPolicy="Always")
+    node.check("crashes", 0, 1)
+    seen = node.container("crashes")
+    old = node.plugin
+    node.plugin = node.new_plugin("device-plugin-reconfigured", "--injection", "runtime")
+    old.process.stop()
+    node.start_plugin()
+    crash(node, "crashes")
+    node.check("crashes", 0, 1)
+    assert node.container("crashes").devices == seen.devices == (0, 1)
+    node.plugin.process.stop()
+    node.plugin = old
+
+
+def test_a_plugin_killed_while_a_pod_runs_knows_its_chips_again(node: PluginNode) -> None:
+    """spec/baseline-device-plugin.md §2.7, third row."""
+    node.place("holds", 6, 7)
+    node.check("holds", 6, 7)
+    claimed = {key: written_set(node.annotations("holds"), key) for key in (REAL, KUBELET_IDS)}
+    node.plugin.process.kill()
+    node.wait_until(lambda: node.counts() == (8, 0), "no chip is offered")
+    node.start_plugin()
+    assert node.report().free == ALL & ~0b11000000
+    assert {key: written_set(node.annotations("holds"), key) for key in (REAL, KUBELET_IDS)} == claimed
+    node.create("takes", 2)
+    node.bind("takes", 6, 7, predicate_time=time.time_ns())
+    assert "ChipHeld: Ascend910-6,Ascend910-7 is held by pod default/holds" in node.failed("takes")
+
+
+def crash(node: PluginNode, name: str) -> None:
+    """Have a pod's container end, and wait until it has been started again."""
+    (before,) = restarts(node.pod(name))
+    node.signal_main(name)
+
+    def again() -> bool:
+        (count,) = restarts(node.pod(name))
+        return count > before and node.phase(name) == "Running" and started(node, name)
+
+    node.wait_until(again, f"the container of {name} has been started again", timeout_s=60)
+
+
+def started(node: PluginNode, name: str) -> bool:
+    (status,) = node.pod(name)["status"]["containerStatuses"]
+    return bool(status["started"])
+
+
+def container_ids(node: PluginNode, name: str) -> list[str]:
+    return [json.dumps(each["containerID"]) for each in node.pod(name)["status"]["containerStatuses"]]

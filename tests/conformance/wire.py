@@ -1,0 +1,91 @@
+"""The node's unix sockets: the kubelet's ledger as a client reads it, the plugin's service as the kubelet calls it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from ascend.chips import RESOURCE, ChipSet, chip_set, parse_chip_name
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc
+from protos.k8s.podresources.v1 import podresources_pb2 as pb
+from protos.k8s.podresources.v1 import podresources_pb2_grpc
+
+if TYPE_CHECKING:
+    from protos.k8s.deviceplugin.v1beta1.deviceplugin_pb2_grpc import DevicePluginStub
+    from protos.k8s.podresources.v1.podresources_pb2_grpc import PodResourcesListerStub
+
+DEADLINE_S: Final = 30.0
+_CHANNEL: Final = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
+
+
+@contextmanager
+def pod_resources(socket: Path) -> Iterator["PodResourcesListerStub"]:
+    """The kubelet's pod-resources API."""
+    with grpc.insecure_channel(f"unix:{socket}", options=_CHANNEL) as channel:
+        yield podresources_pb2_grpc.PodResourcesListerStub(channel)
+
+
+@contextmanager
+def plugin_service(socket: Path) -> Iterator["DevicePluginStub"]:
+    """The plugin's service, beside the kubelet."""
+    with grpc.insecure_channel(f"unix:{socket}", options=_CHANNEL) as channel:
+        yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
+
+
+def read_ledger(socket: Path, namespace: str = "default") -> dict[tuple[str, str], ChipSet]:
+    """Which chips each container holds, by (pod, container); those without chips are left out."""
+    with pod_resources(socket) as stub:
+        answer = _list(stub)
+    held: dict[tuple[str, str], ChipSet] = {}
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            for devices in container.devices:
+                if devices.resource_name == RESOURCE and pod.namespace == namespace:
+                    ids = chip_set(map(parse_chip_name, devices.device_ids))
+                    held[pod.name, container.name] = held.get((pod.name, container.name), 0) | ids
+    return held
+
+
+def _list(stub: "PodResourcesListerStub") -> pb.ListPodResourcesResponse:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return stub.List(pb.ListPodResourcesRequest(), timeout=DEADLINE_S)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.05)  # the kubelet answers so many times a second only
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Clients that ask the kubelet for its ledger all the time; how often it rejected them."""
+
+    rejected: int = 0
+
+
+@contextmanager
+def crowding(socket: Path) -> Iterator[Crowd]:
+    """Ask the kubelet for its ledger more often than it allows (100 times a second), until the block ends."""
+    crowd, ending = Crowd(), threading.Event()
+
+    def ask() -> None:
+        with pod_resources(socket) as stub:
+            while not ending.wait(0.004):
+                try:
+                    stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=DEADLINE_S)
+                except grpc.RpcError as error:
+                    crowd.rejected += error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield crowd
+    finally:
+        ending.set()
+        thread.join()
