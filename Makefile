@@ -8,7 +8,7 @@ UV_VERSION := 0.11
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 RUN := $(UV) run --locked --quiet
 
-.PHONY: help setup demo test lint format bench docs protos cluster-up cluster-down
+.PHONY: help setup demo test lint format bench soak docs protos cluster-up cluster-down
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ format: setup ## format and fix what can be fixed
 
 bench: setup ## measure; prints ratios side by side
 	@$(RUN) python -m tests.bench
+
+soak: setup ## restarts and races by the thousand on the sandbox, a quarter of an hour; a part of it is in `make test`
+	@$(RUN) python -m tests.soak
 
 docs: setup ## write the tables of docs/ that the code knows
 	@$(RUN) python -m device_plugin.reference

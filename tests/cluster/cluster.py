@@ -32,6 +32,7 @@ class Cluster:
         authorization_mode: of the API server; `RBAC` as in any real cluster, or `AlwaysAllow`.
         extenders: of the scheduler, see `manifests.extender`; none: stock.
         pod_backoff_s: (initial, maximum) seconds the scheduler lets an unschedulable pod rest.
+        audited: users whose every request the API server writes to `control_plane.audit_log`.
         detached: outlive this process, until `namespace.detached().close()`.
         say: receives a line when a part is up, with the seconds since the start.
 
@@ -48,6 +49,7 @@ class Cluster:
         authorization_mode: str = "RBAC",
         extenders: Sequence[Mapping[str, Any]] | None = None,
         pod_backoff_s: tuple[int, int] = (1, 2),
+        audited: Sequence[str] = (),
         detached: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -57,6 +59,7 @@ class Cluster:
         self._authorization_mode = authorization_mode
         self._extenders = extenders
         self._pod_backoff_s = pod_backoff_s
+        self._audited = audited
         self._detached = detached
         self._say = say
         self._started = time.monotonic()
@@ -207,7 +210,10 @@ class Cluster:
 
     def _start_parts(self, namespace: Namespace) -> None:
         self.control_plane = ControlPlane(
-            namespace, authorization_mode=self._authorization_mode, pod_backoff_s=self._pod_backoff_s
+            namespace,
+            authorization_mode=self._authorization_mode,
+            pod_backoff_s=self._pod_backoff_s,
+            audited=self._audited,
         )
         self.nodes = [Node(name, self.control_plane) for name in self._names]
         with ThreadPoolExecutor() as pool:

@@ -27,10 +27,19 @@ class ControlPlane:
         namespace: where they live.
         authorization_mode: `AlwaysAllow`, or `RBAC` to test rules; the administrator may do everything in both.
         pod_backoff_s: (initial, maximum) seconds the scheduler lets an unschedulable pod rest.
+        audited: users whose every request the API server writes to `audit_log`.
     """
 
-    def __init__(self, namespace: Namespace, *, authorization_mode: str, pod_backoff_s: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        *,
+        authorization_mode: str,
+        pod_backoff_s: tuple[int, int],
+        audited: Sequence[str] = (),
+    ) -> None:
         self.namespace = namespace
+        self._audited = list(audited)
         self.admin_token = secrets.token_hex(16)
         self._authorization_mode = authorization_mode
         self._pod_backoff_s = pod_backoff_s
@@ -49,6 +58,11 @@ class ControlPlane:
     def ca(self) -> Path:
         """File with the certificate authority of the API server, which made it itself."""
         return self._folder / "certificates" / "apiserver.crt"
+
+    @property
+    def audit_log(self) -> Path:
+        """The API server's audit log: one JSON object a line; there is none where nobody is audited."""
+        return self._folder / "audit.log"
 
     @property
     def kubeconfig_path(self) -> Path:
@@ -83,6 +97,9 @@ class ControlPlane:
         _openssl("ecparam", "-genkey", "-noout", *_CURVE, "-out", str(self._folder / "service-account.key"))
         self._make_kubelet_client()
         self.kubeconfig_path.write_text(json.dumps(self.kubeconfig(self.admin_token)))
+        rules = [{"level": "Metadata", "users": self._audited}, {"level": "None"}]
+        policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
+        self._audit_policy.write_text(json.dumps(policy))
         self.etcd.start()
         self.apiserver.start()  # it retries until etcd is there
         self.wait_for_api()
@@ -123,6 +140,10 @@ class ControlPlane:
     def _scheduler_configuration(self) -> Path:
         return self._folder / "scheduler.json"
 
+    @property
+    def _audit_policy(self) -> Path:
+        return self._folder / "audit-policy.json"
+
     def _etcd_command(self) -> list[str]:
         client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._peer_port}"
         return [
@@ -160,6 +181,11 @@ class ControlPlane:
             f"--kubelet-client-key={self._folder / 'kubelet-client.key'}",
             "--max-requests-inflight=3000",
             "--max-mutating-requests-inflight=1000",
+            *(
+                (f"--audit-policy-file={self._audit_policy}", f"--audit-log-path={self.audit_log}")
+                if self._audited
+                else ()
+            ),
             f"--feature-gates={','.join(f'{gate}=true' for gate in FEATURE_GATES)}",
         ]
 

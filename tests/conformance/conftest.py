@@ -10,9 +10,10 @@ from ascend.deviceinfo import NAMESPACE, config_map_name
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import cluster  # noqa: F401 - a fixture
 from tests.conformance.chips import Chips
-from tests.conformance.node import PluginNode
+from tests.conformance.node import GatedNode
 from tests.conformance.passage import Passage
 from tests.dcmi.compiler import require_compiler
+from tests.e2e.world import write_kubeconfig
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,14 +24,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared_node(cluster: Cluster) -> Iterator[PluginNode]:  # noqa: F811 - a fixture
+def shared_node(cluster: Cluster) -> Iterator[GatedNode]:  # noqa: F811 - a fixture
     require_compiler()
     node = cluster.nodes[0]
     with (
         tempfile.TemporaryDirectory(prefix="conformance-") as scratch,
         Passage(cluster.url, cluster.ca) as passage,
     ):
-        made = PluginNode(cluster, node, Chips(node.folder), passage, Path(scratch))
+        kubeconfig = write_kubeconfig(Path(scratch) / "kubeconfig.json", passage.url, cluster.admin_token)
+        made = GatedNode(cluster, node, Chips(node.folder), kubeconfig, passage)
         try:
             made.start_plugin()
             yield made
@@ -40,7 +42,7 @@ def shared_node(cluster: Cluster) -> Iterator[PluginNode]:  # noqa: F811 - a fix
 
 
 @pytest.fixture
-def node(shared_node: PluginNode) -> Iterator[PluginNode]:
+def node(shared_node: GatedNode) -> Iterator[GatedNode]:
     """The node: no pods, eight healthy chips offered."""
     yield shared_node
     shared_node.mend()

@@ -1,14 +1,13 @@
 """One real node with the device plugin on it; the test plays the allocator, and looks at everybody's books."""
 
 import contextlib
-import http.client
+import http
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,7 +24,7 @@ from tests.conformance.chips import Chips
 from tests.conformance.passage import Passage
 from tests.conformance.wire import read_ledger
 from tests.e2e.sandboxed import BIN
-from tests.e2e.world import DEVICE_NODES, write_kubeconfig
+from tests.e2e.world import DEVICE_NODES
 
 PATIENCE_S: Final = 30.0
 ALL: Final = 0xFF
@@ -82,15 +81,14 @@ class PluginNode:
         cluster: which cluster it is of.
         node: kubelet and containerd.
         chips: to break and mend.
-        passage: the plugin's way to the API server.
+        kubeconfig: what the plugin gets to the API server by.
         plugin: the plugin.
     """
 
     cluster: Cluster
     node: Node
     chips: Chips
-    passage: Passage
-    scratch: Path
+    kubeconfig: Path
     plugin: PluginProcess = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,11 +98,10 @@ class PluginNode:
 
     def new_plugin(self, name: str, *flags: str) -> PluginProcess:
         """Another instance of the plugin, not started; settings are the defaults, but for what a test machine lacks."""
-        kubeconfig = write_kubeconfig(self.scratch / "kubeconfig.json", self.passage.url, self.cluster.admin_token)
         devices = make_device_nodes(self.node.folder / "chips", DEVICE_NODES)
         (port,) = free_ports(1)
         command = [
-            *(str(BIN / "ascend-device-plugin"), "--kubeconfig", str(kubeconfig), "--node-name", self.node.name),
+            *(str(BIN / "ascend-device-plugin"), "--kubeconfig", str(self.kubeconfig), "--node-name", self.node.name),
             *("--device-root", str(devices), "--kubelet-pods-url", self.node.pods_url),
             *("--http-address", f"127.0.0.1:{port}", "--injection", "both"),
             *self.chips.flags,
@@ -183,8 +180,7 @@ class PluginNode:
 
     def bind_together(self, gap_s: float, *bindings: tuple[str, tuple[int, ...], int]) -> None:
         """Send several Bindings (name, chips, predicate-time) one shortly after the other, before any is answered."""
-        host = urlsplit(self.passage.url).netloc
-        connections = [http.client.HTTPConnection(host, timeout=PATIENCE_S) for _ in bindings]
+        connections = [self.cluster.api._connection() for _ in bindings]
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.cluster.admin_token}"}
         for connection in connections:
             connection.connect()
@@ -302,6 +298,17 @@ class PluginNode:
         """Have a container's first process end, as after a crash."""
         with contextlib.suppress(HTTPError):  # the shell that sends it may be killed along
             self.node.exec(pod, ["sh", "-c", "kill${IFS}-TERM${IFS}1"], container=container)
+
+
+@dataclass(slots=True)
+class GatedNode(PluginNode):
+    """A node whose plugin gets to the API server by a way with gates.
+
+    Attributes:
+        passage: that way.
+    """
+
+    passage: Passage
 
 
 def written_set(annotations: Mapping[str, str], key: str) -> ChipSet:

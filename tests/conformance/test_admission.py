@@ -9,7 +9,7 @@ from ascend.annotations import CLAIMED, PREDICATE_TIME, REAL
 from ascend.chips import chip_name
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.conformance.chips import HEALTH
-from tests.conformance.node import ALL, PluginNode
+from tests.conformance.node import ALL, GatedNode, PluginNode
 from tests.conformance.wire import plugin_service
 
 CAP_S = 5.0
@@ -70,7 +70,7 @@ def test_while_the_api_server_is_away_a_pod_is_handed_its_chips_and_its_claim_is
     node.check("asks", 4, 5)
 
 
-def test_a_pod_never_seen_is_refused_in_time_while_the_api_server_is_away(node: PluginNode) -> None:
+def test_a_pod_never_seen_is_refused_in_time_while_the_api_server_is_away(node: GatedNode) -> None:
     """Scenario A6: only the kubelet has seen the pod."""
     with (
         node.passage.gate("GET", r"/pods\?.*watch=") as watching,

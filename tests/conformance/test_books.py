@@ -5,11 +5,11 @@
 import json
 
 from ascend.annotations import CLAIMED, CONFIGURATION, PREDICATE_TIME, REAL
-from tests.conformance.node import ALL, PluginNode
+from tests.conformance.node import ALL, GatedNode, PluginNode
 from tests.conformance.wire import crowding
 
 
-def test_a_plugin_killed_before_its_answer_burns_no_claim(node: PluginNode) -> None:
+def test_a_plugin_killed_before_its_answer_burns_no_claim(node: GatedNode) -> None:
     """First row: the kubelet fails such a pod (it can't do otherwise), and its chips are free for the next."""
     with node.passage.gate("GET", r"/pods\?.*watch=") as watching:
         node.plugin.process.kill()
@@ -29,7 +29,7 @@ def test_a_plugin_killed_before_its_answer_burns_no_claim(node: PluginNode) -> N
     node.check("next", 2, 3)
 
 
-def test_a_plugin_killed_after_its_answer_completes_the_claim_when_it_is_back(node: PluginNode) -> None:
+def test_a_plugin_killed_after_its_answer_completes_the_claim_when_it_is_back(node: GatedNode) -> None:
     """Second row: the reference never did, and reported the pod's chips as free."""
     with node.passage.gate("PATCH", "/pods/admitted") as claiming:
         node.place("admitted", 2, 3)

@@ -1,0 +1,183 @@
+"""Restarts and races by the thousand: `python -m tests.soak [--seed N] [--restarts N] [--races N]`.
+
+The seed decides what is done to whom in which order; how the programs' work falls together in time differs from run to
+run. Whatever is found wrong is printed with a command that does the same again.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+RESTARTS: Final = 1_000
+RACES: Final = 100_000
+SEED: Final = 910
+LANES: Final = 6
+"""On each core: a lane mostly waits, for timers and for the other side."""
+_EVERY_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class Sum:
+    """What all workers together have said."""
+
+    done: Counter[str] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=Counter)
+    races: Counter[str] = field(default_factory=Counter)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, said: dict[str, Any]) -> None:
+        """Add a line of a worker."""
+        if "wrong" in said:
+            self.wrong.append(said)
+        elif "done" in said:
+            for total, part in ((self.restarts, said["done"]["restarts"]), (self.races, said["done"]["races"])):
+                for name, value in part.items():
+                    total.update(
+                        {name: value} if isinstance(value, int) else {f"{name}: {k}": n for k, n in value.items()}
+                    )
+        else:
+            self.done.update(said)
+
+
+def main() -> int:
+    """Run it; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of every choice (default: {SEED})")
+    parser.add_argument("--restarts", type=int, default=RESTARTS, help=f"of the kubelet (default: {RESTARTS:,})")
+    parser.add_argument("--races", type=int, default=RACES, help=f"contested admissions (default: {RACES:,})")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--lanes", type=int, default=LANES, help=f"nodes in each process (default: {LANES})")
+    arguments = parser.parse_args()
+    out = Console(width=None if sys.stdout.isatty() else 118, highlight=False)
+    lanes = arguments.workers * arguments.lanes
+    each = math.ceil(arguments.restarts / lanes), math.ceil(arguments.races / lanes)
+    out.print(
+        f"seed {arguments.seed} · {arguments.restarts:,} kubelet restarts, {arguments.races:,} races · "
+        f"{arguments.workers} processes with {arguments.lanes} nodes each"
+    )
+    logs = Path(tempfile.mkdtemp(prefix="soak-logs-"))
+    started_s = time.monotonic()
+    found = asyncio.run(_soak(arguments, each, logs, out))
+    took_s = time.monotonic() - started_s
+    out.print(_table(found, took_s))
+    for wrong in found.wrong:
+        out.print(f"[bold red]WRONG[/] on the node with seed {wrong['seed']}: ", end="")
+        out.print(wrong["wrong"], markup=False)
+        command = (
+            f"python -m tests.soak --seed {wrong['seed']} --workers 1 --lanes 1 --restarts {each[0]} --races {each[1]}"
+        )
+        out.print(f"  its plugin's log: {wrong['log']}\n  to do the same again: {command}", markup=False)
+    if not found.wrong:
+        shutil.rmtree(logs)
+    return 1 if found.wrong else 0
+
+
+async def _soak(arguments: argparse.Namespace, each: tuple[int, int], logs: Path, out: Console) -> Sum:
+    found = Sum()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    lanes = arguments.workers * arguments.lanes
+    bars = {
+        name: progress.add_task(name, total=count * lanes)
+        for name, count in zip(("restarts", "races"), each, strict=True)
+        if count
+    }
+
+    def hear(said: dict[str, Any]) -> None:
+        found.take(said)
+        for name in bars.keys() & said.keys():
+            progress.advance(bars[name], said[name])
+
+    with progress:
+        telling = asyncio.create_task(_tell(found, out)) if progress.disable else None
+        seeds = [arguments.seed + number for number in range(lanes)]
+        shares = [seeds[number :: arguments.workers] for number in range(arguments.workers)]
+        async with asyncio.TaskGroup() as workers:
+            for share in shares:
+                workers.create_task(_worker(share, each, logs, hear))
+        if telling is not None:
+            telling.cancel()
+    return found
+
+
+async def _tell(found: Sum, out: Console) -> None:
+    """How far it is, in lines, for those who read it later."""
+    started_s = time.monotonic()
+    while True:
+        await asyncio.sleep(_EVERY_S)
+        seconds = time.monotonic() - started_s
+        out.print(f"{seconds:5.0f} s  {found.done['restarts']:,} restarts  {found.done['races']:,} races")
+
+
+async def _worker(seeds: list[int], each: tuple[int, int], logs: Path, hear: Callable[[dict[str, Any]], None]) -> None:
+    environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
+    with (logs / f"worker-{seeds[0]}.log").open("ab") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.soak.worker", "--seeds", *map(str, seeds)),
+            *("--restarts", str(each[0]), "--races", str(each[1]), "--logs", str(logs)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+        )
+    assert process.stdout is not None
+    ended = False
+    try:
+        async for line in process.stdout:
+            said = json.loads(line)
+            ended = ended or "done" in said or "wrong" in said
+            hear(said)
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if not ended:
+        hear({"wrong": f"the process ended with {process.returncode}", "seed": seeds[0], "log": str(logs)})
+
+
+def _table(found: Sum, took_s: float) -> Table:
+    shown = Table(title=f"soak: {took_s:.0f} s", box=None, title_justify="left", title_style="bold")
+    shown.add_column("what")
+    shown.add_column("count", justify="right")
+    restarts, races = found.restarts, found.races
+    refused = "  pods refused while somebody died around their admission"
+    rows = [
+        ("kubelet restarts", restarts["kubelets"]),
+        ("  plugin killed besides", restarts["plugins"]),
+        ("  running pods that kept their chips", restarts["kept"]),
+        (refused, restarts["refused"]),
+        *((f"  {name.removeprefix('killed_at: ')}", n) for name, n in sorted(restarts.items()) if "killed_at" in name),
+        ("races (admissions while another pod of the size waited)", races["races"]),
+        ("  admissions without a rival, checked as well", races["alone"]),
+        (refused, races["refused"]),
+        *(
+            (f"  batches: {name.removeprefix('batches: ')}", n)
+            for name, n in sorted(races.items())
+            if "batches" in name
+        ),
+        ("admissions while the kubelet would not say whom it admits, counted apart", races["apart"]),
+        ("  of these with other ids in the kubelet's ledger", races["swapped"]),
+        ("mismatches", len(found.wrong)),
+    ]
+    for what, count in rows:
+        shown.add_row(what, f"{count:,}")
+    return shown
+
+
+if __name__ == "__main__":
+    sys.exit(main())

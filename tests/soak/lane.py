@@ -1,0 +1,226 @@
+"""One sandbox node with the plugin as a process, pods put on it directly, and everybody's books compared.
+
+Pods are created bound, with their chips written on them: what an allocator's Binding leaves behind, without its HTTP
+requests, so that a soak spends its time on admissions.
+"""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from ascend.annotations import ALLOCATED, CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL, Grant
+from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set, parse_chip_name, parse_names
+from ascend.kube.objects import PODS, Pod
+from ascend.kube.reflector import Reflector
+from sandbox.changes import Changes
+from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
+from sandbox.kubelet import Container
+from tests.soak.plugin_process import PluginProcess
+
+NODE = "n1"
+ALL: ChipSet = 0xFF
+PATIENCE_S = 30.0
+
+
+class Wrong(Exception):
+    """What must never be, was."""
+
+
+class Lane:
+    """One node, and the pods a soak put on it.
+
+    Args:
+        cluster: the sandbox around it.
+        plugin: its device plugin.
+        rng: every random choice.
+
+    Attributes:
+        granted: chips written on each pod that is there, by name.
+    """
+
+    def __init__(self, cluster: SandboxCluster, plugin: PluginProcess, rng: random.Random) -> None:
+        self.cluster = cluster
+        self.plugin = plugin
+        self.rng = rng
+        self.granted: dict[str, tuple[int, ...]] = {}
+        self.changes = Changes()
+        self.watch = Reflector(cluster.client, PODS, self)
+        self._last: dict[str, Pod] = {}
+
+    # --- the reflector's handler: whoever waits looks again
+
+    def applied(self, obj: Pod) -> None:
+        self._last[obj.name] = obj
+        self.changes.pulse()
+
+    def deleted(self, obj: Pod) -> None:
+        if (known := self._last.get(obj.name)) is not None and known.uid == obj.uid:
+            del self._last[obj.name]
+        self.changes.pulse()
+
+    @property
+    def node(self) -> SandboxNode:
+        return self.cluster.nodes[0]
+
+    @property
+    def free(self) -> ChipSet:
+        """Chips that no pod has written on it."""
+        return ALL & ~chip_set(chip for chips in self.granted.values() for chip in chips)
+
+    def find(self, name: str) -> Pod | None:
+        return self._last.get(name)
+
+    async def until(self, condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
+        """Wait for a condition on pods.
+
+        Raises:
+            Wrong: it did not come true in time.
+        """
+        try:
+            await self.changes.until(condition, timeout_s)
+        except TimeoutError:
+            raise Wrong(f"it did not come true within {timeout_s:.0f} s that {what}") from None
+
+    async def place(self, name: str, chips: tuple[int, ...], *, grace_s: int = 0) -> None:
+        """Put a pod on the node as a Binding would leave it; its decision was made at a random time."""
+        self.granted[name] = chips
+        body = pod_manifest(name, len(chips), nodeName=NODE, terminationGracePeriodSeconds=grace_s)
+        body["metadata"]["annotations"] = Grant(chips, self.rng.randrange(1, 1_000_000)).annotations()
+        await self.cluster.server.create(body)
+
+    async def delete(self, *names: str) -> None:
+        """Delete pods, and wait until they are gone; their chips can be written on others then."""
+        for name in names:
+            await self.cluster.client.delete(PODS, name, "default")
+        for name in names:
+            await self.until(lambda name=name: self.find(name) is None, f"pod {name} is gone")  # type: ignore[misc]  # bound
+            del self.granted[name]
+
+    async def settled(self, name: str) -> Pod:
+        """The pod once it runs and is claimed, or was refused.
+
+        Raises:
+            Wrong: neither, in time.
+        """
+
+        def there() -> bool:
+            pod = self.find(name)
+            if pod is None:
+                return False
+            return pod.status.phase == "Failed" or (pod.status.phase == "Running" and REAL in pod.metadata.annotations)
+
+        await self.until(there, f"pod {name} runs with its claim, or is refused: {self.describe(name)}")
+        pod = self.find(name)
+        assert pod is not None
+        return pod
+
+    def describe(self, name: str) -> str:
+        """A pod in one line, for errors."""
+        pod = self.find(name)
+        if pod is None:
+            return f"{name} is not there"
+        return f"{name} {pod.uid} {pod.status.phase} {pod.status.message} {dict(pod.metadata.annotations)}"
+
+    def container(self, pod: Pod) -> Container | None:
+        """The pod's container, if it runs."""
+        runtime = self.node.kubelet._runtime
+        return runtime.find(pod.uid, "main") if runtime.is_running(pod.uid, "main") else None
+
+    def ledger(self, pod: Pod) -> ChipSet:
+        """What the kubelet's ledger has for the pod."""
+        held = self.node.kubelet._running.ledger.of_container(pod.uid, "main")
+        return chip_set(parse_chip_name(each) for allocation in held for each in allocation.ids)
+
+    def check(self, pod: Pod) -> None:
+        """Annotation, kubelet's ledger, the answer the container was made from, and claim are of the same chips.
+
+        Raises:
+            Wrong: they are not.
+        """
+        notes = pod.metadata.annotations
+        container = self.container(pod)
+        told = {
+            ALLOCATED: chip_set(self.granted[pod.name]),
+            "the annotation": chip_set(parse_names(notes[ALLOCATED])),
+            REAL: chip_set(parse_names(notes[REAL])),
+            KUBELET_IDS: chip_set(parse_names(notes[KUBELET_IDS])),
+            "the kubelet's ledger": self.ledger(pod),
+            "the answer": chip_set(visible(container)),
+        }
+        if len(set(told.values())) > 1 or notes[PREDICATE_TIME] != str(CLAIMED):
+            books = ", ".join(f"{who} {chip_ids(chips)}" for who, chips in told.items())
+            raise Wrong(f"pod {pod.name}: {books}; {notes}")
+        if visible(container) != self.granted[pod.name]:
+            raise Wrong(f"pod {pod.name}: the order of its chips is {visible(container)}, not {self.granted[pod.name]}")
+
+    def check_nothing_is_held_twice(self) -> None:
+        """No chip is in two running containers of pods that are there.
+
+        Raises:
+            Wrong: one is.
+        """
+        seen: dict[int, str] = {}
+        for pod in self._last.values():
+            if (container := self.container(pod)) is not None:
+                for chip in visible(container):
+                    if (other := seen.setdefault(chip, pod.name)) != pod.name:
+                        raise Wrong(f"chip {chip} is in the containers of {other} and {pod.name}")
+
+    @property
+    def registered(self) -> bool:
+        """The kubelet has a plugin that lives, and all chips of it."""
+        kubelet = self.node.kubelet
+        return kubelet.devices(RESOURCE) == {f"Ascend910-{chip}": "Healthy" for chip in range(8)}
+
+    async def until_registered(self) -> None:
+        """Wait until the kubelet has the plugin's chips and the Node offers them.
+
+        Raises:
+            Wrong: not in time.
+        """
+        kubelet = self.node.kubelet
+        try:
+            await kubelet.until(lambda: self.registered and kubelet.allocatable(RESOURCE) == 8, PATIENCE_S)
+        except TimeoutError:
+            raise Wrong(f"the plugin is not registered again within {PATIENCE_S:.0f} s") from None
+
+
+def visible(container: Container | None) -> tuple[int, ...]:
+    """The chips a container was given, in order; none without a container."""
+    return () if container is None else tuple(map(int, container.env["ASCEND_VISIBLE_DEVICES"].split(",")))
+
+
+@asynccontextmanager
+async def lane(seed: int, log: Path, **settings: Any) -> AsyncIterator[Lane]:
+    """A node whose plugin is registered."""
+    with tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        async with SandboxCluster(Path(folder), (NODE,), seed=seed) as cluster:
+            node = cluster.nodes[0]
+            fields = {
+                "node_name": NODE,
+                "kubeconfig": str(cluster.write_kubeconfig("plugin")),
+                "device_plugin_dir": node.kubelet.socket_dir,
+                "pod_resources_socket": node.kubelet.pod_resources_socket,
+                "kubelet_pods_url": node.kubelet.pods_url,
+                "driver": "simulated",
+                "simulated_state": node.state_file,
+                "injection": "both",
+                "device_root": node.device_root,
+                "http_address": "127.0.0.1:0",
+                **settings,
+            }
+            made = Lane(cluster, PluginProcess(fields, log), random.Random(seed))
+            watching = asyncio.create_task(made.watch.run())
+            try:
+                await made.plugin.start()
+                await made.watch.synced.wait()
+                await made.until_registered()
+                yield made
+            finally:
+                await made.plugin.kill()
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)

@@ -1,0 +1,280 @@
+"""Kubelet and plugin are killed at every state of registration and admission, while pods run."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ascend.annotations import CLAIMED, PREDICATE_TIME
+from ascend.chips import RESOURCE, chip_ids
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from sandbox.apiserver.resources import Resource
+from sandbox.kubelet.endpoint import Endpoint
+from tests.soak.lane import Lane, Wrong, visible
+
+REGISTERING: Final = ("starting", "Register called", "options read", "stream not open yet", "first list sent")
+ADMITTING: Final = ("GetPreferredAllocation", "Allocate", "Allocate answered", "claim on its way")
+OTHER: Final = ("idle", "a pod is being deleted")
+STATES: Final = (*REGISTERING, *ADMITTING, *OTHER)
+VICTIMS: Final = ("kubelet", "plugin", "both")
+
+_RUNNING: Final = 3
+"""How many pods run while somebody is killed."""
+_REACHED_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has been done.
+
+    Attributes:
+        kubelets: restarts of the kubelet.
+        plugins: kills of the plugin.
+        killed_at: by state and victim.
+        refused: pods under admission that the kubelet failed, as it does when its plugin dies.
+        kept: running pods that were found to have their chips after a restart.
+    """
+
+    kubelets: int = 0
+    plugins: int = 0
+    killed_at: Counter[tuple[str, str]] = field(default_factory=Counter)
+    refused: int = 0
+    kept: int = 0
+
+
+class Snare:
+    """Stops whoever comes to a state it is set for, until he is let go or dies."""
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._caught = asyncio.Event()
+        self._open = asyncio.Event()
+
+    def set(self, state: str) -> None:
+        """Catch the next one."""
+        self._state = state
+        self._caught, self._open = asyncio.Event(), asyncio.Event()
+
+    def release(self) -> None:
+        """Let go who is caught, and catch nobody."""
+        self._state = ""
+        self._open.set()
+
+    async def pass_by(self, state: str) -> None:
+        """Somebody has come to a state."""
+        if state == self._state:
+            self._state = ""
+            self._caught.set()
+            await self._open.wait()
+
+    async def caught(self) -> None:
+        """Return once somebody is caught.
+
+        Raises:
+            Wrong: nobody came.
+        """
+        state = self._state
+        try:
+            async with asyncio.timeout(_REACHED_S):
+                await self._caught.wait()
+        except TimeoutError:
+            raise Wrong(f"the state was not reached: {state}") from None
+
+
+class Restarts:
+    """Kills, on one lane.
+
+    Args:
+        lane: where.
+        tally: counts.
+    """
+
+    def __init__(self, lane: Lane, tally: Tally) -> None:
+        self._lane = lane
+        self._tally = tally
+        self._snare = Snare()
+        self._number = 0
+        self.kubelets = 0
+        lane.cluster.server.admission.append(self._on_write)
+        self._lay_snares()
+        if (endpoint := lane.node.kubelet._running.plugins.endpoint(RESOURCE)) is not None:
+            self._watch(endpoint)
+
+    async def one(self, state: str, victim: str) -> None:
+        """Kill somebody at a state, bring him back, and look at everybody's books.
+
+        Raises:
+            Wrong: what must not be, was.
+        """
+        lane = self._lane
+        while len(lane.granted) < _RUNNING and lane.free:
+            lane.check(await lane.settled(await self._place()))
+        before = [pod for name in lane.granted if (pod := lane.find(name)) is not None]
+        containers = {pod.uid: lane.container(pod) for pod in before}
+        arriving = await self._bring_about(state)
+        await self._kill(victim)
+        self._snare.release()
+        await lane.until_registered()
+        for pod in before:
+            if pod.name == arriving or pod.name not in lane.granted:
+                continue  # deleted meanwhile; its name may have been given again
+            settled = await lane.settled(pod.name)
+            container, known = lane.container(settled), containers[pod.uid]
+            if container is None or known is None or (container.id, visible(container)) != (known.id, visible(known)):
+                raise Wrong(f"a running pod lost its container or its chips: {lane.describe(pod.name)}")
+            lane.check(settled)
+            self._tally.kept += 1
+        if arriving is not None:
+            settled = await lane.settled(arriving)
+            if settled.status.phase == "Failed":
+                self._tally.refused += 1
+                claimed = settled.metadata.annotations[PREDICATE_TIME] == str(CLAIMED)
+                if claimed and state == "GetPreferredAllocation" and victim == "plugin":
+                    raise Wrong(f"a refused pod has burnt its claim: {lane.describe(arriving)}")
+                await lane.delete(arriving)
+            else:
+                lane.check(settled)
+        lane.check_nothing_is_held_twice()
+        self._tally.killed_at[state, victim] += 1
+
+    async def _bring_about(self, state: str) -> str | None:
+        """Return when the state is reached; the name of a pod under admission, if there is one."""
+        lane = self._lane
+        arriving = None
+        self._snare.set(state)
+        if state in REGISTERING:
+            await self._restart_kubelet()
+            if state == "starting":
+                await asyncio.sleep(lane.rng.uniform(0, 0.3))
+                return None
+        elif state in ADMITTING:
+            if lane.rng.random() < 0.5 or not lane.free:
+                await lane.delete(lane.rng.choice(list(lane.granted)))
+            arriving = await self._place()
+        elif state == "a pod is being deleted":
+            name = lane.rng.choice(list(lane.granted))
+            await lane.delete(name)
+            return None
+        else:
+            return None
+        try:
+            await self._snare.caught()
+        except Wrong as error:
+            raise Wrong(f"{error}; {lane.describe(arriving) if arriving else ''}") from error
+        return arriving
+
+    async def _place(self) -> str:
+        lane = self._lane
+        self._number += 1
+        name = f"pod-{self._number % 5}-{self._number}" if self._number % 3 else f"again-{self._number % 2}"
+        if name in lane.granted:
+            name = f"pod-{self._number}"
+        free = chip_ids(lane.free)
+        size = lane.rng.choice([each for each in (1, 1, 2, 2, 4) if each <= len(free)])
+        await lane.place(name, tuple(lane.rng.sample(free, size)))
+        return name
+
+    async def _kill(self, victim: str) -> None:
+        both = victim == "both"
+        if victim == "plugin" or both:
+            self._tally.plugins += 1
+            await self._lane.plugin.kill()
+            # The kubelet takes a moment to see the end of the stream; until then it would look registered.
+            self._snare.release()
+            await self._lane.node.kubelet.until(lambda: not self._lane.registered)
+        if victim == "kubelet" or both:
+            if both and self._lane.rng.random() < 0.5:
+                await self._lane.plugin.start()
+            await self._restart_kubelet()
+        if not self._lane.plugin.alive:
+            await self._lane.plugin.start()
+
+    async def _restart_kubelet(self) -> None:
+        self.kubelets += 1
+        self._tally.kubelets += 1
+        await self._lane.node.kubelet.restart()
+        self._lay_snares()
+
+    # --- where somebody may be caught
+
+    async def _on_write(self, operation: str, resource: Resource, subresource: str, document: Any) -> Any:
+        if (operation, resource.plural, subresource) == ("UPDATE", "pods", "") and document["metadata"].get(
+            "annotations", {}
+        ).get(PREDICATE_TIME) == str(CLAIMED):
+            await self._snare.pass_by("claim on its way")
+        return document
+
+    def _lay_snares(self) -> None:
+        """The kubelet's process is another after each restart, and so are its parts."""
+        plugins = self._lane.node.kubelet._running.plugins
+        connect, run = plugins._connect, plugins._run
+
+        async def connected(*arguments: Any) -> None:
+            await self._snare.pass_by("Register called")
+            await connect(*arguments)
+            await self._snare.pass_by("options read")
+
+        async def watched(endpoint: Endpoint) -> None:
+            await self._snare.pass_by("stream not open yet")
+            self._watch(endpoint)
+            await run(endpoint)
+
+        plugins._connect = connected  # type: ignore[method-assign,assignment]  # this one instance's
+        plugins._run = watched  # type: ignore[method-assign]  # this one instance's
+
+    def _watch(self, endpoint: Endpoint) -> None:
+        watch, prefer, allocate = endpoint.watch, endpoint.prefer, endpoint.allocate
+
+        async def first_list() -> AsyncIterator[pb.ListAndWatchResponse]:
+            async for message in watch():
+                await self._snare.pass_by("first list sent")
+                yield message
+
+        async def preferred(*arguments: Any) -> frozenset[str]:
+            answer: frozenset[str] = await self._during("GetPreferredAllocation", prefer, *arguments)
+            return answer
+
+        async def allocated(*arguments: Any) -> pb.ContainerAllocateResponse:
+            answer: pb.ContainerAllocateResponse = await self._during("Allocate", allocate, *arguments)
+            await self._snare.pass_by("Allocate answered")
+            return answer
+
+        endpoint.watch = first_list  # type: ignore[method-assign]  # this one instance's
+        endpoint.prefer = preferred  # type: ignore[method-assign,assignment]  # this one instance's
+        endpoint.allocate = allocated  # type: ignore[method-assign,assignment]  # this one instance's
+
+    async def _during(self, state: str, call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        """Make a call, and be caught while it lasts."""
+        calling = asyncio.ensure_future(call(*arguments))
+        try:
+            await asyncio.sleep(self._lane.rng.uniform(0, 0.002))
+            await self._snare.pass_by(state)
+            return await calling
+        finally:
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+
+
+async def restart_many(lane: Lane, kubelets: int, tally: Tally, progress: Callable[[int], None]) -> None:
+    """Restart the kubelet so many times, and the plugin besides, going through all states and victims.
+
+    Raises:
+        Wrong: what must not be, was; the sentence says where.
+    """
+    restarts = Restarts(lane, tally)
+    combinations = [(state, victim) for state in STATES for victim in VICTIMS]
+    done = 0
+    while done < kubelets:
+        lane.rng.shuffle(combinations)
+        for state, victim in combinations:
+            before = restarts.kubelets
+            try:
+                await restarts.one(state, victim)
+            except Wrong as error:
+                raise Wrong(f"killed the {victim} at {state!r} (kubelet restart {done}): {error}") from error
+            finally:
+                done += restarts.kubelets - before
+            progress(restarts.kubelets - before)
+            if done >= kubelets:
+                break

@@ -1,0 +1,80 @@
+"""One process of a soak: several lanes at once, because a lane mostly waits; says on standard output how far it is.
+
+Every line is a JSON object: ``{"restarts": n, "races": n}`` for what was done since the last one, at the end
+``{"done": …}`` with the counts, or ``{"wrong": …, "seed": …, "log": …}``.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from tests.soak.lane import Wrong, lane
+from tests.soak.races import RaceTally, race_many
+from tests.soak.restarts import Tally, restart_many
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.worker", description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", required=True, help="one lane for each")
+    parser.add_argument("--restarts", type=int, required=True, help="of the kubelet, on every lane")
+    parser.add_argument("--races", type=int, required=True, help="on every lane")
+    parser.add_argument("--logs", type=Path, required=True, help="a folder for the plugins' logs")
+    arguments = parser.parse_args()
+    # The sandbox says on standard error what it makes go wrong; here that is everything, all the time.
+    logging.disable(logging.CRITICAL)
+    return asyncio.run(_soak(arguments.seeds, arguments.restarts, arguments.races, arguments.logs))
+
+
+async def _soak(seeds: list[int], restarts: int, races: int, logs: Path) -> int:
+    killed, raced = Tally(), RaceTally()
+
+    async def one(seed: int) -> None:
+        async with lane(seed, _log(logs, seed)) as made:
+            if restarts:
+                await restart_many(made, restarts, killed, lambda count: _say(restarts=count))
+            if races:
+                await made.delete(*made.granted)
+                await race_many(made, races, raced, lambda count: _say(races=count))
+
+    tasks = {asyncio.create_task(one(seed)): seed for seed in seeds}
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    for task in done:
+        if (error := task.exception()) is not None:
+            said = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {error}"
+            _say(wrong=said, seed=tasks[task], log=str(_log(logs, tasks[task])))
+            return 1
+    _say(done={"restarts": _plain(killed), "races": _plain(raced)})
+    return 0
+
+
+def _log(logs: Path, seed: int) -> Path:
+    return logs / f"plugin-{seed}.log"
+
+
+def _plain(tally: Tally | RaceTally) -> dict[str, Any]:
+    """Counts with keys that JSON has."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Counter):
+            return {key if isinstance(key, str) else ", ".join(key): count for key, count in value.items()}
+        return value
+
+    return {each.name: plain(getattr(tally, each.name)) for each in fields(tally)}
+
+
+def _say(**said: Any) -> None:
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
