@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ascend.observe.logs import configure_logs
-from tests.bench import allocate, decisions, freed, scheduler
+from tests.bench import allocate, decisions, freed, plugin, scheduler
 from tests.bench.outcome import Outcome, Run
 
 BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "decisions": decisions.measure,
     "allocate": allocate.measure,
+    "plugin": plugin.measure,
     "scheduler": scheduler.measure,
     "freed": freed.measure,
 }

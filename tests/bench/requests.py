@@ -1,0 +1,36 @@
+"""How many requests a user sent to the API server, from its audit log."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class AuditLog:
+    """An audit log that is being written.
+
+    Attributes:
+        path: one JSON object a line, with stages ResponseStarted (watches) and ResponseComplete.
+    """
+
+    path: Path
+
+    @property
+    def end(self) -> int:
+        """Where the next line will begin."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def since(self, position: int) -> Counter[str]:
+        """Requests that came after a position, by verb and resource; a watch that only ended after it is none."""
+        begun: set[str] = set()
+        found: Counter[str] = Counter()
+        with self.path.open("rb") as file:
+            before, after = file.read(position), file.read()
+        begun.update(json.loads(line)["auditID"] for line in before.splitlines())
+        for line in after.splitlines():
+            event = json.loads(line)
+            if event["auditID"] not in begun:
+                begun.add(event["auditID"])
+                found[f"{event['verb']} {event.get('objectRef', {}).get('resource', event['requestURI'])}"] += 1
+        return found
