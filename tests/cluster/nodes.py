@@ -123,11 +123,17 @@ class Node:
         """
         (self.folder / "kubelet.json").write_text(json.dumps(self._kubelet_configuration()))
         reported_before, _ = self._reported()
+        logged_before = self.kubelet.log.stat().st_size if self.kubelet.log.exists() else 0
         self.kubelet.start()
 
         def is_ready() -> bool:
             reported, status = self._reported()
-            return reported != reported_before and status == "True" and self._knows_its_pods()
+            return (
+                reported != reported_before
+                and status == "True"
+                and self._has_read_its_pods(logged_before)
+                and self._knows_its_pods()
+            )
 
         self.kubelet.wait_until(is_ready, timeout_s=_READY_S)
 
@@ -138,6 +144,12 @@ class Node:
             if condition["type"] == "Ready":
                 return condition["lastHeartbeatTime"], condition["status"]
         return "", ""
+
+    def _has_read_its_pods(self, logged_before: int) -> bool:
+        """Whether the first list has arrived: until then, devices of pods that are gone count as in use."""
+        with self.kubelet.log.open("rb") as log:
+            log.seek(logged_before)
+            return b'"SyncLoop ADD" source="api"' in log.read()
 
     def _knows_its_pods(self) -> bool:
         if not self.server.answers("/healthz"):
