@@ -6,6 +6,7 @@ refuse a node that lists more free chips than its kubelet offers (§0.4).
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -34,6 +35,7 @@ MIN_GAP_S = 1.0
 KUBELET_FIRST_S = 1.0
 """How long the first report waits for the kubelet to be told of the chips, so that it need not be written twice."""
 SIGN_OFF_S = 1.0
+SIGN_OFF_RETRY_S = 0.02
 
 
 class Reporter:
@@ -70,7 +72,7 @@ class Reporter:
         self._kubelet_healthy = kubelet_healthy
         self._metrics = metrics
         self._now_s = now_s
-        self._last: DeviceReport | None = None
+        self._has_reported = False
         self.problem: str | None = "the report has not been written yet"
         """Why the last report is not written; None where it is."""
         self.unhealthy: Observable[ChipSet] = Observable(0)
@@ -114,22 +116,29 @@ class Reporter:
             backoff.reset()
             self.problem = None
             self.unhealthy.set(report.unhealthy)
-            written, self._last = (report, annotations), report
+            written, self._has_reported = (report, annotations), True
             refresh_at_s = loop.time() + REFRESH_S
             log.info("reported", free=f"{report.free:#x}", unhealthy=f"{report.unhealthy:#x}")
             await asyncio.sleep(MIN_GAP_S)
 
     async def sign_off(self) -> None:
         """Say that nobody keeps the report true any more; the kubelet stops offering the chips at the same time."""
-        if self._last is None:
+        if not self._has_reported:
             return
         try:
             async with asyncio.timeout(SIGN_OFF_S):
-                await self._board.write(encode_report(replace(self._last, update_time_s=0)))
+                await self._write_last()
         except (ApiError, Unreachable, TimeoutError) as error:
             log.warning("the report does not say that the plugin ends", error=str(error) or "no answer in time")
         else:
             log.info("the report says that the plugin ends")
+
+    async def _write_last(self) -> None:
+        while (snapshot := self._snapshots.value) is not None:
+            with contextlib.suppress(Conflict):  # an operator's edit, or a write of ours that the end cut off
+                return await self._board.write(encode_report(self._report(snapshot)))
+            # A moment for whoever else writes; the deadline is the caller's.
+            await asyncio.sleep(SIGN_OFF_RETRY_S)
 
     async def _write(self, snapshot: Snapshot, report: DeviceReport, annotations: Mapping[str, str]) -> None:
         labels, problems = node_labels(snapshot.server)

@@ -182,6 +182,29 @@ async def test_at_the_end_the_report_says_that_nobody_keeps_it_true(reporting: R
     assert (told.free, told.update_time_s) == (0xFF, 0)
 
 
+async def test_an_operator_s_edit_just_before_the_end_is_not_undone_by_the_last_report(
+    reporting: Rig, client: RecordingClient
+) -> None:
+    await client.patch(CONFIG_MAPS, NAME, {"data": {"ManuallySeparateNPU": "Ascend910-2"}}, namespace=NAMESPACE)
+    await reporting.reporter.sign_off()
+    told = await reporting.report()
+    assert (told.manually_separated, told.update_time_s) == (0b100, 0)
+
+
+async def test_a_write_that_the_end_cut_off_does_not_keep_the_last_report_away(rig: Rig, server: ApiServer) -> None:
+    async with running(rig.reporter.run()):
+        rig.snapshots.set(snapshot())
+        await rig.written(1)
+        server.delay(MAPS, 0.05)
+        rig.snapshots.set(snapshot(1))
+        await until(lambda: len(rig.writes) == 2)
+    server.delay(MAPS, 0.0)
+    await rig.client.patch(CONFIG_MAPS, NAME, {"data": {"theirs": "of the same moment"}}, namespace=NAMESPACE)
+    await rig.reporter.sign_off()
+    told = await rig.report()
+    assert (told.unhealthy, told.update_time_s) == (0b10, 0)
+
+
 async def test_an_api_server_that_is_silent_does_not_hold_up_the_end(reporting: Rig, server: ApiServer) -> None:
     server.delay(MAPS, 30.0)
     started_s = asyncio.get_running_loop().time()
