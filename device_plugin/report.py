@@ -136,7 +136,8 @@ class Reporter:
     async def _write_last(self) -> None:
         while (snapshot := self._snapshots.value) is not None:
             with contextlib.suppress(Conflict):  # an operator's edit, or a write of ours that the end cut off
-                return await self._board.write(encode_report(self._report(snapshot)))
+                await self._board.write(encode_report(self._report(snapshot)))
+                return
             # A moment for whoever else writes; the deadline is the caller's.
             await asyncio.sleep(SIGN_OFF_RETRY_S)
 
