@@ -1,16 +1,15 @@
-"""A client of the API server: raw JSON over the official library's connection, decoded into slim objects.
+"""A client of the API server: raw JSON over aiohttp, decoded into slim objects.
 
-The library (``kubernetes.aio``) owns configuration, identity, TLS and the connection pool; this module owns what it
-does not do well: errors with a meaning, client-side deadlines on everything, one retry with a fresh identity after
-401, and decoding without models (spec/field.md §3b; spec/kubernetes.md §8).
+What the official library's client does not do well: errors with a meaning, client-side deadlines on everything, one
+retry with a fresh identity after 401, and decoding without models (spec/field.md §3b; spec/kubernetes.md §8).
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import Final, Self
 from urllib.parse import urlencode
 
 import aiohttp
@@ -27,11 +26,8 @@ from ascend.errors import (
     Unauthorized,
     Unreachable,
 )
-from ascend.kube.identity import load_configuration
+from ascend.kube.identity import Access, load_access
 from ascend.kube.objects import PODS, JsonObject, KubeObject, Resource, T
-
-if TYPE_CHECKING:
-    from kubernetes.aio.client import Configuration
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
@@ -39,6 +35,8 @@ JSON_PATCH: Final = "application/json-patch+json"
 
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
+CONNECTIONS: Final = 100
+"""At most, at the same time; watches keep theirs."""
 
 _ERRORS: Final[dict[int, type[ApiError]]] = {
     HTTPStatus.UNAUTHORIZED: Unauthorized,
@@ -78,34 +76,31 @@ class _Call:
 
 
 class KubeClient:
-    """Requests to one API server. Use as an async context manager.
+    """Requests to one API server. Use as an async context manager, within a running event loop.
 
     Args:
-        configuration: connection settings of the official library.
-        reload: gives fresh settings after the server has answered 401; None where there is nothing to refresh.
+        access: where the server is, and who we are.
+        reload: gives a fresh access after the server has answered 401; None where there is nothing to refresh.
     """
 
-    def __init__(
-        self,
-        configuration: "Configuration",
-        reload: "Callable[[], Coroutine[Any, Any, Configuration]] | None" = None,
-    ) -> None:
-        from kubernetes.aio.client.rest import RESTClientObject
-
-        self._configuration = configuration
+    def __init__(self, access: Access, reload: Callable[[], Awaitable[Access]] | None = None) -> None:
+        self._access = access
+        self._headers = access.headers
         self._reload = reload
-        self._rest = RESTClientObject(configuration)
+        # With trust_env aiohttp would look the proxy up anew, in a thread, for every request; once is enough.
+        connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=access.tls)
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Self:
-        """A client with the identity ``load_configuration`` finds.
+        """A client with the access ``load_access`` finds.
 
         Raises:
-            InvalidValue: no source of an identity is usable.
+            InvalidValue: no source of an access is usable.
         """
 
-        async def load() -> "Configuration":
-            return await load_configuration(kubeconfig, context)
+        async def load() -> Access:
+            return await load_access(kubeconfig, context)
 
         return cls(await load(), load)
 
@@ -119,12 +114,12 @@ class KubeClient:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._rest.close()
+        await self._session.close()
 
     @property
     def url(self) -> str:
         """The address of the API server."""
-        return str(self._configuration.host)
+        return self._access.url
 
     async def request(
         self,
@@ -193,25 +188,29 @@ class KubeClient:
     async def _send(self, call: "_Call") -> aiohttp.ClientResponse:
         url = self.url + call.path + (f"?{urlencode(call.query)}" if call.query else "")
         headers = {"Content-Type": call.content_type, "Accept": "application/json", "User-Agent": "ascend-affinity"}
-        headers |= await self.identity_headers()
-        answer = await self._rest.request(call.method, url, headers, call.body, _request_timeout=call.timeout)
-        response: aiohttp.ClientResponse = answer.response
-        return response
+        headers |= await self._headers()
+        return await self._session.request(
+            call.method,
+            url,
+            headers=headers,
+            data=None if call.body is None else msgspec.json.encode(call.body),
+            timeout=call.timeout,
+            proxy=self._access.proxy,
+            server_hostname=self._access.server_name,
+        )
 
-    async def identity_headers(self) -> dict[str, str]:
+    async def identity_headers(self) -> Mapping[str, str]:
         """The headers that say who we are, as of now: tokens are refreshed."""
-        auth = cast("dict[str, dict[str, str]]", await self._configuration.auth_settings())
-        return {setting["key"]: setting["value"] for setting in auth.values()}
+        return await self._headers()
 
-    async def _refresh_identity(self, reload: "Callable[[], Coroutine[Any, Any, Configuration]]") -> None:
+    async def _refresh_identity(self, reload: Callable[[], Awaitable[Access]]) -> None:
         try:
             fresh = await reload()
         except InvalidValue as error:
             raise Unreachable(f"the identity could not be loaded again: {error}") from error
         # An exec plugin that fails gives no token; a stale one is refused with 401 and leads here again, none is not.
-        if fresh.api_key:
-            self._configuration.api_key = fresh.api_key
-            self._configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
+        if await fresh.headers():
+            self._headers = fresh.headers
 
     async def get(
         self, resource: Resource[T], name: str, namespace: str = "", *, timeout_s: float = REQUEST_TIMEOUT_S

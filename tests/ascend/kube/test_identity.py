@@ -1,0 +1,95 @@
+"""A pod finds the API server by its service account alone."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ascend.errors import InvalidValue, Unauthorized
+from ascend.kube import identity
+from ascend.kube.client import KubeClient
+from ascend.kube.identity import load_access
+from ascend.kube.objects import PODS
+from tests.cluster.cluster import Cluster
+from tests.cluster.fixtures import cluster  # noqa: F401 - a fixture
+
+ACCOUNT = "reader"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a service account, of a pod without any other access."""
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    for name, value in (("HOST", "fd00::1"), ("PORT", "443")):
+        monkeypatch.setenv(f"KUBERNETES_SERVICE_{name}", value)
+    monkeypatch.setattr(identity, "SERVICE_ACCOUNT", tmp_path)
+    (tmp_path / "token").write_text("first\n")
+    return tmp_path
+
+
+@pytest.fixture
+def authority(folder: Path) -> Path:
+    """With a certificate in it that says whom to trust: any will do."""
+    (folder / "ca.crt").write_text(_any_authority())
+    return folder
+
+
+def _any_authority() -> str:
+    import certifi
+
+    text = Path(certifi.where()).read_text()
+    begin = text.index("-----BEGIN")
+    return text[begin : text.index("-----END") + len("-----END CERTIFICATE-----")] + "\n"
+
+
+async def test_a_token_that_was_renewed_is_used_after_a_minute(authority: Path) -> None:
+    now_s = 1000.0
+    access = await load_access(monotonic=lambda: now_s)
+    assert access.url == "https://[fd00::1]:443"
+    (authority / "token").write_text("second")
+    now_s += identity.TOKEN_S - 1
+    assert await access.headers() == {"Authorization": "Bearer first"}
+    now_s += 1
+    assert await access.headers() == {"Authorization": "Bearer second"}
+
+
+async def test_a_token_that_can_t_be_read_again_is_used_on(authority: Path) -> None:
+    now_s = 1000.0
+    access = await load_access(monotonic=lambda: now_s)
+    (authority / "token").unlink()
+    now_s += identity.TOKEN_S
+    assert await access.headers() == {"Authorization": "Bearer first"}
+
+
+async def test_a_service_account_that_is_not_whole_is_an_error_that_says_what_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidValue, match=r"No such file"):
+        await load_access()
+    (folder / "ca.crt").write_text("no certificate")
+    with pytest.raises(InvalidValue, match=str(folder)):
+        await load_access()
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+    with pytest.raises(InvalidValue, match="KUBERNETES_SERVICE_HOST"):
+        await load_access()
+
+
+@pytest.mark.real
+async def test_a_pod_reaches_the_api_server_by_its_service_account(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster,  # noqa: F811 - a fixture
+) -> None:
+    metadata = {"name": ACCOUNT, "namespace": "default"}
+    cluster.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    (folder / "token").write_text(cluster.service_account_token(ACCOUNT, namespace="default"))
+    (folder / "ca.crt").write_bytes(cluster.ca.read_bytes())
+    host, _, port = cluster.url.removeprefix("https://").rpartition(":")
+    monkeypatch.setitem(os.environ, "KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setitem(os.environ, "KUBERNETES_SERVICE_PORT", port)
+    async with await KubeClient.connect() as client:
+        assert not await client.may("create", PODS.plural)
+    (folder / "token").write_text("nobody's")
+    async with await KubeClient.connect() as client:
+        with pytest.raises(Unauthorized):
+            await client.list_objects(PODS)
