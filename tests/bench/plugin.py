@@ -178,7 +178,7 @@ async def _faults(run: Run, rig: PluginRig, size: _Size, rng: random.Random, sam
     async def series(what: str, count: int, breaks: Callable[[int], None]) -> None:
         for _ in run.steps(what, count):
             which = next(chip) % 8
-            await asyncio.sleep(rng.uniform(0, 1.0))
+            await asyncio.sleep(1.0 + rng.uniform(0, 1.0))  # the last report is over a second old, as it mostly is
             reported, offered = rig.reported(partial(_is_bad, which)), rig.offered(7)
             started_s = time.perf_counter()
             breaks(which)

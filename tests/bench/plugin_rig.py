@@ -21,7 +21,7 @@ from tests.bench.requests import AuditLog
 from tests.bench.sightings import Sightings, watching
 from tests.cluster.cluster import Cluster
 from tests.conformance.chips import Chips
-from tests.conformance.node import PluginNode
+from tests.conformance.node import PluginNode, ServiceAccount
 
 ACCOUNT: Final = "device-plugin"
 USER: Final = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
@@ -100,8 +100,8 @@ async def plugin_rig() -> AsyncIterator[PluginRig]:
         stack.push_async_callback(asyncio.to_thread, cluster.stop)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         node = cluster.nodes[0]
-        kubeconfig = await asyncio.to_thread(_account, cluster)
-        made = await asyncio.to_thread(PluginNode, cluster, node, Chips(folder), kubeconfig)
+        account = await asyncio.to_thread(_account, cluster, folder / "account")
+        made = await asyncio.to_thread(PluginNode, cluster, node, Chips(folder), account)
         client = await stack.enter_async_context(await KubeClient.connect(str(cluster.kubeconfig_path)))
         yield PluginRig(
             made,
@@ -113,8 +113,8 @@ async def plugin_rig() -> AsyncIterator[PluginRig]:
         )
 
 
-def _account(cluster: Cluster) -> Path:
-    """A kubeconfig of a ServiceAccount of the plugin's own, so that its requests can be told from others'."""
+def _account(cluster: Cluster, folder: Path) -> ServiceAccount:
+    """A ServiceAccount of the plugin's own, as in its pod; so its requests can be told from others' as well."""
     metadata = {"name": ACCOUNT, "namespace": NAMESPACE}
     cluster.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
     cluster.api.create(
@@ -126,4 +126,7 @@ def _account(cluster: Cluster) -> Path:
             "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}],
         }
     )
-    return cluster.write_kubeconfig(ACCOUNT, cluster.service_account_token(ACCOUNT, namespace=NAMESPACE))
+    folder.mkdir()
+    (folder / "token").write_text(cluster.service_account_token(ACCOUNT, namespace=NAMESPACE))
+    (folder / "ca.crt").write_bytes(cluster.ca.read_bytes())
+    return ServiceAccount(folder, cluster.url)

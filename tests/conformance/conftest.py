@@ -10,7 +10,7 @@ from ascend.deviceinfo import NAMESPACE, config_map_name
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import cluster  # noqa: F401 - a fixture
 from tests.conformance.chips import Chips
-from tests.conformance.node import GatedNode
+from tests.conformance.node import GatedNode, Kubeconfig
 from tests.conformance.passage import Passage
 from tests.dcmi.compiler import require_compiler
 from tests.e2e.world import write_kubeconfig
@@ -32,7 +32,7 @@ def shared_node(cluster: Cluster) -> Iterator[GatedNode]:  # noqa: F811 - a fixt
         Passage(cluster.url, cluster.ca) as passage,
     ):
         kubeconfig = write_kubeconfig(Path(scratch) / "kubeconfig.json", passage.url, cluster.admin_token)
-        made = GatedNode(cluster, node, Chips(node.folder), kubeconfig, passage)
+        made = GatedNode(cluster, node, Chips(node.folder), Kubeconfig(kubeconfig), passage)
         try:
             made.start_plugin()
             yield made

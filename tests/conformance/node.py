@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -46,6 +47,49 @@ class Container:
     env: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Kubeconfig:
+    """The way of a program on a machine.
+
+    Attributes:
+        path: the file.
+    """
+
+    path: Path
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command, with this way."""
+        return [*command, "--kubeconfig", str(self.path)]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAccount:
+    """The way of a program in a pod.
+
+    Attributes:
+        folder: with token and ca.crt.
+        url: the API server's address.
+    """
+
+    folder: Path
+    url: str
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command, with this way: folder and variables are those a pod has."""
+        server = urlsplit(self.url)
+        variables = (f"KUBERNETES_SERVICE_HOST={server.hostname}", f"KUBERNETES_SERVICE_PORT={server.port}")
+        return ["unshare", "--mount", "sh", "-ec", _IN_POD, str(self.folder), "env", *variables, *command]
+
+
+_IN_POD: Final = """
+mount -t tmpfs -o mode=755 none /run
+mkdir -p /run/secrets/kubernetes.io/serviceaccount
+cp "$0"/* /run/secrets/kubernetes.io/serviceaccount
+exec "$@"
+"""
+"""/var/run is /run."""
+
+
 @dataclass(slots=True)
 class PluginProcess:
     """A plugin that may run, with the address of its pages."""
@@ -81,14 +125,14 @@ class PluginNode:
         cluster: which cluster it is of.
         node: kubelet and containerd.
         chips: to break and mend.
-        kubeconfig: what the plugin gets to the API server by.
+        access: how the plugin gets to the API server.
         plugin: the plugin.
     """
 
     cluster: Cluster
     node: Node
     chips: Chips
-    kubeconfig: Path
+    access: "Kubeconfig | ServiceAccount"
     plugin: PluginProcess = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,13 +145,13 @@ class PluginNode:
         devices = make_device_nodes(self.node.folder / "chips", DEVICE_NODES)
         (port,) = free_ports(1)
         command = [
-            *(str(BIN / "ascend-device-plugin"), "--kubeconfig", str(self.kubeconfig), "--node-name", self.node.name),
+            *(str(BIN / "ascend-device-plugin"), "--node-name", self.node.name),
             *("--device-root", str(devices), "--kubelet-pods-url", self.node.pods_url),
             *("--http-address", f"127.0.0.1:{port}", "--injection", "both"),
             *self.chips.flags,
             *flags,
         ]
-        process = self.node.process(name, command, **self.chips.environment)
+        process = self.node.process(name, self.access.command(command), **self.chips.environment)
         return PluginProcess(process, Server(f"http://127.0.0.1:{port}"))
 
     def start_plugin(self) -> None:
