@@ -109,7 +109,7 @@ class AllocatorApp:
             http = web.Application(client_max_size=MAX_BODY_BYTES)
             add_probes(http, registry=metrics.registry, ready={"view": self._view.missing})
             reconsideration = Reconsideration(
-                client, self.cluster, metrics, monotonic=self._monotonic, now_ns=self._now_ns
+                client, self.cluster, self.engine, metrics, monotonic=self._monotonic, now_ns=self._now_ns
             )
             Extender(self.engine, committer, journal, reconsideration, self._view.missing).add_routes(http)
             service = AllocatorService(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from allocator.rules.request import requested_chips
+from allocator.rules.request import Ask, requested_chips
 from allocator.rules.ring import OrderKey
 from allocator.rules.vacancy import Fit, Verdict
 from allocator.state.cluster import Cluster
@@ -68,6 +68,14 @@ class DecisionEngine:
         self._cluster = cluster
         self._ledger = ledger
 
+    def ask(self, pod: Pod) -> Ask:
+        """What the rules have to know of a pod.
+
+        Raises:
+            Refusal: its request makes no sense on any node.
+        """
+        return Ask(requested_chips(pod), distributed=self._is_distributed(pod))
+
     def filter(self, pod: Pod, candidates: Iterable[str] | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing.
 
@@ -78,14 +86,14 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        request = requested_chips(pod)
+        ask = self.ask(pod)
         self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
             return self._filter_settled(pod, settled, candidates)
         with self._ledger.suspended(pod.uid):
             fitting, refused = [], {}
-            for name, verdict in self._verdicts(request, candidates):
+            for name, verdict in self._verdicts(ask, candidates):
                 if isinstance(verdict, Refusal):
                     refused[name] = verdict
                 else:
@@ -98,14 +106,14 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        request = requested_chips(pod)
+        ask = self.ask(pod)
         self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
             return [Tier(1, 0, [settled])] if candidates is None or settled in set(candidates) else []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         with self._ledger.suspended(pod.uid):
-            for name, verdict in self._verdicts(request, candidates):
+            for name, verdict in self._verdicts(ask, candidates):
                 if isinstance(verdict, Fit):
                     tiers.setdefault((verdict.key, verdict.score), []).append(name)
         ranked = enumerate(sorted(tiers.items()), start=1)
@@ -120,7 +128,7 @@ class DecisionEngine:
         Raises:
             Refusal: it fits nowhere; says why (the reason of the node where there is only one candidate).
         """
-        request = requested_chips(pod)
+        ask = self.ask(pod)
         self._ledger.expire()
         names = None if candidates is None else list(candidates)
         held = self._ledger.get(pod.uid)
@@ -130,13 +138,13 @@ class DecisionEngine:
         if held is not None:
             if held.stage is not Stage.TENTATIVE:
                 return held
-            if (names is None or held.node in names) and self._is_good(held, request):
+            if (names is None or held.node in names) and self._is_good(held, ask):
                 return self._ledger.advance(pod.uid, Stage.TENTATIVE) or held
         with self._ledger.suspended(pod.uid):
-            best = self._best(request, names)
+            best = self._best(ask, names)
         if best is None:
             self._ledger.release(pod.uid)
-            raise self._nowhere(pod, request, names)
+            raise self._nowhere(pod, ask, names)
         node, fit = best
         return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, chips=fit.chips)
 
@@ -156,6 +164,9 @@ class DecisionEngine:
         seen = self._cluster.pods.get(pod.uid)
         return seen.spec.node_name or None if seen is not None else None
 
+    def _is_distributed(self, pod: Pod) -> bool:  # noqa: ARG002 - jobs are not known yet
+        return False
+
     def _filter_settled(self, pod: Pod, settled: str, candidates: Iterable[str] | None) -> Filtered:
         names = list(self._cluster.index.standing if candidates is None else candidates)
         refusal = Refusal(SETTLED, f"pod {pod.key} is bound to node {settled}, or about to be")
@@ -163,41 +174,41 @@ class DecisionEngine:
             [name for name in names if name == settled], {name: refusal for name in names if name != settled}
         )
 
-    def _verdicts(self, request: int, candidates: Iterable[str] | None) -> Iterable[tuple[str, Verdict]]:
+    def _verdicts(self, ask: Ask, candidates: Iterable[str] | None) -> Iterable[tuple[str, Verdict]]:
         standing = self._cluster.index.standing
         for name in standing if candidates is None else candidates:
             place = standing.get(name)
             if place is None:
                 yield name, unknown_node(name)
             else:
-                yield name, place.verdict(request) if isinstance(place, Bucket) else place
+                yield name, place.verdict(ask) if isinstance(place, Bucket) else place
 
-    def _best(self, request: int, candidates: list[str] | None) -> tuple[str, Fit] | None:
+    def _best(self, ask: Ask, candidates: list[str] | None) -> tuple[str, Fit] | None:
         if candidates is None:
-            return self._cluster.index.best(request)
-        fits = ((name, fit) for name, fit in self._verdicts(request, candidates) if isinstance(fit, Fit))
+            return self._cluster.index.best(ask)
+        fits = ((name, fit) for name, fit in self._verdicts(ask, candidates) if isinstance(fit, Fit))
         return min(fits, key=_order, default=None)
 
-    def _is_good(self, held: Reservation, request: int) -> bool:
+    def _is_good(self, held: Reservation, ask: Ask) -> bool:
         with self._ledger.suspended(held.uid):
             place = self._cluster.index.standing.get(held.node)
-            if not isinstance(place, Bucket) or isinstance(place.verdict(request), Refusal):
+            if not isinstance(place, Bucket) or isinstance(place.verdict(ask), Refusal):
                 return False
-            return len(held.chips) == request and not held.taken & ~place.vacancy.free
+            return len(held.chips) == ask.chips and not held.taken & ~place.vacancy.usable(ask)
 
-    def _nowhere(self, pod: Pod, request: int, candidates: list[str] | None) -> Refusal:
+    def _nowhere(self, pod: Pod, ask: Ask, candidates: list[str] | None) -> Refusal:
         if candidates is not None and len(candidates) == 1:
-            ((_, verdict),) = self._verdicts(request, candidates)
+            ((_, verdict),) = self._verdicts(ask, candidates)
             if isinstance(verdict, Refusal):
                 return Refusal(verdict.reason, verdict.message)
         if candidates is None:
-            reasons, total = self._cluster.index.reasons(request), len(self._cluster.index)
+            reasons, total = self._cluster.index.reasons(ask), len(self._cluster.index)
         else:
-            refused = (verdict for _, verdict in self._verdicts(request, candidates) if isinstance(verdict, Refusal))
+            refused = (verdict for _, verdict in self._verdicts(ask, candidates) if isinstance(verdict, Refusal))
             reasons, total = Counter(refusal.reason for refusal in refused), len(candidates)
         summary = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "there are none"
         reason = next(iter(reasons)) if len(reasons) == 1 else "NoNodeFits"
-        return Refusal(reason, f"pod {pod.key}: {request} chips fit on none of {total} nodes: {summary}")
+        return Refusal(reason, f"pod {pod.key}: {ask.chips} chips fit on none of {total} nodes: {summary}")
 
 
 def _order(node: tuple[str, Fit]) -> tuple[OrderKey, str]:

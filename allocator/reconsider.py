@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from allocator.decide import DecisionEngine
 from allocator.metrics import AllocatorMetrics
-from allocator.rules.request import requested_chips
+from allocator.rules.request import Ask
 from allocator.state.cluster import Cluster
 from ascend.annotations import RECONSIDERED
 from ascend.errors import ApiError, NotFound, Unreachable
@@ -37,7 +38,7 @@ class _Refused:
     uid: str
     namespace: str
     name: str
-    request: int
+    ask: Ask
     asked_s: float
     wait_s: float = FIRST_WAIT_S
 
@@ -48,6 +49,7 @@ class Reconsideration:
     Args:
         client: the API server.
         cluster: what is seen.
+        engine: knows what pods ask for.
         metrics: counts.
         monotonic: the clock for waits.
         now_ns: the wall clock, Unix nanoseconds; it makes the annotation's value a new one.
@@ -57,6 +59,7 @@ class Reconsideration:
         self,
         client: KubeClient,
         cluster: Cluster,
+        engine: DecisionEngine,
         metrics: AllocatorMetrics,
         *,
         monotonic: Callable[[], float],
@@ -64,6 +67,7 @@ class Reconsideration:
     ) -> None:
         self._client = client
         self._cluster = cluster
+        self._engine = engine
         self._metrics = metrics
         self._monotonic = monotonic
         self._now_ns = now_ns
@@ -76,8 +80,8 @@ class Reconsideration:
         """A pod was asked about and fits nowhere."""
         known = self._refused.get(pod.uid)
         if known is None:
-            namespace, request = pod.metadata.namespace, requested_chips(pod)
-            self._refused[pod.uid] = _Refused(pod.uid, namespace, pod.name, request, self._monotonic())
+            namespace, ask = pod.metadata.namespace, self._engine.ask(pod)
+            self._refused[pod.uid] = _Refused(pod.uid, namespace, pod.name, ask, self._monotonic())
         else:
             known.asked_s = self._monotonic()
 
@@ -95,7 +99,7 @@ class Reconsideration:
     def _due(self) -> list[_Refused]:
         now_s = self._monotonic()
         due: list[_Refused] = []
-        fits = {request: self._cluster.index.best(request) is not None for request in self._requests()}
+        fits = {ask: self._cluster.index.best(ask) is not None for ask in self._asks()}
         for each in list(self._refused.values()):
             seen = self._cluster.pods.get(each.uid)
             silent_s = now_s - each.asked_s
@@ -103,12 +107,12 @@ class Reconsideration:
                 seen is not None and (seen.spec.node_name or not seen.is_live)
             ):
                 del self._refused[each.uid]
-            elif silent_s >= each.wait_s and fits[each.request]:
+            elif silent_s >= each.wait_s and fits[each.ask]:
                 due.append(each)
         return due[:AT_ONCE]
 
-    def _requests(self) -> set[int]:
-        return {each.request for each in self._refused.values()}
+    def _asks(self) -> set[Ask]:
+        return {each.ask for each in self._refused.values()}
 
     async def _touch(self, pod: _Refused) -> None:
         pod.asked_s = self._monotonic()
@@ -123,4 +127,4 @@ class Reconsideration:
             log.warning("could not have a pod reconsidered", pod=f"{pod.namespace}/{pod.name}", error=str(error))
             return
         self._metrics.reconsidered.inc()
-        log.info("had a pod reconsidered", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, request=pod.request)
+        log.info("had a pod reconsidered", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, request=pod.ask.chips)

@@ -1,9 +1,28 @@
-"""How many chips a pod asks for."""
+"""How many chips a pod asks for, and what a rule has to know of its asking."""
+
+from dataclasses import dataclass
 
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import Pod
 from ascend.slices import effective_request
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a pod asks of a node: pods with equal asks are interchangeable for every rule.
+
+    Attributes:
+        chips: how many, with all containers of the pod.
+        distributed: its job has several pods that ask for chips, so chips whose network is unhealthy don't serve it.
+        products: names of the products its job is for; None: any.
+        shuns_sub_health: its job wants no node that is sub-healthy.
+    """
+
+    chips: int
+    distributed: bool = False
+    products: frozenset[str] | None = None
+    shuns_sub_health: bool = False
 
 
 def requested_chips(pod: Pod) -> int:

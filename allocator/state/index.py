@@ -9,6 +9,7 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping
 
+from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
 from allocator.state.node import Offer
 from ascend.errors import Refusal
@@ -27,7 +28,7 @@ class Bucket:
         self.vacancy = vacancy
         self._names: set[str] = set()
         self._heap: list[str] = []
-        self._verdicts: dict[int, Verdict] = {}
+        self._verdicts: dict[Ask, Verdict] = {}
 
     def __len__(self) -> int:
         return len(self._names)
@@ -51,11 +52,11 @@ class Bucket:
             heapq.heappop(self._heap)
         return self._heap[0]
 
-    def verdict(self, request: int) -> Verdict:
-        """The verdict on a request, the same for every node in here."""
-        verdict = self._verdicts.get(request)
+    def verdict(self, ask: Ask) -> Verdict:
+        """The verdict on a pod, the same for every node in here."""
+        verdict = self._verdicts.get(ask)
         if verdict is None:
-            verdict = self._verdicts[request] = judge(self.vacancy, request)
+            verdict = self._verdicts[ask] = judge(self.vacancy, ask)
         return verdict
 
 
@@ -98,11 +99,11 @@ class NodeIndex:
         elif old is not None:
             self._refusals[old.reason] -= 1
 
-    def best(self, request: int) -> tuple[str, Fit] | None:
-        """The best of all nodes for a request, the first by name of equally good ones; None where it fits nowhere."""
+    def best(self, ask: Ask) -> tuple[str, Fit] | None:
+        """The best of all nodes for a pod, the first by name of equally good ones; None where it fits nowhere."""
         best: tuple[str, Fit] | None = None
         for bucket in self._buckets.values():
-            verdict = bucket.verdict(request)
+            verdict = bucket.verdict(ask)
             if isinstance(verdict, Refusal) or (best is not None and verdict.key > best[1].key):
                 continue
             name = bucket.first()
@@ -110,11 +111,11 @@ class NodeIndex:
                 best = (name, verdict)
         return best
 
-    def reasons(self, request: int) -> Counter[str]:
-        """How many nodes refuse a request for which reason."""
+    def reasons(self, ask: Ask) -> Counter[str]:
+        """How many nodes refuse a pod for which reason."""
         reasons = +self._refusals
         for bucket in self._buckets.values():
-            verdict = bucket.verdict(request)
+            verdict = bucket.verdict(ask)
             if isinstance(verdict, Refusal):
                 reasons[verdict.reason] += len(bucket)
         return reasons

@@ -5,6 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state.index import NodeIndex
 from allocator.state.node import Offer
@@ -23,8 +24,8 @@ offers = st.one_of(vacancies, st.sampled_from([Refusal("NodeNotReady", "x"), Ref
 changes = st.lists(st.tuples(st.sampled_from(NAMES), st.one_of(offers, st.none())), max_size=40)
 
 
-def walk(standing: dict[str, Offer], request: int) -> tuple[str, Fit] | None:
-    verdicts = {name: judge(offer, request) for name, offer in standing.items() if isinstance(offer, Vacancy)}
+def walk(standing: dict[str, Offer], ask: Ask) -> tuple[str, Fit] | None:
+    verdicts = {name: judge(offer, ask) for name, offer in standing.items() if isinstance(offer, Vacancy)}
     fits = [(fit.key, name, fit.chips) for name, fit in verdicts.items() if isinstance(fit, Fit)]
     if not fits:
         return None
@@ -45,7 +46,7 @@ def test_the_best_by_buckets_is_the_best_by_walking(changes: list[tuple[str, Off
             index.put(name, offer)
             standing[name] = offer
         for request in (1, 2, 4, 8, 3):
-            assert index.best(request) == walk(standing, request)
+            assert index.best(Ask(request)) == walk(standing, Ask(request))
     assert len(index) == len(standing)
 
 
@@ -56,8 +57,8 @@ def test_reasons_are_counted_over_all_nodes(changes: list[tuple[str, Offer | Non
         if offer is not None:
             index.put(name, offer)
             standing[name] = offer
-    verdicts = [offer if isinstance(offer, Refusal) else judge(offer, 4) for offer in standing.values()]
-    assert index.reasons(4) == Counter(each.reason for each in verdicts if isinstance(each, Refusal))
+    verdicts = [offer if isinstance(offer, Refusal) else judge(offer, Ask(4)) for offer in standing.values()]
+    assert index.reasons(Ask(4)) == Counter(each.reason for each in verdicts if isinstance(each, Refusal))
 
 
 def test_a_node_that_comes_and_goes_leaves_no_heap_behind() -> None:
@@ -69,5 +70,5 @@ def test_a_node_that_comes_and_goes_leaves_no_heap_behind() -> None:
         index.put("n1", one)
         index.put("n1", other)
     assert all(len(bucket._heap) < 16 for bucket in index._buckets.values())
-    assert index.best(8) == ("zz", judge(one, 8))
-    assert index.best(4) == ("n1", judge(other, 4))
+    assert index.best(Ask(8)) == ("zz", judge(one, Ask(8)))
+    assert index.best(Ask(4)) == ("n1", judge(other, Ask(4)))

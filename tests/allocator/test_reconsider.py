@@ -41,6 +41,7 @@ async def reconsidering(world: World, api: Patches) -> AsyncIterator[Reconsidera
     reconsideration = Reconsideration(
         cast("KubeClient", api),
         world.cluster,
+        world.engine,
         AllocatorMetrics(world.ledger, lambda: None),
         monotonic=loop.time,
         now_ns=lambda: int(loop.time() * 1e9),
