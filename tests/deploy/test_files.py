@@ -1,5 +1,6 @@
 """The files beside the chart say nothing that is not so."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import yaml
 
 from ascend.chips import RESOURCE
 from device_plugin.driver import ChipState
-from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
 from tests.deploy.helm import CHART, REPOSITORY
 
 
@@ -59,3 +60,11 @@ def test_the_scheduler_is_told_what_the_allocator_relies_on() -> None:
 def test_the_notes_name_files_that_exist(name: str) -> None:
     assert f"deploy/{name}" in (CHART / "templates" / "NOTES.txt").read_text()
     assert (REPOSITORY / "deploy" / name).is_file()
+
+
+def test_the_values_may_hold_whatever_a_simulated_server_may() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["definitions"]["simulatedServer"]["properties"]
+    chip = schema["chips"]["items"]["properties"]
+    virtual = chip["vnpus"]["items"]["properties"]
+    for fields, struct in ((schema, SimulatedServer), (chip, SimulatedChip), (virtual, SimulatedVirtualNpu)):
+        assert set(fields) == set(struct.__struct_fields__)
