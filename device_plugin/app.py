@@ -13,13 +13,10 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from ascend.annotations import UNKNOWN, ChipAddress, write_claim, write_configuration
 from ascend.chips import ChipSet
 from ascend.daemon.reload import Outcome, SettingsReload
 from ascend.daemon.settings import SettingsSource
-from ascend.deviceinfo import read_manually_separated, read_upgrades
-from ascend.errors import ApiError, InvalidReport, Refusal, Unreachable
-from ascend.kube.backoff import Backoff
+from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import PODS, Node, Pod
@@ -27,7 +24,7 @@ from ascend.kube.reflector import Reflector
 from ascend.observe.probes import Check, add_probes, serve_http
 from device_plugin.board import Board
 from device_plugin.cdi import Giver
-from device_plugin.claims import ClaimWriter
+from device_plugin.claims import ClaimWriter, claim_annotations
 from device_plugin.driver import Driver
 from device_plugin.drivers import make_driver
 from device_plugin.fault_config import FaultConfig
@@ -39,13 +36,13 @@ from device_plugin.kubelet.servicer import DevicePluginServicer
 from device_plugin.lock import InstanceLock
 from device_plugin.metrics import Metrics
 from device_plugin.node_object import NodeWriter
-from device_plugin.readmission import CHIPS, PORTS, Readmission, read_label
+from device_plugin.readmission import Readmission
 from device_plugin.reconcile import Reconciler
 from device_plugin.report import Reporter
+from device_plugin.restore import restore
 from device_plugin.rules.fault_rules import default_rules
 from device_plugin.rules.injection import ContainerGift, detect
 from device_plugin.rules.pod import NodePod
-from device_plugin.rules.report import read_upgrades as read_reasons
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.scan import Scanner
 from device_plugin.settings import Settings
@@ -172,7 +169,7 @@ class Plugin:
             self._live["scanner's loop"] = beats(lambda: chips.scanner.turned_s, lambda: chips.scanner.period_s)
             start("pods", kubelet.watch.run())
             start("events", events.run())
-            await _restore(client, chips, node)
+            await restore(client, node, chips.fault_config, chips.board, chips.health)
             start("settings", self._follow_settings(chips))
             start("fault rules", chips.fault_config.watch(client).run())
             start("health", chips.health.run())
@@ -262,7 +259,7 @@ class Plugin:
 
         def claim(handover: HandOver) -> None:
             namespace, _, name = handover.pod.partition("/")
-            annotations = self._claim(handover, name)
+            annotations = claim_annotations(handover, self.snapshots.value, pod_name=name, host_ip=self._host_ip)
             claims.write(uid=handover.uid, namespace=namespace, name=name, annotations=annotations)
 
         def announce(pod: NodePod, reason: str, sentence: str) -> None:
@@ -317,41 +314,3 @@ class Plugin:
         except Refusal as refusal:
             # Every container is refused with this sentence until it can be.
             log.warning("chips can't be given to containers yet", reason=refusal.reason, error=refusal.message)
-
-    def _claim(self, handover: HandOver, name: str) -> dict[str, str]:
-        snapshot = self.snapshots.value
-        chips = {chip.chip_id: chip.address for chip in snapshot.chips} if snapshot is not None else {}
-        configuration = write_configuration(
-            pod_name=name,
-            pod_uid=handover.uid,
-            host_ip=self._host_ip,
-            devices={chip_id: chips.get(chip_id, ChipAddress()) for chip_id in handover.chips},
-            super_pod_id=snapshot.server.super_pod_id if snapshot is not None else UNKNOWN,
-            server_index=snapshot.server.server_index if snapshot is not None else UNKNOWN,
-        )
-        return write_claim(chips=handover.chips, kubelet_ids=handover.kubelet_ids, configuration=configuration)
-
-
-async def _restore(client: KubeClient, chips: _ChipSide, node: Node) -> None:
-    """Take up the site's rules, and what an earlier plugin left in the report and on the node's labels."""
-    backoff = Backoff(limit_s=5.0)
-    while True:
-        try:
-            await chips.fault_config.fetch(client)
-            data = await chips.board.fetch()
-            break
-        except (ApiError, Unreachable) as error:
-            log.warning("rules and the earlier report can't be read yet", error=str(error))
-            await asyncio.sleep(backoff.next_s())
-    try:
-        upgrades = read_upgrades(data)
-    except InvalidReport as error:
-        log.warning("the earlier report's reasons are lost", error=str(error))
-        upgrades = {}
-    labels = node.metadata.labels
-    chips.health.restore(
-        manually_separated=read_manually_separated(data)[0],
-        reasons=read_reasons(upgrades),
-        awaiting=read_label(labels, CHIPS),
-        network_awaiting=read_label(labels, PORTS),
-    )

@@ -9,12 +9,36 @@ from collections.abc import Mapping
 
 import structlog
 
+from ascend.annotations import UNKNOWN, ChipAddress, write_claim, write_configuration
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
+from device_plugin.rules.snapshot import Snapshot
+from device_plugin.state.grants import HandOver
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+def claim_annotations(handover: HandOver, snapshot: Snapshot | None, *, pod_name: str, host_ip: str) -> dict[str, str]:
+    """What is written on a pod that was given its chips (spec/node-agent.md §0.3; spec/baseline-device-plugin.md §3.6).
+
+    Args:
+        handover: who was given what.
+        snapshot: tells the chips' addresses; None where the driver has not been read.
+        pod_name: without its namespace.
+        host_ip: this node's address.
+    """
+    chips = {chip.chip_id: chip.address for chip in snapshot.chips} if snapshot is not None else {}
+    configuration = write_configuration(
+        pod_name=pod_name,
+        pod_uid=handover.uid,
+        host_ip=host_ip,
+        devices={chip_id: chips.get(chip_id, ChipAddress()) for chip_id in handover.chips},
+        super_pod_id=snapshot.server.super_pod_id if snapshot is not None else UNKNOWN,
+        server_index=snapshot.server.server_index if snapshot is not None else UNKNOWN,
+    )
+    return write_claim(chips=handover.chips, kubelet_ids=handover.kubelet_ids, configuration=configuration)
 
 
 class ClaimWriter:
