@@ -93,7 +93,12 @@ class AllocatorApp:
                 kubeconfig = self._settings.kubeconfig
                 client = await KubeClient.connect(kubeconfig)
                 await stack.enter_async_context(client)
-            self._view = View(client, self.cluster, monotonic=self._monotonic)
+            self._view = View(
+                client,
+                self.cluster,
+                health_namespace=self._settings.node_health_namespace,
+                monotonic=self._monotonic,
+            )
             metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s)
             journal = Journal(metrics, self._monotonic)
             committer = Committer(

@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from allocator.rules.narrowing import shuns_sub_health, wanted_products, wants_super_pod
+from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask, requested_chips
-from allocator.rules.ring import OrderKey
 from allocator.rules.vacancy import Fit, Verdict
+from allocator.rules.validity import JobShape, validate_job, virtual_chips
 from allocator.state.cluster import Cluster
-from allocator.state.index import Bucket
 from allocator.state.ledger import Ledger, Reservation, Stage
 from allocator.state.node import unknown_node
+from allocator.state.ranking import Bucket
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
@@ -74,7 +76,23 @@ class DecisionEngine:
         Raises:
             Refusal: its request makes no sense on any node.
         """
-        return Ask(requested_chips(pod), distributed=self._is_distributed(pod))
+        ask = Ask(
+            requested_chips(pod),
+            distributed=self._is_distributed(pod),
+            products=wanted_products(pod),
+            shuns_sub_health=shuns_sub_health(pod),
+        )
+        validate_job(
+            JobShape(
+                f"pod {pod.key}",
+                frozenset({ask.chips}),
+                pods=2 if ask.distributed else 1,
+                products=ask.products,
+                virtual=virtual_chips(pod),
+                super_pod=wants_super_pod(pod),
+            )
+        )
+        return ask
 
     def filter(self, pod: Pod, candidates: Iterable[str] | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing.
@@ -175,13 +193,13 @@ class DecisionEngine:
         )
 
     def _verdicts(self, ask: Ask, candidates: Iterable[str] | None) -> Iterable[tuple[str, Verdict]]:
-        standing = self._cluster.index.standing
+        standing, ranking = self._cluster.index.standing, self._cluster.index.ranking(ask)
         for name in standing if candidates is None else candidates:
             place = standing.get(name)
             if place is None:
                 yield name, unknown_node(name)
             else:
-                yield name, place.verdict(ask) if isinstance(place, Bucket) else place
+                yield name, ranking.verdict(place) if isinstance(place, Bucket) else place
 
     def _best(self, ask: Ask, candidates: list[str] | None) -> tuple[str, Fit] | None:
         if candidates is None:
@@ -192,7 +210,7 @@ class DecisionEngine:
     def _is_good(self, held: Reservation, ask: Ask) -> bool:
         with self._ledger.suspended(held.uid):
             place = self._cluster.index.standing.get(held.node)
-            if not isinstance(place, Bucket) or isinstance(place.verdict(ask), Refusal):
+            if not isinstance(place, Bucket) or isinstance(self._cluster.index.ranking(ask).verdict(place), Refusal):
                 return False
             return len(held.chips) == ask.chips and not held.taken & ~place.vacancy.usable(ask)
 

@@ -32,3 +32,8 @@ class Settings(DaemonSettings):
         ge=0,
         description="seconds after which a node's report is not believed any more; device plugins renew it every 300",
     )
+    node_health_namespace: str = Field(
+        default="",
+        description="namespace of the ConfigMaps mindx-dl-nodeinfo-<node> in which MindCluster's NodeD tells how nodes"
+        " are (mindx-dl); empty: they are not read, and the allocator needs no right to",
+    )

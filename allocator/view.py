@@ -30,17 +30,29 @@ class _Reports:
         self.deleted: Callable[[ConfigMap], None] = cluster.report_deleted
 
 
+class _Health:
+    def __init__(self, cluster: Cluster) -> None:
+        self.applied: Callable[[ConfigMap], None] = cluster.health_applied
+        self.deleted: Callable[[ConfigMap], None] = cluster.health_deleted
+
+
 class View:
     """Feeds a cluster from the API server.
 
     Args:
         client: the API server.
         cluster: what is fed.
+        health_namespace: where the nodes' agents write how their nodes are; empty: nobody does.
         monotonic: the clock for ``age_s``.
     """
 
     def __init__(
-        self, client: KubeClient, cluster: Cluster, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        client: KubeClient,
+        cluster: Cluster,
+        *,
+        health_namespace: str = "",
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         selector = ",".join(f"{key}={value}" for key, value in LABELS.items())
         self._reflectors: dict[str, Reflector[Any]] = {
@@ -55,6 +67,15 @@ class View:
                 monotonic=monotonic,
             ),
         }
+        if health_namespace:
+            self._reflectors["node health"] = Reflector(
+                client,
+                CONFIG_MAPS,
+                _Health(cluster),
+                namespace=health_namespace,
+                label_selector=selector,
+                monotonic=monotonic,
+            )
 
     def missing(self) -> str | None:
         """What the view still waits for, a sentence; None once it is complete."""

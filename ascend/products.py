@@ -1,41 +1,237 @@
-"""The products: how many chips a server has, how they are linked, and which requests make sense on it."""
+"""The products: how many chips a server has, how they are linked, and which requests make sense on it.
 
-from dataclasses import dataclass
+One table for both programs. What the chips of a server are linked by decides the rule (``Family``); everything else a
+rule needs to know is here (spec/scheduling.md §3.3, §3.4, §4).
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from ascend.chips import ChipSet, chip_set
 
 
-@dataclass(frozen=True, slots=True)
+class Family(StrEnum):
+    """How the chips of a server are linked, and so which rule places pods on it."""
+
+    RINGS = "two HCCS rings"
+    """A pod stays within one ring, or takes the whole server (910A)."""
+
+    POOL = "all alike"
+    """Any chips will do: a full mesh, a single ring, or cards that are not linked at all."""
+
+    PAIRED_RINGS = "two rings, linked chip by chip"
+    """A pod stays within one ring, or takes chips i and i+8 of both (910B with 16)."""
+
+    DIES = "cards of two dies"
+    """A pod of more than one chip takes whole cards (A3)."""
+
+    MESHES = "meshes of four"
+    """A pod of up to four chips stays within one mesh, one of a multiple of four takes whole ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A kind of server.
+    """A kind of server. Each exists once, so products are compared by identity.
 
     Attributes:
-        name: what people call it.
-        chips: number of chips; physical ids are ``0 … chips-1``.
-        rings: the HCCS rings; chips of different rings can't talk directly.
+        name: what people call it; the number of chips is part of it where the same chip comes in several servers.
+        chip: what its chips are called: 910A, 910B or A3; empty where only a label tells what the server is.
+        chips: how many a full server has; physical ids are ``0 … chips-1``.
+        family: how they are linked.
+        rings: the groups of chips that are linked with each other: rings, meshes, or the two dies of a card.
         requests: the numbers of chips a pod may ask for.
-        accelerator: the value of the node label ``accelerator`` (spec/node-agent.md §5.8).
+        node_types: the values of ``accelerator-type``, as node label and in a job's node selector, that mean it.
+        policies: the values of a job's ``huawei.com/schedule_policy`` that it serves.
+        distributed_requests: the same as ``requests`` for a pod of a job of several.
+        heeds_network: the chips have a network of their own, which jobs of several pods need.
     """
 
     name: str
+    chip: str
     chips: int
+    family: Family
     rings: tuple[ChipSet, ...]
     requests: tuple[int, ...]
-    accelerator: str
+    node_types: tuple[str, ...]
+    policies: tuple[str, ...] = ()
+    distributed_requests: tuple[int, ...] = ()
+    heeds_network: bool = True
+    all_chips: ChipSet = field(init=False)
 
-    @property
-    def all_chips(self) -> ChipSet:
-        """The set of every chip a full server has."""
-        return (1 << self.chips) - 1
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "all_chips", (1 << self.chips) - 1)
+
+    def allowed(self, *, distributed: bool) -> tuple[int, ...]:
+        """The numbers of chips a pod may ask for, given whether its job has others."""
+        return self.distributed_requests or self.requests if distributed else self.requests
+
+
+def _groups(chips: int, size: int) -> tuple[ChipSet, ...]:
+    return tuple(chip_set(range(first, first + size)) for first in range(0, chips, size))
+
+
+def _up_to(most: int) -> tuple[int, ...]:
+    return tuple(range(1, most + 1))
+
+
+def _even(most: int) -> tuple[int, ...]:
+    return tuple(range(2, most + 1, 2))
 
 
 ASCEND_910A = Product(
     name="910A",
+    chip="910A",
     chips=8,
-    rings=(chip_set(range(4)), chip_set(range(4, 8))),
+    family=Family.RINGS,
+    rings=_groups(8, 4),
     requests=(1, 2, 4, 8),
-    accelerator="huawei-Ascend910",
+    # A job of several pods takes whole servers: seed 001, "Resource Application Constraints" 3 and 4.
+    distributed_requests=(8,),
+    node_types=("module",),
+    # The documents give this policy for 910A servers (spec/scheduling.md §3.3, "Surprise").
+    policies=("chip4-node8",),
 )
 """Atlas 800 (9000): 8 chips in two HCCS rings of 4 (seed 000, "Affinity Principles"; spec/scheduling.md §4.1)."""
 
-PRODUCTS: dict[str, Product] = {product.name: product for product in (ASCEND_910A,)}
+ASCEND_910A_HALF = Product(
+    name="910A-4",
+    chip="910A",
+    chips=4,
+    family=Family.POOL,
+    rings=_groups(4, 4),
+    requests=(1, 2, 4),
+    node_types=("half",),
+    policies=("chip4-node4",),
+)
+"""The 910A server with one ring of 4."""
+
+ASCEND_910_CARD = Product(
+    name="910-card",
+    chip="",
+    chips=8,
+    family=Family.POOL,
+    rings=_groups(8, 1),
+    requests=_up_to(8),
+    node_types=("card", "card-910b-2", "card-910b-infer"),
+    policies=("chip1-node2",),
+    heeds_network=False,
+)
+"""Servers with up to 8 PCIe cards, which are not linked."""
+
+ASCEND_910B_8 = Product(
+    name="910B-8",
+    chip="910B",
+    chips=8,
+    family=Family.POOL,
+    rings=_groups(8, 8),
+    requests=_up_to(8),
+    node_types=("module-910b-8",),
+    policies=("chip8-node8",),
+)
+"""Atlas 800 A2: 8 chips, each linked with every other."""
+
+ASCEND_910B_16 = Product(
+    name="910B-16",
+    chip="910B",
+    chips=16,
+    family=Family.PAIRED_RINGS,
+    rings=_groups(16, 8),
+    requests=(*_up_to(8), 10, 12, 14, 16),
+    node_types=("module-910b-16",),
+    policies=("chip8-node16",),
+)
+"""Atlas 200T A2 Box16: two rings of 8; chip i is linked with chip i+8."""
+
+ASCEND_A3_8 = Product(
+    name="A3-8",
+    chip="A3",
+    chips=8,
+    family=Family.DIES,
+    rings=_groups(8, 2),
+    requests=(1, *_even(8)),
+    distributed_requests=_even(8),
+    node_types=("module-a3-8", "module-a3-8-super-pod"),
+    policies=("chip2-node8", "chip2-node8-sp"),
+)
+"""Atlas A3 with 4 cards of two dies."""
+
+ASCEND_A3_16 = Product(
+    name="A3-16",
+    chip="A3",
+    chips=16,
+    family=Family.DIES,
+    rings=_groups(16, 2),
+    requests=(1, *_even(16)),
+    distributed_requests=_even(16),
+    node_types=("module-a3-16", "module-a3-16-super-pod"),
+    policies=("chip2-node16", "module-a3-16", "chip2-node16-sp"),
+)
+"""Atlas 800/900 A3 with 8 cards of two dies."""
+
+MESH_8 = Product(
+    name="mesh-8",
+    chip="",
+    chips=8,
+    family=Family.MESHES,
+    rings=_groups(8, 4),
+    requests=_up_to(8),
+    node_types=("chip4-node8",),
+    policies=("chip4-node8",),
+)
+"""Atlas 350 with two meshes of 4."""
+
+MESH_16 = Product(
+    name="mesh-16",
+    chip="",
+    chips=16,
+    family=Family.MESHES,
+    rings=_groups(16, 4),
+    requests=_up_to(16),
+    node_types=("chip4-node16",),
+    policies=("chip4-node16",),
+)
+"""Atlas 350 with four meshes of 4."""
+
+PLAIN_8 = Product(
+    name="plain-8",
+    chip="",
+    chips=8,
+    family=Family.POOL,
+    rings=_groups(8, 1),
+    requests=_up_to(8),
+    node_types=("chip1-node8",),
+    policies=("chip1-node8",),
+    heeds_network=False,
+)
+"""Any other server of up to 8 chips, of whose links nothing is known."""
+
+PLAIN_16 = Product(
+    name="plain-16",
+    chip="",
+    chips=16,
+    family=Family.POOL,
+    rings=_groups(16, 1),
+    requests=_up_to(16),
+    node_types=("chip1-node16",),
+    policies=("chip1-node16",),
+    heeds_network=False,
+)
+"""Any other server of up to 16 chips."""
+
+PRODUCTS: dict[str, Product] = {
+    product.name: product
+    for product in (
+        ASCEND_910A_HALF,
+        ASCEND_910A,
+        ASCEND_910_CARD,
+        ASCEND_910B_8,
+        ASCEND_910B_16,
+        ASCEND_A3_8,
+        ASCEND_A3_16,
+        MESH_8,
+        MESH_16,
+        PLAIN_8,
+        PLAIN_16,
+    )
+}
+"""By name; of those with the same chip, the smaller first."""

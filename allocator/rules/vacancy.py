@@ -1,11 +1,11 @@
-"""What a node has left, and the verdict on a request for it."""
+"""What a node has left, and the verdict on a pod for it."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeAlias
 
+from allocator.rules.families import RULES
+from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask
-from allocator.rules.ring import OrderKey, ring_fit
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.products import Product
@@ -17,9 +17,10 @@ class Vacancy:
 
     Attributes:
         product: the kind of server.
-        healthy: how many of its chips are healthy, held or not (``A`` of the rule).
+        healthy: how many of its chips are healthy, held or not (``A`` of the rules).
         free: the chips that are healthy and neither held nor reserved.
         room: how many chips the kubelet would still admit: what it offers minus what pods bound to it ask for.
+        faulty: how many of its chips are not healthy (``U`` of the rules).
         cut_off: the free chips whose network is unhealthy: no good for distributed jobs.
         sub_healthy: the node or a chip of it works, but not as it should.
     """
@@ -28,21 +29,26 @@ class Vacancy:
     healthy: int
     free: ChipSet
     room: int
+    faulty: int = 0
     cut_off: ChipSet = 0
     sub_healthy: bool = False
 
     def usable(self, ask: Ask) -> ChipSet:
         """The free chips that serve a pod."""
-        return self.free & ~self.cut_off if ask.distributed else self.free
+        return self.free & ~self.cut_off if self.needs_network(ask) else self.free
+
+    def needs_network(self, ask: Ask) -> bool:
+        """Whether a pod can do nothing with a chip whose network is unhealthy."""
+        return ask.distributed and self.product.heeds_network
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A request fits: where the node stands among others, and what the request takes.
+    """A pod fits: where the node stands among others, and what the pod takes.
 
     Attributes:
         key: order among nodes, the smaller the better.
-        score: the reference scheduler's number for it.
+        score: a number for the same order, larger is better: the reference scheduler's where it has one.
         chips: in selection order.
         taken: the same as a set.
     """
@@ -55,11 +61,12 @@ class Fit:
 
 Verdict: TypeAlias = Fit | Refusal
 
-OCCUPIED = frozenset({"NotEnoughChips", "RingTooSmall", "NoRoomAtKubelet"})
+OCCUPIED = frozenset(
+    {"NotEnoughChips", "RingTooSmall", "PairsBroken", "CardsBroken", "MeshTooSmall", "NoRoomAtKubelet"}
+)
 """Reasons that go away when other pods do; the others of a node need somebody to act."""
 
 
-@lru_cache(maxsize=16384)
 def judge(vacancy: Vacancy, ask: Ask) -> Verdict:
     """Whether a pod fits on what a node has left; the order of the tests is that of their reasons' usefulness.
 
@@ -67,43 +74,51 @@ def judge(vacancy: Vacancy, ask: Ask) -> Verdict:
         vacancy: what the node has left.
         ask: what the pod asks for.
     """
-    obstacle = _obstacle_to_product(vacancy, ask) or _shortage(vacancy, ask)
+    obstacle = _unsuitable(vacancy, ask) or _shortage(vacancy, ask)
     if obstacle is not None:
         return obstacle
-    usable = vacancy.usable(ask)
-    fit = ring_fit(vacancy.product, usable, ask.chips)
-    if fit is None:
-        return Refusal("RingTooSmall", _ring_sentence(vacancy.product, usable, ask.chips))
-    return Fit(fit.key(vacancy.healthy), fit.score(vacancy.healthy), fit.chips, fit.taken)
+    product, usable = vacancy.product, vacancy.usable(ask)
+    rule = RULES[product.family]
+    placement = rule.place(product, usable, ask.chips)
+    if placement is None:
+        return rule.refuse(product, usable, ask.chips)
+    key = rule.key(placement, vacancy.healthy, vacancy.faulty)
+    score = rule.score(product, placement, vacancy.healthy, vacancy.faulty)
+    if vacancy.sub_healthy:
+        # It yields to an equally good one; the reference takes one point off (spec/scheduling.md §1.4).
+        score = max(score - 1, 0)
+    return Fit((*key, vacancy.sub_healthy), score, placement.chips, placement.taken)
 
 
-def _obstacle_to_product(vacancy: Vacancy, ask: Ask) -> Refusal | None:
-    product, request = vacancy.product, ask.chips
+def unsuitable_request(product: Product, ask: Ask) -> Refusal | None:
+    """Why a pod makes no sense on a kind of server however much of it is free; None where it does."""
     if ask.products is not None and product.name not in ask.products:
         wanted = " or ".join(sorted(ask.products))
         return Refusal("WrongProduct", f"the job is for {wanted} servers, this is a {product.name} server")
-    if request not in product.requests:
-        allowed = ", ".join(map(str, product.requests))
-        return Refusal("InvalidRequest", f"a pod may ask for {allowed} chips of a {product.name} server, not {request}")
+    allowed = product.allowed(distributed=ask.distributed)
+    if ask.chips not in allowed:
+        who = "a pod of a job of several pods" if allowed != product.requests else "a pod"
+        numbers = ", ".join(map(str, allowed))
+        return Refusal(
+            "InvalidRequest", f"{who} may ask for {numbers} chips of a {product.name} server, not {ask.chips}"
+        )
+    return None
+
+
+def _unsuitable(vacancy: Vacancy, ask: Ask) -> Refusal | None:
     if ask.shuns_sub_health and vacancy.sub_healthy:
         return Refusal("NodeSubHealthy", "the node is sub-healthy, and the job's subHealthyStrategy is not ignore")
-    return None
+    return unsuitable_request(vacancy.product, ask)
 
 
 def _shortage(vacancy: Vacancy, ask: Ask) -> Refusal | None:
     if vacancy.usable(ask).bit_count() < ask.chips:
-        free = vacancy.free.bit_count()
-        sentence = f"{ask.chips} chips asked for, {free} free of {vacancy.healthy} healthy"
-        if ask.distributed and vacancy.cut_off:
+        sentence = f"{ask.chips} chips asked for, {vacancy.free.bit_count()} free of {vacancy.healthy} healthy"
+        if vacancy.needs_network(ask) and vacancy.cut_off:
             cut_off = vacancy.cut_off.bit_count()
-            sentence += f", {cut_off} of them with an unhealthy network, which a distributed job needs"
+            sentence += f", {cut_off} of them with an unhealthy network, which a job of several pods needs"
         return Refusal("NotEnoughChips", sentence)
     if vacancy.room < ask.chips:
         admitted = max(vacancy.room, 0)
         return Refusal("NoRoomAtKubelet", f"{ask.chips} chips asked for, the kubelet would admit {admitted}")
     return None
-
-
-def _ring_sentence(product: Product, usable: ChipSet, request: int) -> str:
-    per_ring = " + ".join(str((ring & usable).bit_count()) for ring in product.rings)
-    return f"{request} chips asked for must be linked by one ring; the rings have {per_ring} free"

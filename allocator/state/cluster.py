@@ -12,9 +12,9 @@ from allocator.state.node import (
     judge_freshness,
     read_holding,
     read_server,
-    read_unhealthy,
     unknown_node,
 )
+from allocator.state.report import NO_REPORT, Vitality, node_of_health, read_node_health, read_report
 from ascend.annotations import CLAIMED, read_predicate_time
 from ascend.deviceinfo import node_name
 from ascend.errors import Refusal
@@ -76,7 +76,7 @@ class Cluster:
         name = node_name(report.name)
         if name is not None:
             record = self._record(name)
-            record.unhealthy, record.updated_s = read_unhealthy(report)
+            record.report = read_report(report)
             self._judge_report(record)
             self._refresh(name)
 
@@ -85,7 +85,21 @@ class Cluster:
         name = node_name(report.name)
         if name is not None:
             record = self._record(name)
-            record.unhealthy, record.updated_s, record.stale = 0, None, None
+            record.report, record.stale = NO_REPORT, None
+            self._tidy(name)
+
+    def health_applied(self, config_map: ConfigMap) -> None:
+        """What a node's agent says of it is new or has changed; ConfigMaps that are none are ignored."""
+        name = node_of_health(config_map.name)
+        if name is not None:
+            self._record(name).vitality = read_node_health(config_map)
+            self._refresh(name)
+
+    def health_deleted(self, config_map: ConfigMap) -> None:
+        """A node's agent says nothing of it any more."""
+        name = node_of_health(config_map.name)
+        if name is not None:
+            self._record(name).vitality = Vitality.HEALTHY
             self._tidy(name)
 
     def age_reports(self) -> list[str]:
@@ -160,7 +174,8 @@ class Cluster:
         # A node of which nothing is left is forgotten; otherwise the names of a lively cluster would pile up.
         record = self._records[name]
         known = not isinstance(record.server, Refusal) or record.server.reason != "UnknownNode"
-        if known or record.holdings or record.unhealthy:
+        reported = record.report is not NO_REPORT or record.vitality is not Vitality.HEALTHY
+        if known or record.holdings or reported:
             self._refresh(name)
         else:
             del self._records[name]

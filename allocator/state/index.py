@@ -1,63 +1,23 @@
 """Nodes sorted by what they have left, so that the best one is found without walking them (design, decision 4).
 
-Nodes with equal vacancies share a bucket. There are at most a few hundred different vacancies however many nodes
-there are, and the verdict on a request is the same for a whole bucket, so a decision over all nodes looks at buckets
-only. Within a bucket the first node by name wins: a heap whose outdated entries are dropped when they surface.
+Nodes with equal vacancies share a bucket, and the verdict on an ask is the same for a whole bucket. A change of a node
+moves it from one bucket to another, and is no work for any ranking before that is asked.
 """
 
-import heapq
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
 from allocator.rules.request import Ask
-from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
+from allocator.rules.vacancy import Fit, Vacancy
 from allocator.state.node import Offer
+from allocator.state.ranking import Bucket, Ranking
 from ascend.errors import Refusal
 
+MAX_RANKINGS: Final = 64
+"""Kinds of asks remembered; beyond, the one not used for longest is forgotten."""
 
-class Bucket:
-    """The nodes that have exactly this left.
-
-    Args:
-        vacancy: what they have left.
-    """
-
-    __slots__ = ("_heap", "_names", "_verdicts", "vacancy")
-
-    def __init__(self, vacancy: Vacancy) -> None:
-        self.vacancy = vacancy
-        self._names: set[str] = set()
-        self._heap: list[str] = []
-        self._verdicts: dict[Ask, Verdict] = {}
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def add(self, name: str) -> None:
-        """Put a node in."""
-        self._names.add(name)
-        # A name that left and came back may be in the heap twice; half of it being waste is the limit.
-        if len(self._heap) > 2 * len(self._names) + 8:
-            self._heap = sorted(self._names)
-        else:
-            heapq.heappush(self._heap, name)
-
-    def discard(self, name: str) -> None:
-        """Take a node out; its heap entry stays until it surfaces."""
-        self._names.discard(name)
-
-    def first(self) -> str:
-        """The first node by name."""
-        while self._heap[0] not in self._names:
-            heapq.heappop(self._heap)
-        return self._heap[0]
-
-    def verdict(self, ask: Ask) -> Verdict:
-        """The verdict on a pod, the same for every node in here."""
-        verdict = self._verdicts.get(ask)
-        if verdict is None:
-            verdict = self._verdicts[ask] = judge(self.vacancy, ask)
-        return verdict
+_SPARE_JOURNAL = 1024
 
 
 class NodeIndex:
@@ -67,6 +27,9 @@ class NodeIndex:
         self._standing: dict[str, Bucket | Refusal] = {}
         self._buckets: dict[Vacancy, Bucket] = {}
         self._refusals: Counter[str] = Counter()
+        self._rankings: dict[Ask, Ranking] = {}
+        # Buckets that are new or begin with another node, since the rankings were last made anew.
+        self._journal: list[Bucket] = []
 
     def __len__(self) -> int:
         return len(self._standing)
@@ -86,7 +49,8 @@ class NodeIndex:
         bucket = self._buckets.get(offer)
         if bucket is None:
             bucket = self._buckets[offer] = Bucket(offer)
-        bucket.add(name)
+        if bucket.add(name):
+            self._journal.append(bucket)
         self._standing[name] = bucket
 
     def drop(self, name: str) -> None:
@@ -101,21 +65,41 @@ class NodeIndex:
 
     def best(self, ask: Ask) -> tuple[str, Fit] | None:
         """The best of all nodes for a pod, the first by name of equally good ones; None where it fits nowhere."""
-        best: tuple[str, Fit] | None = None
-        for bucket in self._buckets.values():
-            verdict = bucket.verdict(ask)
-            if isinstance(verdict, Refusal) or (best is not None and verdict.key > best[1].key):
-                continue
-            name = bucket.first()
-            if best is None or (verdict.key, name) < (best[1].key, best[0]):
-                best = (name, verdict)
-        return best
+        ranking = self.ranking(ask)
+        if len(self._journal) > 4 * len(self._buckets) + _SPARE_JOURNAL:
+            self._journal.clear()
+            for each in self._rankings.values():
+                each.read_to = -1
+        if ranking.read_to < 0:
+            ranking.clear()
+            for bucket in self._buckets.values():
+                ranking.enter(bucket)
+        else:
+            for bucket in self._journal[ranking.read_to :]:
+                ranking.enter(bucket)
+        ranking.read_to = len(self._journal)
+        return ranking.best()
+
+    def ranking(self, ask: Ask) -> Ranking:
+        """The verdicts on an ask."""
+        ranking = self._rankings.pop(ask, None)
+        if ranking is None:
+            if len(self._rankings) == MAX_RANKINGS:
+                self._forget(next(iter(self._rankings)))
+            ranking = Ranking(ask)
+        self._rankings[ask] = ranking
+        return ranking
 
     def reasons(self, ask: Ask) -> Counter[str]:
         """How many nodes refuse a pod for which reason."""
-        reasons = +self._refusals
+        reasons, ranking = +self._refusals, self.ranking(ask)
         for bucket in self._buckets.values():
-            verdict = bucket.verdict(ask)
+            verdict = ranking.verdict(bucket)
             if isinstance(verdict, Refusal):
                 reasons[verdict.reason] += len(bucket)
         return reasons
+
+    def _forget(self, ask: Ask) -> None:
+        ranking = self._rankings.pop(ask)
+        for bucket in self._buckets.values():
+            bucket.verdicts.pop(ranking, None)

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeAlias
 
+from allocator.rules.identity import identify
 from allocator.rules.request import counted_chips
 from allocator.rules.vacancy import Vacancy
+from allocator.state.report import HEALTH_ANNOTATION, NO_REPORT, NodeReport, Vitality, read_vitality
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
     CLAIMED,
@@ -19,13 +21,10 @@ from ascend.annotations import (
     read_grant,
     read_predicate_time,
 )
-from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set, join_names
-from ascend.deviceinfo import decode_report
-from ascend.errors import InvalidReport, InvalidValue, Refusal
-from ascend.kube.objects import ConfigMap, Node, Pod
-from ascend.products import ASCEND_910A, PRODUCTS, Product
-
-ACCELERATOR_LABEL = "accelerator"
+from ascend.chips import RESOURCE, ChipSet, chip_set
+from ascend.errors import InvalidValue, Refusal
+from ascend.kube.objects import Node, Pod
+from ascend.products import Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,13 @@ class Server:
         product: the kind of server.
         reported: the chips it has.
         allocatable: how many the kubelet offers.
+        vitality: what its annotation says of the node as a whole.
     """
 
     product: Product
     reported: ChipSet
     allocatable: int
+    vitality: Vitality = Vitality.HEALTHY
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,8 @@ class NodeRecord:
     Attributes:
         name: the node's name.
         server: read from the Node; a refusal where the object is missing or of no use.
-        unhealthy: read from the report; 0 where there is none, a refusal where it can't be trusted.
-        updated_s: when the report was made, Unix seconds; None where there is none that can be read.
+        report: what its device plugin says; NO_REPORT where there is none, a refusal where it can't be trusted.
+        vitality: what its node agent (NodeD) says, a refusal where it can't be read.
         stale: why the report is no longer believed; None where it is.
         holdings: by pod uid.
         offer: what follows from all of it and from the ledger.
@@ -76,11 +77,21 @@ class NodeRecord:
 
     name: str
     server: "Server | Refusal"
-    unhealthy: "ChipSet | Refusal" = 0
-    updated_s: int | None = None
+    report: "NodeReport | Refusal" = NO_REPORT
+    vitality: "Vitality | Refusal" = Vitality.HEALTHY
     stale: "Refusal | None" = None
     holdings: dict[str, Holding] = field(default_factory=dict)
     offer: "Offer | None" = None
+
+    @property
+    def unhealthy(self) -> ChipSet | Refusal:
+        """The chips its report forbids; a refusal where the report can't be trusted."""
+        return self.report if isinstance(self.report, Refusal) else self.report.unhealthy
+
+    @property
+    def updated_s(self) -> int | None:
+        """When its report was made, Unix seconds; None where there is none that can be read."""
+        return None if isinstance(self.report, Refusal) else self.report.updated_s
 
 
 Offer: TypeAlias = Vacancy | Refusal
@@ -95,7 +106,8 @@ def read_server(node: Node) -> Server | Refusal:
     """What a Node says of its chips, or why no pod that asks for chips may be placed there."""
     try:
         product, reported = _read_chips(node)
-        return Server(product, reported, _read_allocatable(node))
+        vitality = read_vitality(node.metadata.annotations.get(HEALTH_ANNOTATION, ""))
+        return Server(product, reported, _read_allocatable(node), vitality)
     except Refusal as refusal:
         return refusal.with_traceback(None)  # it is kept
 
@@ -108,12 +120,7 @@ def _read_chips(node: Node) -> tuple[Product, ChipSet]:
         reported = chip_set(read_base_device_infos(text))
     except InvalidValue as error:
         raise Refusal("InvalidReport", f"node {node.name}: {error}") from None
-    product = _product(node)
-    foreign = reported & ~product.all_chips
-    if foreign:
-        names = join_names(chip_ids(foreign))
-        raise Refusal("InvalidReport", f"node {node.name} reports {names}, which a {product.name} server has not")
-    return product, reported
+    return identify(node.name, node.metadata.labels, node.metadata.annotations, reported), reported
 
 
 def _read_allocatable(node: Node) -> int:
@@ -124,29 +131,11 @@ def _read_allocatable(node: Node) -> int:
     if not node.allocatable_chips:
         # The kubelet would start the pod without any chip while the resource is not registered.
         raise Refusal("ResourceNotOffered", f"the kubelet of node {node.name} offers no {RESOURCE} now")
+    capacity = node.capacity_chips
+    if capacity is not None and node.allocatable_chips > capacity:
+        offered = f"allocatable {node.allocatable_chips} of {RESOURCE}, capacity {capacity}"
+        raise Refusal("InconsistentCapacity", f"the kubelet of node {node.name} contradicts itself: {offered}")
     return node.allocatable_chips
-
-
-def _product(node: Node) -> Product:
-    label = node.metadata.labels.get(ACCELERATOR_LABEL)
-    if label is None:
-        return ASCEND_910A
-    for product in PRODUCTS.values():
-        if product.accelerator == label:
-            return product
-    raise Refusal("UnknownProduct", f"node {node.name}: label {ACCELERATOR_LABEL}={label} names no known product")
-
-
-def read_unhealthy(report: ConfigMap) -> tuple[ChipSet | Refusal, int | None]:
-    """The chips a node's report forbids, and when it was made (Unix seconds); or why it can't be trusted.
-
-    Forbidden are those unhealthy, being reset, and taken out.
-    """
-    try:
-        decoded = decode_report(report.data)
-    except InvalidReport as error:
-        return Refusal("InvalidReport", f"ConfigMap {report.key}: {error}"), None
-    return decoded.unhealthy | decoded.recovering | decoded.manually_separated, decoded.update_time_s
 
 
 def judge_freshness(node: str, updated_s: int, now_s: float, max_age_s: float) -> Refusal | None:
@@ -196,13 +185,17 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
         record: the node.
         reserved: chips by pod uid, as the ledger has them.
     """
-    server, unhealthy = record.server, record.unhealthy
+    server, report = record.server, record.report
     if isinstance(server, Refusal):
         return server
-    if isinstance(unhealthy, Refusal):
-        return unhealthy
+    if isinstance(report, Refusal):
+        return report
     if record.stale is not None:
         return record.stale
+    vitality = _vitality(record, server, report)
+    if isinstance(vitality, Refusal):
+        return vitality
+    unhealthy = report.unhealthy
     taken, room = unhealthy, server.allocatable
     for holding in record.holdings.values():
         if holding.unreadable is not None:
@@ -216,5 +209,34 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
             taken |= chips
             room -= chips.bit_count()
     healthy = server.reported & ~unhealthy
-    # More room than chips makes no difference; cut off, fewer different vacancies come about.
-    return Vacancy(server.product, healthy.bit_count(), healthy & ~taken, min(max(room, 0), server.product.chips))
+    free = healthy & ~taken
+    return Vacancy(
+        server.product,
+        healthy.bit_count(),
+        free,
+        # More room than chips makes no difference; cut off, fewer different vacancies come about.
+        room=min(max(room, 0), server.product.chips),
+        faulty=(server.reported & unhealthy).bit_count(),
+        cut_off=free & report.network_unhealthy,
+        sub_healthy=vitality is Vitality.SUB_HEALTHY,
+    )
+
+
+def _vitality(record: NodeRecord, server: Server, report: NodeReport) -> Vitality | Refusal:
+    """How the node is as a whole: the worst that anybody says of it (spec/scheduling.md §1.3, §2.3)."""
+    if isinstance(record.vitality, Refusal):
+        return record.vitality
+    worst = max(record.vitality, server.vitality, report.vitality)
+    if worst is Vitality.UNHEALTHY:
+        return Refusal("NodeUnhealthy", f"node {record.name} is reported as unhealthy by {_blame(record, worst)}")
+    if worst is Vitality.SEPARATING:
+        return Refusal(
+            "NodeSeparating", f"node {record.name} is to be taken out of use, according to {_blame(record, worst)}"
+        )
+    return worst
+
+
+def _blame(record: NodeRecord, vitality: Vitality) -> str:
+    if isinstance(record.server, Server) and record.server.vitality is vitality:
+        return f"its annotation {HEALTH_ANNOTATION}"
+    return "its node agent" if record.vitality is vitality else "its switches, in the device plugin's report"

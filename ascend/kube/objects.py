@@ -85,6 +85,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True):
 
     node_name: str = ""
     scheduler_name: str = ""
+    node_selector: dict[str, str] = {}
     containers: list[Container] = []
     init_containers: list[Container] = []
 
@@ -201,8 +202,16 @@ class Node(KubeObject, frozen=True, kw_only=True):
     @property
     def allocatable_chips(self) -> int | None:
         """The chips the kubelet offers; None where the resource is not registered (then pods would run without)."""
-        text = self.status.allocatable.get(RESOURCE)
-        return int(text) if text is not None and text.isascii() and text.isdigit() else None
+        return _whole_number(self.status.allocatable.get(RESOURCE))
+
+    @property
+    def capacity_chips(self) -> int | None:
+        """The chips the kubelet knows of, those it doesn't offer now as well; None where it names none."""
+        return _whole_number(self.status.capacity.get(RESOURCE))
+
+
+def _whole_number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
 class ConfigMap(KubeObject, frozen=True, kw_only=True):

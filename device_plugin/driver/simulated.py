@@ -100,7 +100,7 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
     def full(cls, product: Product) -> "SimulatedServer":
         """A server of this product with all its chips healthy."""
         return cls(
-            product.name, [SimulatedChip(chip_id, ip=f"10.20.0.{chip_id + 1}") for chip_id in range(product.chips)]
+            product.chip, [SimulatedChip(chip_id, ip=f"10.20.0.{chip_id + 1}") for chip_id in range(product.chips)]
         )
 
     def save(self, path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.rules.vacancy import Vacancy
-from allocator.state.node import read_unhealthy
+from allocator.state.report import NodeReport, read_report
 from ascend.annotations import ALLOCATED, CLAIMED, PREDICATE_TIME, REAL
 from ascend.chips import chip_set
 from ascend.deviceinfo import DEVICE_INFO, DeviceReport, encode_report
@@ -172,4 +172,4 @@ def test_a_pod_whose_chips_are_unclear_makes_its_node_unusable_while_it_lives(ho
 
 def test_a_chip_an_operator_took_out_is_not_given() -> None:
     taken_out = DeviceReport(free=0xFF, unhealthy=0, network_unhealthy=0, update_time_s=1, manually_separated=0b100)
-    assert read_unhealthy(report("n1", data=encode_report(taken_out))) == (0b100, 1)
+    assert read_report(report("n1", data=encode_report(taken_out))) == NodeReport(0b100, 0, 1)

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.rules import ring
 from allocator.rules.request import Ask
-from allocator.rules.ring import _PREFERRED_FREE, ring_fit
+from allocator.rules.ring import _PREFERRED_FREE, place
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from ascend.chips import chip_ids, chip_set
 from ascend.errors import Refusal
@@ -48,8 +49,8 @@ def by_definition(free: set[int], request: int) -> tuple[int, tuple[int, ...]] |
     if request == 8:
         return (0, tuple(range(8))) if len(free) == 8 else None
     choices = []
-    for position, ring in enumerate((LEFT, RIGHT)):
-        there = sorted(free.intersection(ring))
+    for position, side in enumerate((LEFT, RIGHT)):
+        there = sorted(free.intersection(side))
         group = GROUPS[request].get(len(there))
         choices += [(group, position, chips) for chips in combinations(there, request) if group is not None]
     return (min(choices)[0], min(choices)[2]) if choices else None
@@ -58,8 +59,8 @@ def by_definition(free: set[int], request: int) -> tuple[int, tuple[int, ...]] |
 @pytest.mark.parametrize("request_", ASCEND_910A.requests)
 def test_every_set_of_free_chips_is_judged_by_the_definition(request_: int) -> None:
     for mask in range(256):
-        fit = ring_fit(ASCEND_910A, mask, request_)
-        assert ((fit.group, fit.chips) if fit else None) == by_definition(set(chip_ids(mask)), request_)
+        fit = place(ASCEND_910A, mask, request_)
+        assert ((fit.misfit, fit.chips) if fit else None) == by_definition(set(chip_ids(mask)), request_)
 
 
 CHECKED = [case for case in CASES["check_node"] if isinstance(case.get("free"), list) and case.get("task_known", True)]
@@ -74,14 +75,14 @@ def test_the_reference_filters_alike(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES["score"] if any(case["scores"].values())], ids=ids)
 def test_the_reference_scores_alike(case: dict[str, Any]) -> None:
     for name, state in case["nodes"].items():
-        fit = ring_fit(ASCEND_910A, chip_set(state["free"]), case["req"])
+        fit = place(ASCEND_910A, chip_set(state["free"]), case["req"])
         assert fit is not None
-        assert fit.score(state["alloc"]) == case["scores"][name]
+        assert ring.score(ASCEND_910A, fit, state["alloc"], 0) == case["scores"][name]
 
 
 @pytest.mark.parametrize("case", CASES["select"], ids=ids)
 def test_the_reference_selects_the_same_chips(case: dict[str, Any]) -> None:
-    fit = ring_fit(ASCEND_910A, chip_set(case["free"]), case["req"])
+    fit = place(ASCEND_910A, chip_set(case["free"]), case["req"])
     assert fit is not None
     assert list(fit.chips) == case["selected"]
     assert chip_ids(chip_set(case["free"]) & ~fit.taken) == tuple(case["left_over"])
@@ -104,20 +105,20 @@ def test_the_same_requests_are_valid(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES["executed_grid"], ids=ids)
 def test_all_hundred_states_of_the_spec(case: dict[str, Any]) -> None:
-    fit = ring_fit(ASCEND_910A, chip_set(sides(case["left"], case["right"])), case["req"])
+    fit = place(ASCEND_910A, chip_set(sides(case["left"], case["right"])), case["req"])
     if not case["fits"]:
         assert fit is None
         return
     assert fit is not None
-    assert (fit.group, fit.score(8)) == (case["group"], case["score"])
+    assert (fit.misfit, ring.score(ASCEND_910A, fit, 8, 0)) == (case["group"], case["score"])
     assert {"L": set(LEFT), "R": set(RIGHT), "both": set(range(8))}[case["ring"]].issuperset(fit.chips)
 
 
 @pytest.mark.parametrize("request_", ASCEND_910A.requests)
 def test_the_order_key_ranks_the_states_as_the_spec_does(request_: int) -> None:
     cells = [case for case in CASES["executed_grid"] if case["req"] == request_ and case["fits"]]
-    fits = [ring_fit(ASCEND_910A, chip_set(sides(case["left"], case["right"])), request_) for case in cells]
-    keys = [fit.key(8) for fit in fits if fit is not None]
+    fits = [place(ASCEND_910A, chip_set(sides(case["left"], case["right"])), request_) for case in cells]
+    keys = [ring.key(fit, 8, 0) for fit in fits if fit is not None]
     assert [1 + sorted(set(keys)).index(key) for key in keys] == [case["rank"] for case in cells]
 
 
@@ -136,7 +137,7 @@ def test_the_winner_among_several_nodes(case: dict[str, Any]) -> None:
 
 @given(free=masks, request_=requests)
 def test_what_is_selected_is_free_of_the_right_size_and_in_one_ring(free: int, request_: int) -> None:
-    fit = ring_fit(ASCEND_910A, free, request_)
+    fit = place(ASCEND_910A, free, request_)
     if fit is None:
         return
     assert fit.taken & ~free == 0
@@ -147,18 +148,18 @@ def test_what_is_selected_is_free_of_the_right_size_and_in_one_ring(free: int, r
 
 @given(free=masks, request_=requests)
 def test_mirrored_rings_fit_equally_well(free: int, request_: int) -> None:
-    fit = ring_fit(ASCEND_910A, free, request_)
-    mirrored = ring_fit(ASCEND_910A, (free >> 4) | (free & 0xF) << 4, request_)
-    assert (fit and fit.key(8)) == (mirrored and mirrored.key(8))
+    fit = place(ASCEND_910A, free, request_)
+    mirrored = place(ASCEND_910A, (free >> 4) | (free & 0xF) << 4, request_)
+    assert (fit and ring.key(fit, 8, 0)) == (mirrored and ring.key(mirrored, 8, 0))
 
 
 @given(states=st.lists(st.tuples(masks, st.integers(0, 8)), max_size=8), request_=requests)
 def test_the_key_orders_as_the_reference_score_does(states: list[tuple[int, int]], request_: int) -> None:
-    fits = [(ring_fit(ASCEND_910A, free, request_), max(healthy, free.bit_count())) for free, healthy in states]
+    fits = [(place(ASCEND_910A, free, request_), max(healthy, free.bit_count())) for free, healthy in states]
     known = [(fit, healthy) for fit, healthy in fits if fit is not None]
-    by_key = sorted(known, key=lambda each: each[0].key(each[1]))
-    assert [fit.score(healthy) for fit, healthy in by_key] == sorted(
-        (fit.score(healthy) for fit, healthy in known), reverse=True
+    by_key = sorted(known, key=lambda each: ring.key(each[0], each[1], 0))
+    assert [ring.score(ASCEND_910A, fit, healthy, 0) for fit, healthy in by_key] == sorted(
+        (ring.score(ASCEND_910A, fit, healthy, 0) for fit, healthy in known), reverse=True
     )
 
 

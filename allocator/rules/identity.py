@@ -1,0 +1,104 @@
+"""Which product a node is: its labels, held against the chips it reports (spec/node-agent.md §5.8, §3.3).
+
+A label ``accelerator-type`` says it outright. Otherwise the device plugin's ``servertype``, or the name of the chip,
+says what the chips are, and their number which of the servers with such chips it is. A node that says nothing is a 910A
+server, as there were no others when seed 000 was written.
+"""
+
+import re
+from collections.abc import Mapping
+
+from ascend.annotations import SERVER_TYPE as SERVER_TYPE_ANNOTATION
+from ascend.chips import ChipSet, chip_ids, join_names
+from ascend.errors import Refusal
+from ascend.products import ASCEND_910_CARD, PLAIN_8, PLAIN_16, PRODUCTS, Product
+
+ACCELERATOR = "accelerator"
+ACCELERATOR_TYPE = "accelerator-type"
+SERVER_TYPE = "servertype"
+CHIP_NAME = "node.kubernetes.io/npu.chip.name"
+
+_FAMILY_910 = "huawei-Ascend910"
+_CHIP_OF_SERVER_TYPE = {"Ascend910": "910A", "Ascend910B": "910B", "Ascend910A3": "A3"}
+_B = re.compile(r"(Ascend)?(910B\d|A2G\d)")
+_A = re.compile(r"(Ascend)?910")
+_BY_NODE_TYPE = {node_type: product for product in PRODUCTS.values() for node_type in product.node_types}
+
+
+def product_of_type(node_type: str) -> Product | None:
+    """The product that a value of ``accelerator-type`` means; None where it means none."""
+    product = _BY_NODE_TYPE.get(node_type)
+    # Every value with "card" in it means cards (spec/scheduling.md §3.3).
+    return ASCEND_910_CARD if product is None and "card" in node_type else product
+
+
+def identify(name: str, labels: Mapping[str, str], annotations: Mapping[str, str], reported: ChipSet) -> Product:
+    """The product of a node.
+
+    Args:
+        name: the node's, for the sentence.
+        labels: the node's.
+        annotations: the node's.
+        reported: the chips it reports.
+
+    Raises:
+        Refusal: ``UnknownProduct`` where a label means nothing known, ``ProductMismatch`` where label and chips
+            disagree, ``InvalidReport`` where no such server has so many chips.
+    """
+    accelerator = labels.get(ACCELERATOR, _FAMILY_910)
+    if accelerator != _FAMILY_910:
+        raise _unknown(name, ACCELERATOR, accelerator)
+    chip = "A3" if annotations.get(SERVER_TYPE_ANNOTATION) == "A3" else _chip(labels)
+    node_type = labels.get(ACCELERATOR_TYPE)
+    if node_type is None:
+        return _of_size(name, _servers(labels, chip), reported)
+    product = product_of_type(node_type)
+    if product is None:
+        raise _unknown(name, ACCELERATOR_TYPE, node_type)
+    _require_agreement(name, node_type, product, chip, reported)
+    return product
+
+
+def _servers(labels: Mapping[str, str], chip: str) -> list[Product]:
+    """The servers with such chips, the smaller first."""
+    if chip:
+        return [product for product in PRODUCTS.values() if product.chip == chip]
+    says_nothing = not labels.get(SERVER_TYPE) and not labels.get(CHIP_NAME)
+    return [product for product in PRODUCTS.values() if product.chip == "910A"] if says_nothing else [PLAIN_8, PLAIN_16]
+
+
+def _chip(labels: Mapping[str, str]) -> str:
+    """What the chips are called, in the words of the products; empty where no label tells."""
+    chip = _CHIP_OF_SERVER_TYPE.get(labels.get(SERVER_TYPE, "").rpartition("-")[0])
+    if chip is not None:
+        return chip
+    name = labels.get(CHIP_NAME, "")
+    if _B.match(name):
+        return "910B"
+    return "910A" if _A.match(name) else ""
+
+
+def _of_size(name: str, servers: list[Product], reported: ChipSet) -> Product:
+    product = next((each for each in servers if not reported & ~each.all_chips), None)
+    if product is None:
+        largest = servers[-1]
+        names = join_names(chip_ids(reported & ~largest.all_chips))
+        raise Refusal("InvalidReport", f"node {name} reports {names}, which a {largest.name} server has not")
+    return product
+
+
+def _require_agreement(name: str, node_type: str, product: Product, chip: str, reported: ChipSet) -> None:
+    says = f"node {name}: label {ACCELERATOR_TYPE}={node_type} means a {product.name} server"
+    if product.chip and chip and product.chip != chip:
+        raise Refusal("ProductMismatch", f"{says}, but its chips are {chip}")
+    foreign = reported & ~product.all_chips
+    if foreign:
+        raise Refusal("ProductMismatch", f"{says}, which has not the reported {join_names(chip_ids(foreign))}")
+    # A chip or two may be missing; exactly those of a smaller server are that server.
+    smaller = [each for each in PRODUCTS.values() if each.chip == product.chip and each.chips < product.chips]
+    if product.chip and any(reported == each.all_chips for each in smaller):
+        raise Refusal("ProductMismatch", f"{says} with {product.chips} chips, but it reports {reported.bit_count()}")
+
+
+def _unknown(name: str, label: str, value: str) -> Refusal:
+    return Refusal("UnknownProduct", f"node {name}: label {label}={value} names no known product")

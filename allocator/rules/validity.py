@@ -1,0 +1,126 @@
+"""Which jobs make sense at all: asked by the admission webhook, by gRPC's ValidateJob and by every decision.
+
+What a product takes is in its table (``ascend.products``): spec/scheduling.md §3.4, and for 910A the documents'
+stricter rule (seed 001, "Resource Application Constraints"): one pod of 1, 2, 4 or 8 chips, or N pods of 8.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from allocator.rules.narrowing import wanted_products, wants_super_pod
+from allocator.rules.request import requested_chips
+from ascend.chips import RESOURCE
+from ascend.errors import Refusal
+from ascend.kube.objects import Container, Pod
+from ascend.products import PRODUCTS, Product
+
+_VIRTUAL = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|huawei\.com/npu-core")
+"""Resources that are a part of a chip: cut out beforehand, or on demand (spec/scheduling.md §5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """What a job asks for, as far as its validity depends on it.
+
+    Attributes:
+        key: what it is called in sentences, as ``pod default/train``.
+        sizes: the numbers of chips its pods ask for; those that ask for none don't count.
+        pods: how many pods ask for chips; where that is not known, 2 stands for several.
+        products: names of the products it is for; None: any.
+        virtual: how many vNPUs its pods ask for.
+        super_pod: it asks for blocks of nodes of one SuperPod.
+    """
+
+    key: str
+    sizes: frozenset[int]
+    pods: int = 1
+    products: frozenset[str] | None = None
+    virtual: int = 0
+    super_pod: bool = False
+
+
+def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
+    """The shape of a job of these pods.
+
+    Raises:
+        Refusal: what one of the pods asks for makes no sense, or they contradict each other.
+    """
+    asking, virtual = [], 0
+    for pod in pods:
+        virtual += virtual_chips(pod)
+        if pod.asks_for_chips:
+            asking.append(pod)
+    products = None
+    for wanted in filter(None, map(wanted_products, asking)):
+        products = wanted if products is None else products & wanted
+    if products is not None and not products:
+        raise Refusal("PolicyMismatch", f"{key}: its pods are for different products")
+    sizes = frozenset(map(requested_chips, asking))
+    return JobShape(key, sizes, len(asking), products, virtual, any(map(wants_super_pod, asking)))
+
+
+def virtual_chips(pod: Pod) -> int:
+    """How many parts of chips (vNPUs) a pod asks for; of any number of AI cores, one."""
+    return sum(map(_virtual_chips, (*pod.spec.init_containers, *pod.spec.containers)))
+
+
+def _virtual_chips(container: Container) -> int:
+    asked = {**container.resources.requests, **container.resources.limits}
+    counts = [1 if name == "huawei.com/npu-core" else quantity for name, quantity in asked.items() if _is_virtual(name)]
+    # A quantity that is no number is the API server's to refuse; it stands for one.
+    return sum(int(count) if str(count).isascii() and str(count).isdigit() else 1 for count in counts)
+
+
+def _is_virtual(resource: str) -> bool:
+    return _VIRTUAL.fullmatch(resource) is not None
+
+
+def invalidity(shape: JobShape) -> Refusal | None:
+    """Why a job can be placed nowhere, whatever is free; None where it can.
+
+    The products are tried one by one: a job that is for several needs one that takes it.
+    """
+    if shape.virtual and shape.sizes:
+        return Refusal("InvalidRequest", f"{shape.key} asks for whole chips and for parts of chips (vNPUs)")
+    if shape.virtual > 1:
+        return Refusal("InvalidRequest", f"{shape.key} asks for {shape.virtual} vNPUs; a job may have one")
+    if shape.super_pod and shape.pods > 1:
+        return Refusal(
+            "UnsupportedPolicy", f"{shape.key} asks for nodes of one SuperPod; there is no rule for it here yet"
+        )
+    products = [product for product in PRODUCTS.values() if shape.products is None or product.name in shape.products]
+    if any(_takes(product, shape) for product in products):
+        return None
+    what = f"{shape.pods} pods of {_join(shape.sizes)} chips" if shape.pods > 1 else f"{_join(shape.sizes)} chips"
+    if len(products) == 1:
+        return Refusal("InvalidRequest", f"{shape.key} asks for {what}; {_rule(products[0])}")
+    names = ", ".join(product.name for product in products)
+    return Refusal("InvalidRequest", f"{shape.key} asks for {what}, which no server takes ({names})")
+
+
+def validate_job(shape: JobShape) -> None:
+    """Let a job pass that makes sense.
+
+    Raises:
+        Refusal: it makes none, whatever is free.
+    """
+    refusal = invalidity(shape)
+    if refusal is not None:
+        raise Refusal(refusal.reason, refusal.message)
+
+
+def _takes(product: Product, shape: JobShape) -> bool:
+    return shape.sizes.issubset(product.allowed(distributed=shape.pods > 1))
+
+
+def _rule(product: Product) -> str:
+    alone, several = product.allowed(distributed=False), product.allowed(distributed=True)
+    if alone == several:
+        return f"pods on {product.name} servers have {_join(alone)}"
+    return f"on {product.name} servers a job is one pod of {_join(alone)} chips, or several pods of {_join(several)}"
+
+
+def _join(numbers: Iterable[int]) -> str:
+    ordered = list(map(str, sorted(numbers)))
+    return " or ".join([", ".join(ordered[:-1]), ordered[-1]] if len(ordered) > 1 else ordered)

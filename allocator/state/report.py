@@ -1,0 +1,104 @@
+"""What a node's agents report of it: its device plugin of the chips, NodeD of the node as a whole.
+
+The device plugin writes the ConfigMap ``kube-system/mindx-dl-deviceinfo-<node>``, NodeD writes
+``mindx-dl/mindx-dl-nodeinfo-<node>`` (spec/scheduling.md §2.1, §2.3).
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from ascend.chips import ChipSet
+from ascend.deviceinfo import SWITCH_INFO, decode_report
+from ascend.errors import UNREADABLE, InvalidReport, Refusal
+from ascend.kube.objects import ConfigMap
+
+NODE_INFO_PREFIX: Final = "mindx-dl-nodeinfo-"
+NODE_INFO: Final = "NodeInfo"
+HEALTH_ANNOTATION: Final = "NodeHealthyStatus"
+"""On a node, by its agent or an operator: how the node is as a whole."""
+
+_SUB_HEALTH_FAULT = "SubHealthFault"
+
+
+class Vitality(IntEnum):
+    """How a node is as a whole; the larger, the worse."""
+
+    HEALTHY = 0
+    SUB_HEALTHY = 1
+    SEPARATING = 2
+    UNHEALTHY = 3
+
+
+_VITALITY = {"subhealthy": Vitality.SUB_HEALTHY, "preseparate": Vitality.SEPARATING, "unhealthy": Vitality.UNHEALTHY}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What a device plugin reports, as far as placing pods depends on it.
+
+    Attributes:
+        unhealthy: the chips not to be used: unhealthy, being reset, or taken out.
+        network_unhealthy: those no good for distributed jobs.
+        updated_s: when it was made, Unix seconds; None for no report.
+        vitality: what the server's switches and faults that only slow a chip down make of the node.
+    """
+
+    unhealthy: ChipSet
+    network_unhealthy: ChipSet
+    updated_s: int | None
+    vitality: Vitality = Vitality.HEALTHY
+
+
+NO_REPORT: Final = NodeReport(0, 0, None)
+
+
+class _Switches(msgspec.Struct, frozen=True):
+    NodeStatus: str = ""
+
+
+class _NodeStatus(msgspec.Struct, frozen=True):
+    NodeStatus: str = ""
+
+
+class _NodeInfo(msgspec.Struct, frozen=True):
+    NodeInfo: _NodeStatus
+
+
+def read_vitality(status: str) -> Vitality:
+    """How a node is, in the words of its agents; an unknown word says nothing, as in the reference."""
+    return _VITALITY.get(status.strip().lower(), Vitality.HEALTHY)
+
+
+def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
+    """What a node's device plugin reports, or why it can't be trusted."""
+    try:
+        decoded = decode_report(config_map.data)
+        switches = msgspec.json.decode(config_map.data.get(SWITCH_INFO) or "{}", type=_Switches)
+    except (InvalidReport, *UNREADABLE) as error:
+        return Refusal("InvalidReport", f"ConfigMap {config_map.key}: {error}")
+    slowed = any(fault.fault_handling == _SUB_HEALTH_FAULT for fault in decoded.faults)
+    return NodeReport(
+        decoded.unhealthy | decoded.recovering | decoded.manually_separated,
+        decoded.network_unhealthy,
+        decoded.update_time_s,
+        max(read_vitality(switches.NodeStatus), Vitality.SUB_HEALTHY if slowed else Vitality.HEALTHY),
+    )
+
+
+def node_of_health(config_map: str) -> str | None:
+    """The node a ConfigMap of this name tells the health of, or None if it is another ConfigMap."""
+    return config_map.removeprefix(NODE_INFO_PREFIX) if config_map.startswith(NODE_INFO_PREFIX) else None
+
+
+def read_node_health(config_map: ConfigMap) -> Vitality | Refusal:
+    """What a node's agent says of the node, or why it can't be read."""
+    text = config_map.data.get(NODE_INFO)
+    if text is None:
+        return Refusal("InvalidReport", f"ConfigMap {config_map.key}: the key {NODE_INFO} is missing")
+    try:
+        return read_vitality(msgspec.json.decode(text, type=_NodeInfo).NodeInfo.NodeStatus)
+    except UNREADABLE as error:
+        return Refusal("InvalidReport", f"ConfigMap {config_map.key}: {NODE_INFO}: {error}")
