@@ -38,8 +38,8 @@ def _is_affine(request: int) -> bool:
 
 
 def key(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature
-    """The better fit first; of equal ones the healthier server."""
-    return (placement.misfit, -healthy)
+    """The better fit first."""
+    return (placement.misfit,)
 
 
 def score(product: Product, placement: Placement, healthy: int, faulty: int) -> int:  # noqa: ARG001 - a rule's signature

@@ -87,7 +87,8 @@ def judge(vacancy: Vacancy, ask: Ask) -> Verdict:
     if vacancy.sub_healthy:
         # It yields to an equally good one; the reference takes one point off (spec/scheduling.md §1.4).
         score = max(score - 1, 0)
-    return Fit((*key, vacancy.sub_healthy), score, placement.chips, placement.taken)
+    # Where the score sees no difference, the healthier server is taken.
+    return Fit((*key, vacancy.sub_healthy, -vacancy.healthy), score, placement.chips, placement.taken)
 
 
 def unsuitable_request(product: Product, ask: Ask) -> Refusal | None:

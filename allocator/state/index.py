@@ -50,7 +50,7 @@ class NodeIndex:
         if bucket is None:
             bucket = self._buckets[offer] = Bucket(offer)
         if bucket.add(name):
-            self._journal.append(bucket)
+            self._note(bucket)
         self._standing[name] = bucket
 
     def drop(self, name: str) -> None:
@@ -66,10 +66,6 @@ class NodeIndex:
     def best(self, ask: Ask) -> tuple[str, Fit] | None:
         """The best of all nodes for a pod, the first by name of equally good ones; None where it fits nowhere."""
         ranking = self.ranking(ask)
-        if len(self._journal) > 4 * len(self._buckets) + _SPARE_JOURNAL:
-            self._journal.clear()
-            for each in self._rankings.values():
-                each.read_to = -1
         if ranking.read_to < 0:
             ranking.clear()
             for bucket in self._buckets.values():
@@ -98,6 +94,13 @@ class NodeIndex:
             if isinstance(verdict, Refusal):
                 reasons[verdict.reason] += len(bucket)
         return reasons
+
+    def _note(self, bucket: Bucket) -> None:
+        if len(self._journal) > 4 * len(self._buckets) + _SPARE_JOURNAL:
+            self._journal.clear()
+            for ranking in self._rankings.values():
+                ranking.read_to = -1
+        self._journal.append(bucket)
 
     def _forget(self, ask: Ask) -> None:
         ranking = self._rankings.pop(ask)
