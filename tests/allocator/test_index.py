@@ -27,14 +27,18 @@ vacancies = st.builds(
     st.booleans(),
 )
 ASKS = [*map(Ask, (1, 2, 4, 8, 3)), Ask(2, shuns_sub_health=True), Ask(4, products=frozenset({"A3-8", "mesh-8"}))]
-offers = st.one_of(vacancies, st.sampled_from([Refusal("NodeNotReady", "x"), Refusal("NodeCordoned", "y")]))
+# Few different ones, so that nodes meet in buckets.
+common = st.sampled_from([Vacancy(ASCEND_910A, 8, free, 8) for free in (0xF, 0xF0, 0xFF)])
+offers = st.one_of(
+    common, common, vacancies, st.sampled_from([Refusal("NodeNotReady", "x"), Refusal("NodeCordoned", "y")])
+)
 changes = st.lists(st.tuples(st.sampled_from(NAMES), st.one_of(offers, st.none())), max_size=40)
 
 
 @pytest.fixture(autouse=True)
 def short_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     # So that it is begun anew, and an ask forgotten, within a test.
-    monkeypatch.setattr(index_module, "_SPARE_JOURNAL", 3)
+    monkeypatch.setattr(index_module, "_SPARE_JOURNAL", 10)
     monkeypatch.setattr(index_module, "MAX_RANKINGS", 5)
 
 
@@ -94,3 +98,17 @@ def test_a_node_that_comes_and_goes_leaves_no_heap_behind() -> None:
     assert len(index._journal) < 8 + 4 * len(index._buckets)
     assert index.best(Ask(8)) == ("zz", judge(one, Ask(8)))
     assert index.best(Ask(4)) == ("n1", judge(other, Ask(4)))
+
+
+def test_a_ranking_sees_that_a_bucket_begins_with_another_node_now() -> None:
+    index = NodeIndex()
+    left, right = Vacancy(ASCEND_910A, 8, 0xF, 8), Vacancy(ASCEND_910A, 8, 0xF0, 8)
+    best = []
+    for name, vacancy in (("n3", left), ("n1", right), ("n0", left), ("n2", right)):
+        index.put(name, vacancy)
+        best.append(index.best(Ask(1)))
+    assert [found[0] for found in best if found] == ["n3", "n1", "n0", "n0"]
+    index.drop("n0")
+    assert index.best(Ask(1)) == ("n1", judge(right, Ask(1)))
+    index.drop("n1")
+    assert index.best(Ask(1)) == ("n2", judge(right, Ask(1)))

@@ -1,0 +1,191 @@
+"""Which nodes are fit for chips at all, and which chips for jobs of several pods."""
+
+import json
+from typing import Any
+
+import pytest
+
+from allocator.rules.request import Ask
+from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.state.report import HEALTH_ANNOTATION, NODE_INFO
+from ascend.annotations import BASE_DEVICE_INFOS
+from ascend.chips import RESOURCE, chip_set
+from ascend.deviceinfo import SWITCH_INFO, DeviceReport, chip_fault, encode_report
+from ascend.errors import Refusal
+from ascend.kube.objects import ConfigMap, Metadata, Node, NodeStatus, Pod
+from ascend.products import ASCEND_910B_8 as _EIGHT
+from tests.allocator.builders import World, node, pod, report
+from tests.allocator.test_families import CASES
+
+
+def health(name: str, content: object) -> ConfigMap:
+    text = content if isinstance(content, str) else json.dumps({"NodeInfo": content, "CheckCode": "x"})
+    meta = Metadata(name=f"mindx-dl-nodeinfo-{name}", namespace="mindx-dl")
+    return ConfigMap(metadata=meta, data={NODE_INFO: text})
+
+
+def annotated(name: str, status: str) -> Node:
+    plain = node(name)
+    return Node(
+        metadata=Metadata(name=name, annotations={**plain.metadata.annotations, HEALTH_ANNOTATION: status}),
+        status=plain.status,
+    )
+
+
+def switches(name: str, status: str) -> ConfigMap:
+    data = report(name).data
+    return report(name, data={**data, SWITCH_INFO: json.dumps({"FaultLevel": "", "NodeStatus": status})})
+
+
+def offer(world: World) -> Vacancy | Refusal:
+    found = world.cluster.nodes["n1"].offer
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [("UnHealthy", "NodeUnhealthy"), ("PreSeparate", "NodeSeparating"), ("Healthy", None)]
+)
+def test_whoever_says_that_a_node_is_ill_is_believed_and_named(status: str, reason: str | None) -> None:
+    for sign, words in (
+        (annotated("n1", status), "NodeHealthyStatus"),
+        (health("n1", {"FaultDevList": [], "NodeStatus": status}), "node agent"),
+        (switches("n1", status), "switches"),
+    ):
+        world = World()
+        world.add(node("n1"))
+        if isinstance(sign, ConfigMap) and NODE_INFO in sign.data:
+            world.cluster.health_applied(sign)
+        else:
+            world.add(sign)
+        found = offer(world)
+        assert (found.reason if isinstance(found, Refusal) else None) == reason
+        if isinstance(found, Refusal):
+            assert "n1" in found.message
+            assert words in found.message
+
+
+def test_a_node_that_is_well_again_can_be_used_again() -> None:
+    world = World()
+    ill = health("n1", {"NodeStatus": "UnHealthy"})
+    world.cluster.health_applied(ill)
+    world.add(node("n1"))
+    assert isinstance(offer(world), Refusal)
+    world.cluster.health_applied(health("n1", {"NodeStatus": "Healthy"}))
+    assert isinstance(offer(world), Vacancy)
+    world.cluster.health_applied(ill)
+    world.cluster.health_deleted(ill)
+    assert isinstance(offer(world), Vacancy)
+    world.cluster.node_deleted(node("n1"))
+    assert not world.cluster.nodes
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"NodeInfo":[]}', '{"NodeInfo":{"NodeStatus":7}}'])
+def test_what_a_node_s_agent_says_in_a_garbled_way_makes_the_node_unusable(content: str) -> None:
+    world = World()
+    world.add(node("n1"))
+    world.cluster.health_applied(health("n1", content))
+    found = offer(world)
+    assert isinstance(found, Refusal)
+    assert found.reason == "InvalidReport"
+    assert "mindx-dl/mindx-dl-nodeinfo-n1" in found.message
+
+
+def test_config_maps_of_others_are_ignored() -> None:
+    world = World()
+    world.cluster.health_applied(ConfigMap(metadata=Metadata(name="kube-root-ca.crt", namespace="mindx-dl")))
+    assert not world.cluster.nodes
+
+
+@pytest.mark.parametrize("by", ["fault", "switch"])
+def test_a_sub_healthy_node_takes_the_jobs_that_put_up_with_it(by: str) -> None:
+    slow = chip_fault(chip_id=3, level="SubHealthFault", codes={})
+    told = encode_report(DeviceReport(0xFF, 0, 0, update_time_s=1, faults=(slow,)))
+    world = World()
+    world.add(node("n1"), report("n1", data=told) if by == "fault" else switches("n1", "SubHealthy"), node("n2"))
+    assert isinstance(offer(world), Vacancy)
+    ignoring, shunning = (
+        pod("a"),
+        Pod(
+            metadata=Metadata(name="b", namespace="default", uid="uid-b", labels={"subHealthyStrategy": "graceExit"}),
+            spec=pod("b").spec,
+        ),
+    )
+    assert world.engine.filter(ignoring).fitting == ["n1", "n2"]
+    assert world.engine.place(ignoring).node == "n2"
+    filtered = world.engine.filter(shunning)
+    assert filtered.fitting == ["n2"]
+    assert filtered.refused["n1"].reason == "NodeSubHealthy"
+
+
+def test_chips_with_an_unhealthy_network_are_free_only_for_jobs_of_one_pod() -> None:
+    told = encode_report(DeviceReport(0xFF, 0, chip_set([0, 5]), update_time_s=1))
+    world = World()
+    world.add(node("n1"), report("n1", data=told), pod("holds", 1, node="n1", chips=[5], phase="Running"))
+    found = offer(world)
+    assert isinstance(found, Vacancy)
+    assert (found.healthy, found.cut_off) == (8, 1)
+    alone, distributed = judge(found, Ask(4)), judge(found, Ask(8, distributed=True))
+    assert isinstance(alone, Fit)
+    assert alone.chips == (0, 1, 2, 3)
+    assert isinstance(distributed, Refusal)
+    assert "7 free of 8 healthy, 1 of them with an unhealthy network" in distributed.message
+
+
+def test_a_kubelet_that_contradicts_itself_is_not_believed() -> None:
+    plain = node("n1")
+    status = NodeStatus(allocatable={RESOURCE: "8"}, capacity={RESOURCE: "4"}, conditions=plain.status.conditions)
+    world = World()
+    world.add(Node(metadata=plain.metadata, status=status))
+    found = offer(world)
+    assert isinstance(found, Refusal)
+    assert found.reason == "InconsistentCapacity"
+    assert "allocatable 8 of huawei.com/Ascend910, capacity 4" in found.message
+
+
+def test_pods_that_ask_for_no_chips_are_never_kept_from_a_node() -> None:
+    world = World()
+    world.add(annotated("n1", "UnHealthy"))
+    assert not pod("web", None).asks_for_chips  # and then no front end asks the engine (test_extender)
+
+
+FREE_LISTS = CASES["plugin"]["self_maintained_free_list"]
+
+
+@pytest.mark.parametrize("case", FREE_LISTS["cases"], ids=lambda case: f"free-{case['free']}")
+def test_free_is_what_no_pod_holds(case: dict[str, Any]) -> None:
+    world = World()
+    world.add(node("n1", chips=FREE_LISTS["node_chips"]))
+    for name in ("pod1", "pod2"):
+        # The reference's rows name a chip twice in one list; such a list is refused here, in test_offer.
+        chips = list(dict.fromkeys(case[name]))
+        if chips:
+            world.add(pod(name, len(chips), node="n1", chips=chips, phase="Running"))
+    found = offer(world)
+    assert isinstance(found, Vacancy)
+    assert found.free == chip_set(case["free"])
+
+
+# vNPUs are not placed here.
+STABLE = [case for case in CASES["plugin"]["resource_stable"] if "job" not in case]
+
+
+@pytest.mark.parametrize("case", STABLE, ids=str)
+def test_counts_of_the_kubelet_and_chips_that_look_free_need_not_agree(case: dict[str, Any]) -> None:
+    """Where the reference refuses the node altogether, only as much is given as both have (docs/deviations.md)."""
+    if case.get("capability") is None:
+        lacking = Node(metadata=Metadata(name="n1", annotations={BASE_DEVICE_INFOS: "{}"}))
+        world = World()
+        world.add(lacking)
+        assert isinstance(offer(world), Refusal)
+        return
+    chips, idle = case.get("list_len", 1), case["idle"]
+    verdict = judge(Vacancy(_EIGHT, 8, (1 << chips) - 1, idle), Ask(chips))
+    assert isinstance(verdict, Fit) == (chips <= idle)
+
+
+@pytest.mark.parametrize("case", CASES["plugin"]["idle_count_check"][1:], ids=str)
+def test_the_kubelet_must_have_as_many_to_give(case: dict[str, Any]) -> None:
+    idle = case.get("idle", case.get("idle_milli", 0) // 1000)
+    verdict = judge(Vacancy(_EIGHT, 8, 0xFF, idle), Ask(case["req"]))
+    assert isinstance(verdict, Fit) == case["pass"]
