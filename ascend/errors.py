@@ -11,7 +11,8 @@ AscendError
 │   ├── Unauthorized
 │   └── Throttled       asked to come back later
 ├── Unreachable         no usable answer: connection, timeout, broken stream
-└── DriverError         the NPU driver could not be read
+├── DriverError         the NPU driver could not be read
+└── LockLost            another instance works in our place
 """
 
 UNREADABLE = (ValueError, RecursionError)
@@ -94,3 +95,7 @@ class Unreachable(AscendError):
 
 class DriverError(AscendError):
     """The NPU driver could not be read."""
+
+
+class LockLost(AscendError):
+    """Another instance works in our place; this one must end."""

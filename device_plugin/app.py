@@ -296,15 +296,17 @@ class Plugin:
                 metrics=self.metrics,
             )
 
+        lock = InstanceLock(settings.device_plugin_dir)
+
+        async def meet_another_kubelet() -> None:
+            lock.renew()  # its folder may be another one
+            await reconciler.forget_lost()
+
         registration = Registration(
-            settings.device_plugin_dir, make_servicer, self.metrics, on_new_kubelet=reconciler.forget_lost
+            settings.device_plugin_dir, make_servicer, self.metrics, on_new_kubelet=meet_another_kubelet
         )
         return _KubeletSide(
-            Reflector(client, PODS, self.pods, field_selector=own),
-            claims,
-            reconciler,
-            InstanceLock(settings.device_plugin_dir),
-            registration,
+            Reflector(client, PODS, self.pods, field_selector=own), claims, reconciler, lock, registration
         )
 
     def _prepare(self) -> None:

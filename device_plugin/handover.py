@@ -87,6 +87,7 @@ class HandOverDesk:
         self._on_handover = on_handover
         self._one_at_a_time = asyncio.Lock()
         self._preferred: tuple[Candidate, tuple[int, ...]] | None = None
+        self._guessed = False
 
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> list[str]:
         """The device ids for the container under admission; empty on any doubt (design, decision 2)."""
@@ -95,6 +96,7 @@ class HandOverDesk:
             return []
         try:
             async with asyncio.timeout(PREFER_CAP_S), self._one_at_a_time:
+                self._guessed = False
                 candidate = await self._under_admission(count)
                 chips = self._choose(candidate, available, must_include)
         except (AscendError, TimeoutError) as error:
@@ -103,7 +105,8 @@ class HandOverDesk:
         if chips is None:
             log.info("no preference", pod=candidate.pod.key, error="the kubelet can't give the pod's chips")
             return []
-        self._preferred = (candidate, chips)
+        # A guess at whom the kubelet admits is good enough to lead it, not to hand chips over: Allocate asks it again.
+        self._preferred = None if self._guessed else (candidate, chips)
         return [chip_name(chip_id) for chip_id in chips]
 
     async def allocate(self, device_ids: Sequence[str]) -> Answer:
@@ -274,6 +277,7 @@ class HandOverDesk:
             listed = []
         fits = self._candidates(self._as_waiting(listed), count) + self._torn_away(listed, count)
         if not fits:
+            self._guessed = True
             left = [each for each in waiting if not self._pods.has_moved_on(each.pod.uid)]
             fresh = [each for each in left if self._is_new(each)] or left
             return oldest_decision(fresh) if fresh else None

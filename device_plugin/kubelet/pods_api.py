@@ -15,7 +15,7 @@ import msgspec
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
 
-DEADLINE_S = 0.5
+DEADLINE_S = 0.8
 """Well within the time for a preference, so that the documented rule can still make it when the kubelet is silent."""
 
 

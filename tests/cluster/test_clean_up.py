@@ -92,7 +92,7 @@ def test_nothing_is_left_after_an_orderly_end(owned: Owned) -> None:
 def test_nothing_is_left_after_the_owner_is_killed(owned: Owned, number: signal.Signals) -> None:
     groups = _container_cgroups(owned.folder)
     owned.owner.send_signal(number)
-    wait_until(lambda: not owned.remains(), timeout_s=20, what="nothing is left")
+    wait_until(lambda: not owned.remains(), timeout_s=60, what="nothing is left")
     wait_until(lambda: not any(group.exists() for group in groups), timeout_s=5, what="no cgroup is left")
 
 

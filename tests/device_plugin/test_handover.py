@@ -97,6 +97,18 @@ async def test_where_the_kubelet_cannot_be_asked_the_smallest_predicate_time_dec
     assert (await node.admit(2)).pod == "default/seven"
 
 
+async def test_chips_are_not_handed_over_on_a_guess_where_the_kubelet_can_be_asked_again() -> None:
+    node = Node()
+    early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
+    node.pods.applied(early)
+    node.pods.applied(late)
+    preferred = await node.desk.prefer(ALL, [], 2)
+    assert preferred == ["Ascend910-0", "Ascend910-1"]
+    node.kubelet = [late]
+    given = (await node.desk.allocate(preferred)).handover
+    assert (given.pod, given.chips) == ("default/late", (2, 3))
+
+
 async def test_a_kubelet_that_chose_other_ids_gives_the_written_chips_and_the_difference_is_known() -> None:
     node = Node()
     node.pods.applied(pod("one", 2, 0, 1, time=1))

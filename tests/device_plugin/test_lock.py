@@ -1,8 +1,12 @@
 """One plugin per node works; another waits."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
+import pytest
+
+from ascend.errors import LockLost
 from device_plugin.lock import InstanceLock
 from tests.device_plugin.api import running, until
 
@@ -30,6 +34,35 @@ async def test_a_second_instance_works_only_once_the_first_has_ended(tmp_path: P
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
             await until(lambda: second.works)
+
+
+async def test_an_instance_whose_folder_was_made_anew_keeps_others_waiting_all_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "device-plugins"
+    folder.mkdir()
+    first, second = Instance(folder), Instance(folder)
+    async with running(first.run()):
+        await until(lambda: first.works)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        first.lock.renew()
+        async with running(second.run()):
+            await asyncio.sleep(0)
+            assert not second.works
+            assert second.lock.problem is not None
+
+
+async def test_an_instance_that_finds_another_one_in_its_place_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "device-plugins"
+    folder.mkdir()
+    first, second = Instance(folder), Instance(folder)
+    async with running(first.run()):
+        await until(lambda: first.works)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        async with running(second.run()):
+            await until(lambda: second.works)
+            with pytest.raises(LockLost, match=str(folder)):
+                first.lock.renew()
 
 
 async def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:

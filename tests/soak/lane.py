@@ -50,6 +50,7 @@ class Lane:
         self.changes = Changes()
         self.watch = Reflector(cluster.client, PODS, self)
         self._last: dict[str, Pod] = {}
+        self._log_read = self._unanswered = 0
 
     # --- the reflector's handler: whoever waits looks again
 
@@ -169,6 +170,16 @@ class Lane:
                 for chip in visible(container):
                     if (other := seen.setdefault(chip, pod.name)) != pod.name:
                         raise Wrong(f"chip {chip} is in the containers of {other} and {pod.name}")
+
+    @property
+    def unanswered(self) -> int:
+        """How often the plugins could not ask the kubelet which pod it admits, by their log."""
+        with self.plugin.log.open("rb") as log:
+            log.seek(self._log_read)
+            for line in log:
+                self._unanswered += b"can't ask the kubelet which pod it admits" in line
+                self._log_read += len(line)
+        return self._unanswered
 
     @property
     def registered(self) -> bool:

@@ -27,7 +27,7 @@ class PluginProcess:
 
     def __init__(self, settings: dict[str, Any], log: Path) -> None:
         self._settings = settings
-        self._log = log
+        self.log = log
         self._process: ForkServerProcess | None = None
 
     @property
@@ -36,7 +36,7 @@ class PluginProcess:
 
     async def start(self) -> None:
         """Start it, again or for the first time."""
-        self._process = _FORKS.Process(target=_run, args=(self._settings, self._log), daemon=True)
+        self._process = _FORKS.Process(target=_run, args=(self._settings, self.log), daemon=True)
         await asyncio.to_thread(self._process.start)
 
     async def kill(self) -> None:
