@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend.kube.objects import Pod
+from ascend.products import ASCEND_910A, Product
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
 from tests.cluster.api import free_ports
 from tests.e2e.proxy import ApiProxy
@@ -81,15 +82,16 @@ class SandboxWorld(World):
 
 
 @asynccontextmanager
-async def sandbox_world(folder: Path) -> AsyncIterator[SandboxWorld]:
+async def sandbox_world(folder: Path, product: Product = ASCEND_910A) -> AsyncIterator[SandboxWorld]:
     """Two nodes, a scheduler and both programs, from nothing."""
     world = SandboxWorld()
+    world.chips_per_node = product.chips
     allocator_port, *plugin_ports = free_ports(3)
     world.allocator_url = f"http://127.0.0.1:{allocator_port}"
     async with AsyncExitStack() as stack:
         # Unix sockets have short paths only, pytest's folders long ones.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
-        cluster = await stack.enter_async_context(SandboxCluster(short, ("n1", "n2")))
+        cluster = await stack.enter_async_context(SandboxCluster(short, ("n1", "n2"), product=product))
         world.client = cluster.client
         world.api = await stack.enter_async_context(ApiProxy(cluster.server.url))
         kubeconfig = cluster.write_kubeconfig("programs", world.api.url)

@@ -92,6 +92,7 @@ class World(ABC):
         api: the proxy the programs talk to it through.
         nodes: the nodes.
         allocator: the allocator.
+        chips_per_node: how many chips each node has.
     """
 
     client: KubeClient
@@ -99,6 +100,7 @@ class World(ABC):
     nodes: list[WorldNode]
     allocator: Program
     allocator_url: str
+    chips_per_node: int = 8
 
     @abstractmethod
     def pod_manifest(self, name: str, chips: int, **spec: Any) -> dict[str, Any]:
@@ -210,7 +212,7 @@ class World(ABC):
         await self.eventually(self.allocator_ready, "the allocator is ready")
 
     async def _offers(self, node: WorldNode) -> bool:
-        return await self.allocatable(node.name) == 8
+        return await self.allocatable(node.name) == self.chips_per_node
 
     async def allocator_ready(self) -> bool:
         """Whether the allocator's probe says so."""
