@@ -86,6 +86,8 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True):
     node_name: str = ""
     scheduler_name: str = ""
     node_selector: dict[str, str] = {}
+    priority: int | None = None
+    preemption_policy: str = ""
     containers: list[Container] = []
     init_containers: list[Container] = []
 
@@ -110,6 +112,7 @@ class PodStatus(msgspec.Struct, rename="camel", frozen=True):
     phase: str = ""
     reason: str = ""
     message: str = ""
+    nominated_node_name: str = ""
     conditions: list[Condition] = []
     container_statuses: list[ContainerStatus] = []
     init_container_statuses: list[ContainerStatus] = []
@@ -130,6 +133,11 @@ class Pod(KubeObject, frozen=True, kw_only=True):
     def is_terminating(self) -> bool:
         """Deleted, but its containers may still run."""
         return bool(self.metadata.deletion_timestamp)
+
+    @property
+    def priority(self) -> int:
+        """Its priority; the API server writes one on every pod."""
+        return self.spec.priority or 0
 
     @property
     def asks(self) -> tuple[Ask, ...]:

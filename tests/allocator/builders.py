@@ -39,15 +39,26 @@ def pod(
     annotations: Mapping[str, str] | None = None,
     containers: list[Container] | None = None,
     init_containers: list[Container] | None = None,
+    priority: int = 0,
+    since: str = "2026-01-01T00:00:00Z",
+    leaving: bool = False,
+    preemption_policy: str = "",
 ) -> Pod:
     """A pod that asks for ``count`` chips, with ``chips`` written on it if any."""
     written = Grant(tuple(chips), time).annotations() if chips is not None else {}
     return Pod(
         metadata=Metadata(
-            name=name, namespace="default", uid=f"uid-{name}", annotations={**written, **(annotations or {})}
+            name=name,
+            namespace="default",
+            uid=f"uid-{name}",
+            creation_timestamp=since,
+            deletion_timestamp=since if leaving else None,
+            annotations={**written, **(annotations or {})},
         ),
         spec=PodSpec(
             node_name=node,
+            priority=priority,
+            preemption_policy=preemption_policy,
             containers=containers if containers is not None else [container("main", count)],
             init_containers=init_containers or [],
         ),

@@ -1,0 +1,142 @@
+"""Preemption: on which node the least important pods make room for a pod, and who they are. No I/O, no await.
+
+Only pods of lower priority than the preemptor's are displaced. Those who hold chips are chosen by
+``rules.victims``; pods without chips that a scheduler wants gone for other reasons stay on its list.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from allocator.decide import DecisionEngine
+from allocator.rules.request import Ask
+from allocator.rules.vacancy import OCCUPIED
+from allocator.rules.victims import Cost, Occupant, cost, least_important_first, select_victims
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from allocator.state.node import NodeRecord, Offer, assess, unknown_node
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+
+NEVER = "Never"
+
+
+@dataclass(frozen=True, slots=True)
+class Sacrifice:
+    """The pods that make room on a node.
+
+    Attributes:
+        node: the node.
+        victims: the most important first; empty where the pod fits beside all of them.
+        pdb_violations: how many budgets are violated, as far as the scheduler has counted them.
+    """
+
+    node: str
+    victims: tuple[Occupant, ...]
+    pdb_violations: int = 0
+
+    @property
+    def order(self) -> tuple[int, Cost, str]:
+        """The smaller, the better; equally bad ones by name, so that the answer is always the same."""
+        return self.pdb_violations, cost(self.victims), self.node
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Whom a scheduler would displace from a node, by counting.
+
+    Attributes:
+        uids: of the pods.
+        pdb_violations: how many budgets that violates.
+    """
+
+    uids: tuple[str, ...]
+    pdb_violations: int
+
+
+class Preemption:
+    """Chooses victims.
+
+    Args:
+        cluster: what is seen.
+        ledger: what is decided.
+        engine: knows what pods ask for.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger, engine: DecisionEngine) -> None:
+        self._cluster = cluster
+        self._engine = engine
+        self._ledger = ledger
+
+    def sacrifice(self, pod: Pod, node: str) -> Sacrifice | Refusal:
+        """Whom a pod displaces from a node, or why that would not help.
+
+        Raises:
+            Refusal: the pod's request makes no sense on any node.
+        """
+        ask = self._engine.ask(pod)
+        record = self._cluster.nodes.get(node)
+        if record is None:
+            return unknown_node(node)
+        never = pod.spec.preemption_policy == NEVER
+        victims = self._select(record, pod, ask, leaving_only=never)
+        return victims if isinstance(victims, Refusal) else Sacrifice(node, victims)
+
+    def improve(self, pod: Pod, suggested: Mapping[str, Suggestion]) -> Sacrifice | None:
+        """The best node of those a scheduler suggests, with the victims that make the pod fit there; None: none does.
+
+        Where the pod fits without victims the scheduler has not seen yet who is gone; it need not displace anybody.
+        """
+        found: list[Sacrifice] = []
+        for node, suggestion in suggested.items():
+            own = self.sacrifice(pod, node)
+            if isinstance(own, Refusal) or not own.victims:
+                continue
+            held = self._cluster.nodes[node].holdings
+            others = self._pods(uid for uid in suggestion.uids if uid not in held)
+            victims = tuple(reversed(least_important_first((*own.victims, *others))))
+            found.append(Sacrifice(node, victims, suggestion.pdb_violations))
+        return min(found, key=lambda each: each.order, default=None)
+
+    def waiting(self, pod: Pod, refused: Mapping[str, Refusal]) -> Collection[str]:
+        """Of the nodes that refuse a pod, the one it has preempted pods on, if it fits there once they have ended.
+
+        kube-scheduler would otherwise displace further pods, on another node (k/k:…/defaultpreemption,
+        PodEligibleToPreemptOthers).
+        """
+        node = pod.status.nominated_node_name
+        if node not in refused or refused[node].reason not in OCCUPIED:
+            return ()
+        victims = self._select(self._cluster.nodes[node], pod, self._engine.ask(pod), leaving_only=True)
+        return () if isinstance(victims, Refusal) else (node,)
+
+    def without(self, record: NodeRecord, gone: Collection[str]) -> Offer:
+        """What a node would have left without these pods, or why it can't be used."""
+        staying = {uid: holding for uid, holding in record.holdings.items() if uid not in gone}
+        return assess(replace(record, holdings=staying), self._ledger.on(record.name))
+
+    def _select(self, record: NodeRecord, pod: Pod, ask: Ask, *, leaving_only: bool) -> tuple[Occupant, ...] | Refusal:
+        occupants = [
+            each
+            for each in self._occupants(record)
+            if each.leaving or (each.priority < pod.priority and not leaving_only)
+        ]
+        with self._ledger.suspended(pod.uid):
+            empty = self.without(record, {each.uid for each in occupants})
+        return empty if isinstance(empty, Refusal) else select_victims(empty, ask, occupants)
+
+    def _occupants(self, record: NodeRecord) -> Iterator[Occupant]:
+        for uid, holding in record.holdings.items():
+            pod = self._cluster.pods[uid]
+            if holding.unreadable is None:
+                yield _occupant(pod, holding.chips, holding.counted)
+
+    def _pods(self, uids: Iterable[str]) -> Iterator[Occupant]:
+        for uid in uids:
+            pod = self._cluster.pods.get(uid)
+            # A pod our watch has not shown yet is the scheduler's to judge.
+            yield _occupant(pod, 0, 0) if pod is not None else Occupant(uid, "", 0, "", False, 0, 0)  # noqa: FBT003
+
+
+def _occupant(pod: Pod, chips: int, counted: int) -> Occupant:
+    since = pod.metadata.creation_timestamp or ""
+    return Occupant(pod.uid, pod.key, pod.priority, since, pod.is_terminating, chips, counted)

@@ -1,0 +1,123 @@
+"""Whom a pod of higher priority displaces from a node: as few as possible, and the least important ones.
+
+kube-scheduler counts chips when it chooses victims; which chips they hold decides whether those left are linked. So
+the choice is made again here, by the same verdict that places pods. Among the sets of pods whose chips make the
+request fit, best is the one whose most important pod is least important; then the smallest; then the one of lower
+priorities in sum; then the one of younger pods. That is kube-scheduler's own order among nodes
+(k/k:pkg/scheduler/framework/preemption, pickOneNodeForPreemption). Pods that are ending already cost nothing.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, takewhile
+from typing import Final, TypeAlias
+
+from allocator.rules.request import Ask
+from allocator.rules.vacancy import Vacancy, judge
+from ascend.chips import ChipSet
+from ascend.errors import Refusal
+
+_TRIED: Final = 10
+"""Of so many pods every set is tried (1,024 at most); of more, one after the other is spared where it can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A pod that may be displaced.
+
+    Attributes:
+        uid: the pod's.
+        pod: ``namespace/name``.
+        priority: lower ones are displaced first.
+        since: when it was created, RFC 3339; younger ones are displaced first.
+        leaving: it is ending already.
+        chips: the chips it holds.
+        counted: how many the kubelet counts for it.
+    """
+
+    uid: str
+    pod: str
+    priority: int
+    since: str
+    leaving: bool
+    chips: ChipSet
+    counted: int
+
+
+Cost: TypeAlias = tuple[int, int, int]
+"""The highest priority, the number of pods, the sum of priorities; the smaller, the better."""
+
+_NO_PRIORITY: Final = -(1 << 31) - 1
+"""Below every priority."""
+
+
+def select_victims(empty: Vacancy, ask: Ask, occupants: Iterable[Occupant]) -> tuple[Occupant, ...] | Refusal:
+    """The pods to displace, the most important first; none where the request fits beside all of them.
+
+    Args:
+        empty: what the node would have left if all of them were gone.
+        ask: what the pod asks for.
+        occupants: those who may be displaced.
+
+    Returns:
+        The victims, or why the request would not fit even without any of the occupants.
+    """
+    ranked = least_important_first(occupants)
+
+    def fits(gone: Collection[Occupant]) -> bool:
+        return not isinstance(judge(_left(empty, (each for each in ranked if each not in gone)), ask), Refusal)
+
+    verdict = judge(empty, ask)
+    if isinstance(verdict, Refusal):
+        return verdict
+    leaving = [each for each in ranked if each.leaving]
+    staying = [each for each in ranked if not each.leaving]
+    chosen = _fewest(staying, lambda gone: fits([*gone, *leaving]))
+    ending = _spared(leaving, lambda gone: fits([*chosen, *gone]))
+    return tuple(reversed(least_important_first((*chosen, *ending))))
+
+
+def cost(victims: Iterable[Occupant]) -> Cost:
+    """What nodes are compared by."""
+    priorities = [each.priority for each in victims if not each.leaving]
+    return max(priorities, default=_NO_PRIORITY), len(priorities), sum(priorities)
+
+
+def least_important_first(occupants: Iterable[Occupant]) -> list[Occupant]:
+    """In the order in which pods are displaced."""
+    youngest_first = sorted(occupants, key=lambda each: (each.since, each.uid), reverse=True)
+    return sorted(youngest_first, key=lambda each: (not each.leaving, each.priority))
+
+
+def _left(empty: Vacancy, staying: Iterable[Occupant]) -> Vacancy:
+    free, room = empty.free, empty.room
+    for each in staying:
+        free &= ~each.chips
+        room -= each.counted
+    return replace(empty, free=free, cut_off=empty.cut_off & free, room=max(room, 0))
+
+
+def _fewest(ranked: list[Occupant], fits: Callable[[Sequence[Occupant]], bool]) -> Sequence[Occupant]:
+    if fits(()):
+        return ()
+    for highest in sorted({each.priority for each in ranked}):
+        pool = list(takewhile(lambda each, highest=highest: each.priority <= highest, ranked))  # type: ignore[misc]  # bound
+        if fits(pool):
+            break
+    if len(pool) > _TRIED:
+        return _spared(pool, fits)
+    for size in range(1, len(pool)):
+        fitting = [each for each in combinations(pool, size) if fits(each)]
+        if fitting:
+            return min(fitting, key=lambda each: sum(one.priority for one in each))
+    return pool
+
+
+def _spared(ranked: list[Occupant], fits: Callable[[Sequence[Occupant]], bool]) -> Sequence[Occupant]:
+    """Those who can't be spared, the most important being spared first."""
+    gone = list(ranked)
+    for each in reversed(ranked):
+        fewer = [other for other in gone if other is not each]
+        if fits(fewer):
+            gone = fewer
+    return gone
