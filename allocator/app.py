@@ -14,9 +14,11 @@ from allocator.commit import Committer
 from allocator.decide import DecisionEngine
 from allocator.journal import Journal
 from allocator.metrics import AllocatorMetrics
+from allocator.preempt import Preemption
 from allocator.reconsider import Reconsideration
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService, GrpcServer, serve_grpc
+from allocator.serving.node_states import NodeStates
 from allocator.settings import Settings
 from allocator.stamp import Stamps
 from allocator.state.cluster import Cluster
@@ -116,12 +118,22 @@ class AllocatorApp:
             reconsideration = Reconsideration(
                 client, self.cluster, self.engine, metrics, monotonic=self._monotonic, now_ns=self._now_ns
             )
-            Extender(self.engine, committer, journal, reconsideration, self._view.missing).add_routes(http)
-            service = AllocatorService(
-                cluster=self.cluster,
-                ledger=self.ledger,
+            preemption = Preemption(self.cluster, self.ledger, self.engine)
+            self.extender = Extender(
                 engine=self.engine,
                 committer=committer,
+                preemption=preemption,
+                journal=journal,
+                reconsideration=reconsideration,
+                missing=self._view.missing,
+            )
+            self.extender.add_routes(http)
+            service = AllocatorService(
+                cluster=self.cluster,
+                engine=self.engine,
+                committer=committer,
+                preemption=preemption,
+                states=NodeStates(self.cluster, self.ledger),
                 journal=journal,
                 missing=self._view.missing,
             )

@@ -97,8 +97,13 @@ class Committer:
         self._outcome = outcome
         self._running: dict[str, asyncio.Task[Bound]] = {}
 
-    async def bind(self, ref: PodRef, node: str) -> Bound:
+    async def bind(self, ref: PodRef, node: str, *, patience_s: float = ANSWER_TIMEOUT_S) -> Bound:
         """Bind a pod to a node with chips written on it; the same answer however often it is asked.
+
+        Args:
+            ref: the pod.
+            node: the node.
+            patience_s: how long the caller waits; the Binding goes on without it.
 
         Raises:
             Refusal: it doesn't fit there (any more), or is bound to another node.
@@ -112,10 +117,10 @@ class Committer:
             task = asyncio.create_task(self._attempt(ref, node), name=f"bind {ref.key}")
             self._running[ref.uid] = task
             task.add_done_callback(lambda done: self._finished(ref.uid, done))
-        done, _ = await asyncio.wait({task}, timeout=ANSWER_TIMEOUT_S)
+        done, _ = await asyncio.wait({task}, timeout=patience_s)
         if not done:
             raise Unreachable(
-                f"pod {ref.key}: the API server has not answered within {ANSWER_TIMEOUT_S:g} s; the binding goes on"
+                f"pod {ref.key}: the API server has not answered within {patience_s:.3g} s; the binding goes on"
             )
         bound = task.result()
         if bound.node != node:
@@ -141,6 +146,30 @@ class Committer:
             stamp = self._stamps.next()
             reservation = self._ledger.advance(pod.uid, reservation.stage, predicate_time=stamp) or reservation
         return Bound(reservation.node, reservation.grant)
+
+    def confirm(self, uid: str, node: str) -> bool:
+        """A caller that binds by itself has done so: keep the chips until the pod is seen bound.
+
+        Args:
+            uid: the pod's.
+            node: where it was bound; empty for where its chips are kept.
+
+        Returns:
+            Whether the pod is seen bound already.
+
+        Raises:
+            Refusal: nothing is kept for the pod there; another pod may have its chips by now.
+        """
+        seen = self._cluster.pods.get(uid)
+        if seen is not None and seen.spec.node_name and node in {"", seen.spec.node_name}:
+            return True
+        held = self._ledger.get(uid)
+        if held is None or node not in {"", held.node}:
+            where = f" on node {node}" if node else ""
+            raise Refusal("NotReserved", f"nothing is kept for the pod with uid {uid!r}{where}")
+        if held.stage in {Stage.TENTATIVE, Stage.DOUBTFUL}:
+            self._ledger.advance(uid, Stage.BOUND)
+        return False
 
     async def verify(self) -> None:
         """Read the pods whose Binding was made but has not been seen for longer than a reservation lives.

@@ -6,7 +6,7 @@ pod is told no longer counts them. A pod's own reservation never stands in its o
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from allocator.rules.narrowing import shuns_sub_health, wanted_products, wants_super_pod
@@ -40,7 +40,11 @@ class Filtered:
     @property
     def reasons(self) -> Counter[str]:
         """How many nodes refuse for which reason."""
-        return Counter(refusal.reason for refusal in self.refused.values())
+        reasons: Counter[str] = Counter()
+        # Many nodes share one refusal; a refusal is counted many times faster than its reason.
+        for refusal, count in Counter(self.refused.values()).items():
+            reasons[refusal.reason] += count
+        return reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ class DecisionEngine:
         ranked = enumerate(sorted(tiers.items()), start=1)
         return [Tier(rank, score, sorted(set(names))) for rank, ((_, score), names) in ranked]
 
-    def place(self, pod: Pod, candidates: Iterable[str] | None = None) -> Reservation:
+    def place(self, pod: Pod, candidates: Collection[str] | None = None) -> Reservation:
         """Choose node and chips for a pod and reserve them.
 
         A reservation the pod has is kept if it is on a candidate and still good, its time starting anew, so the
@@ -148,21 +152,20 @@ class DecisionEngine:
         """
         ask = self.ask(pod)
         self._ledger.expire()
-        names = None if candidates is None else list(candidates)
         held = self._ledger.get(pod.uid)
         settled = self.settled_node(pod)
-        if settled is not None and (held is None or (names is not None and settled not in names)):
+        if settled is not None and (held is None or (candidates is not None and settled not in candidates)):
             raise Refusal(SETTLED, f"pod {pod.key} is bound to node {settled}, or about to be")
         if held is not None:
             if held.stage is not Stage.TENTATIVE:
                 return held
-            if (names is None or held.node in names) and self._is_good(held, ask):
+            if (candidates is None or held.node in candidates) and self._is_good(held, ask):
                 return self._ledger.advance(pod.uid, Stage.TENTATIVE) or held
         with self._ledger.suspended(pod.uid):
-            best = self._best(ask, names)
+            best = self._best(ask, candidates)
         if best is None:
             self._ledger.release(pod.uid)
-            raise self._nowhere(pod, ask, names)
+            raise self._nowhere(pod, ask, candidates)
         node, fit = best
         return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, chips=fit.chips)
 
@@ -173,6 +176,10 @@ class DecisionEngine:
             return False
         self._ledger.release(uid)
         return True
+
+    def held(self, uid: str) -> Reservation | None:
+        """What is kept for a pod."""
+        return self._ledger.get(uid)
 
     def settled_node(self, pod: Pod) -> str | None:
         """The node a pod is bound to as far as we know, or that its Binding on its way names."""
@@ -201,9 +208,11 @@ class DecisionEngine:
             else:
                 yield name, ranking.verdict(place) if isinstance(place, Bucket) else place
 
-    def _best(self, ask: Ask, candidates: list[str] | None) -> tuple[str, Fit] | None:
-        if candidates is None:
-            return self._cluster.index.best(ask)
+    def _best(self, ask: Ask, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
+        best = self._cluster.index.best(ask)
+        # A scheduler that names every node with enough chips has named the best of all; no other name is looked at.
+        if best is None or candidates is None or best[0] in candidates:
+            return best
         fits = ((name, fit) for name, fit in self._verdicts(ask, candidates) if isinstance(fit, Fit))
         return min(fits, key=_order, default=None)
 
@@ -214,7 +223,7 @@ class DecisionEngine:
                 return False
             return len(held.chips) == ask.chips and not held.taken & ~place.vacancy.usable(ask)
 
-    def _nowhere(self, pod: Pod, ask: Ask, candidates: list[str] | None) -> Refusal:
+    def _nowhere(self, pod: Pod, ask: Ask, candidates: Collection[str] | None) -> Refusal:
         if candidates is not None and len(candidates) == 1:
             ((_, verdict),) = self._verdicts(ask, candidates)
             if isinstance(verdict, Refusal):
@@ -222,11 +231,20 @@ class DecisionEngine:
         if candidates is None:
             reasons, total = self._cluster.index.reasons(ask), len(self._cluster.index)
         else:
-            refused = (verdict for _, verdict in self._verdicts(ask, candidates) if isinstance(verdict, Refusal))
-            reasons, total = Counter(refusal.reason for refusal in refused), len(candidates)
+            reasons, total = self._reasons(ask, candidates), len(candidates)
         summary = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "there are none"
         reason = next(iter(reasons)) if len(reasons) == 1 else "NoNodeFits"
         return Refusal(reason, f"pod {pod.key}: {ask.chips} chips fit on none of {total} nodes: {summary}")
+
+    def _reasons(self, ask: Ask, candidates: Iterable[str]) -> Counter[str]:
+        reasons: Counter[str] = Counter()
+        # Nodes that stand in one bucket are counted many times faster than they are judged.
+        ranking = self._cluster.index.ranking(ask)
+        for place, count in Counter(map(self._cluster.index.standing.get, candidates)).items():
+            verdict = ranking.verdict(place) if isinstance(place, Bucket) else place or unknown_node("")
+            if isinstance(verdict, Refusal):
+                reasons[verdict.reason] += count
+        return reasons
 
 
 def _order(node: tuple[str, Fit]) -> tuple[OrderKey, str]:

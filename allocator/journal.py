@@ -9,6 +9,7 @@ import structlog
 from allocator.commit import Bound, PodRef
 from allocator.decide import Filtered
 from allocator.metrics import AllocatorMetrics
+from allocator.preempt import Sacrifice
 from ascend.annotations import Grant
 from ascend.chips import join_names
 from ascend.errors import AscendError, Refusal
@@ -71,6 +72,14 @@ class Journal:
             self._metrics.decisions.labels("refused", reason).inc()
         level = log.debug if filtered.fitting else log.info
         level("filtered nodes", pod=pod.key, pod_uid=pod.uid, fitting=len(filtered.fitting), refused=dict(reasons))
+
+    def preempts(self, pod: Pod, chosen: Sacrifice | None) -> None:
+        """A scheduler was told whom a pod displaces; whether it does so is its business."""
+        if chosen is None:
+            log.info("nobody makes room for a pod", pod=pod.key, pod_uid=pod.uid)
+            return
+        victims = [each.pod or each.uid for each in chosen.victims]
+        log.info("chose who makes room for a pod", pod=pod.key, pod_uid=pod.uid, node=chosen.node, victims=victims)
 
 
 def _chips(grant: Grant) -> dict[str, str | int]:

@@ -1,21 +1,25 @@
 """The front end for any scheduler: ``ascend.allocator.v1.Allocator`` over gRPC, with health and reflection."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeAlias
+from typing import Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from allocator.commit import Bound, Committer, PodRef
-from allocator.decide import DecisionEngine
+from allocator.commit import ANSWER_TIMEOUT_S, Bound, Committer, PodRef
+from allocator.decide import DecisionEngine, Filtered
 from allocator.journal import Journal
+from allocator.preempt import Preemption, Sacrifice
+from allocator.serving.job_asks import job_obstacle
+from allocator.serving.node_states import NodeStates, refusal_message
+from allocator.serving.rpc_errors import Context, abort
 from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, Server, unknown_node
 from ascend.chips import chip_ids, chip_name
-from ascend.errors import AscendError, InvalidValue, NotFound, Refusal, Unreachable
+from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1 import allocator_pb2_grpc as pb_grpc
@@ -24,13 +28,15 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Allocator"].full_name
 STOP_S = 2.0
 """Calls under way get so long when the server stops."""
 
-_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-_STATUS: dict[type[AscendError], grpc.StatusCode] = {
-    Refusal: grpc.StatusCode.FAILED_PRECONDITION,
-    NotFound: grpc.StatusCode.NOT_FOUND,
-    InvalidValue: grpc.StatusCode.INVALID_ARGUMENT,
-    Unreachable: grpc.StatusCode.UNAVAILABLE,
-}
+_ANSWERING_S: Final = 0.05
+"""Of a deadline so much is kept for the answer itself."""
+
+_SACRIFICES: Final = 10
+"""Nodes that SelectVictims names where the caller sets no limit."""
+
+_EXAMPLES: Final = 5
+_BREATH: Final = 64
+"""After so many nodes others have a turn on the loop."""
 
 
 class AllocatorService(pb_grpc.AllocatorServicer):
@@ -38,9 +44,10 @@ class AllocatorService(pb_grpc.AllocatorServicer):
 
     Args:
         cluster: what is seen.
-        ledger: what is decided.
         engine: decides.
         committer: binds.
+        preemption: chooses victims.
+        states: reads the state of nodes.
         journal: writes down.
         missing: what the view still waits for.
     """
@@ -49,20 +56,27 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         self,
         *,
         cluster: Cluster,
-        ledger: Ledger,
         engine: DecisionEngine,
         committer: Committer,
+        preemption: Preemption,
+        states: NodeStates,
         journal: Journal,
         missing: Callable[[], str | None],
     ) -> None:
         self._cluster = cluster
-        self._ledger = ledger
         self._engine = engine
         self._committer = committer
+        self._preemption = preemption
+        self._states = states
         self._journal = journal
         self._missing = missing
 
-    async def Filter(self, request: pb.FilterRequest, context: _Context) -> pb.FilterResponse:
+    async def ValidateJob(self, request: pb.ValidateJobRequest, context: Context) -> pb.ValidateJobResponse:  # noqa: ARG002 - the wire's
+        """Whether what a job asks for makes sense at all."""
+        refusal = job_obstacle(request)
+        return pb.ValidateJobResponse(refusal=refusal_message(refusal) if refusal is not None else None)
+
+    async def Filter(self, request: pb.FilterRequest, context: Context) -> pb.FilterResponse:
         """Where the pod fits now."""
         pod = await self._pod(request.pod, context)
         candidates = list(request.nodes) or None
@@ -71,11 +85,11 @@ class AllocatorService(pb_grpc.AllocatorServicer):
                 filtered = self._engine.filter(pod, candidates)
             except Refusal as refusal:
                 names = candidates if candidates is not None else self._cluster.nodes
-                return pb.FilterResponse(refused={name: _refusal(refusal) for name in names})
-        refused = {name: _refusal(refusal) for name, refusal in filtered.refused.items()}
+                return pb.FilterResponse(refused={name: refusal_message(refusal) for name in names})
+        refused = {name: refusal_message(refusal) for name, refusal in filtered.refused.items()}
         return pb.FilterResponse(nodes=filtered.fitting, refused=refused)
 
-    async def Score(self, request: pb.ScoreRequest, context: _Context) -> pb.ScoreResponse:
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """The nodes the pod fits on, best first."""
         pod = await self._pod(request.pod, context)
         with self._journal.timed("score"):
@@ -87,7 +101,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             nodes=[pb.ScoredNode(node=name, rank=tier.rank, score=tier.score) for tier in tiers for name in tier.nodes]
         )
 
-    async def Allocate(self, request: pb.AllocateRequest, context: _Context) -> pb.AllocateResponse:
+    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         """Choose node and chips, keep them, and bind if asked to."""
         pod = await self._pod(request.pod, context)
         with self._journal.timed("allocate"):
@@ -95,81 +109,139 @@ class AllocatorService(pb_grpc.AllocatorServicer):
                 bound = self._committer.keep(pod, list(request.nodes) or None)
             except Refusal as refusal:
                 self._journal.refused(pod, refusal)
-                await _abort(context, refusal)
+                await abort(context, refusal, pod=pod.key, pod_uid=pod.uid)
             if not request.bind:
                 self._journal.kept(pod, bound)
                 return _allocated(bound, is_bound=self._is_bound(pod.uid))
             try:
                 ref = PodRef(pod.metadata.namespace, pod.name, pod.uid)
-                bound = await self._committer.bind(ref, bound.node)
+                bound = await self._committer.bind(ref, bound.node, patience_s=_patience_s(pod, context))
             except AscendError as error:
-                await _abort(context, error)
+                await abort(context, error, pod=pod.key, pod_uid=pod.uid, node=bound.node)
         return _allocated(bound, is_bound=True)
 
-    async def Release(self, request: pb.ReleaseRequest, context: _Context) -> pb.ReleaseResponse:
+    async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
+        """The caller has bound the pod."""
+        await self._require_view(context)
+        try:
+            return pb.ConfirmResponse(seen=self._committer.confirm(request.pod.uid, request.node))
+        except Refusal as refusal:
+            await abort(context, refusal, pod=_key(request.pod), pod_uid=request.pod.uid)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         """Give back chips kept for a pod that was not bound."""
         await self._require_view(context)
         return pb.ReleaseResponse(released=self._engine.release(request.pod_uid))
 
-    async def GetState(self, request: pb.GetStateRequest, context: _Context) -> pb.GetStateResponse:
+    async def SelectVictims(self, request: pb.SelectVictimsRequest, context: Context) -> pb.SelectVictimsResponse:
+        """Where pods of lower priority could make room, and which."""
+        pod = await self._pod(request.pod, context)
+        if request.limit < 0:
+            await abort(context, InvalidValue(f"limit is {request.limit}, which is less than 0"))
+        found: list[Sacrifice] = []
+        with self._journal.timed("preempt"):
+            for number, name in enumerate(list(request.nodes) or list(self._cluster.nodes), start=1):
+                try:
+                    each = self._preemption.sacrifice(pod, name)
+                except Refusal:
+                    return pb.SelectVictimsResponse()
+                if isinstance(each, Sacrifice):
+                    found.append(each)
+                if number % _BREATH == 0:
+                    await asyncio.sleep(0)
+        found.sort(key=lambda each: each.order)
+        return pb.SelectVictimsResponse(nodes=map(_sacrifice, found[: request.limit or _SACRIFICES]))
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        """Why the pod is not placed, or where it would be."""
+        pod = await self._pod(request.pod, context)
+        candidates = list(request.nodes) or None
+        with self._journal.timed("explain"):
+            try:
+                filtered = self._engine.filter(pod, candidates)
+            except Refusal as refusal:
+                return pb.ExplainResponse(standing="refused", refusal=refusal_message(refusal))
+            explained = _explained(filtered)
+            held = self._engine.held(pod.uid)
+            if self._is_bound(pod.uid):
+                explained.standing, explained.node = "bound", self._cluster.pods[pod.uid].spec.node_name
+            elif held is not None:
+                explained.standing, explained.node = "reserved", held.node
+            elif filtered.fitting:
+                explained.standing = "fits"
+                explained.node = self._engine.rank(pod, filtered.fitting)[0].nodes[0]
+        return explained
+
+    async def GetState(self, request: pb.GetStateRequest, context: Context) -> pb.GetStateResponse:
         """Nodes, chips and reservations as seen from here."""
         await self._require_view(context)
         names = list(request.nodes) or sorted(self._cluster.nodes)
-        return pb.GetStateResponse(nodes=[self._state(name) for name in names])
+        return pb.GetStateResponse(nodes=map(self._states.read, names))
 
-    def _state(self, name: str) -> pb.NodeState:
-        record = self._cluster.nodes.get(name)
-        if record is None:
-            return pb.NodeState(node=name, refusal=_refusal(unknown_node(name)))
-        state = pb.NodeState(node=name)
-        if isinstance(record.offer, Refusal):
-            state.refusal.CopyFrom(_refusal(record.offer))
-        if isinstance(record.server, Server):
-            state.product = record.server.product.name
-            state.chips.extend(self._chip_states(record, record.server))
-        return state
-
-    def _chip_states(self, record: NodeRecord, server: Server) -> Iterator[pb.ChipState]:
-        healthy = server.reported & ~record.unhealthy if isinstance(record.unhealthy, int) else 0
-        kept = {uid: chips for uid, chips in self._ledger.on(record.name).items() if uid not in record.holdings}
-        for chip in chip_ids(server.reported):
-            holders = [
-                pb.Holder(uid=uid, pod=holding.pod)
-                for uid, holding in record.holdings.items()
-                if holding.chips >> chip & 1
-            ]
-            for uid, chips in kept.items():
-                reservation = self._ledger.get(uid)
-                if chips >> chip & 1 and reservation is not None:
-                    holders.append(pb.Holder(uid=uid, pod=reservation.pod, reserved=True))
-            yield pb.ChipState(name=chip_name(chip), healthy=bool(healthy >> chip & 1), holders=holders)
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
+        """The state of nodes, then of those that change."""
+        await self._require_view(context)
+        async for response in self._states.watch(frozenset(request.nodes)):
+            yield response
 
     def _is_bound(self, uid: str) -> bool:
         seen = self._cluster.pods.get(uid)
         return seen is not None and bool(seen.spec.node_name)
 
-    async def _pod(self, ref: pb.PodRef, context: _Context) -> Pod:
+    async def _pod(self, ref: pb.PodRef, context: Context) -> Pod:
         await self._require_view(context)
         pod = self._cluster.pods.get(ref.uid)
         if pod is None:
-            text = f"PodUnknown: no pod with uid {ref.uid!r} ({ref.namespace}/{ref.name}) is known"
-            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+            refusal = Refusal("PodUnknown", f"no pod with uid {ref.uid!r} ({_key(ref)}) is known")
+            await abort(context, refusal, pod=_key(ref), pod_uid=ref.uid)
         return pod
 
-    async def _require_view(self, context: _Context) -> None:
+    async def _require_view(self, context: Context) -> None:
         missing = self._missing()
         if missing is not None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"ViewIncomplete: {missing}")
+            await abort(context, Refusal("ViewIncomplete", missing))
 
 
-async def _abort(context: _Context, error: AscendError) -> NoReturn:
-    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), grpc.StatusCode.ABORTED)
-    await context.abort(status, f"{error.reason}: {error.message}")
-    raise AssertionError  # abort() has raised
+def _key(ref: pb.PodRef) -> str:
+    return f"{ref.namespace}/{ref.name}"
 
 
-def _refusal(refusal: Refusal) -> pb.Refusal:
-    return pb.Refusal(reason=refusal.reason, message=refusal.message)
+def _patience_s(pod: Pod, context: Context) -> float:
+    """How long a Binding may be waited for within the caller's deadline.
+
+    Raises:
+        Refusal: no time is left to begin one.
+    """
+    remaining_s = context.time_remaining()
+    if remaining_s is None:
+        return ANSWER_TIMEOUT_S
+    if remaining_s <= _ANSWERING_S:
+        raise Refusal("DeadlineTooShort", f"pod {pod.key}: {remaining_s:.3f} s are too short for a Binding")
+    return min(ANSWER_TIMEOUT_S, remaining_s - _ANSWERING_S)
+
+
+def _explained(filtered: Filtered) -> pb.ExplainResponse:
+    counts: Counter[str] = filtered.reasons
+    obstacles = []
+    for reason, count in counts.most_common():
+        examples = [name for name, refusal in filtered.refused.items() if refusal.reason == reason][:_EXAMPLES]
+        message = filtered.refused[examples[0]].message
+        obstacles.append(pb.Obstacle(reason=reason, nodes=count, message=message, examples=examples))
+    return pb.ExplainResponse(standing="refused", fitting=len(filtered.fitting), obstacles=obstacles)
+
+
+def _sacrifice(sacrifice: Sacrifice) -> pb.Sacrifice:
+    victims = [
+        pb.Victim(
+            uid=each.uid,
+            pod=each.pod,
+            priority=each.priority,
+            chips=map(chip_name, chip_ids(each.chips)),
+            ending=each.leaving,
+        )
+        for each in sacrifice.victims
+    ]
+    return pb.Sacrifice(node=sacrifice.node, victims=victims)
 
 
 def _allocated(bound: Bound, *, is_bound: bool) -> pb.AllocateResponse:

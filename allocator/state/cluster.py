@@ -4,6 +4,7 @@ import heapq
 import math
 from collections.abc import Callable, Mapping
 
+from allocator.state.changes import Changes
 from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
 from allocator.state.node import (
@@ -43,6 +44,7 @@ class Cluster:
         self._records: dict[str, NodeRecord] = {}
         self._pods: dict[str, Pod] = {}
         self.index = NodeIndex()
+        self.changes = Changes()
         ledger.subscribe(self._refresh)
 
     @property
@@ -165,6 +167,7 @@ class Cluster:
         record = self._records.get(name)
         if record is None:
             return
+        self.changes.note(name)
         offer = assess(record, self._ledger.on(name))
         if offer != record.offer:
             record.offer = offer
@@ -180,3 +183,4 @@ class Cluster:
         else:
             del self._records[name]
             self.index.drop(name)
+            self.changes.note(name)

@@ -98,11 +98,30 @@ class Allocator:
             answer: Json = await response.json()
             return answer
 
-    async def delete(self, name: str) -> None:
-        """Delete a pod at once."""
-        url = f"{self.server.url}/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds=0"
+    async def bind_as_another(self, name: str, uid: str, node: str, annotations: dict[str, str]) -> None:
+        """Bind a pod as a scheduler does that binds by itself."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "namespace": "default", "uid": uid, "annotations": annotations},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        url = f"{self.server.url}/api/v1/namespaces/default/pods/{name}/binding"
+        async with self._http.post(url, json=body) as response:
+            assert response.status == 201
+
+    async def remove_node(self, name: str) -> None:
+        """Delete a node and wait until that is seen."""
+        async with self._http.delete(f"{self.server.url}/api/v1/nodes/{name}") as response:
+            assert response.status == 200
+        await until(lambda: name not in self.app.cluster.nodes)
+
+    async def delete(self, name: str, *, grace_s: int = 0) -> str:
+        """Delete a pod, at once unless said otherwise; its uid."""
+        url = f"{self.server.url}/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds={grace_s}"
         async with self._http.delete(url) as response:
             assert response.status == 200
+            return str((await response.json())["metadata"]["uid"])
 
 
 def node_manifest(name: str, *, chips: int = 8, npu: bool = True) -> Json:
@@ -120,7 +139,7 @@ def node_manifest(name: str, *, chips: int = 8, npu: bool = True) -> Json:
     }
 
 
-def pod_manifest(name: str, count: int | None, **metadata: Any) -> Json:
+def pod_manifest(name: str, count: int | None, *, priority: int = 0, **metadata: Any) -> Json:
     """A pod with one container that asks for so many chips."""
     quantities = {RESOURCE: str(count)} if count is not None else {}
     resources = {"limits": quantities, "requests": quantities}
@@ -128,7 +147,7 @@ def pod_manifest(name: str, count: int | None, **metadata: Any) -> Json:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default", **metadata},
-        "spec": {"containers": [{"name": "main", "image": "none", "resources": resources}]},
+        "spec": {"priority": priority, "containers": [{"name": "main", "image": "none", "resources": resources}]},
     }
 
 

@@ -34,6 +34,11 @@ class AllocatorStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.ValidateJob = channel.unary_unary(
+                '/ascend.allocator.v1.Allocator/ValidateJob',
+                request_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ValidateJobRequest.SerializeToString,
+                response_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ValidateJobResponse.FromString,
+                _registered_method=True)
         self.Filter = channel.unary_unary(
                 '/ascend.allocator.v1.Allocator/Filter',
                 request_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.FilterRequest.SerializeToString,
@@ -49,20 +54,47 @@ class AllocatorStub:
                 request_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.AllocateRequest.SerializeToString,
                 response_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.AllocateResponse.FromString,
                 _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/ascend.allocator.v1.Allocator/Confirm',
+                request_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ConfirmResponse.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/ascend.allocator.v1.Allocator/Release',
                 request_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ReleaseResponse.FromString,
+                _registered_method=True)
+        self.SelectVictims = channel.unary_unary(
+                '/ascend.allocator.v1.Allocator/SelectVictims',
+                request_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.SelectVictimsRequest.SerializeToString,
+                response_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.SelectVictimsResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/ascend.allocator.v1.Allocator/Explain',
+                request_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ExplainResponse.FromString,
                 _registered_method=True)
         self.GetState = channel.unary_unary(
                 '/ascend.allocator.v1.Allocator/GetState',
                 request_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.GetStateRequest.SerializeToString,
                 response_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.GetStateResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/ascend.allocator.v1.Allocator/Watch',
+                request_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.WatchRequest.SerializeToString,
+                response_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class AllocatorServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def ValidateJob(self, request, context):
+        """ValidateJob says whether what a job asks for makes sense at all, before any of its pods exists. Pure.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Filter(self, request, context):
         """Filter says on which of the nodes the pod fits now, and why not on the others.
@@ -86,8 +118,31 @@ class AllocatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Confirm(self, request, context):
+        """Confirm says that the caller has bound the pod: its chips are kept until the pod is seen bound, however long that
+        takes. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Release(self, request, context):
         """Release gives back chips kept for a pod that was not bound. Idempotent; chips of a bound pod are not touched.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SelectVictims(self, request, context):
+        """SelectVictims says on which nodes pods of lower priority could make room for the pod, and which: the nodes whose
+        victims matter least come first. Displacing them is the caller's business.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Explain says why a pod is not placed, or where it would be: reasons with the number of nodes each stands for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,9 +155,22 @@ class AllocatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """Watch sends the state of every node, and then of the nodes that change, for dashboards. Changes that come faster than
+        the caller reads are sent as one. It ends when the caller ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AllocatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'ValidateJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ValidateJob,
+                    request_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ValidateJobRequest.FromString,
+                    response_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ValidateJobResponse.SerializeToString,
+            ),
             'Filter': grpc.unary_unary_rpc_method_handler(
                     servicer.Filter,
                     request_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.FilterRequest.FromString,
@@ -118,15 +186,35 @@ def add_AllocatorServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.AllocateRequest.FromString,
                     response_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.AllocateResponse.SerializeToString,
             ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ConfirmRequest.FromString,
+                    response_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ConfirmResponse.SerializeToString,
+            ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
                     request_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ReleaseRequest.FromString,
                     response_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ReleaseResponse.SerializeToString,
             ),
+            'SelectVictims': grpc.unary_unary_rpc_method_handler(
+                    servicer.SelectVictims,
+                    request_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.SelectVictimsRequest.FromString,
+                    response_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.SelectVictimsResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ExplainRequest.FromString,
+                    response_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ExplainResponse.SerializeToString,
+            ),
             'GetState': grpc.unary_unary_rpc_method_handler(
                     servicer.GetState,
                     request_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.GetStateRequest.FromString,
                     response_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.GetStateResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.WatchRequest.FromString,
+                    response_serializer=protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -138,6 +226,33 @@ def add_AllocatorServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Allocator:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def ValidateJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ascend.allocator.v1.Allocator/ValidateJob',
+            protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ValidateJobRequest.SerializeToString,
+            protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ValidateJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Filter(request,
@@ -221,6 +336,33 @@ class Allocator:
             _registered_method=True)
 
     @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ascend.allocator.v1.Allocator/Confirm',
+            protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ConfirmRequest.SerializeToString,
+            protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ConfirmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Release(request,
             target,
             options=(),
@@ -248,6 +390,60 @@ class Allocator:
             _registered_method=True)
 
     @staticmethod
+    def SelectVictims(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ascend.allocator.v1.Allocator/SelectVictims',
+            protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.SelectVictimsRequest.SerializeToString,
+            protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.SelectVictimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ascend.allocator.v1.Allocator/Explain',
+            protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ExplainRequest.SerializeToString,
+            protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetState(request,
             target,
             options=(),
@@ -264,6 +460,33 @@ class Allocator:
             '/ascend.allocator.v1.Allocator/GetState',
             protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.GetStateRequest.SerializeToString,
             protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.GetStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ascend.allocator.v1.Allocator/Watch',
+            protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.WatchRequest.SerializeToString,
+            protos_dot_ascend_dot_allocator_dot_v1_dot_allocator__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,9 +3,15 @@
 isort:skip_file
 ascend.allocator.v1: how any scheduler asks for chips.
 
-A scheduler calls Filter and Score to learn where a pod fits, then Allocate once it wants the pod placed.
-Refusals are answers, not errors, in Filter and Score; Allocate refuses with a status whose message starts with
-the reason ("RingTooSmall: ...").
+A scheduler calls Filter and Score to learn where a pod fits, then Allocate once it wants the pod placed. It binds the
+pod by itself, with the annotations of the answer in its Binding, and says so with Confirm; or it has Allocate bind.
+
+Refusals are answers, not errors, in ValidateJob, Filter, Score, SelectVictims and Explain. Where a call fails, its
+status carries a google.rpc.Status with a google.rpc.ErrorInfo in its details: reason is the stable word
+("RingTooSmall"), domain is "ascend.allocator.v1", metadata names the pod. The message starts with the reason, too.
+
+A call that has reached its deadline is given up; of a Binding on its way nobody but the API server decides, so it goes
+on, and the same call made again answers with what became of it.
 """
 
 from collections import abc as _abc
@@ -36,6 +42,8 @@ class AllocatorStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AllocatorAsyncStub: ...
+    ValidateJob: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ValidateJobRequest, _allocator_pb2.ValidateJobResponse]
+    """ValidateJob says whether what a job asks for makes sense at all, before any of its pods exists. Pure."""
     Filter: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.FilterRequest, _allocator_pb2.FilterResponse]
     """Filter says on which of the nodes the pod fits now, and why not on the others."""
     Score: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ScoreRequest, _allocator_pb2.ScoreResponse]
@@ -44,14 +52,30 @@ class AllocatorStub:
     """Allocate chooses node and chips and keeps them for the pod; with bind set it also posts the Binding.
     Idempotent by pod uid: a second call answers with the first one's chips.
     """
+    Confirm: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmResponse]
+    """Confirm says that the caller has bound the pod: its chips are kept until the pod is seen bound, however long that
+    takes. Idempotent.
+    """
     Release: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseResponse]
     """Release gives back chips kept for a pod that was not bound. Idempotent; chips of a bound pod are not touched."""
+    SelectVictims: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.SelectVictimsRequest, _allocator_pb2.SelectVictimsResponse]
+    """SelectVictims says on which nodes pods of lower priority could make room for the pod, and which: the nodes whose
+    victims matter least come first. Displacing them is the caller's business.
+    """
+    Explain: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ExplainRequest, _allocator_pb2.ExplainResponse]
+    """Explain says why a pod is not placed, or where it would be: reasons with the number of nodes each stands for."""
     GetState: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.GetStateRequest, _allocator_pb2.GetStateResponse]
     """GetState reads nodes, chips and reservations as the allocator sees them."""
+    Watch: _grpc.UnaryStreamMultiCallable[_allocator_pb2.WatchRequest, _allocator_pb2.WatchResponse]
+    """Watch sends the state of every node, and then of the nodes that change, for dashboards. Changes that come faster than
+    the caller reads are sent as one. It ends when the caller ends it.
+    """
 
 @_typing.type_check_only
 class AllocatorAsyncStub(AllocatorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    ValidateJob: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ValidateJobRequest, _allocator_pb2.ValidateJobResponse]  # type: ignore[assignment]
+    """ValidateJob says whether what a job asks for makes sense at all, before any of its pods exists. Pure."""
     Filter: _aio.UnaryUnaryMultiCallable[_allocator_pb2.FilterRequest, _allocator_pb2.FilterResponse]  # type: ignore[assignment]
     """Filter says on which of the nodes the pod fits now, and why not on the others."""
     Score: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ScoreRequest, _allocator_pb2.ScoreResponse]  # type: ignore[assignment]
@@ -60,12 +84,34 @@ class AllocatorAsyncStub(AllocatorStub):
     """Allocate chooses node and chips and keeps them for the pod; with bind set it also posts the Binding.
     Idempotent by pod uid: a second call answers with the first one's chips.
     """
+    Confirm: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ConfirmRequest, _allocator_pb2.ConfirmResponse]  # type: ignore[assignment]
+    """Confirm says that the caller has bound the pod: its chips are kept until the pod is seen bound, however long that
+    takes. Idempotent.
+    """
     Release: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReleaseRequest, _allocator_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Release gives back chips kept for a pod that was not bound. Idempotent; chips of a bound pod are not touched."""
+    SelectVictims: _aio.UnaryUnaryMultiCallable[_allocator_pb2.SelectVictimsRequest, _allocator_pb2.SelectVictimsResponse]  # type: ignore[assignment]
+    """SelectVictims says on which nodes pods of lower priority could make room for the pod, and which: the nodes whose
+    victims matter least come first. Displacing them is the caller's business.
+    """
+    Explain: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ExplainRequest, _allocator_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Explain says why a pod is not placed, or where it would be: reasons with the number of nodes each stands for."""
     GetState: _aio.UnaryUnaryMultiCallable[_allocator_pb2.GetStateRequest, _allocator_pb2.GetStateResponse]  # type: ignore[assignment]
     """GetState reads nodes, chips and reservations as the allocator sees them."""
+    Watch: _aio.UnaryStreamMultiCallable[_allocator_pb2.WatchRequest, _allocator_pb2.WatchResponse]  # type: ignore[assignment]
+    """Watch sends the state of every node, and then of the nodes that change, for dashboards. Changes that come faster than
+    the caller reads are sent as one. It ends when the caller ends it.
+    """
 
 class AllocatorServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def ValidateJob(
+        self,
+        request: _allocator_pb2.ValidateJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.ValidateJobResponse, _abc.Awaitable[_allocator_pb2.ValidateJobResponse]]:
+        """ValidateJob says whether what a job asks for makes sense at all, before any of its pods exists. Pure."""
+
     @_abc_1.abstractmethod
     def Filter(
         self,
@@ -93,6 +139,16 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def Confirm(
+        self,
+        request: _allocator_pb2.ConfirmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.ConfirmResponse, _abc.Awaitable[_allocator_pb2.ConfirmResponse]]:
+        """Confirm says that the caller has bound the pod: its chips are kept until the pod is seen bound, however long that
+        takes. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
     def Release(
         self,
         request: _allocator_pb2.ReleaseRequest,
@@ -101,11 +157,39 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         """Release gives back chips kept for a pod that was not bound. Idempotent; chips of a bound pod are not touched."""
 
     @_abc_1.abstractmethod
+    def SelectVictims(
+        self,
+        request: _allocator_pb2.SelectVictimsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.SelectVictimsResponse, _abc.Awaitable[_allocator_pb2.SelectVictimsResponse]]:
+        """SelectVictims says on which nodes pods of lower priority could make room for the pod, and which: the nodes whose
+        victims matter least come first. Displacing them is the caller's business.
+        """
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _allocator_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.ExplainResponse, _abc.Awaitable[_allocator_pb2.ExplainResponse]]:
+        """Explain says why a pod is not placed, or where it would be: reasons with the number of nodes each stands for."""
+
+    @_abc_1.abstractmethod
     def GetState(
         self,
         request: _allocator_pb2.GetStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.GetStateResponse, _abc.Awaitable[_allocator_pb2.GetStateResponse]]:
         """GetState reads nodes, chips and reservations as the allocator sees them."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _allocator_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_allocator_pb2.WatchResponse], _abc.AsyncIterator[_allocator_pb2.WatchResponse]]:
+        """Watch sends the state of every node, and then of the nodes that change, for dashboards. Changes that come faster than
+        the caller reads are sent as one. It ends when the caller ends it.
+        """
 
 def add_AllocatorServicer_to_server(servicer: AllocatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,201 @@
+"""The extender's questions and answers as kube-scheduler writes them (kubernetes/kube-scheduler:extender/v1/types.go).
+
+Go's field names are the keys. A question names every node that kube-scheduler itself found fit, thousands of them; they
+are decoded only if somebody needs them all.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from allocator.preempt import Sacrifice
+from ascend.errors import UNREADABLE, AscendError, InvalidValue, Refusal
+from ascend.kube.objects import Pod
+
+NODE_CACHE: Final = "the extender keeps its own view of nodes: set nodeCacheCapable: true in its configuration"
+
+_SEARCHES: Final = 8
+"""Searching the raw names takes a tenth of decoding them."""
+
+_EACH: Final = 64
+"""So many refused nodes get a sentence of their own; of more, one node of each reason speaks for all."""
+
+_T = TypeVar("_T")
+
+
+class NodeNames(Collection[str]):
+    """The names in a question, in their order.
+
+    Args:
+        raw: a JSON array of strings.
+    """
+
+    __slots__ = ("_names", "_raw", "_searched", "_set")
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._names: list[str] | None = None
+        self._set: frozenset[str] = frozenset()
+        # Names of nodes need no escapes. Where there are some all the same, bytes can't be compared.
+        self._searched = _SEARCHES if b"\\" in raw else 0
+
+    def __contains__(self, name: object) -> bool:
+        if self._names is None and self._searched < _SEARCHES and isinstance(name, str):
+            self._searched += 1
+            return b'"%b"' % name.encode() in self._raw
+        self._all()
+        return name in self._set
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> list[str]:
+        if self._names is None:
+            self._names = decode(self._raw, list[str])
+            self._set = frozenset(self._names)
+        return self._names
+
+
+class Args(msgspec.Struct, rename="pascal"):
+    """The question of filter and prioritize."""
+
+    pod: Pod
+    node_names: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class FilterResult(msgspec.Struct, rename="pascal"):
+    """The answer of filter."""
+
+    node_names: list[str] | msgspec.Raw | None = None
+    failed_nodes: dict[str, str] = {}
+    failed_and_unresolvable_nodes: dict[str, str] = {}
+    error: str = ""
+
+
+class HostPriority(msgspec.Struct, rename="pascal"):
+    """A part of the answer of prioritize."""
+
+    host: str
+    score: int
+
+
+class MetaPod(msgspec.Struct):
+    """A victim."""
+
+    uid: str = msgspec.field(name="UID")
+
+
+class MetaVictims(msgspec.Struct):
+    """The victims on a node."""
+
+    pods: list[MetaPod] = msgspec.field(name="Pods")
+    pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class PreemptionArgs(msgspec.Struct):
+    """The question of preempt: whom kube-scheduler would displace, by node."""
+
+    pod: Pod = msgspec.field(name="Pod")
+    victims: dict[str, MetaVictims] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
+
+
+class PreemptionResult(msgspec.Struct):
+    """The answer of preempt: a part of the nodes, each with at least one victim, the most important first."""
+
+    victims: dict[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
+
+
+class BindingArgs(msgspec.Struct):
+    """The question of bind."""
+
+    pod_name: str = msgspec.field(name="PodName")
+    pod_namespace: str = msgspec.field(name="PodNamespace")
+    pod_uid: str = msgspec.field(name="PodUID")
+    node: str = msgspec.field(name="Node")
+
+
+class BindingResult(msgspec.Struct, rename="pascal"):
+    """The answer of bind."""
+
+    error: str = ""
+
+
+def decode(body: bytes | msgspec.Raw, kind: type[_T]) -> _T:
+    """Read a question.
+
+    Raises:
+        InvalidValue: it is not understood.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except UNREADABLE as error:
+        raise InvalidValue(f"the request is not understood: {error}") from error
+
+
+def read_args(body: bytes) -> tuple[Pod, NodeNames]:
+    """Read the question of filter or prioritize.
+
+    Raises:
+        InvalidValue: it is not understood, or brings no names.
+    """
+    args = decode(body, Args)
+    raw = bytes(args.node_names)
+    if raw == b"null":
+        raise InvalidValue(NODE_CACHE)
+    if not raw.startswith(b"["):
+        raise InvalidValue(f"the request is not understood: NodeNames is {raw[:40]!r}, not an array of strings")
+    return args.pod, NodeNames(raw)
+
+
+def text(error: Exception) -> str:
+    """An error as one sentence that begins with its reason."""
+    return f"{error.reason}: {error}" if isinstance(error, AscendError) else str(error)
+
+
+def preemption_result(chosen: Sacrifice | None) -> PreemptionResult:
+    """The answer of preempt: one node, or none."""
+    if chosen is None:
+        return PreemptionResult({})
+    victims = MetaVictims([MetaPod(each.uid) for each in chosen.victims], chosen.pdb_violations)
+    return PreemptionResult({chosen.node: victims})
+
+
+def refused_result(refused: Mapping[str, Refusal], waiting: Collection[str]) -> FilterResult:
+    """The answer where a pod fits on none of the nodes.
+
+    kube-scheduler takes a node that it finds in neither list for one where preemption can't help, so of many such
+    nodes one of each reason is enough; its sentence counts the others.
+
+    Args:
+        refused: why not, by node.
+        waiting: those of the nodes where the pod only has to wait for pods that are ending.
+    """
+    result = FilterResult(node_names=[], failed_nodes={name: text(refused[name]) for name in waiting})
+    others = {name: refusal for name, refusal in refused.items() if name not in waiting} if waiting else refused
+    if len(others) <= _EACH:
+        result.failed_and_unresolvable_nodes = {name: text(refusal) for name, refusal in others.items()}
+    else:
+        result.failed_and_unresolvable_nodes = _spokesmen(others)
+    return result
+
+
+def _spokesmen(refused: Mapping[str, Refusal]) -> dict[str, str]:
+    counts: Counter[str] = Counter()
+    # Many nodes share one refusal.
+    for refusal, count in Counter(refused.values()).items():
+        counts[refusal.reason] += count
+    spoken: dict[str, str] = {}
+    missing = set(counts)
+    for name, refusal in refused.items():
+        if not missing:
+            break
+        if refusal.reason in missing:
+            missing.remove(refusal.reason)
+            count = counts[refusal.reason]
+            spoken[name] = f"{refusal.reason} on {count:,} nodes, here: {refusal}" if count > 1 else text(refusal)
+    return spoken
