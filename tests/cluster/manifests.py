@@ -69,17 +69,16 @@ def extender(url: str, *, bind: bool = True, resource: str = RESOURCE, **more: A
     """An entry of KubeSchedulerConfiguration's `extenders`, for `Cluster.restart_scheduler`.
 
     Args:
-        url: prefix of the verbs `filter`, `prioritize` and `bind`.
+        url: prefix of the verbs `filter`, `preempt` and `bind`.
         bind: whether the extender binds, or the scheduler does.
         resource: the extender is asked about pods that ask for this.
-        **more: further fields, such as `httpTimeout`, `enableHTTPS`, `preemptVerb`; they win over the defaults.
+        **more: further fields, such as `httpTimeout`, `enableHTTPS`, `prioritizeVerb`; they win over the defaults.
     """
     return {
         "urlPrefix": url,
         "filterVerb": "filter",
-        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
         **({"bindVerb": "bind"} if bind else {}),
-        "weight": 200,
         "httpTimeout": "10s",
         "nodeCacheCapable": True,
         "ignorable": False,

@@ -50,7 +50,9 @@ def test_the_scheduler_is_told_what_the_allocator_relies_on() -> None:
     configuration = yaml.safe_load((REPOSITORY / "deploy" / "kube-scheduler.yaml").read_text())
     (extender,) = configuration["extenders"]
     assert configuration["percentageOfNodesToScore"] == 100
-    assert extender["bindVerb"]
+    verbs = {key: value for key, value in extender.items() if key.endswith("Verb")}
+    # Filter names one node: a prioritizeVerb would never be called.
+    assert verbs == {"filterVerb": "filter", "preemptVerb": "preempt", "bindVerb": "bind"}
     assert extender["ignorable"] is False
     assert extender["nodeCacheCapable"] is True
     assert extender["managedResources"] == [{"name": RESOURCE, "ignoredByScheduler": False}]

@@ -1,0 +1,65 @@
+"""A pod of higher priority gets its ring from the real kube-scheduler, which by itself only counts."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from ascend.errors import Conflict, NotFound
+from tests.cluster.cluster import Cluster
+from tests.e2e.real import real_world
+from tests.e2e.test_main_job import REAL, RIGHT, check_hand_over
+from tests.e2e.world import World, annotated
+
+pytestmark = pytest.mark.real
+
+CLASSES: Final = {"least": 1, "modest": 10, "urgent": 1000}
+_PATH: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+@pytest.fixture
+async def world(cluster: Cluster, tmp_path: Path) -> AsyncIterator[World]:
+    async with real_world(cluster, tmp_path) as real:
+        for name, value in CLASSES.items():
+            body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
+            with suppress(Conflict):
+                await real.client.request("POST", _PATH, body={**body, "value": value})
+        yield real
+
+
+async def test_the_victims_are_those_whose_chips_make_the_ring(world: World) -> None:
+    # Free are 3, 6 and 7. By number, the end of `least` (chip 2) is enough for four; it leaves no ring of four.
+    node = world.nodes[0].name
+    for name, chips, priority in (
+        ("least", (2,), "least"),
+        ("left", (0, 1), "modest"),
+        ("right", (4, 5), "modest"),
+    ):
+        pod = await world.create(name, len(chips), schedulerName="none", priorityClassName=priority)
+        await world.bind(pod, node, *chips, predicate_time=time.time_ns())
+        await check_hand_over(world, name, len(chips))
+    here = {"kubernetes.io/hostname": node}
+    await world.create("urgent", 4, priorityClassName="urgent", nodeSelector=here)
+    urgent = await check_hand_over(world, "urgent", 4)
+    assert annotated(urgent, REAL) == RIGHT
+    assert {pod.name for pod in await world.pods()} == {"least", "left", "urgent"}
+    with pytest.raises(NotFound):
+        await world.pod("right")
+
+
+async def test_nobody_is_displaced_by_a_pod_that_would_not_fit_all_the_same(world: World) -> None:
+    node, other = (each.name for each in world.nodes)
+    important = await world.create("important", 2, schedulerName="none", priorityClassName="urgent")
+    await world.bind(important, node, 0, 4, predicate_time=time.time_ns())
+    await world.create("least", 4, nodeSelector={"kubernetes.io/hostname": other})
+    await world.running("least")
+    pod = await world.create("victim", 4, schedulerName="none")
+    await world.bind(pod, node, 1, 2, 5, 6, predicate_time=time.time_ns())
+    await world.running("victim")
+    # Without the victim six are free, by number enough; but the important one holds a chip of either ring.
+    await world.create("urgent", 4, priorityClassName="modest", nodeSelector={"kubernetes.io/hostname": node})
+    await world.pending_because("urgent")
+    assert (await world.pod("victim")).status.phase == "Running"
