@@ -52,14 +52,16 @@ async def measure(run: Run) -> Outcome:
         f"The reference's best on these inputs, quoted, not raced (spec/baseline-scheduler.md §1): {_REFERENCE_BEST}.",
     )
     extender = table(
-        *("names", "filter p50 ms", "p99 ms", "fitting", "prioritize p50 ms", "p99 ms", "both p50 ms", "p99 ms")
+        *("names", "in process\np50 ms", "\np99 ms", "over HTTP\np50 ms", "\np99 ms"),
+        *("fits nowhere\np50 ms", "\np99 ms", "answer\nbytes"),
     )
     for count in size.names:
         await _extender(run, size, count, extender, outcome)
     outcome.show(
-        "decisions: as kube-scheduler asks, over HTTP: filter over all names, prioritize over those that fit",
+        "decisions: as kube-scheduler asks: filter over all names, answered with the one whose chips are kept",
         extender,
-        "Same free sets. Allocator and asking client share one thread, so the client's part is in the numbers.",
+        "Same free sets. In process: from the question's bytes to the answer's. Over HTTP allocator and asking client",
+        "share one thread, so the client's part is in the numbers. Fits nowhere: 8 chips on nodes in use, over HTTP.",
     )
     return outcome
 
@@ -108,34 +110,35 @@ def _walk(engine: DecisionEngine, each: Pod, names: list[str]) -> tuple[str, tup
 
 
 async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome) -> None:
-    filtering: list[float] = []
-    passed: list[int] = []
-    scoring: list[float] = []
-    pods = [pod_manifest(f"asks-{request}", request, uid=f"uid-{request}") for request in REQUESTS]
-    names = [node_name(number) for number in range(count)]
-    questions = [_question(each, names) for each in pods]
-    warm_up = len(pods) * 2
+    taken: dict[str, list[float]] = {"in process": [], "over HTTP": [], "fits nowhere": []}
+    answered = 0
     with tempfile.TemporaryDirectory(prefix="aa-") as folder:
         async with ApiServer() as server, aiohttp.ClientSession() as http:
             await on_server(server, count, run.seed)
             async with running(server, Path(folder)) as allocator:
-                url = f"http://{allocator.app.extender_address}/scheduler"
-                for number in run.steps(f"{count:,} names over HTTP", size.asked + warm_up):
+                engine, names = allocator.app.engine, [node_name(number) for number in range(count)]
+                pods = [pod_manifest(f"asks-{request}", request, uid=f"uid-{request}") for request in REQUESTS]
+                questions = [_question(each, names) for each in pods]
+                in_use = sorted(engine.filter(pod("whole", 8), names).refused)
+                hopeless = _question(pods[-1], in_use)
+                url = f"http://{allocator.app.extender_address}/scheduler/filter"
+                for number in run.steps(f"{count:,} names", size.asked + 8):
                     which = number % len(pods)
-                    filter_s, answer = await _post(http, f"{url}/filter", questions[which])
-                    fitting = msgspec.json.decode(answer)["NodeNames"]
-                    score_s, _ = await _post(http, f"{url}/prioritize", _question(pods[which], fitting))
-                    if number >= warm_up:
-                        filtering.append(filter_s)
-                        scoring.append(score_s)
-                        passed.append(len(fitting))
-    both = [sum(pair) for pair in zip(filtering, scoring, strict=True)]
-    shown.add_row(
-        *(f"{count:,}", ms(p50(filtering)), ms(p99(filtering)), f"{sum(passed) / len(passed):,.0f}"),
-        *(ms(p50(scoring)), ms(p99(scoring)), ms(p50(both)), ms(p99(both))),
-    )
-    outcome.raw[f"{count} names, filter, s"] = filtering
-    outcome.raw[f"{count} names, prioritize, s"] = scoring
+                    started_s = time.perf_counter()
+                    inside = msgspec.json.encode(allocator.app.extender.filter(questions[which]))
+                    inside_s = time.perf_counter() - started_s
+                    engine.release(pods[which]["metadata"]["uid"])
+                    over_http_s, answer = await _post(http, url, questions[which])
+                    engine.release(pods[which]["metadata"]["uid"])
+                    assert answer == inside, "the same question was answered in two ways"
+                    refused_s, refusal = await _post(http, url, hopeless)
+                    answered = len(refusal)
+                    if number >= 8:
+                        for samples, sample in zip(taken.values(), (inside_s, over_http_s, refused_s), strict=True):
+                            samples.append(sample)
+    figures = [figure(samples) for samples in taken.values() for figure in (p50, p99)]
+    shown.add_row(f"{count:,}", *map(ms, figures), f"{answered:,}")
+    outcome.raw |= {f"{count} names, filter {where}, s": samples for where, samples in taken.items()}
 
 
 def _question(asking: dict[str, Any], names: list[str]) -> bytes:

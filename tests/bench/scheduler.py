@@ -25,7 +25,6 @@ from tests.cluster.processes import Process
 from tests.e2e.sandboxed import BIN
 from tests.e2e.world import allocator_command
 
-WEIGHT: Final = 200
 SIDES: Final = ("stock", "ours")
 _READY_S: Final = 30.0
 
@@ -40,8 +39,11 @@ class _Size:
     quiet_s: float
 
 
-_FULL: Final = _Size(nodes=1_000, pods=1_500, rounds=3, warm_up=100, singles=40, quiet_s=10.0)
-_QUICK: Final = _Size(nodes=100, pods=60, rounds=1, warm_up=8, singles=4, quiet_s=5.0)
+_FULL: Final = (
+    _Size(nodes=1_000, pods=1_500, rounds=3, warm_up=100, singles=40, quiet_s=10.0),
+    _Size(nodes=5_000, pods=600, rounds=3, warm_up=50, singles=20, quiet_s=10.0),
+)
+_QUICK: Final = (_Size(nodes=100, pods=60, rounds=1, warm_up=8, singles=4, quiet_s=5.0),)
 
 
 @dataclass(slots=True)
@@ -122,21 +124,21 @@ class _Bench:
         await asyncio.to_thread(self.allocator.start)
         server = Server(self.url)
         await asyncio.to_thread(self.allocator.wait_until, lambda: server.answers("/readyz"), timeout_s=_READY_S)
-        ours = extender(f"{self.url}/scheduler", weight=WEIGHT)
+        ours = extender(f"{self.url}/scheduler")
         await asyncio.to_thread(self.cluster.restart_scheduler, extenders=[ours])
 
 
 async def measure(run: Run) -> Outcome:
-    size = _QUICK if run.quick else _FULL
     if sentences := requirements.missing():
         lines = ("!" * 100, "SCHEDULER NOT MEASURED: the real cluster cannot run here.", *sentences, "!" * 100)
         return Outcome([Text("\n".join(lines), style="bold red")])
-    sides: list[_Side] = []
-    async with _bench(run, size) as bench:
-        for number in run.steps("bursts through kube-scheduler", size.rounds * len(SIDES)):
-            side = await bench.side(SIDES[number % len(SIDES)], number // len(SIDES))
-            sides.append(side)
-    return _outcome(size, sides)
+    outcome = Outcome()
+    for size in _QUICK if run.quick else _FULL:
+        async with _bench(run, size) as bench:
+            steps = run.steps(f"bursts through kube-scheduler, {size.nodes:,} nodes", size.rounds * len(SIDES))
+            sides = [await bench.side(SIDES[number % len(SIDES)], number // len(SIDES)) for number in steps]
+        _show(outcome, size, sides)
+    return outcome
 
 
 @asynccontextmanager
@@ -159,7 +161,7 @@ async def _bench(run: Run, size: _Size) -> AsyncIterator[_Bench]:
         await asyncio.to_thread(cluster.stop)
 
 
-def _outcome(size: _Size, sides: list[_Side]) -> Outcome:
+def _show(outcome: Outcome, size: _Size, sides: list[_Side]) -> None:
     shown = table(
         *("run", "pods/s", "bound", "on\nnodes", "wait\np50 s", "\np99 s", "alone\np50 ms", "\np99 ms"),
         *("CPU ms\nsched.", "per pod\nAPI", "\nalloc.", "no chips\nwritten", "ring\nbroken"),
@@ -174,13 +176,13 @@ def _outcome(size: _Size, sides: list[_Side]) -> Outcome:
         )
     rates = {name: statistics.median(side.pods_per_s for side in sides if side.name == name) for name in SIDES}
     ours = [side for side in sides if side.name == "ours"]
-    outcome = Outcome(raw={"runs": [_raw(side) for side in sides]})
+    outcome.raw[f"{size.nodes} nodes, runs"] = [_raw(side) for side in sides]
     outcome.show(
         f"scheduler: {size.pods:,} pods of 1/2/4/8 chips in turn on {size.nodes:,} fake nodes, real kube-scheduler",
         shown,
         "pods/s: bound pods from the first create to the last seen bound.",
         "wait: a pod's create to bound in that burst; alone: the same on the idle cluster.",
-        f"stock: counting alone, no allocator runs. ours: allocator as extender (weight {WEIGHT}), which also binds.",
+        "stock: counting alone, no allocator runs. ours: allocator as extender, which also binds.",
         "no chips written: bound, but nothing says which chips, so one ring is luck and two pods may get the same.",
         "ring broken: chips of two rings where one would do, a wrong number, or another pod's.",
     )
@@ -193,7 +195,6 @@ def _outcome(size: _Size, sides: list[_Side]) -> Outcome:
             style="bold",
         ),
     )
-    return outcome
 
 
 def _raw(side: _Side) -> dict[str, Any]:
