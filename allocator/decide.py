@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from allocator.rules.narrowing import shuns_sub_health, wanted_products, wants_super_pod
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask, requested_chips
+from allocator.rules.summary import sum_up
 from allocator.rules.vacancy import Fit, Verdict
 from allocator.rules.validity import JobShape, validate_job, virtual_chips
 from allocator.state.cluster import Cluster
@@ -141,6 +142,17 @@ class DecisionEngine:
         ranked = enumerate(sorted(tiers.items()), start=1)
         return [Tier(rank, score, sorted(set(names))) for rank, ((_, score), names) in ranked]
 
+    def fits(self, pod: Pod) -> list[tuple[str, Fit]]:
+        """Every node a pod fits on, and how: best first, by name among equals; reserves nothing.
+
+        Raises:
+            Refusal: the pod's request makes no sense on any node.
+        """
+        ask = self.ask(pod)
+        with self._ledger.suspended(pod.uid):
+            verdicts = self._verdicts(ask, None)
+            return sorted(((name, fit) for name, fit in verdicts if isinstance(fit, Fit)), key=_order)
+
     def place(self, pod: Pod, candidates: Collection[str] | None = None) -> Reservation:
         """Choose node and chips for a pod and reserve them.
 
@@ -229,12 +241,10 @@ class DecisionEngine:
             if isinstance(verdict, Refusal):
                 return Refusal(verdict.reason, verdict.message)
         if candidates is None:
-            reasons, total = self._cluster.index.reasons(ask), len(self._cluster.index)
+            reasons = self._cluster.index.reasons(ask)
         else:
-            reasons, total = self._reasons(ask, candidates), len(candidates)
-        summary = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "there are none"
-        reason = next(iter(reasons)) if len(reasons) == 1 else "NoNodeFits"
-        return Refusal(reason, f"pod {pod.key}: {ask.chips} chips fit on none of {total} nodes: {summary}")
+            reasons = self._reasons(ask, candidates)
+        return sum_up(pod.key, ask.chips, reasons)
 
     def _reasons(self, ask: Ask, candidates: Iterable[str]) -> Counter[str]:
         reasons: Counter[str] = Counter()

@@ -3,17 +3,17 @@
 import asyncio
 import logging
 import sys
-from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
+from ascend.daemon.run import EXIT_USAGE
 from ascend.deviceinfo import NAMESPACE
-from ascend.errors import AscendError
+from ascend.errors import AscendError, InvalidValue
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
+from npuctl.output import Output, show
 from npuctl.render import node_map
 from npuctl.view import NodeView, node_views
 
@@ -23,13 +23,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-
-class Output(StrEnum):
-    """How an answer is printed."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 @app.callback()
@@ -50,10 +43,35 @@ def topo(
         if missing := set(nodes) - {view.node for view in views}:
             raise typer.BadParameter(f"not an NPU node: {', '.join(sorted(missing))}")
         views = [view for view in views if view.node in nodes]
-    if output is Output.JSON:
-        typer.echo(msgspec.json.format(msgspec.json.encode({"nodes": views}), indent=2).decode())
-    else:
-        Console().print(node_map(views))
+    show({"nodes": views}, output, lambda: node_map(views))
+
+
+@app.command()
+def plan(
+    *,
+    files: Annotated[
+        list[str], typer.Option("-f", "--filename", help="YAML or JSON of Kubernetes objects; - is standard input.")
+    ],
+    config: Annotated[Path | None, typer.Option(help="The allocator's settings file.", show_default=False)] = None,
+    values: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the allocator.")
+    ] = None,
+    now: Annotated[str | None, typer.Option(metavar="RFC3339", help="The present.", show_default="the clock")] = None,
+    candidates: Annotated[bool, typer.Option("--candidates", help="Tell of every node that fits.")] = False,
+    output: Annotated[Output, typer.Option("-o", "--output", help="How to print.")] = Output.TABLE,
+) -> None:
+    """Tell what the allocator would do with the pods of these files, without a cluster.
+
+    Exit status 0: everything has a place; 3: something waits; 2: the input can't be used.
+    """
+    from npuctl.plan import make_plan
+
+    try:
+        status = make_plan(files, config=config, values=values or (), now=now, candidates=candidates, output=output)
+    except InvalidValue as error:
+        sys.stderr.write(f"npuctl: {error}\n")
+        raise typer.Exit(EXIT_USAGE) from error
+    raise typer.Exit(status)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -6,7 +6,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
@@ -123,11 +123,7 @@ class SettingsSource(Generic[S]):
         try:
             return Sourced()
         except ValidationError as error:
-            lines = ["the settings are not valid:"]
-            for each in error.errors():
-                field = ".".join(map(str, each["loc"])) or "settings"
-                lines.append(f"  {field}: {each['msg']} (got {each['input']!r})")
-            raise InvalidValue("\n".join(lines)) from error
+            raise _told(error) from error
 
 
 def read_settings(kind: type[S], program: str, arguments: Sequence[str] | None = None) -> S:
@@ -143,6 +139,42 @@ def read_settings(kind: type[S], program: str, arguments: Sequence[str] | None =
         SystemExit: help was asked for, or a flag is unknown.
     """
     return SettingsSource(kind, program, arguments).read()
+
+
+def fixed_settings(kind: type[S], file: Path | None, values: Mapping[str, object]) -> S:
+    """Settings from a file and from values alone, whatever the environment says; keys may have dashes.
+
+    Args:
+        kind: what to read.
+        file: a YAML file; none, if None.
+        values: these go before what the file says.
+
+    Raises:
+        InvalidValue: something is wrong; the message has a line for each.
+    """
+
+    class Fixed(kind):  # type: ignore[valid-type,misc]  # what is read differs from call to call
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del settings_cls
+            return (sources["init_settings"],)
+
+    from_file = _read_file(file) if file is not None else {}
+    merged = {str(key).replace("-", "_"): value for key, value in (*from_file.items(), *values.items())}
+    try:
+        return Fixed(**merged)
+    except ValidationError as error:
+        raise _told(error) from error
+
+
+def _told(error: ValidationError) -> InvalidValue:
+    lines = ["the settings are not valid:"]
+    for each in error.errors():
+        field = ".".join(map(str, each["loc"])) or "settings"
+        lines.append(f"  {field}: {each['msg']} (got {each['input']!r})")
+    return InvalidValue("\n".join(lines))
 
 
 def _identity(path: Path | None) -> _Identity | None:

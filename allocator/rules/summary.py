@@ -1,0 +1,31 @@
+"""The refusal of many nodes as one: what a pod's Event, a scheduler and the command line show alike."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from ascend.errors import Refusal
+
+MIXED = "NoNodeFits"
+"""The reason where nodes give different ones."""
+
+_NO_CANDIDATES = frozenset({"NotAnNpuNode", "UnknownNode"})
+"""Reasons of nodes nobody would have expected to fit."""
+
+
+def sum_up(pod: str, chips: int, reasons: Mapping[str, int]) -> Refusal:
+    """Why a pod fits nowhere.
+
+    Args:
+        pod: ``namespace/name``.
+        chips: how many it asks for.
+        reasons: how many nodes refuse it for which reason.
+
+    Returns:
+        The reason all NPU nodes share, or ``NoNodeFits``; the sentence counts those of all nodes.
+    """
+    ordered = Counter(reasons).most_common()
+    telling = [reason for reason, _ in ordered if reason not in _NO_CANDIDATES] or [reason for reason, _ in ordered]
+    reason = telling[0] if len(telling) == 1 else MIXED
+    counts = ", ".join(f"{count} {reason}" for reason, count in ordered) or "there are none"
+    total = sum(reasons.values())
+    return Refusal(reason, f"pod {pod}: {chips} chips fit on none of {total} nodes: {counts}")

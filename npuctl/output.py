@@ -1,0 +1,72 @@
+"""How answers are printed: tables for people, JSON and YAML for programs."""
+
+import sys
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+import msgspec
+import yaml
+from rich.console import Console, RenderableType
+
+from ascend.errors import Refusal
+
+_PIPE_WIDTH = 160
+"""Columns where no terminal says how many there are."""
+
+_NAMES = 3
+
+
+class Output(StrEnum):
+    """How an answer is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def show(answer: object, output: Output, table: Callable[[], RenderableType]) -> None:
+    """Print an answer on standard output.
+
+    Args:
+        answer: as programs get it.
+        output: how.
+        table: makes what people see.
+    """
+    if output is Output.JSON:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+    elif output is Output.YAML:
+        text = yaml.safe_dump(msgspec.to_builtins(answer), sort_keys=False, allow_unicode=True, width=_PIPE_WIDTH)
+        sys.stdout.write(text)
+    else:
+        console().print(table())
+
+
+def console() -> Console:
+    """Where people read: as wide as their terminal."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Nodes that say no for one reason; the sentence is that of the first of them."""
+
+    reason: str
+    message: str
+    nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{self.reason}: {self.message}"
+
+    def names(self) -> str:
+        """The first few nodes by name, and how many more there are."""
+        more = len(self.nodes) - _NAMES
+        return ", ".join(self.nodes[:_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def group(refusals: Mapping[str, Refusal]) -> tuple[Group, ...]:
+    """The nodes by the reason they give, the most frequent first."""
+    by_reason: dict[str, list[str]] = {}
+    for node, refusal in sorted(refusals.items()):
+        by_reason.setdefault(refusal.reason, []).append(node)
+    ordered = sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0]))
+    return tuple(Group(reason, refusals[nodes[0]].message, tuple(nodes)) for reason, nodes in ordered)

@@ -1,0 +1,179 @@
+"""A planning run: what the allocator would do with the pods of a snapshot, by the code it does it with.
+
+Every pod without a node is decided as if a scheduler asked for it alone and bound it at once to where it was told:
+no reservation expires, and the decision times are those of a clock that stands still, so that the same objects give
+the same answer byte for byte. What else a scheduler looks at (taints, selectors, processors, memory) plays no part.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import structs
+
+from allocator.decide import DecisionEngine
+from allocator.settings import Settings
+from allocator.stamp import Stamps
+from ascend.chips import chip_name
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from npuctl.snapshot import Allocation, Snapshot
+
+_NUMBERS = re.compile(r"(\d+)")
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A node a pod fits on: rank (1 is the best, equals share one), the reference scheduler's score, the chips."""
+
+    node: str
+    rank: int
+    score: int
+    chips: tuple[str, ...]
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """A pod that gets chips, and what its Binding would write on it."""
+
+    namespace: str
+    name: str
+    job: str
+    node: str
+    chips: tuple[str, ...]
+    annotations: dict[str, str]
+    candidates: tuple[Candidate, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Why(msgspec.Struct, frozen=True):
+    """Why not."""
+
+    reason: str
+    message: str
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """A pod that gets none, altogether and node by node."""
+
+    namespace: str
+    name: str
+    job: str
+    reason: str
+    message: str
+    nodes: dict[str, Why]
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A block of a job in a SuperPod after faults: ``kept``, ``patched`` or ``moved``, and its nodes."""
+
+    verdict: str
+    nodes: tuple[str, ...]
+
+
+class Rescheduled(msgspec.Struct, frozen=True):
+    """A job whose pods have to move."""
+
+    job: str
+    delete: tuple[str, ...]
+    blocks: dict[str, Block]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The answer; pods in the order they were decided."""
+
+    pods: tuple[Planned, ...]
+    pending: tuple[Pending, ...]
+    rescheduled: tuple[Rescheduled, ...] = ()
+
+
+def plan(snapshot: Snapshot, settings: Settings, now_ns: int, *, candidates: bool = False) -> Plan:
+    """Decide on every pod that waits for a node, job after job.
+
+    Args:
+        snapshot: the objects.
+        settings: the allocator's.
+        now_ns: the present, Unix nanoseconds.
+        candidates: tell of every node that fits, too.
+    """
+    allocation = Allocation.of(snapshot, settings, lambda: now_ns / 1e9)
+    stamps = Stamps(lambda: now_ns, allocation.cluster.predicate_times)
+    planned: list[Planned] = []
+    pending: list[Pending] = []
+    for job, pod in in_order(snapshot.pods):
+        offered = _candidates(allocation.engine, pod) if candidates else msgspec.UNSET
+        try:
+            reservation = allocation.engine.place(pod)
+        except Refusal as refusal:
+            nodes = refusals(allocation, pod)
+            namespace, name = pod.metadata.namespace, pod.name
+            why = {node: Why(each.reason, each.message) for node, each in sorted(nodes.items())}
+            pending.append(Pending(namespace, name, job, refusal.reason, refusal.message, why))
+            continue
+        grant = replace(reservation.grant, predicate_time=stamps.next())
+        annotations = grant.annotations()
+        allocation.cluster.pod_applied(_bound(pod, reservation.node, annotations))
+        chips = tuple(map(chip_name, grant.chips))
+        planned.append(Planned(pod.metadata.namespace, pod.name, job, reservation.node, chips, annotations, offered))
+    return Plan(tuple(planned), tuple(pending))
+
+
+def waits(pod: Pod) -> bool:
+    """Whether a pod waits for a node and chips: schedulers leave alone what is being deleted."""
+    return pod.is_live and not pod.is_terminating and not pod.spec.node_name and pod.asks_for_chips
+
+
+def in_order(pods: Iterable[Pod]) -> list[tuple[str, Pod]]:
+    """The pods that wait, with their jobs' keys: jobs by creation and name, pods of one job by their numbers.
+
+    What was not created yet comes after what was.
+    """
+    jobs: dict[str, list[Pod]] = {}
+    for pod in pods:
+        if waits(pod):
+            jobs.setdefault(job_key(pod), []).append(pod)
+    ordered = sorted(jobs.items(), key=lambda job: (min(_created(pod) for pod in job[1]), job[0]))
+    return [(key, pod) for key, members in ordered for pod in sorted(members, key=_number)]
+
+
+def job_key(pod: Pod) -> str:
+    """``namespace/name`` of the job a pod belongs to."""
+    return pod.key
+
+
+def refusals(allocation: Allocation, pod: Pod) -> dict[str, Refusal]:
+    """Why a pod doesn't fit, for every node where it doesn't; a request that makes no sense is refused by all."""
+    try:
+        return allocation.engine.filter(pod).refused
+    except Refusal as refusal:
+        return dict.fromkeys(allocation.cluster.nodes, refusal)
+
+
+def _bound(pod: Pod, node: str, annotations: dict[str, str]) -> Pod:
+    """The pod as the watch shows it after its Binding: from then on it holds its chips itself."""
+    metadata = structs.replace(pod.metadata, annotations=pod.metadata.annotations | annotations)
+    return structs.replace(pod, metadata=metadata, spec=structs.replace(pod.spec, node_name=node))
+
+
+def _candidates(engine: DecisionEngine, pod: Pod) -> tuple[Candidate, ...]:
+    try:
+        fits = engine.fits(pod)
+    except Refusal:
+        return ()
+    ranks: dict[object, int] = {}
+    return tuple(
+        Candidate(
+            node, ranks.setdefault((fit.key, fit.score), len(ranks) + 1), fit.score, tuple(map(chip_name, fit.chips))
+        )
+        for node, fit in fits
+    )
+
+
+def _created(pod: Pod) -> datetime:
+    stamp = pod.metadata.creation_timestamp
+    return datetime.fromisoformat(stamp) if stamp is not None else datetime.max.replace(tzinfo=UTC)
+
+
+def _number(pod: Pod) -> tuple[tuple[object, ...], str]:
+    # train-10 comes after train-9; every second part is a number.
+    parts = _NUMBERS.split(pod.name)
+    return tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), pod.name

@@ -1,0 +1,92 @@
+"""A cluster's objects at one moment, from files or an API server, and the state the allocator makes of them."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from allocator.decide import DecisionEngine
+from allocator.settings import Settings
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from ascend.deviceinfo import NAMESPACE
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, ConfigMap, KubeObject, Node, Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Objects, each kind by name.
+
+    Attributes:
+        nodes: the nodes.
+        pods: the pods of all namespaces.
+        config_maps: nodes' reports, and others, which do no harm.
+    """
+
+    nodes: tuple[Node, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    config_maps: tuple[ConfigMap, ...] = ()
+
+    @classmethod
+    def of(cls, objects: Iterable[KubeObject]) -> Self:
+        """Sort objects by kind and name."""
+        ordered = sorted(objects, key=lambda each: each.key)
+        return cls(
+            tuple(each for each in ordered if isinstance(each, Node)),
+            tuple(each for each in ordered if isinstance(each, Pod)),
+            tuple(each for each in ordered if isinstance(each, ConfigMap)),
+        )
+
+    @classmethod
+    async def fetch(cls, client: KubeClient) -> Self:
+        """Read them from an API server.
+
+        Raises:
+            ApiError: it refused.
+            Unreachable: no answer.
+        """
+        nodes, pods, reports = await asyncio.gather(
+            client.list_objects(NODES), client.list_objects(PODS), client.list_objects(CONFIG_MAPS, NAMESPACE)
+        )
+        return cls.of([*nodes, *pods, *reports])
+
+    def feed(self, cluster: Cluster) -> None:
+        """Tell a cluster of all of them, as the allocator's watches would."""
+        for node in self.nodes:
+            cluster.node_applied(node)
+        for config_map in self.config_maps:
+            if config_map.metadata.namespace == NAMESPACE:
+                cluster.report_applied(config_map)
+        for pod in self.pods:
+            cluster.pod_applied(pod)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The allocator's state and engine, without its front ends and without a clock that goes on.
+
+    Attributes:
+        cluster: what is seen.
+        ledger: what is decided.
+        engine: decides.
+    """
+
+    cluster: Cluster
+    ledger: Ledger
+    engine: DecisionEngine
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, settings: Settings, now_s: Callable[[], float]) -> Self:
+        """What an allocator with these settings makes of these objects.
+
+        Args:
+            snapshot: the objects.
+            settings: the allocator's.
+            now_s: wall clock, Unix seconds.
+        """
+        # Reservations made here are for good: the ledger's clock stands still.
+        ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=lambda: 0.0)
+        cluster = Cluster(ledger, now_s=now_s, max_report_age_s=settings.max_report_age_s)
+        snapshot.feed(cluster)
+        return cls(cluster, ledger, DecisionEngine(cluster, ledger))

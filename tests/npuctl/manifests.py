@@ -1,0 +1,64 @@
+"""Kubernetes objects as people write them and as kubectl prints them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, Grant, write_base_device_infos
+from ascend.chips import RESOURCE
+from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_report
+
+Json = dict[str, Any]
+
+
+def node(name: str, *, chips: int = 8, ready: bool = True, cordoned: bool = False) -> Json:
+    infos = write_base_device_infos({chip: ChipAddress() for chip in range(8)})
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "uid": f"uid-{name}", "annotations": {BASE_DEVICE_INFOS: infos}},
+        "spec": {"unschedulable": True} if cordoned else {},
+        "status": {
+            "allocatable": {RESOURCE: str(chips), "cpu": "64"},
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }
+
+
+def pod(
+    name: str,
+    count: int | str | None = 1,
+    *,
+    node: str = "",
+    chips: Iterable[int] = (),
+    phase: str = "",
+    namespace: str = "default",
+    **metadata: Any,
+) -> Json:
+    written = Grant(tuple(chips), 7).annotations() if chips else {}
+    limits = {} if count is None else {RESOURCE: count}
+    manifest: Json = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, **metadata},
+        "spec": {"containers": [{"name": "main", "image": "none", "resources": {"limits": limits}}]},
+    }
+    manifest["metadata"]["annotations"] = {**written, **metadata.get("annotations", {})}
+    if node:
+        manifest["spec"]["nodeName"] = node
+    if phase or node:
+        manifest["status"] = {"phase": phase or "Running"}
+    return manifest
+
+
+def report(name: str, *, unhealthy: int = 0, at_s: int = 1_767_225_600) -> Json:
+    made = DeviceReport(free=0xFF & ~unhealthy, unhealthy=unhealthy, network_unhealthy=0, update_time_s=at_s)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": config_map_name(name), "namespace": NAMESPACE},
+        "data": encode_report(made),
+    }
+
+
+def as_list(*objects: Json) -> Json:
+    return {"apiVersion": "v1", "kind": "List", "items": list(objects)}

@@ -1,0 +1,130 @@
+"""Files of Kubernetes objects: what is read of them, and what is said of those that can't be used."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ascend.chips import RESOURCE
+from ascend.errors import InvalidValue
+from npuctl.manifests import Reading, read_manifests
+from tests.npuctl.manifests import as_list, node, pod, report
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def read(folder: Path, text: str, name: str = "objects.yaml") -> Reading:
+    path = folder / name
+    path.write_text(text)
+    return read_manifests([str(path)])
+
+
+def refusal(folder: Path, text: str, name: str = "objects.yaml") -> str:
+    with pytest.raises(InvalidValue) as refused:
+        read(folder, text, name)
+    message = refused.value.message
+    assert message.startswith(f"{folder / name}: ")
+    return message.removeprefix(f"{folder / name}: ")
+
+
+def test_documents_lists_and_several_files_are_one_cluster(folder: Path) -> None:
+    (folder / "a.yaml").write_text("---\n" + yaml.safe_dump_all([node("n1"), as_list(node("n2"), pod("p"))]))
+    (folder / "b.json").write_text(json.dumps(as_list(report("n1"))) + "\n" + json.dumps(pod("q")))
+    snapshot = read_manifests([str(folder / "a.yaml"), str(folder / "b.json")]).snapshot
+    assert [each.name for each in snapshot.nodes] == ["n1", "n2"]
+    assert [each.key for each in snapshot.pods] == ["default/p", "default/q"]
+    assert [each.name for each in snapshot.config_maps] == ["mindx-dl-deviceinfo-n1"]
+
+
+def test_the_servers_own_lists_whose_items_name_no_kind_are_read(folder: Path) -> None:
+    items = [{"metadata": {"name": "n1"}}]
+    reading = read(folder, json.dumps({"apiVersion": "v1", "kind": "NodeList", "items": items}))
+    assert [each.name for each in reading.snapshot.nodes] == ["n1"]
+    assert read(folder, json.dumps({"apiVersion": "v1", "kind": "PodList", "items": None})).snapshot.pods == ()
+
+
+def test_of_two_objects_of_one_name_the_later_counts(folder: Path) -> None:
+    reading = read(folder, json.dumps(as_list(node("n1", chips=8), node("n1", chips=3))))
+    assert [each.allocatable_chips for each in reading.snapshot.nodes] == [3]
+
+
+def test_other_kinds_are_counted_and_left_alone(folder: Path) -> None:
+    other = [{"kind": "Service", "apiVersion": "v1"}, {"kind": "Node", "apiVersion": "example.com/v1"}]
+    reading = read(folder, json.dumps(as_list(*other, other[0])))
+    assert dict(reading.ignored) == {"Service": 2, "Node": 1}
+
+
+def test_what_people_write_is_read_as_the_api_server_would(folder: Path) -> None:
+    text = f"""
+apiVersion: v1
+kind: Pod
+metadata:
+  name: train
+  creationTimestamp: 2026-01-01T00:00:00Z
+  labels:
+spec:
+  containers:
+  - name: main
+    resources: {{limits: {{{RESOURCE}: 4, cpu: 1.5}}, requests: null}}
+---
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: other, namespace: team, creationTimestamp: null}}
+"""
+    first, second = read(folder, text).snapshot.pods
+    assert (first.key, first.metadata.creation_timestamp) == ("default/train", "2026-01-01T00:00:00Z")
+    assert [ask.count for ask in first.asks] == [4]
+    assert (second.key, second.metadata.creation_timestamp) == ("team/other", None)
+    assert first.uid != second.uid != ""
+
+
+def test_json_that_only_yaml_reads_is_read_as_yaml(folder: Path) -> None:
+    assert read(folder, "{apiVersion: v1, kind: Node, metadata: {name: n1}}").snapshot.nodes[0].name == "n1"
+
+
+def _pod(**changes: Any) -> str:
+    return yaml.safe_dump({**pod("p"), **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (_pod(metadata={"namespace": "x"}), "document 1 (Pod x): metadata.name: it is missing"),
+        (_pod(metadata=[1]), "document 1 (Pod): metadata: an object is expected, not list"),
+        (_pod(spec={"nodeName": 7}), "document 1 (Pod default/p): spec.nodeName: Expected `str`, got `int`"),
+        (_pod(spec={"containers": [{"name": "a"}, 3]}), "spec.containers[1]: Expected `object`, got `int`"),
+        (yaml.safe_dump(pod("p", "two")), "spec.containers[0].resources.limits[\"huawei.com/Ascend910\"]: 'two' is no"),
+        (yaml.safe_dump(pod("p", -1)), "-1 is no quantity"),
+        (_pod(metadata={"name": "p", "labels": {"a": 1}}), "metadata.labels[...]: Expected `str`, got `int`"),
+        (_pod(metadata={"name": "p", "creationTimestamp": "now"}), "metadata.creationTimestamp: 'now' is no RFC 3339"),
+        (_pod(metadata={"name": "p", "deletionTimestamp": 3}), "metadata.deletionTimestamp: 3 is no RFC 3339"),
+        ("metadata: {name: x}", "document 1: kind: it is missing"),
+        ("kind: [a]", "document 1: kind: ['a'] is no kind"),
+        ("just a text", "document 1: the document: an object is expected, not str"),
+        ("kind: List\nitems: {a: 1}", "document 1: items: a list is expected, not dict"),
+        ("kind: List\nitems: [1]", "document 1 items[0]: the item: an object is expected, not int"),
+        ("kind: List\nitems: [{}]", "document 1 items[0]: kind: it is missing"),
+        ("kind: Node\nmetadata: {name: n}\n---\nkind: Pod\n", "document 2 (Pod): metadata.name: it is missing"),
+        ("kind: Node\nmetadata: {name: n}\n---\n\tx", "document 2: "),
+        ("[" * 5000, "document 1: "),
+    ],
+)
+def test_an_object_that_can_not_be_used_is_named_with_document_and_field(folder: Path, text: str, said: str) -> None:
+    assert said in refusal(folder, text)
+
+
+def test_files_that_are_no_json_no_text_or_not_there_are_named(folder: Path) -> None:
+    assert "Expecting" in refusal(folder, '{"kind": ', "a.json")
+    (folder / "b").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidValue, match="it can't be read: 'utf-8' codec"):
+        read_manifests([str(folder / "b")])
+    with pytest.raises(InvalidValue, match="/none: it can't be read: No such file"):
+        read_manifests([str(folder / "none")])
+    with pytest.raises(InvalidValue, match="it can't be read: Is a directory"):
+        read_manifests([str(folder)])

@@ -1,0 +1,229 @@
+"""``npuctl plan``: the allocator's decisions on files, its answers for people and programs, its exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from npuctl.cli import app
+from tests.npuctl.manifests import Json, as_list, node, pod, report
+
+NOW = "2026-01-01T00:00:00Z"
+NOW_NS = 1_767_225_600 * 10**9
+
+
+@pytest.fixture
+def npuctl(tmp_path: Path) -> "Npuctl":
+    return Npuctl(tmp_path)
+
+
+class Npuctl:
+    """Runs ``npuctl plan`` on objects."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, *objects: Json, name: str = "cluster.json") -> str:
+        path = self.folder / name
+        path.write_text(json.dumps(as_list(*objects)))
+        return str(path)
+
+    def run(self, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, ["plan", *arguments], input=stdin)
+        return done.exit_code, done.stdout, done.stderr
+
+    def plan(self, *objects: Json, flags: tuple[str, ...] = ()) -> dict[str, Any]:
+        status, out, err = self.run("-f", self.write(*objects), "--now", NOW, "-o", "json", *flags)
+        answer: dict[str, Any] = json.loads(out)
+        assert status == (3 if answer["pending"] else 0), err
+        return answer
+
+
+def test_a_pod_gets_the_chips_the_allocator_would_write_on_it(npuctl: Npuctl) -> None:
+    busy = pod("busy", 2, node="node-a", chips=(4, 5))
+    assert npuctl.plan(node("node-a"), node("node-b"), busy, pod("train", 2)) == {
+        "pods": [
+            {
+                "namespace": "default",
+                "name": "train",
+                "job": "default/train",
+                "node": "node-a",
+                "chips": ["Ascend910-6", "Ascend910-7"],
+                "annotations": {"huawei.com/Ascend910": "Ascend910-6,Ascend910-7", "predicate-time": str(NOW_NS)},
+            }
+        ],
+        "pending": [],
+        "rescheduled": [],
+    }
+
+
+def test_a_pod_that_waits_says_why_altogether_and_node_by_node(npuctl: Npuctl) -> None:
+    taken = (pod(f"on-{name}", 2, node=name, chips=(1, 5)) for name in ("node-a", "node-b"))
+    answer = npuctl.plan(node("node-a"), node("node-b", ready=False), *taken, pod("big", 4))
+    (pending,) = answer["pending"]
+    assert (pending["name"], pending["reason"]) == ("big", "NoNodeFits")
+    assert "1 RingTooSmall" in pending["message"]
+    assert {name: why["reason"] for name, why in pending["nodes"].items()} == {
+        "node-a": "RingTooSmall",
+        "node-b": "NodeNotReady",
+    }
+    assert "the rings have 3 + 3 free" in pending["nodes"]["node-a"]["message"]
+
+
+def test_nodes_without_chips_do_not_blur_the_reason(npuctl: Npuctl) -> None:
+    plain = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "plain"}}
+    answer = npuctl.plan(plain, node("node-a", ready=False), pod("train", 4))
+    assert answer["pending"][0]["reason"] == "NodeNotReady"
+    assert "1 NotAnNpuNode" in answer["pending"][0]["message"]
+
+
+def test_a_request_that_makes_no_sense_is_refused_by_every_node(npuctl: Npuctl) -> None:
+    (pending,) = npuctl.plan(node("node-a"), pod("none", 0))["pending"]
+    assert (pending["reason"], pending["nodes"]["node-a"]["reason"]) == ("InvalidRequest", "InvalidRequest")
+
+
+def test_pods_on_nodes_are_load_and_pods_that_are_finished_leaving_or_without_chips_are_nothing(npuctl: Npuctl) -> None:
+    answer = npuctl.plan(
+        node("node-a"),
+        pod("runs", 4, node="node-a", chips=range(4)),
+        pod("done", 4, phase="Succeeded"),
+        pod("leaves", 4, deletionTimestamp=NOW),
+        pod("plain", None),
+        pod("train", 4),
+    )
+    assert [(each["name"], each["chips"][0]) for each in answer["pods"]] == [("train", "Ascend910-4")]
+    assert answer["pending"] == []
+
+
+def test_jobs_are_planned_in_order_of_creation_then_name(npuctl: Npuctl) -> None:
+    answer = npuctl.plan(
+        node("node-a"),
+        node("node-b"),
+        pod("later-10", 1),
+        pod("later-9", 1),
+        pod("old", 1, creationTimestamp="2026-01-01T09:00:00+09:30"),
+        pod("young", 1, creationTimestamp="2026-01-01T00:00:00Z"),
+    )
+    assert [each["name"] for each in answer["pods"]] == ["old", "young", "later-10", "later-9"]
+    times = [int(each["annotations"]["predicate-time"]) for each in answer["pods"]]
+    assert times == [NOW_NS, NOW_NS + 1, NOW_NS + 2, NOW_NS + 3]
+
+
+def test_candidates_are_all_nodes_that_fit_best_first(npuctl: Npuctl) -> None:
+    busy = pod("busy", 4, node="node-c", chips=range(4))
+    nodes = (node(name) for name in ("node-b", "node-a", "node-c"))
+    answer = npuctl.plan(*nodes, node("node-d", cordoned=True), busy, pod("train", 4), flags=("--candidates",))
+    left, right = [f"Ascend910-{chip}" for chip in range(4)], [f"Ascend910-{chip}" for chip in range(4, 8)]
+    assert answer["pods"][0]["candidates"] == [
+        {"node": "node-c", "rank": 1, "score": 260, "chips": right},
+        {"node": "node-a", "rank": 2, "score": 256, "chips": left},
+        {"node": "node-b", "rank": 2, "score": 256, "chips": left},
+    ]
+
+
+@settings(max_examples=30)
+@given(asked=st.lists(st.sampled_from([1, 2, 4, 8]), max_size=8), shuffle=st.randoms(use_true_random=False))
+def test_the_order_of_the_input_changes_nothing_and_no_chip_is_given_twice(
+    tmp_path_factory: pytest.TempPathFactory, asked: list[int], shuffle: Any
+) -> None:
+    npuctl = Npuctl(tmp_path_factory.mktemp("plan"))
+    objects = [node("node-a"), node("node-b"), *(pod(f"p-{number}", count) for number, count in enumerate(asked))]
+    first = npuctl.plan(*objects, flags=("--candidates",))
+    shuffle.shuffle(objects)
+    assert npuctl.plan(*objects, flags=("--candidates",)) == first
+    given_out = [(each["node"], chip) for each in first["pods"] for chip in each["chips"]]
+    assert len(set(given_out)) == len(given_out) == sum(len(each["chips"]) for each in first["pods"])
+    for each in first["pods"]:
+        assert each["candidates"][0]["node"] == each["node"]
+        assert each["candidates"][0]["chips"] == each["chips"]
+
+
+def test_the_clock_decides_on_reports_that_are_old(npuctl: Npuctl) -> None:
+    file = npuctl.write(node("node-a"), report("node-a"), pod("train", 1))
+    assert npuctl.run("-f", file, "--now", "2026-01-01T00:14:59Z")[0] == 0
+    late = ("-f", file, "--now", "2026-01-01T00:15:01Z")
+    status, out, _ = npuctl.run(*late, "-o", "json")
+    assert (status, json.loads(out)["pending"][0]["reason"]) == (3, "StaleReport")
+    assert npuctl.run(*late, "--set", "max-report-age-s=1000")[0] == 0
+    assert npuctl.run(*late, "--set", "max_report_age_s=1000")[0] == 0
+
+
+def test_settings_come_from_the_allocators_file_and_not_from_the_environment(
+    npuctl: Npuctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_ALLOCATOR_MAX_REPORT_AGE_S", "1000000000")
+    file = npuctl.write(node("node-a"), report("node-a"), pod("train", 1))
+    config = npuctl.folder / "allocator.yaml"
+    config.write_text("max_report_age_s: 60\nextender_address: 127.0.0.1:1\n")
+    at = ("--now", "2026-01-01T00:02:00Z")
+    assert npuctl.run("-f", file, *at)[0] == 0
+    assert npuctl.run("-f", file, *at, "--config", str(config))[0] == 3
+    assert npuctl.run("-f", file, *at, "--config", str(config), "--set", "max-report-age-s=600")[0] == 0
+
+
+def test_unhealthy_chips_are_not_given(npuctl: Npuctl) -> None:
+    answer = npuctl.plan(node("node-a", chips=6), report("node-a", unhealthy=0b11), pod("train", 2))
+    assert answer["pods"][0]["chips"] == ["Ascend910-2", "Ascend910-3"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--set", "max-report-age-s"), "is not key=value"),
+        (("--set", "no-such-setting=1"), "no_such_setting"),
+        (("--set", "max-report-age-s=old"), "max_report_age_s"),
+        (("--now", "yesterday"), "--now: 'yesterday'"),
+        (("--now", "2026-01-01T00:00:00"), "no RFC 3339 time"),
+        (("--config", "/nowhere.yaml"), "/nowhere.yaml"),
+    ],
+)
+def test_flags_that_mean_nothing_are_named(npuctl: Npuctl, flags: tuple[str, ...], said: str) -> None:
+    status, out, err = npuctl.run("-f", npuctl.write(node("node-a")), *flags)
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+def test_people_get_a_table(npuctl: Npuctl) -> None:
+    nodes = [node(f"node-{number}") for number in range(5)]
+    holders = [pod(f"on-{number}", 2, node=f"node-{number}", chips=(1, 5)) for number in range(5)]
+    status, out, _ = npuctl.run("-f", npuctl.write(*nodes, *holders, pod("one", 1), pod("two", 4)))
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert status == 3
+    assert lines[0].split() == ["POD", "JOB", "NODE", "CHIPS"]
+    assert lines[1].split() == ["default/one", "default/one", "node-0", "0"]
+    assert lines[2].startswith("default/two waits: RingTooSmall: ")
+    assert lines[3].endswith("(node-0, node-1, node-2 and 2 more)")
+    assert npuctl.run("-f", npuctl.write(*nodes))[1] == "no pod waits for chips\n"
+
+
+def test_yaml_says_what_json_says(npuctl: Npuctl) -> None:
+    file = npuctl.write(node("node-a"), pod("train", 1), pod("big", 16))
+    flags = ("-f", file, "--now", NOW, "--candidates", "-o")
+    assert yaml.safe_load(npuctl.run(*flags, "yaml")[1]) == json.loads(npuctl.run(*flags, "json")[1])
+
+
+def test_the_command_is_repeatable_byte_for_byte(npuctl: Npuctl) -> None:
+    file = npuctl.write(node("node-a"), node("node-b"), *(pod(f"p-{n}", 2) for n in range(9)))
+    command = [sys.executable, "-m", "npuctl.cli", "plan", "-f", "-", "--now", NOW, "--candidates"]
+
+    def out(seed: str, *more: str) -> tuple[int, bytes]:
+        done = subprocess.run(
+            [*command, *more],
+            input=Path(file).read_bytes(),
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    for output in ("table", "json", "yaml"):
+        first = out("1", "-o", output)
+        assert first[0] == 3
+        assert out("2", "-o", output) == first
