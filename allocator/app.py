@@ -1,6 +1,7 @@
 """The whole allocator: view, state, decisions and front ends, put together and run."""
 
 import asyncio
+import platform
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Self
 import structlog
 from aiohttp import web
 
+from allocator.bulletin import Bulletin
 from allocator.commit import Committer
 from allocator.decide import DecisionEngine
 from allocator.journal import Journal
@@ -25,10 +27,12 @@ from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.view import View
 from ascend.kube.client import KubeClient
+from ascend.kube.events import EventRecorder
 from ascend.observe.probes import add_probes, serve_http
 
 log = structlog.get_logger()
 
+COMPONENT = "ascend-allocator"
 HOUSEKEEPING_S = 1.0
 DRAIN_S = 5.0
 
@@ -101,8 +105,9 @@ class AllocatorApp:
                 health_namespace=self._settings.node_health_namespace,
                 monotonic=self._monotonic,
             )
-            metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s)
-            journal = Journal(metrics, self._monotonic)
+            metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s, self.cluster.index)
+            events = EventRecorder(client, COMPONENT, platform.node(), monotonic=self._monotonic)
+            journal = Journal(metrics, Bulletin(events.publish, self._monotonic), self._monotonic)
             committer = Committer(
                 client=client,
                 cluster=self.cluster,
@@ -146,6 +151,7 @@ class AllocatorApp:
                     tasks.create_task(self._view.run(), name="view"),
                     tasks.create_task(self._keep_house(committer), name="housekeeping"),
                     tasks.create_task(reconsideration.run(), name="reconsideration"),
+                    tasks.create_task(events.run(), name="events"),
                     tasks.create_task(self._announce(grpc_server), name="readiness"),
                 ]
                 try:

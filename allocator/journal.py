@@ -1,15 +1,19 @@
-"""The record of decisions: one log line and one count for each."""
+"""The record of decisions: one log line and one count for each, and an Event for whom it may concern."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 import structlog
 
+from allocator.bulletin import Bulletin
 from allocator.commit import Bound, PodRef
 from allocator.decide import Filtered
 from allocator.metrics import AllocatorMetrics
 from allocator.preempt import Sacrifice
+from allocator.rules.request import counted_chips
+from allocator.rules.summary import sum_up_nodes
 from ascend.annotations import Grant
 from ascend.chips import join_names
 from ascend.errors import AscendError, Refusal
@@ -17,17 +21,23 @@ from ascend.kube.objects import Pod
 
 log = structlog.get_logger()
 
+_NO_NODES: Final[Mapping[str, int]] = {}
+
 
 class Journal:
     """Writes down what was decided.
 
     Args:
         metrics: where it is counted.
+        bulletin: where a pod's owner reads it.
         monotonic: the clock for durations.
     """
 
-    def __init__(self, metrics: AllocatorMetrics, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, metrics: AllocatorMetrics, bulletin: Bulletin, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._metrics = metrics
+        self._bulletin = bulletin
         self._monotonic = monotonic
 
     @contextmanager
@@ -50,7 +60,10 @@ class Journal:
             self._metrics.decisions.labels("bound", "").inc()
             line.info("bound a pod", **_chips(result.grant))
             return
-        outcome = "refused" if isinstance(result, Refusal) else "failed"
+        outcome = "failed"
+        if isinstance(result, Refusal):
+            outcome = "refused"
+            self._bulletin.refused(ref, result, action="Bind")
         self._metrics.decisions.labels(outcome, result.reason).inc()
         line.warning("did not bind a pod", reason=result.reason, error=result.message)
 
@@ -59,19 +72,28 @@ class Journal:
         self._metrics.decisions.labels("reserved", "").inc()
         log.info("reserved chips for a pod", pod=pod.key, pod_uid=pod.uid, node=bound.node, **_chips(bound.grant))
 
-    def refused(self, pod: Pod, refusal: Refusal) -> None:
-        """A pod was refused altogether."""
+    def refused(self, pod: Pod, refusal: Refusal, *, nodes: Mapping[str, int] = _NO_NODES) -> None:
+        """A pod was refused altogether.
+
+        Args:
+            pod: the pod.
+            refusal: why.
+            nodes: how many nodes gave which reason, where nodes were asked.
+        """
         self._metrics.decisions.labels("refused", refusal.reason).inc()
-        log.info("refused a pod", pod=pod.key, pod_uid=pod.uid, reason=refusal.reason, error=refusal.message)
+        ref = PodRef(pod.metadata.namespace, pod.name, pod.uid)
+        self._bulletin.refused(ref, refusal, action="Filter")
+        line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod))
+        line.info("refused a pod", reason=refusal.reason, error=refusal.message, refused=dict(nodes))
 
     def filtered(self, pod: Pod, filtered: Filtered) -> None:
         """A pod was told where it fits; reasons are counted, not listed, for there may be thousands of nodes."""
         reasons = filtered.reasons
-        if not filtered.fitting:
-            reason = reasons.most_common(1)[0][0] if reasons else "NoCandidates"
-            self._metrics.decisions.labels("refused", reason).inc()
-        level = log.debug if filtered.fitting else log.info
-        level("filtered nodes", pod=pod.key, pod_uid=pod.uid, fitting=len(filtered.fitting), refused=dict(reasons))
+        if filtered.fitting:
+            fitting = len(filtered.fitting)
+            log.debug("filtered nodes", pod=pod.key, pod_uid=pod.uid, fitting=fitting, refused=dict(reasons))
+            return
+        self.refused(pod, sum_up_nodes(pod.key, counted_chips(pod), filtered.refused.values()), nodes=dict(reasons))
 
     def preempts(self, pod: Pod, chosen: Sacrifice | None) -> None:
         """A scheduler was told whom a pod displaces; whether it does so is its business."""

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger, Stage
 
 # From half a millisecond (a decision in memory) to the patience of a scheduler (a Binding through a slow API server).
@@ -19,9 +20,10 @@ class AllocatorMetrics:
     Args:
         ledger: counted at each scrape.
         age_s: how long ago the API server was last heard of; None before the view is complete.
+        index: its nodes that can't be used are counted at each scrape.
     """
 
-    def __init__(self, ledger: Ledger, age_s: Callable[[], float | None]) -> None:
+    def __init__(self, ledger: Ledger, age_s: Callable[[], float | None], index: NodeIndex) -> None:
         self.registry = CollectorRegistry()
         self.duration_s = Histogram(
             "ascend_allocator_decision_duration_seconds",
@@ -41,15 +43,16 @@ class AllocatorMetrics:
             "Times a refused pod was touched so that its scheduler looks again",
             registry=self.registry,
         )
-        self.registry.register(_Seen(ledger, age_s))
+        self.registry.register(_Seen(ledger, age_s, index))
 
 
 class _Seen(Collector):
     """What is read from the state when somebody looks."""
 
-    def __init__(self, ledger: Ledger, age_s: Callable[[], float | None]) -> None:
+    def __init__(self, ledger: Ledger, age_s: Callable[[], float | None], index: NodeIndex) -> None:
         self._ledger = ledger
         self._age_s = age_s
+        self._index = index
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         reservations = GaugeMetricFamily("ascend_allocator_reservations", "Pods with reserved chips", labels=["state"])
@@ -68,6 +71,14 @@ class _Seen(Collector):
                 "Time since the API server was last heard of, on the quietest watch",
                 value=age_s,
             )
+        unusable = GaugeMetricFamily(
+            "ascend_allocator_unusable_nodes",
+            "Nodes that no pod with chips may be placed on, by why",
+            labels=["reason"],
+        )
+        for reason, count in sorted(self._index.refusals().items()):
+            unusable.add_metric([reason], count)
+        yield unusable
         build = GaugeMetricFamily("ascend_allocator_build_info", "1, with the version as label", labels=["version"])
         build.add_metric([version("ascend-affinity")], 1)
         yield build

@@ -1,7 +1,7 @@
 """The refusal of many nodes as one: what a pod's Event, a scheduler and the command line show alike."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ascend.errors import Refusal
 
@@ -29,3 +29,16 @@ def sum_up(pod: str, chips: int, reasons: Mapping[str, int]) -> Refusal:
     counts = ", ".join(f"{count} {reason}" for reason, count in ordered) or "there are none"
     total = sum(reasons.values())
     return Refusal(reason, f"pod {pod}: {chips} chips fit on none of {total} nodes: {counts}")
+
+
+def sum_up_nodes(pod: str, chips: int, refusals: Iterable[Refusal]) -> Refusal:
+    """Why a pod fits nowhere, from every node's own refusal; a sentence they all say is the pod's."""
+    reasons: Counter[str] = Counter()
+    sentences: dict[str, Refusal] = {}
+    for refusal in refusals:
+        reasons[refusal.reason] += 1
+        sentences.setdefault(refusal.message, refusal)
+    if len(sentences) == 1:
+        (only,) = sentences.values()
+        return Refusal(only.reason, only.message)
+    return sum_up(pod, chips, reasons)

@@ -86,9 +86,13 @@ class NodeIndex:
         self._rankings[ask] = ranking
         return ranking
 
+    def refusals(self) -> Counter[str]:
+        """How many nodes can't be used by any pod, by reason."""
+        return +self._refusals
+
     def reasons(self, ask: Ask) -> Counter[str]:
         """How many nodes refuse a pod for which reason."""
-        reasons, ranking = +self._refusals, self.ranking(ask)
+        reasons, ranking = self.refusals(), self.ranking(ask)
         for bucket in self._buckets.values():
             verdict = ranking.verdict(bucket)
             if isinstance(verdict, Refusal):

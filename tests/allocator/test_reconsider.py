@@ -42,7 +42,7 @@ async def reconsidering(world: World, api: Patches) -> AsyncIterator[Reconsidera
         cast("KubeClient", api),
         world.cluster,
         world.engine,
-        AllocatorMetrics(world.ledger, lambda: None),
+        AllocatorMetrics(world.ledger, lambda: None, world.cluster.index),
         monotonic=loop.time,
         now_ns=lambda: int(loop.time() * 1e9),
     )

@@ -1,0 +1,123 @@
+"""Events on pods that are refused: what they say, and that they stay few."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.bulletin import BURST, RATE_PER_S, REMIND_S, Bulletin
+from allocator.commit import PodRef
+from ascend.errors import Refusal
+from ascend.kube.events import Regarding
+from sandbox.apiserver import ApiServer
+from tests.allocator.harness import Allocator, running
+
+
+class Desk:
+    """A bulletin whose Events are kept, on a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.posted: list[tuple[str, str]] = []
+        self.bulletin = Bulletin(self._publish, lambda: self.now_s)
+
+    def _publish(self, regarding: Regarding, reason: str, note: str, *, action: str) -> None:
+        assert (regarding.kind, action) == ("Pod", "Filter")
+        assert note
+        self.posted.append((regarding.uid, reason))
+
+    def refuse(self, uid: str, reason: str = "RingTooSmall") -> None:
+        self.bulletin.refused(PodRef("default", uid, uid), Refusal(reason, "why"), action="Filter")
+
+
+def test_a_reason_that_stays_is_told_once_and_again_after_a_while() -> None:
+    desk = Desk()
+    for _ in range(3):
+        desk.refuse("a")
+    desk.now_s = REMIND_S - 1
+    desk.refuse("a")
+    assert desk.posted == [("a", "RingTooSmall")]
+    desk.now_s = REMIND_S
+    desk.refuse("a")
+    assert desk.posted == [("a", "RingTooSmall")] * 2
+
+
+def test_another_reason_is_told_at_once() -> None:
+    desk = Desk()
+    desk.refuse("a")
+    desk.refuse("a", "NodeNotReady")
+    assert desk.posted == [("a", "RingTooSmall"), ("a", "NodeNotReady")]
+
+
+def test_of_thousands_some_are_told_now_and_the_others_when_asked_about_later() -> None:
+    desk = Desk()
+    uids = [f"p{number}" for number in range(1000)]
+    for uid in uids:
+        desk.refuse(uid)
+    assert len(desk.posted) == BURST
+    desk.now_s = 10.0
+    for uid in uids:
+        desk.refuse(uid)
+    assert len(desk.posted) == len(set(desk.posted)) == BURST + 10 * RATE_PER_S
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30), st.sampled_from(["A", "B"])), max_size=200))
+def test_whatever_happens_events_stay_below_the_rate_and_nobody_is_remembered_for_ever(
+    steps: list[tuple[int, int, str]],
+) -> None:
+    desk = Desk()
+    for wait_s, pod, reason in steps:
+        desk.now_s += wait_s
+        desk.refuse(str(pod), reason)
+        assert len(desk.posted) <= BURST + RATE_PER_S * desk.now_s
+    desk.now_s += REMIND_S
+    desk.refuse("last")
+    assert len(desk.bulletin) == 1
+
+
+async def told(allocator: Allocator) -> list[dict[str, Any]]:
+    """The allocator's Events, once there is one."""
+    url = f"{allocator.server.url}/apis/events.k8s.io/v1/namespaces/default/events"
+    async with aiohttp.ClientSession() as http, asyncio.timeout(10.0):
+        while True:
+            async with http.get(url) as response:
+                listed = (await response.json())["items"]
+            if listed:
+                return [each for each in listed if each["reportingController"] == "ascend-allocator"]
+            await asyncio.sleep(0.01)
+
+
+async def test_a_pod_that_fits_nowhere_is_told_why_in_an_event(tmp_path: Path) -> None:
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        await allocator.node("n1")
+        await allocator.node("plain", npu=False)
+        await allocator.schedule(await allocator.pod("a", 8), ["n1"])
+        waiting = await allocator.pod("b", 1)
+        for _ in range(3):
+            await allocator.filter(waiting, ["n1", "plain"])
+        (event,) = await told(allocator)
+        assert (event["reason"], event["type"], event["action"]) == ("NotEnoughChips", "Warning", "Filter")
+        assert event["regarding"]["uid"] == waiting["metadata"]["uid"]
+        assert event["note"] == ("pod default/b: 1 chips fit on none of 2 nodes: 1 NotEnoughChips, 1 NotAnNpuNode")
+
+
+async def test_a_binding_that_is_refused_is_told_with_the_nodes_own_sentence(tmp_path: Path) -> None:
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        await allocator.node("n1")
+        await allocator.schedule(await allocator.pod("a", 8), ["n1"])
+        assert await allocator.bind(await allocator.pod("b", 1), "n1") != ""
+        (event,) = await told(allocator)
+        assert (event["reason"], event["action"]) == ("NotEnoughChips", "Bind")
+        assert event["note"] == "1 chips asked for, 0 free of 8 healthy"
+
+
+async def test_unusable_nodes_are_counted_by_reason(tmp_path: Path) -> None:
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        await allocator.node("n1")
+        for name in ("plain-1", "plain-2"):
+            await allocator.node(name, npu=False)
+        _, page = await allocator.get("/metrics")
+        assert 'ascend_allocator_unusable_nodes{reason="NotAnNpuNode"} 2.0' in page
