@@ -200,6 +200,7 @@ def test_the_rights_are_these_and_no_others() -> None:
         ("ClusterRole", "nodes"): {"list", "watch"},
         ("ClusterRole", "pods"): {"get", "list", "watch", "patch"},
         ("ClusterRole", "pods/binding"): {"create"},
+        ("ClusterRole", "events.events.k8s.io"): {"create", "patch"},
         ("Role", "configmaps"): {"list", "watch"},
     }
 
