@@ -1,49 +1,56 @@
-"""The commands ``npuctl`` and ``kubectl npu``."""
+"""The commands ``npuctl`` and ``kubectl npu``: their names, options and exit codes."""
 
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from ascend.daemon.run import EXIT_USAGE
-from ascend.deviceinfo import NAMESPACE
+from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.errors import AscendError, InvalidValue
-from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
 from npuctl.output import Output, show
-from npuctl.render import node_map
-from npuctl.view import NodeView, node_views
 
 app = typer.Typer(
-    help="Look at the Ascend NPUs of a cluster.",
+    help="Look at the Ascend NPUs of a cluster, and ask the allocator's rules.",
+    epilog="Exit status 0: all is well; 1: the cluster can't be read, or there are problems; 2: called wrongly, or "
+    "the input can't be used; 3: something waits.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
+_COMPLETE: Final = "_NPUCTL_COMPLETE"
+
+
+class Shell(StrEnum):
+    """A shell that completes."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+_OutputOption: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="How to print.")]
+_Kubeconfig: TypeAlias = Annotated[str | None, typer.Option(help="Which kubeconfig file.", show_default="$KUBECONFIG")]
+_Context: TypeAlias = Annotated[str | None, typer.Option(help="Which of its contexts.", show_default="current")]
+_Files: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("-f", "--filename", help="Objects from this YAML or JSON file (- is standard input), not a cluster."),
+]
+_Config: TypeAlias = Annotated[Path | None, typer.Option(help="The allocator's settings file.", show_default=False)]
+_Values: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the allocator.")
+]
+_Now: TypeAlias = Annotated[str | None, typer.Option(metavar="RFC3339", help="The present.", show_default="the clock")]
+
 
 @app.callback()
 def _npuctl() -> None:
-    """Look at the Ascend NPUs of a cluster."""
-
-
-@app.command()
-def topo(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Only these nodes.", show_default=False)] = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to print.")] = Output.TABLE,
-    kubeconfig: Annotated[str | None, typer.Option(help="Which kubeconfig file.", show_default="$KUBECONFIG")] = None,
-    context: Annotated[str | None, typer.Option(help="Which of its contexts.", show_default="current")] = None,
-) -> None:
-    """Show nodes, rings and chips: who holds what, and what is unhealthy."""
-    views = asyncio.run(_read(kubeconfig, context))
-    if nodes:
-        if missing := set(nodes) - {view.node for view in views}:
-            raise typer.BadParameter(f"not an NPU node: {', '.join(sorted(missing))}")
-        views = [view for view in views if view.node in nodes]
-    show({"nodes": views}, output, lambda: node_map(views))
+    """Look at the Ascend NPUs of a cluster, and ask the allocator's rules."""
 
 
 @app.command()
@@ -52,32 +59,86 @@ def plan(
     files: Annotated[
         list[str], typer.Option("-f", "--filename", help="YAML or JSON of Kubernetes objects; - is standard input.")
     ],
-    config: Annotated[Path | None, typer.Option(help="The allocator's settings file.", show_default=False)] = None,
-    values: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the allocator.")
-    ] = None,
-    now: Annotated[str | None, typer.Option(metavar="RFC3339", help="The present.", show_default="the clock")] = None,
+    config: _Config = None,
+    values: _Values = None,
+    now: _Now = None,
     candidates: Annotated[bool, typer.Option("--candidates", help="Tell of every node that fits.")] = False,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to print.")] = Output.TABLE,
+    output: _OutputOption = Output.TABLE,
 ) -> None:
     """Tell what the allocator would do with the pods of these files, without a cluster.
 
     Exit status 0: everything has a place; 3: something waits; 2: the input can't be used.
     """
     from npuctl.plan import make_plan
+    from npuctl.source import Source
 
-    try:
-        status = make_plan(files, config=config, values=values or (), now=now, candidates=candidates, output=output)
-    except InvalidValue as error:
-        sys.stderr.write(f"npuctl: {error}\n")
-        raise typer.Exit(EXIT_USAGE) from error
-    raise typer.Exit(status)
+    _exit(
+        lambda: make_plan(
+            Source.of(files=files, config=config, values=values or (), now=now), candidates=candidates, output=output
+        )
+    )
+
+
+@app.command()
+def explain(
+    *,
+    pod: Annotated[str, typer.Argument(help="The pod: its name, or namespace/name.")],
+    namespace: Annotated[str | None, typer.Option("-n", "--namespace", show_default="default")] = None,
+    files: _Files = None,
+    kubeconfig: _Kubeconfig = None,
+    context: _Context = None,
+    config: _Config = None,
+    values: _Values = None,
+    now: _Now = None,
+    output: _OutputOption = Output.TABLE,
+) -> None:
+    """Tell why a pod waits, node by node, and what would help.
+
+    Exit status 0: it has a place, or one is free; 3: it fits nowhere; 2: there is no such pod.
+    """
+    from npuctl.explain import make_explanation
+    from npuctl.source import Source
+
+    def run() -> int:
+        source = Source.of(
+            files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
+        )
+        return asyncio.run(make_explanation(pod, namespace, source, output))
+
+    _exit(run)
+
+
+@app.command()
+def topo(
+    *,
+    nodes: Annotated[list[str] | None, typer.Argument(help="Only these nodes.", show_default=False)] = None,
+    files: _Files = None,
+    kubeconfig: _Kubeconfig = None,
+    context: _Context = None,
+    now: _Now = None,
+    output: _OutputOption = Output.TABLE,
+) -> None:
+    """Show nodes, rings and chips: who holds what, and what is unhealthy."""
+    from npuctl.render import node_map
+    from npuctl.source import Source
+    from npuctl.view import node_views
+
+    def run() -> int:
+        source = Source.of(files=files or (), kubeconfig=kubeconfig, context=context, now=now)
+        views = node_views(asyncio.run(source.read()), source.settings, source.now_ns)
+        if missing := set(nodes or ()) - {view.node for view in views}:
+            raise InvalidValue(f"not an NPU node: {', '.join(sorted(missing))}")
+        shown = [view for view in views if not nodes or view.node in nodes]
+        show({"nodes": shown}, output, lambda: node_map(shown))
+        return 0
+
+    _exit(run)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def doctor(
     context: typer.Context,
-    output: Annotated[Output, typer.Option("-o", "--output", help="How to print.")] = Output.TABLE,
+    output: _OutputOption = Output.TABLE,
 ) -> None:
     """Tell what is wrong with this node, in words; run it on the node, or in the plugin's pod.
 
@@ -90,12 +151,22 @@ def doctor(
     raise typer.Exit(asyncio.run(diagnose(context.args, as_json=output is Output.JSON)))
 
 
-async def _read(kubeconfig: str | None, context: str | None) -> list[NodeView]:
-    async with await KubeClient.connect(kubeconfig, context) as client:
-        nodes, pods, reports = await asyncio.gather(
-            client.list_objects(NODES), client.list_objects(PODS), client.list_objects(CONFIG_MAPS, NAMESPACE)
-        )
-    return node_views(nodes, pods, reports)
+@app.command()
+def completion(shell: Annotated[Shell, typer.Argument(help="For which shell.")]) -> None:
+    """Print the script that makes a shell complete these commands; see docs/npuctl.md on where to put it."""
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # where typer itself takes it from
+
+    typer.echo(get_completion_script(prog_name="npuctl", complete_var=_COMPLETE, shell=shell))
+
+
+def _exit(command: Callable[[], int]) -> None:
+    """End with a command's exit status; what can't be used is told in a line."""
+    try:
+        status = command()
+    except InvalidValue as error:
+        sys.stderr.write(f"npuctl: {error}\n")
+        status = EXIT_USAGE
+    raise typer.Exit(status)
 
 
 def main() -> None:
@@ -105,7 +176,7 @@ def main() -> None:
         app()
     except AscendError as error:
         sys.stderr.write(f"npuctl: {error}\n")
-        sys.exit(1)
+        sys.exit(EXIT_FAILURE)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def plan(snapshot: Snapshot, settings: Settings, now_ns: int, *, candidates: boo
     planned: list[Planned] = []
     pending: list[Pending] = []
     for job, pod in in_order(snapshot.pods):
-        offered = _candidates(allocation.engine, pod) if candidates else msgspec.UNSET
+        offered = candidates_of(allocation.engine, pod) if candidates else msgspec.UNSET
         try:
             reservation = allocation.engine.place(pod)
         except Refusal as refusal:
@@ -154,7 +154,8 @@ def _bound(pod: Pod, node: str, annotations: dict[str, str]) -> Pod:
     return structs.replace(pod, metadata=metadata, spec=structs.replace(pod.spec, node_name=node))
 
 
-def _candidates(engine: DecisionEngine, pod: Pod) -> tuple[Candidate, ...]:
+def candidates_of(engine: DecisionEngine, pod: Pod) -> tuple[Candidate, ...]:
+    """Every node a pod fits on, best first."""
     try:
         fits = engine.fits(pod)
     except Refusal:

@@ -1,6 +1,6 @@
 """Lays a cluster's chips out for eyes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -14,32 +14,71 @@ from npuctl.view import ChipView, NodeView
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "bright_green", "bright_red", "bright_blue", "bright_magenta")
 
 
+_MARKS = {
+    "unhealthy": ("✗", "bold red"),
+    "separated": ("⊘", "bold red"),
+    "recovering": ("↻", "bold yellow"),
+    "network-unhealthy": ("≁", "bold yellow"),
+}
+_MEANINGS = {
+    "unhealthy": "unhealthy",
+    "separated": "taken out",
+    "recovering": "being reset",
+    "network-unhealthy": "network unhealthy: no good for jobs of several pods",
+}
+
+
 def node_map(views: Sequence[NodeView]) -> RenderableType:
     """A map of nodes, one line per ring; a chip shows its id and who holds it."""
     if not views:
         return Text("no NPU nodes")
     pods = sorted({holder for view in views for chip in view.chips for holder in chip.holders})
     colours = {pod: _COLOURS[number % len(_COLOURS)] for number, pod in enumerate(pods)}
-    return Group(*(_panel(view, colours) for view in views))
+    return Group(*(_panel(view, colours) for view in views), _totals(views))
+
+
+def _totals(views: Sequence[NodeView]) -> Text:
+    chips = [chip for view in views for chip in view.chips]
+    unusable = sum(view.reason is not None for view in views)
+    free = sum(_is_free(chip) for view in views if view.reason is None for chip in view.chips)
+    parts = [f"{len(views)} node{'s' if len(views) != 1 else ''}", f"{free} of {len(chips)} chips free"]
+    unhealthy = sum(not chip.healthy for chip in chips)
+    parts += [f"{unhealthy} unhealthy"] if unhealthy else []
+    parts += [f"{unusable} node{'s' if unusable != 1 else ''} not used"] if unusable else []
+    seen = {chip.health for chip in chips}
+    legend = [f"{mark} {_MEANINGS[health]}" for health, (mark, _) in _MARKS.items() if health in seen]
+    return Text("; ".join([", ".join(parts), *legend]))
+
+
+def _is_free(chip: ChipView) -> bool:
+    return chip.healthy and not chip.holders
 
 
 def _panel(view: NodeView, colours: dict[str, str]) -> Panel:
-    free = sum(chip.healthy and not chip.holders for chip in view.chips)
+    free = sum(_is_free(chip) for chip in view.chips)
     unhealthy = sum(not chip.healthy for chip in view.chips)
     title = f"[bold]{view.node}[/]  {view.product}  {free} of {len(view.chips)} free"
     if unhealthy:
         title += f"  [red]{unhealthy} unhealthy[/]"
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
-    rings: dict[int, list[ChipView]] = {}
-    for chip in view.chips:
-        rings.setdefault(chip.ring, []).append(chip)
-    for ring, chips in sorted(rings.items()):
-        table.add_row(Text(f"ring {ring}", style="dim"), *(_cell(chip, colours) for chip in chips))
-    body: RenderableType = table
+    for name, chips in _lines(view.chips):
+        table.add_row(Text(name, style="dim"), *(_cell(chip, colours) for chip in chips))
+    lines: list[RenderableType] = [table]
+    lines += [
+        Text(f"{chip.name} {chip.health}: {', '.join(chip.faults)}", style="dim") for chip in view.chips if chip.faults
+    ]
     if view.reason is not None:
-        body = Group(table, Text(f"not used: {view.message} ({view.reason})", style="red"))
-    return Panel(body, title=title, title_align="left", expand=False)
+        lines.append(Text(f"not used: {view.message} ({view.reason})", style="red"))
+    return Panel(Group(*lines), title=title, title_align="left", expand=False)
+
+
+def _lines(chips: Sequence[ChipView]) -> Iterator[tuple[str, list[ChipView]]]:
+    rings: dict[int, list[ChipView]] = {}
+    for chip in chips:
+        rings.setdefault(chip.ring, []).append(chip)
+    for ring, linked in sorted(rings.items()):
+        yield f"ring {ring}", linked
 
 
 def _cell(chip: ChipView, colours: dict[str, str]) -> Text:
@@ -48,6 +87,7 @@ def _cell(chip: ChipView, colours: dict[str, str]) -> Text:
         return Text(f"[{number} CONFLICT {' '.join(chip.holders)}]", style="bold white on red")
     label = chip.holders[0].removeprefix("default/") if chip.holders else "·" if chip.healthy else ""
     cell = Text(f"[{number} {label}".rstrip(), style=colours[chip.holders[0]] if chip.holders else "dim")
-    if not chip.healthy:
-        cell.append(" ✗", style="bold red")
+    if chip.health in _MARKS:
+        mark, style = _MARKS[chip.health]
+        cell.append(f" {mark}", style=style)
     return cell.append("]")

@@ -1,24 +1,36 @@
-"""Who holds which chip of which node: the allocator's own view of a cluster, as plain values."""
+"""Who holds which chip of which node, and how it is: the allocator's own view of a cluster, as plain values."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger
+from allocator.settings import Settings
 from allocator.state.node import NodeRecord, Server
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set
-from ascend.errors import Refusal
-from ascend.kube.objects import ConfigMap, Node, Pod
+from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
+from ascend.errors import InvalidReport, Refusal
+from npuctl.snapshot import Allocation, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class ChipView:
-    """A chip: its name, its ring's number, its health, and the pods (``namespace/name``) that hold it."""
+    """A chip.
+
+    Attributes:
+        name: on the wire.
+        ring: the number of its ring.
+        healthy: it may be given to pods.
+        holders: the pods (``namespace/name``) that hold it.
+        health: ``healthy``, ``unhealthy``, ``recovering`` (being reset), ``separated`` (taken out) or
+            ``network-unhealthy`` (no good for jobs of several pods).
+        faults: the codes of its faults.
+    """
 
     name: str
     ring: int
     healthy: bool
     holders: tuple[str, ...]
+    health: str = "healthy"
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +44,61 @@ class NodeView:
     message: str | None
 
 
-def node_views(nodes: Iterable[Node], pods: Iterable[Pod], reports: Iterable[ConfigMap]) -> list[NodeView]:
-    """The NPU nodes of a cluster by name, read by the same code the allocator decides with."""
-    cluster = Cluster(Ledger(ttl_s=0.0, monotonic=lambda: 0.0))
-    for node in nodes:
-        cluster.node_applied(node)
-    for report in reports:
-        cluster.report_applied(report)
-    for pod in pods:
-        cluster.pod_applied(pod)
-    views = [_view(record) for _, record in sorted(cluster.nodes.items())]
+def node_views(snapshot: Snapshot, settings: Settings, now_ns: int) -> list[NodeView]:
+    """The NPU nodes of a cluster by name, read by the same code the allocator decides with.
+
+    Args:
+        snapshot: the objects.
+        settings: the allocator's.
+        now_ns: the present, Unix nanoseconds.
+    """
+    cluster = Allocation.of(snapshot, settings, lambda: now_ns / 1e9).cluster
+    reports = _reports(snapshot)
+    views = [_view(record, reports) for _, record in sorted(cluster.nodes.items())]
     return [view for view in views if view.reason not in {"NotAnNpuNode", "UnknownNode"}]
 
 
-def _view(record: NodeRecord) -> NodeView:
+def _reports(snapshot: Snapshot) -> dict[str, DeviceReport]:
+    reports = {}
+    for each in snapshot.config_maps:
+        name = node_name(each.name)
+        if name is not None and each.metadata.namespace == NAMESPACE:
+            try:
+                reports[name] = decode_report(each.data)
+            except InvalidReport:
+                continue  # the node's record says what is wrong with it
+    return reports
+
+
+def _view(record: NodeRecord, reports: Mapping[str, DeviceReport]) -> NodeView:
     server, offer = record.server, record.offer
     reason, message = (offer.reason, offer.message) if isinstance(offer, Refusal) else (None, None)
     if not isinstance(server, Server):
         return NodeView(record.name, "", (), reason, message)
     unhealthy: ChipSet = record.unhealthy if isinstance(record.unhealthy, int) else 0
+    report = reports.get(record.name)
     chips = []
     for chip_id in chip_ids(server.reported):
-        chip = chip_set((chip_id,))
+        chip, name = chip_set((chip_id,)), chip_name(chip_id)
         ring = next(number for number, ring in enumerate(server.product.rings) if ring & chip)
         holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
-        chips.append(ChipView(chip_name(chip_id), ring, not unhealthy & chip, holders))
+        health, faults = _health(chip, report), _faults(name, report)
+        chips.append(ChipView(name, ring, not unhealthy & chip, holders, health, faults))
     return NodeView(record.name, server.product.name, tuple(chips), reason, message)
+
+
+def _health(chip: ChipSet, report: DeviceReport | None) -> str:
+    if report is None:
+        return "healthy"
+    worst_first = {
+        "separated": report.manually_separated,
+        "recovering": report.recovering,
+        "unhealthy": report.unhealthy,
+        "network-unhealthy": report.network_unhealthy,
+    }
+    return next((health for health, chips in worst_first.items() if chips & chip), "healthy")
+
+
+def _faults(name: str, report: DeviceReport | None) -> tuple[str, ...]:
+    codes = (fault.fault_code.split(",") for fault in report.faults if fault.npu_name == name) if report else ()
+    return tuple(code for some in codes for code in some if code)

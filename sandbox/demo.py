@@ -25,6 +25,7 @@ from device_plugin.app import Plugin
 from device_plugin.rules.injection import VISIBLE_DEVICES
 from device_plugin.settings import Settings as PluginSettings
 from npuctl.render import node_map
+from npuctl.snapshot import Snapshot
 from npuctl.view import node_views
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
 
@@ -39,11 +40,13 @@ class Demo:
 
     Args:
         cluster: where it happens.
+        settings: the allocator's.
         console: where it is told.
     """
 
-    def __init__(self, cluster: SandboxCluster, console: Console) -> None:
+    def __init__(self, cluster: SandboxCluster, settings: AllocatorSettings, console: Console) -> None:
         self._cluster = cluster
+        self._settings = settings
         self._client = cluster.client
         self._console = console
         self._started_s = time.monotonic()
@@ -103,16 +106,12 @@ class Demo:
         return decode_report((await self._client.get(objects.CONFIG_MAPS, name, NAMESPACE)).data)
 
     async def _show(self) -> None:
-        nodes, pods, reports = await asyncio.gather(
-            self._client.list_objects(objects.NODES),
-            self._client.list_objects(objects.PODS),
-            self._client.list_objects(objects.CONFIG_MAPS, NAMESPACE),
-        )
-        self._console.print(node_map(node_views(nodes, pods, reports)))
+        snapshot = await Snapshot.fetch(self._client)
+        self._console.print(node_map(node_views(snapshot, self._settings, time.time_ns())))
         table = Table(box=None, padding=(0, 2))
         for title in ("pod", "asks for", "node", "was given"):
             table.add_column(title, header_style="bold")
-        for pod in sorted(pods, key=lambda pod: pod.metadata.creation_timestamp or ""):
+        for pod in sorted(snapshot.pods, key=lambda pod: pod.metadata.creation_timestamp or ""):
             asked = str(sum(container.chips for container in pod.spec.containers))
             given = pod.metadata.annotations.get(REAL, "").replace(NAME_PREFIX, "")
             table.add_row(pod.name, asked, pod.spec.node_name or "pending", given)
@@ -182,12 +181,12 @@ async def run(console: Console) -> None:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
         cluster = await stack.enter_async_context(SandboxCluster(folder, ("node-a", "node-b")))
-        demo = Demo(cluster, console)
-        demo.say("a sandbox cluster is up: API server, scheduler loop, two nodes with kubelets (one process, no root)")
         kubeconfig = cluster.write_kubeconfig("programs")
         settings = AllocatorSettings(
             kubeconfig=str(kubeconfig), extender_address="127.0.0.1:0", grpc_address="127.0.0.1:0"
         )
+        demo = Demo(cluster, settings, console)
+        demo.say("a sandbox cluster is up: API server, scheduler loop, two nodes with kubelets (one process, no root)")
         allocator = await stack.enter_async_context(AllocatorApp(settings))
         await allocator.synced()
         await cluster.start_scheduler(f"http://{allocator.extender_address}/scheduler")

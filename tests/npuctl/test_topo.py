@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ascend.kube.objects import Metadata, Node
+from allocator.settings import Settings
+from ascend.chips import chip_set
+from ascend.daemon.settings import fixed_settings
+from ascend.deviceinfo import DeviceReport, FaultTime, chip_fault, encode_report
+from ascend.kube.objects import KubeObject, Metadata, Node
 from npuctl.render import node_map
+from npuctl.snapshot import Snapshot
 from npuctl.view import ChipView, NodeView, node_views
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import node, pod, report
@@ -23,26 +28,31 @@ def show(*views: NodeView) -> str:
     return captured.get()
 
 
+def views(*objects: KubeObject) -> list[NodeView]:
+    """At the time the reports are of."""
+    return node_views(Snapshot.of(objects), fixed_settings(Settings, None, {}), 10**9)
+
+
 def test_chips_are_told_with_ring_health_and_holder() -> None:
-    (view,) = node_views([node("n1")], [pod("train", 2, node="n1", chips=(4, 5))], [report("n1", unhealthy=(1,))])
+    (view,) = views(node("n1"), pod("train", 2, node="n1", chips=(4, 5)), report("n1", unhealthy=(1,)))
     assert (view.node, view.product, view.reason) == ("n1", "910A", None)
-    assert view.chips[1] == ChipView("Ascend910-1", 0, healthy=False, holders=())
+    assert view.chips[1] == ChipView("Ascend910-1", 0, healthy=False, holders=(), health="unhealthy")
     assert view.chips[4] == ChipView("Ascend910-4", 1, healthy=True, holders=("default/train",))
 
 
 def test_nodes_without_npus_are_left_out() -> None:
-    assert node_views([Node(metadata=Metadata(name="plain"))], [], []) == []
+    assert views(Node(metadata=Metadata(name="plain"))) == []
 
 
 def test_a_node_that_can_not_be_used_says_why() -> None:
-    (view,) = node_views([node("n1")], [], [report("n1", data={"DeviceInfoCfg": "{}"})])
+    (view,) = views(node("n1"), report("n1", data={"DeviceInfoCfg": "{}"}))
     assert view.reason == "InvalidReport"
     assert "not used: ConfigMap kube-system/mindx-dl-deviceinfo-n1" in show(view)
 
 
 def test_the_map_shows_a_line_per_ring() -> None:
-    views = node_views([node("n1")], [pod("train", 2, node="n1", chips=(4, 5))], [report("n1", unhealthy=(1,))])
-    lines = show(*views).splitlines()
+    shown = views(node("n1"), pod("train", 2, node="n1", chips=(4, 5)), report("n1", unhealthy=(1,)))
+    lines = show(*shown).splitlines()
     assert "n1  910A  5 of 8 free  1 unhealthy" in lines[0]
     assert lines[1].split()[1:8] == ["ring", "0", "[0", "·]", "[1", "✗]", "[2"]
     assert "[4 train] [5 train]" in lines[2]
@@ -50,7 +60,36 @@ def test_the_map_shows_a_line_per_ring() -> None:
 
 def test_two_holders_of_one_chip_are_a_conflict() -> None:
     holders = [pod("a", 1, node="n1", chips=(3,)), pod("b", 1, node="n1", chips=(3,))]
-    assert "[3 CONFLICT default/a default/b]" in show(*node_views([node("n1")], holders, []))
+    assert "[3 CONFLICT default/a default/b]" in show(*views(node("n1"), *holders))
+
+
+def test_chips_that_are_ill_are_marked_by_how_they_are_with_the_codes_of_their_faults() -> None:
+    made = DeviceReport(
+        free=0xF0,
+        unhealthy=chip_set([0]),
+        recovering=chip_set([1]),
+        manually_separated=chip_set([2]),
+        network_unhealthy=chip_set([3]),
+        update_time_s=1,
+        faults=(chip_fault(chip_id=0, level="SeparateNPU", codes={"80E18402": FaultTime(0, "SeparateNPU")}),),
+    )
+    (view,) = views(node("n1"), report("n1", data=encode_report(made)))
+    assert [chip.health for chip in view.chips[:5]] == [
+        "unhealthy",
+        "recovering",
+        "separated",
+        "network-unhealthy",
+        "healthy",
+    ]
+    assert view.chips[0].faults == ("80E18402",)
+    shown = show(view)
+    assert "[0 ✗] [1 ↻] [2 ⊘] [3 · ≁]" in shown
+    assert "Ascend910-0 unhealthy: 80E18402" in shown
+    assert "1 node, 5 of 8 chips free, 3 unhealthy; ✗ unhealthy; ⊘ taken out" in shown
+
+
+def test_chips_of_nodes_that_are_not_used_are_not_counted_as_free() -> None:
+    assert "2 nodes, 8 of 8 chips free, 1 node not used" in show(*views(node("n1"), node("n2", ready=False)))
 
 
 @pytest.fixture

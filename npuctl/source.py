@@ -1,0 +1,103 @@
+"""Where a command's objects come from: a cluster, or files; and by which settings and clock they are judged."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Self
+
+from allocator.settings import Settings
+from ascend.daemon.settings import fixed_settings
+from ascend.errors import InvalidValue, Unreachable
+from ascend.kube.client import KubeClient
+from npuctl.manifests import read_manifests
+from npuctl.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source of objects.
+
+    Attributes:
+        settings: the allocator's.
+        now_ns: the present, Unix nanoseconds.
+        files: to be read; where there are none, a cluster is.
+        kubeconfig: which file; None: what kubectl would take.
+        context: which of its contexts; None: the current one.
+    """
+
+    settings: Settings
+    now_ns: int
+    files: tuple[str, ...] = ()
+    kubeconfig: str | None = None
+    context: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        files: Sequence[str] = (),
+        kubeconfig: str | None = None,
+        context: str | None = None,
+        config: Path | None = None,
+        values: Sequence[str] = (),
+        now: str | None = None,
+    ) -> Self:
+        """From the options of a command.
+
+        Args:
+            files: to be read.
+            kubeconfig: which file.
+            context: which of its contexts.
+            config: the allocator's settings file.
+            values: settings as ``key=value``, which go before the file's.
+            now: the present, RFC 3339; the clock's if not given.
+
+        Raises:
+            InvalidValue: one of them means nothing.
+        """
+        settings = fixed_settings(Settings, config, dict(map(_setting, values)))
+        return cls(settings, read_time(now), tuple(files), kubeconfig, context)
+
+    async def read(self) -> Snapshot:
+        """Read the objects.
+
+        Raises:
+            InvalidValue: a file can't be used.
+            ApiError: the API server refused.
+            Unreachable: it doesn't answer, or nothing says where it is.
+        """
+        if self.files:
+            return read_manifests(self.files).snapshot
+        try:
+            client = await KubeClient.connect(self.kubeconfig, self.context)
+        except InvalidValue as error:
+            raise Unreachable(error.message) from error
+        async with client:
+            return await Snapshot.fetch(client)
+
+
+def read_time(text: str | None) -> int:
+    """The present as Unix nanoseconds: as given, else the clock's.
+
+    Raises:
+        InvalidValue: it is no time.
+    """
+    if text is None:
+        return time.time_ns()
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidValue(f"--now: {text!r} is no RFC 3339 time, such as 2026-01-31T12:00:00Z")
+    whole_s = int(moment.replace(microsecond=0).timestamp())
+    return whole_s * 10**9 + moment.microsecond * 1000
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InvalidValue(f"--set: {text!r} is not key=value")
+    return key, value

@@ -1,0 +1,196 @@
+"""``npuctl explain``: why a pod waits, node by node, and what would help."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from ascend.chips import chip_set
+from npuctl.cli import app
+from npuctl.manifests import read_manifests
+from npuctl.planning import plan
+from npuctl.source import Source
+from sandbox.apiserver import ApiServer
+from tests.npuctl.manifests import Json, as_list, node, pod, report
+
+NOW = "2026-01-01T00:00:00Z"
+
+
+def explain(folder: Path, *objects: Json, name: str = "train", flags: Sequence[str] = ()) -> dict[str, Any]:
+    path = folder / "objects.json"
+    path.write_text(json.dumps(as_list(*objects)))
+    done = CliRunner().invoke(app, ["explain", name, "-f", str(path), "--now", NOW, "-o", "json", *flags])
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert done.exit_code == (3 if answer["state"] == "waits" else 0), done.stderr
+    return answer
+
+
+def people(folder: Path, *objects: Json, name: str = "train") -> str:
+    path = folder / "objects.json"
+    path.write_text(json.dumps(as_list(*objects)))
+    return CliRunner().invoke(app, ["explain", name, "-f", str(path), "--now", NOW]).stdout
+
+
+def helps(answer: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
+    return [(each["kind"], each["node"], tuple(each["targets"])) for each in answer["remedies"]]
+
+
+def test_the_pods_are_named_whose_end_would_make_room(tmp_path: Path) -> None:
+    left, right = pod("left", 1, node="n1", chips=[1]), pod("right", 2, node="n1", chips=[4, 5])
+    answer = explain(tmp_path, node("n1"), left, right, pod("train", 4))
+    assert (answer["state"], answer["reason"]) == ("waits", "RingTooSmall")
+    assert helps(answer) == [("end", "n1", ("default/left",)), ("end", "n1", ("default/right",))]
+
+
+def test_a_chip_is_named_whose_recovery_would_make_room(tmp_path: Path) -> None:
+    right = pod("right", 4, node="n1", chips=range(4, 8))
+    answer = explain(tmp_path, node("n1", chips=7), report("n1", unhealthy=0b10), right, pod("train", 4))
+    assert helps(answer) == [("end", "n1", ("default/right",)), ("repair", "n1", ("Ascend910-1",))]
+
+
+def test_chips_that_must_all_recover_are_named_together(tmp_path: Path) -> None:
+    answer = explain(tmp_path, node("n1", chips=5), report("n1", unhealthy=0b111), pod("train", 8))
+    assert helps(answer) == [("repair", "n1", ("Ascend910-0", "Ascend910-1", "Ascend910-2"))]
+
+
+def test_pods_that_must_all_end_are_named_together_and_only_where_none_alone_would_do(tmp_path: Path) -> None:
+    holders = [pod(f"h{chip}", 1, node="n1", chips=[chip]) for chip in (0, 5)]
+    answer = explain(tmp_path, node("n1"), *holders, pod("train", 8))
+    assert helps(answer) == [("end", "n1", ("default/h0", "default/h5"))]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason", "kind"),
+    [
+        ([node("n1", cordoned=True)], "NodeCordoned", "uncordon"),
+        ([node("n1", ready=False)], "NodeNotReady", "ready"),
+        ([node("n1", chips=0)], "ResourceNotOffered", "offer"),
+        ([node("n1"), report("n1", at_s=1)], "StaleReport", "report"),
+        ([node("n1"), {**report("n1"), "data": {"DeviceInfoCfg": "{}"}}], "InvalidReport", "report"),
+    ],
+)
+def test_what_is_wrong_with_a_node_is_said(changed: list[Json], reason: str, kind: str, tmp_path: Path) -> None:
+    answer = explain(tmp_path, *changed, pod("train", 4))
+    assert answer["reason"] == reason
+    assert helps(answer) == [(kind, "n1", ())]
+
+
+def test_a_pod_whose_chips_are_unclear_is_named(tmp_path: Path) -> None:
+    answer = explain(tmp_path, node("n1"), pod("unclear", 2, node="n1"), pod("train", 2))
+    assert answer["reason"] == "UnreadablePod"
+    assert helps(answer) == [("end", "n1", ("default/unclear",))]
+
+
+def test_a_request_nothing_helps_is_told_so(tmp_path: Path) -> None:
+    answer = explain(tmp_path, node("n1"), pod("train", 3))
+    assert (answer["reason"], helps(answer)) == ("InvalidRequest", [])
+    assert "the pod must ask for something else" in people(tmp_path, node("n1"), pod("train", 3))
+
+
+@settings(max_examples=40)
+@given(
+    held=st.lists(st.sets(st.integers(0, 7), min_size=1, max_size=4), max_size=4),
+    sick=st.sets(st.integers(0, 7), max_size=2),
+    request=st.sampled_from([1, 2, 4, 8]),
+)
+def test_what_is_said_to_help_does(
+    tmp_path_factory: pytest.TempPathFactory, held: list[set[int]], sick: set[int], request: int
+) -> None:
+    folder = tmp_path_factory.mktemp("explain")
+    taken: set[int] = set()
+    holders = []
+    for number, chips in enumerate(held):
+        own = chips - taken - sick
+        taken |= own
+        if own:
+            holders.append(pod(f"h{number}", len(own), node="n1", chips=sorted(own)))
+    ill = chip_set(sick)
+    answer = explain(
+        folder, node("n1", chips=8 - len(sick)), report("n1", unhealthy=ill), *holders, pod("train", request)
+    )
+    for each in answer["remedies"]:
+        ended = [holder for holder in holders if f"default/{holder['metadata']['name']}" not in each["targets"]]
+        cured = ill & ~chip_set(int(name[10:]) for name in each["targets"] if each["kind"] == "repair")
+        after = [node("n1", chips=8 - cured.bit_count()), report("n1", unhealthy=cured), *ended, pod("train", request)]
+        path = folder / "after.json"
+        path.write_text(json.dumps(as_list(*after)))
+        source = Source.of(files=[str(path)], now=NOW)
+        assert not plan(read_manifests(source.files).snapshot, source.settings, source.now_ns).pending, each
+
+
+def test_a_pod_that_fits_is_told_where_best(tmp_path: Path) -> None:
+    busy = pod("busy", 4, node="n2", chips=range(4))
+    waiting = pod("train", 4)
+    waiting["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes: 2 tainted"}]}
+    answer = explain(tmp_path, node("n1"), node("n2"), busy, waiting)
+    assert (answer["state"], [each["node"] for each in answer["candidates"]]) == ("fits", ["n2", "n1"])
+    said = people(tmp_path, node("n1"), node("n2"), busy, waiting)
+    assert "fits on 2 nodes now" in said
+    assert "its scheduler says: 0/2 nodes: 2 tainted" in said
+
+
+def test_a_pod_that_has_its_place_a_finished_one_and_one_without_chips_are_told_as_they_are(tmp_path: Path) -> None:
+    placed = pod("train", 2, node="n1", chips=[4, 5])
+    assert "is on node n1 with chips 4,5" in people(tmp_path, placed)
+    assert "no annotation says which chips" in people(tmp_path, pod("train", 2, node="n1"))
+    rejected = pod("train", 2, node="n1", phase="Failed")
+    rejected["status"] |= {"reason": "UnexpectedAdmissionError", "message": "ChipHeld: Ascend910-0 is held"}
+    assert "UnexpectedAdmissionError: ChipHeld: Ascend910-0 is held" in people(tmp_path, rejected)
+    assert "asks for no chips" in people(tmp_path, pod("train", None))
+
+
+def test_nodes_are_told_by_reason_first(tmp_path: Path) -> None:
+    said = people(
+        tmp_path, *(node(f"n{number}", ready=False) for number in range(5)), node("full", chips=1), pod("train", 4)
+    )
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert lines[0].startswith("pod default/train asks for 4 chips and waits: NoNodeFits: ")
+    assert lines[3] == "  5 nodes NodeNotReady: node n0 is not Ready"
+    assert lines[4].endswith("n0, n1, n2 and 2 more")
+    assert lines[5].startswith("  1 node  NoRoomAtKubelet: ")
+    assert "  on node n0, once it is Ready" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("none",), "there is no pod default/none"),
+        (("train", "-n", "team"), "there is no pod team/train; there is default/train"),
+        (("default/train", "-n", "team"), "is not in the namespace team"),
+    ],
+)
+def test_a_pod_that_is_not_there_is_an_error(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(pod("train", 1))))
+    done = CliRunner().invoke(app, ["explain", *arguments, "-f", str(path)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+async def test_a_live_cluster_is_asked(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        for each in (node("n1", ready=False), pod("train", "2")):
+            await server.create(each)
+        path = tmp_path / "kubeconfig.json"
+        path.write_text(json.dumps(server.kubeconfig()))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "npuctl.cli", "explain", "train", "-n", "default", "--kubeconfig", str(path)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 3
+        assert "NodeNotReady" in out.decode()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_gets_its_completion(shell: str) -> None:
+    done = CliRunner().invoke(app, ["completion", shell])
+    assert done.exit_code == 0
+    assert "_NPUCTL_COMPLETE=complete_" + shell in done.stdout
