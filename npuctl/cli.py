@@ -137,18 +137,36 @@ def topo(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def doctor(
-    context: typer.Context,
+    arguments: typer.Context,
+    *,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Look at the whole cluster, from afar.")] = False,
+    files: _Files = None,
+    kubeconfig: _Kubeconfig = None,
+    context: _Context = None,
+    now: _Now = None,
     output: _OutputOption = Output.TABLE,
 ) -> None:
-    """Tell what is wrong with this node, in words; run it on the node, or in the plugin's pod.
+    """Tell what is wrong with this node, or with the cluster, in words.
 
-    Flags, $ASCEND_DP_... variables and --config are those of ascend-device-plugin. Exit status 1 where there are
-    problems.
+    For the node run it there, or in the plugin's pod; flags, $ASCEND_DP_... variables and --config are those of
+    ascend-device-plugin. Exit status 1 where there are problems.
     """
     # Not above: looking at a cluster from afar needs nothing of the node's side.
-    from npuctl.doctor import diagnose
+    from npuctl.doctor import diagnose, diagnose_cluster
+    from npuctl.source import Source
 
-    raise typer.Exit(asyncio.run(diagnose(context.args, as_json=output is Output.JSON)))
+    def run() -> int:
+        if cluster or files:
+            if arguments.args:
+                raise InvalidValue(f"of the cluster nothing is known of {' '.join(arguments.args)}")
+            source = Source.of(files=files or (), kubeconfig=kubeconfig, context=context, now=now)
+            return asyncio.run(diagnose_cluster(source, output))
+        if context is not None or now is not None:
+            raise InvalidValue("--context and --now are for --cluster")
+        access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
+        return asyncio.run(diagnose([*arguments.args, *access], output))
+
+    _exit(run)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The command ``npuctl doctor``: carries out the device plugin's checks of its node and lays them out for eyes."""
+"""The command ``npuctl doctor``: carries out the checks of a node or of a cluster and lays them out for eyes."""
 
 import logging
 import os
@@ -17,6 +17,9 @@ from ascend.errors import InvalidValue
 from ascend.observe.logs import configure_logs
 from device_plugin.doctor import Finding, examine
 from device_plugin.settings import Settings
+from npuctl.checkup import check_up
+from npuctl.output import Output, show
+from npuctl.source import Source
 
 PROGRAM = "npuctl doctor"
 
@@ -39,12 +42,12 @@ class _Diagnosis(msgspec.Struct):
     findings: Sequence[Finding]
 
 
-async def diagnose(arguments: Sequence[str], *, as_json: bool) -> int:
+async def diagnose(arguments: Sequence[str], output: Output) -> int:
     """Check this node and print what was found.
 
     Args:
         arguments: flags as of ascend-device-plugin.
-        as_json: for programs.
+        output: how to print.
 
     Returns:
         The exit status: 0, 1 where there are problems, 2 where it was called wrongly.
@@ -59,13 +62,32 @@ async def diagnose(arguments: Sequence[str], *, as_json: bool) -> int:
     progress = Console(stderr=True)
     with progress.status("looking around") as status:
         findings = await examine(settings, begin=lambda check: status.update(f"looking at the {check.name}"))
-    counts = [sum(each.severity == severity for each in findings) for severity in ("problem", "warning")]
-    diagnosis = _Diagnosis(settings.node_name, counts[0], counts[1], findings)
-    if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n")
-    else:
-        Console().print(render(diagnosis.node, findings))
-    return EXIT_FAILURE if diagnosis.problems else 0
+    return _tell(settings.node_name, findings, output)
+
+
+async def diagnose_cluster(source: Source, output: Output) -> int:
+    """Check a cluster from afar and print what was found.
+
+    Args:
+        source: where its objects come from.
+        output: how to print.
+
+    Returns:
+        The exit status: 0, or 1 where there are problems.
+
+    Raises:
+        InvalidValue: the input can't be used.
+        ApiError: the API server refused.
+        Unreachable: it doesn't answer.
+    """
+    findings = check_up(await source.read(), source.settings, source.now_ns)
+    return _tell("cluster", findings, output)
+
+
+def _tell(name: str, findings: Sequence[Finding], output: Output) -> int:
+    problems, warnings = (sum(each.severity == severity for each in findings) for severity in ("problem", "warning"))
+    show(_Diagnosis(name, problems, warnings, findings), output, lambda: render(name, findings))
+    return EXIT_FAILURE if problems else 0
 
 
 def render(node: str, findings: Sequence[Finding]) -> RenderableType:

@@ -1,7 +1,7 @@
 """How answers are printed: tables for people, JSON and YAML for programs."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -59,8 +59,13 @@ class Group(msgspec.Struct, frozen=True):
 
     def names(self) -> str:
         """The first few nodes by name, and how many more there are."""
-        more = len(self.nodes) - _NAMES
-        return ", ".join(self.nodes[:_NAMES]) + (f" and {more} more" if more > 0 else "")
+        return some(self.nodes)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - _NAMES
+    return ", ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def group(refusals: Mapping[str, Refusal]) -> tuple[Group, ...]:

@@ -1,0 +1,120 @@
+"""What is wrong with a cluster, in words: every problem is made on purpose."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ascend.annotations import REAL
+from npuctl.cli import app
+from tests.npuctl.manifests import Json, as_list, node, pod, report
+
+NOW = "2026-01-01T00:00:00Z"
+
+
+def doctor(folder: Path, *objects: Json) -> tuple[int, dict[str, Any]]:
+    path = folder / "objects.json"
+    path.write_text(json.dumps(as_list(*objects)))
+    done = CliRunner().invoke(app, ["doctor", "--cluster", "-f", str(path), "--now", NOW, "-o", "json"])
+    assert done.stderr == ""
+    return done.exit_code, json.loads(done.stdout)
+
+
+def bad(folder: Path, *objects: Json) -> list[tuple[str, str, str]]:
+    _, diagnosis = doctor(folder, *objects)
+    return [(e["check"], e["severity"], e["sentence"]) for e in diagnosis["findings"] if e["severity"] != "ok"]
+
+
+def claimed(name: str, chips: list[int], real: list[int], **more: Any) -> Json:
+    names = ",".join(f"Ascend910-{chip}" for chip in real)
+    return pod(name, len(chips), node="n1", chips=chips, annotations={REAL: names}, **more)
+
+
+def test_a_cluster_at_work_has_no_problems(tmp_path: Path) -> None:
+    status, diagnosis = doctor(tmp_path, node("n1"), report("n1"), claimed("a", [0, 1], [0, 1]))
+    assert (status, diagnosis["node"], diagnosis["problems"], diagnosis["warnings"]) == (0, "cluster", 0, 0)
+    assert [each["check"] for each in diagnosis["findings"]] == [
+        "nodes",
+        "reports",
+        "kubelets",
+        "chips",
+        "pods",
+        "waiting",
+    ]
+
+
+def test_a_cluster_without_chips_is_a_problem(tmp_path: Path) -> None:
+    assert bad(tmp_path) == [("nodes", "problem", "no node reports chips")]
+
+
+def test_nodes_that_can_not_be_used_are_told_by_reason(tmp_path: Path) -> None:
+    nodes = [node(f"n{number}") for number in range(5)]
+    found = bad(tmp_path, *nodes, *(report(f"n{number}", at_s=1) for number in range(5)), node("n9", cordoned=True))
+    assert found[0][:2] == ("nodes", "problem")
+    assert found[0][2].startswith("StaleReport: ")
+    assert found[0][2].endswith("(5: n0, n1, n2 and 2 more)")
+    assert found[1] == ("nodes", "warning", "NodeCordoned: node n9 is cordoned")
+
+
+def test_reports_that_are_missing_old_or_left_behind_are_told(tmp_path: Path) -> None:
+    now_s = 1_767_225_600
+    found = bad(tmp_path, node("n1"), node("n2"), report("n2", at_s=now_s - 331), report("gone"))
+    assert found == [
+        ("reports", "warning", "no ConfigMap mindx-dl-deviceinfo-<node>: n1"),
+        ("reports", "warning", "older than 330 s, and to be renewed every 300 s: n2"),
+        ("reports", "warning", "of nodes that are not there: kube-system/mindx-dl-deviceinfo-gone"),
+    ]
+
+
+def test_a_kubelet_that_offers_other_than_the_healthy_chips_is_told(tmp_path: Path) -> None:
+    (found,) = bad(tmp_path, node("n1", chips=8), report("n1", unhealthy=0b1))
+    assert found == ("kubelets", "warning", "the kubelet of node n1 offers 8 chips, 7 are healthy")
+
+
+@pytest.mark.parametrize(
+    ("odd", "severity", "said"),
+    [
+        (pod("a", 2, node="n1", chips=[0, 1]), "problem", "pod default/a on node n1 runs, but has no"),
+        (claimed("a", [0, 1], [2, 3]), "warning", "was given Ascend910-2,Ascend910-3 instead of Ascend910-0,"),
+    ],
+)
+def test_pods_with_other_chips_than_written_are_told(odd: Json, severity: str, said: str, tmp_path: Path) -> None:
+    (found,) = bad(tmp_path, node("n1"), report("n1"), odd)
+    assert found[:2] == ("pods", severity)
+    assert said in found[2]
+
+
+def test_a_pod_that_is_still_starting_is_not_yet_odd(tmp_path: Path) -> None:
+    starting = pod("a", 2, node="n1", chips=[0, 1], phase="Pending")
+    assert bad(tmp_path, node("n1"), report("n1"), starting) == []
+
+
+def test_a_pod_bound_past_the_allocator_and_one_with_a_senseless_list_are_problems(tmp_path: Path) -> None:
+    senseless = pod("b", 1, node="n1", annotations={"huawei.com/Ascend910": "Ascend910-x"})
+    found = bad(tmp_path, node("n1"), report("n1"), pod("a", 2, node="n1"), senseless)
+    told = [sentence for check, severity, sentence in found if (check, severity) == ("pods", "problem")]
+    assert told[0] == "pod default/a on node n1 was bound without chips"
+    assert "'Ascend910-x' is not a chip name" in told[1]
+
+
+def test_a_chip_that_two_pods_hold_is_a_problem(tmp_path: Path) -> None:
+    status, diagnosis = doctor(tmp_path, node("n1"), report("n1"), claimed("a", [3], [3]), claimed("b", [2, 3], [2, 3]))
+    told = [each["sentence"] for each in diagnosis["findings"] if each["check"] == "chips"]
+    assert (status, told) == (1, ["Ascend910-3 of node n1: held by default/a and default/b"])
+
+
+def test_pods_that_wait_are_told_with_what_to_type(tmp_path: Path) -> None:
+    full = claimed("a", list(range(8)), list(range(8)))
+    _, diagnosis = doctor(tmp_path, node("n1"), report("n1"), full, pod("b", 1), pod("c", 1))
+    last = diagnosis["findings"][-1]
+    assert (last["sentence"], last["advice"]) == (
+        "NotEnoughChips: default/b and 1 more wait for chips",
+        "npuctl explain default/b",
+    )
+
+
+@pytest.mark.parametrize("flags", [("--cluster", "--driver", "dcmi"), ("--now", NOW), ("--context", "c")])
+def test_flags_of_the_other_kind_are_refused(flags: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(app, ["doctor", *flags]).exit_code == 2
