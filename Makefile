@@ -34,6 +34,7 @@ lint: setup ## ruff, mypy strict, import contracts, generated stubs and tables c
 	@$(RUN) lint-imports --no-logo
 	@$(RUN) python -m protos.generate --check
 	@$(RUN) python -m device_plugin.reference --check
+	@$(RUN) python -m npuctl.reference --check
 
 format: setup ## format and fix what can be fixed
 	@$(RUN) ruff check --fix .
@@ -45,8 +46,9 @@ bench: setup ## measure; prints ratios side by side
 soak: setup ## restarts and races by the thousand on the sandbox, a quarter of an hour; a part of it is in `make test`
 	@$(RUN) python -m tests.soak
 
-docs: setup ## write the tables of docs/ that the code knows
+docs: setup ## write the tables of docs/ that the code knows, and what commands print
 	@$(RUN) python -m device_plugin.reference
+	@$(RUN) python -m npuctl.reference
 
 protos: setup ## generate the stubs in protos/
 	@$(RUN) python -m protos.generate

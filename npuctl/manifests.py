@@ -117,7 +117,7 @@ def _documents(file: str) -> Iterator[object]:
             yield from list(_json_documents(text))
         except UNREADABLE as error:
             if file.endswith(".json"):
-                raise InvalidValue(f"{name}: {error}") from error
+                raise InvalidValue(f"{name}: it is no JSON: {error}") from error
         else:
             return
     number = 0
@@ -125,8 +125,12 @@ def _documents(file: str) -> Iterator[object]:
         for document in yaml.load_all(text, Loader=_Loader):
             number += 1
             yield document
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise InvalidValue(f"{name}: document {number + 1}: it is no YAML: {error.problem}{place}") from error
     except (*UNREADABLE, yaml.YAMLError) as error:
-        raise InvalidValue(f"{name}: document {number + 1}: {error}") from error
+        raise InvalidValue(f"{name}: document {number + 1}: it is no YAML: {error}") from error
 
 
 def _json_documents(text: str) -> Iterator[object]:

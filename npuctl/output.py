@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from ascend.errors import Refusal
 
-_PIPE_WIDTH = 160
+_PIPE_WIDTH = 140
 """Columns where no terminal says how many there are."""
 
 _NAMES = 3

@@ -1,13 +1,15 @@
 """Who holds which chip of which node, and how it is: the allocator's own view of a cluster, as plain values."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from allocator.settings import Settings
-from allocator.state.node import NodeRecord, Server
-from ascend.chips import ChipSet, chip_ids, chip_name, chip_set
+from allocator.state.node import NodeRecord, Server, read_server
+from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
 from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
 from ascend.errors import InvalidReport, Refusal
+from ascend.kube.objects import Condition, Node
 from npuctl.snapshot import Allocation, Snapshot
 
 
@@ -54,7 +56,8 @@ def node_views(snapshot: Snapshot, settings: Settings, now_ns: int) -> list[Node
     """
     cluster = Allocation.of(snapshot, settings, lambda: now_ns / 1e9).cluster
     reports = _reports(snapshot)
-    views = [_view(record, reports) for _, record in sorted(cluster.nodes.items())]
+    servers = {node.name: read_server(_in_use(node)) for node in snapshot.nodes}
+    views = [_view(record, servers.get(name), reports.get(name)) for name, record in sorted(cluster.nodes.items())]
     return [view for view in views if view.reason not in {"NotAnNpuNode", "UnknownNode"}]
 
 
@@ -70,13 +73,23 @@ def _reports(snapshot: Snapshot) -> dict[str, DeviceReport]:
     return reports
 
 
-def _view(record: NodeRecord, reports: Mapping[str, DeviceReport]) -> NodeView:
-    server, offer = record.server, record.offer
+def _in_use(node: Node) -> Node:
+    """The node as if it were in use: what chips it has, it has also while it is not."""
+    status = structs.replace(
+        node.status,
+        conditions=[Condition("Ready", "True")],
+        allocatable=node.status.allocatable | {RESOURCE: "1"},
+        capacity={},
+    )
+    return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False), status=status)
+
+
+def _view(record: NodeRecord, server: Server | Refusal | None, report: DeviceReport | None) -> NodeView:
+    offer = record.offer
     reason, message = (offer.reason, offer.message) if isinstance(offer, Refusal) else (None, None)
     if not isinstance(server, Server):
         return NodeView(record.name, "", (), reason, message)
     unhealthy: ChipSet = record.unhealthy if isinstance(record.unhealthy, int) else 0
-    report = reports.get(record.name)
     chips = []
     for chip_id in chip_ids(server.reported):
         chip, name = chip_set((chip_id,)), chip_name(chip_id)

@@ -23,7 +23,8 @@ def sum_up(pod: str, chips: int, reasons: Mapping[str, int]) -> Refusal:
     Returns:
         The reason all NPU nodes share, or ``NoNodeFits``; the sentence counts those of all nodes.
     """
-    ordered = Counter(reasons).most_common()
+    # In an order of its own, so that the same state gives the same sentence and Events of it one series.
+    ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
     telling = [reason for reason, _ in ordered if reason not in _NO_CANDIDATES] or [reason for reason, _ in ordered]
     reason = telling[0] if len(telling) == 1 else MIXED
     counts = ", ".join(f"{count} {reason}" for reason, count in ordered) or "there are none"

@@ -101,7 +101,7 @@ async def test_a_pod_that_fits_nowhere_is_told_why_in_an_event(tmp_path: Path) -
         (event,) = await told(allocator)
         assert (event["reason"], event["type"], event["action"]) == ("NotEnoughChips", "Warning", "Filter")
         assert event["regarding"]["uid"] == waiting["metadata"]["uid"]
-        assert event["note"] == ("pod default/b: 1 chips fit on none of 2 nodes: 1 NotEnoughChips, 1 NotAnNpuNode")
+        assert event["note"] == ("pod default/b: 1 chips fit on none of 2 nodes: 1 NotAnNpuNode, 1 NotEnoughChips")
 
 
 async def test_a_binding_that_is_refused_is_told_with_the_nodes_own_sentence(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def _pod(**changes: Any) -> str:
         ("kind: List\nitems: [1]", "document 1 items[0]: the item: an object is expected, not int"),
         ("kind: List\nitems: [{}]", "document 1 items[0]: kind: it is missing"),
         ("kind: Node\nmetadata: {name: n}\n---\nkind: Pod\n", "document 2 (Pod): metadata.name: it is missing"),
-        ("kind: Node\nmetadata: {name: n}\n---\n\tx", "document 2: "),
+        ("kind: Node\nmetadata: {name: n}\n---\n\tx", "document 2: it is no YAML: found character"),
         ("[" * 5000, "document 1: "),
     ],
 )

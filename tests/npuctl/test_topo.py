@@ -89,7 +89,9 @@ def test_chips_that_are_ill_are_marked_by_how_they_are_with_the_codes_of_their_f
 
 
 def test_chips_of_nodes_that_are_not_used_are_not_counted_as_free() -> None:
-    assert "2 nodes, 8 of 8 chips free, 1 node not used" in show(*views(node("n1"), node("n2", ready=False)))
+    shown = show(*views(node("n1"), node("n2", ready=False), pod("train", 2, node="n2", chips=(4, 5))))
+    assert "2 nodes, 8 of 16 chips free, 1 node not used" in shown
+    assert "[4 train] [5 train]" in shown
 
 
 @pytest.fixture
