@@ -152,9 +152,10 @@ def test_nodes_are_told_by_reason_first(tmp_path: Path) -> None:
     )
     lines = [line.rstrip() for line in said.splitlines()]
     assert lines[0].startswith("pod default/train asks for 4 chips and waits: NoNodeFits: ")
-    assert lines[3] == "  5 nodes NodeNotReady: node n0 is not Ready"
-    assert lines[4].endswith("n0, n1, n2 and 2 more")
-    assert lines[5].startswith("  1 node  NoRoomAtKubelet: ")
+    groups = lines[lines.index("why not:") + 1 :]
+    assert groups[0] == "  5 nodes NodeNotReady: node n0 is not Ready"
+    assert groups[1].endswith("n0, n1, n2 and 2 more")
+    assert groups[2].startswith("  1 node  NoRoomAtKubelet: ")
     assert "  on node n0, once it is Ready" in lines
 
 
