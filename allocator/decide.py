@@ -240,10 +240,7 @@ class DecisionEngine:
             ((_, verdict),) = self._verdicts(ask, candidates)
             if isinstance(verdict, Refusal):
                 return Refusal(verdict.reason, verdict.message)
-        if candidates is None:
-            reasons = self._cluster.index.reasons(ask)
-        else:
-            reasons = self._reasons(ask, candidates)
+        reasons = self._cluster.index.reasons(ask) if candidates is None else self._reasons(ask, candidates)
         return sum_up(pod.key, ask.chips, reasons)
 
     def _reasons(self, ask: Ask, candidates: Iterable[str]) -> Counter[str]:

@@ -14,6 +14,9 @@ from npuctl.view import ChipView, NodeView
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "bright_green", "bright_red", "bright_blue", "bright_magenta")
 
 
+_IN_LINE = 8
+"""Chips in a line where links don't divide them."""
+
 _MARKS = {
     "unhealthy": ("✗", "bold red"),
     "separated": ("⊘", "bold red"),
@@ -62,7 +65,7 @@ def _panel(view: NodeView, colours: dict[str, str]) -> Panel:
         title += f"  [red]{unhealthy} unhealthy[/]"
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
-    for name, chips in _lines(view.chips):
+    for name, chips in _lines(view):
         table.add_row(Text(name, style="dim"), *(_cell(chip, colours) for chip in chips))
     lines: list[RenderableType] = [table]
     lines += [
@@ -73,12 +76,16 @@ def _panel(view: NodeView, colours: dict[str, str]) -> Panel:
     return Panel(Group(*lines), title=title, title_align="left", expand=False)
 
 
-def _lines(chips: Sequence[ChipView]) -> Iterator[tuple[str, list[ChipView]]]:
+def _lines(view: NodeView) -> Iterator[tuple[str, Sequence[ChipView]]]:
+    if not view.group:
+        for first in range(0, len(view.chips), _IN_LINE):
+            yield "", view.chips[first : first + _IN_LINE]
+        return
     rings: dict[int, list[ChipView]] = {}
-    for chip in chips:
+    for chip in view.chips:
         rings.setdefault(chip.ring, []).append(chip)
     for ring, linked in sorted(rings.items()):
-        yield f"ring {ring}", linked
+        yield f"{view.group} {ring}", linked
 
 
 def _cell(chip: ChipView, colours: dict[str, str]) -> Text:

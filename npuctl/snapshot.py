@@ -13,6 +13,9 @@ from ascend.deviceinfo import NAMESPACE
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, ConfigMap, KubeObject, Node, Pod
 
+HEALTH_NAMESPACE = "mindx-dl"
+"""Where MindCluster's NodeD writes; what it says is heeded wherever it is given to us, whatever the setting says."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -39,8 +42,12 @@ class Snapshot:
         )
 
     @classmethod
-    async def fetch(cls, client: KubeClient) -> Self:
+    async def fetch(cls, client: KubeClient, health_namespace: str = "") -> Self:
         """Read them from an API server.
+
+        Args:
+            client: the API server.
+            health_namespace: where nodes' agents write how their nodes are; empty: nobody does.
 
         Raises:
             ApiError: it refused.
@@ -49,15 +56,23 @@ class Snapshot:
         nodes, pods, reports = await asyncio.gather(
             client.list_objects(NODES), client.list_objects(PODS), client.list_objects(CONFIG_MAPS, NAMESPACE)
         )
-        return cls.of([*nodes, *pods, *reports])
+        health = await client.list_objects(CONFIG_MAPS, health_namespace) if health_namespace else []
+        return cls.of([*nodes, *pods, *reports, *health])
 
-    def feed(self, cluster: Cluster) -> None:
-        """Tell a cluster of all of them, as the allocator's watches would."""
+    def feed(self, cluster: Cluster, health_namespace: str) -> None:
+        """Tell a cluster of all of them, as the allocator's watches would.
+
+        Args:
+            cluster: what is told.
+            health_namespace: where nodes' agents write how their nodes are.
+        """
         for node in self.nodes:
             cluster.node_applied(node)
         for config_map in self.config_maps:
             if config_map.metadata.namespace == NAMESPACE:
                 cluster.report_applied(config_map)
+            if config_map.metadata.namespace == health_namespace:
+                cluster.health_applied(config_map)
         for pod in self.pods:
             cluster.pod_applied(pod)
 
@@ -88,5 +103,5 @@ class Allocation:
         # Reservations made here are for good: the ledger's clock stands still.
         ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=lambda: 0.0)
         cluster = Cluster(ledger, now_s=now_s, max_report_age_s=settings.max_report_age_s)
-        snapshot.feed(cluster)
+        snapshot.feed(cluster, settings.node_health_namespace or HEALTH_NAMESPACE)
         return cls(cluster, ledger, DecisionEngine(cluster, ledger))

@@ -75,7 +75,7 @@ class Source:
         except InvalidValue as error:
             raise Unreachable(error.message) from error
         async with client:
-            return await Snapshot.fetch(client)
+            return await Snapshot.fetch(client, self.settings.node_health_namespace)
 
 
 def read_time(text: str | None) -> int:

@@ -10,7 +10,16 @@ from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
 from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
 from ascend.errors import InvalidReport, Refusal
 from ascend.kube.objects import Condition, Node
+from ascend.products import Family
 from npuctl.snapshot import Allocation, Snapshot
+
+_GROUPS = {
+    Family.RINGS: "ring",
+    Family.PAIRED_RINGS: "ring",
+    Family.DIES: "card",
+    Family.MESHES: "mesh",
+    Family.POOL: "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +28,7 @@ class ChipView:
 
     Attributes:
         name: on the wire.
-        ring: the number of its ring.
+        ring: the number of the group of chips that it is linked with.
         healthy: it may be given to pods.
         holders: the pods (``namespace/name``) that hold it.
         health: ``healthy``, ``unhealthy``, ``recovering`` (being reset), ``separated`` (taken out) or
@@ -37,13 +46,23 @@ class ChipView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node: its product, its chips, and why it can't be used (reason and sentence), if it can't."""
+    """A node.
+
+    Attributes:
+        node: its name.
+        product: what kind of server it is.
+        chips: by number.
+        reason: why it can't be used; None where it can.
+        message: the same as a sentence.
+        group: what a group of its linked chips is called: ``ring``, ``mesh`` or ``card``; empty where chips are alike.
+    """
 
     node: str
     product: str
     chips: tuple[ChipView, ...]
     reason: str | None
     message: str | None
+    group: str = ""
 
 
 def node_views(snapshot: Snapshot, settings: Settings, now_ns: int) -> list[NodeView]:
@@ -97,7 +116,8 @@ def _view(record: NodeRecord, server: Server | Refusal | None, report: DeviceRep
         holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
         health, faults = _health(chip, report), _faults(name, report)
         chips.append(ChipView(name, ring, not unhealthy & chip, holders, health, faults))
-    return NodeView(record.name, server.product.name, tuple(chips), reason, message)
+    group = _GROUPS[server.product.family]
+    return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
 
 
 def _health(chip: ChipSet, report: DeviceReport | None) -> str:

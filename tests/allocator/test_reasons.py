@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import ascend.errors
@@ -17,11 +17,17 @@ def documented() -> set[str]:
     return {reason for row in rows for reason in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
-def words(node: ast.AST) -> Iterator[str]:
-    """Words in an expression that may be a reason."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Constant) and isinstance(each.value, str) and _WORD.fullmatch(each.value):
-            yield each.value
+def words(node: ast.AST, assigned: Mapping[str, Sequence[ast.expr]]) -> Iterator[str]:
+    """Words in an expression that may be a reason, also by names that are assigned in the module."""
+    seen: set[str] = set()
+    pending = [node]
+    while pending:
+        for each in ast.walk(pending.pop()):
+            if isinstance(each, ast.Constant) and isinstance(each.value, str) and _WORD.fullmatch(each.value):
+                yield each.value
+            if isinstance(each, ast.Name | ast.Attribute) and (name := ast.unparse(each)) not in seen:
+                seen.add(name)
+                pending.extend(assigned.get(name, ()))
 
 
 def refused_with(module: ast.Module) -> Iterator[str]:
@@ -33,8 +39,7 @@ def refused_with(module: ast.Module) -> Iterator[str]:
                 assigned.setdefault(ast.unparse(target), []).append(node.value)
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Refusal" and node.args:
-            for value in assigned.get(ast.unparse(node.args[0]), [node.args[0]]):
-                yield from words(value)
+            yield from words(node.args[0], assigned)
 
 
 def modules() -> list[Path]:

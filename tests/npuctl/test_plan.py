@@ -173,6 +173,19 @@ def test_unhealthy_chips_are_not_given(npuctl: Npuctl) -> None:
     assert answer["pods"][0]["chips"] == ["Ascend910-2", "Ascend910-3"]
 
 
+def test_what_a_nodes_agent_says_of_it_is_heeded(npuctl: Npuctl) -> None:
+    health: Json = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "mindx-dl-nodeinfo-node-a", "namespace": "mindx-dl"},
+        "data": {"NodeInfo": json.dumps({"NodeInfo": {"NodeStatus": "UnHealthy"}})},
+    }
+    answer = npuctl.plan(node("node-a"), health, pod("train", 2))
+    assert answer["pending"][0]["reason"] == "NodeUnhealthy"
+    elsewhere = {**health, "metadata": {**health["metadata"], "namespace": "default"}}
+    assert npuctl.plan(node("node-a"), elsewhere, pod("train", 2))["pending"] == []
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -88,6 +88,23 @@ def test_chips_that_are_ill_are_marked_by_how_they_are_with_the_codes_of_their_f
     assert "1 node, 5 of 8 chips free, 3 unhealthy; ✗ unhealthy; ⊘ taken out" in shown
 
 
+@pytest.mark.parametrize(
+    ("labels", "chips", "lines"),
+    [
+        ({"accelerator-type": "module-910b-16"}, 16, ["ring 0", "ring 1"]),
+        ({"accelerator-type": "module-a3-8"}, 8, ["card 0", "card 1", "card 2", "card 3"]),
+        ({"accelerator-type": "chip4-node8"}, 8, ["mesh 0", "mesh 1"]),
+        ({"accelerator-type": "module-910b-8"}, 8, ["[0 ·]"]),
+        ({"accelerator-type": "chip1-node16"}, 16, ["[0 ·]", "[8 ·]"]),
+    ],
+)
+def test_the_map_shows_what_links_the_chips_of_each_product(
+    labels: dict[str, str], chips: int, lines: list[str]
+) -> None:
+    shown = show(*views(node("n1", labels=labels, chips=range(chips), allocatable=chips))).splitlines()
+    assert [line.strip("│ ")[: len(start)] for line, start in zip(shown[1:-2], lines, strict=True)] == lines
+
+
 def test_chips_of_nodes_that_are_not_used_are_not_counted_as_free() -> None:
     shown = show(*views(node("n1"), node("n2", ready=False), pod("train", 2, node="n2", chips=(4, 5))))
     assert "2 nodes, 8 of 16 chips free, 1 node not used" in shown
