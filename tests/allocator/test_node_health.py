@@ -1,20 +1,25 @@
 """Which nodes are fit for chips at all, and which chips for jobs of several pods."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from allocator.app import AllocatorApp
 from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.settings import Settings
 from allocator.state.report import HEALTH_ANNOTATION, NODE_INFO
 from ascend.annotations import BASE_DEVICE_INFOS
 from ascend.chips import RESOURCE, chip_set
-from ascend.deviceinfo import SWITCH_INFO, DeviceReport, chip_fault, encode_report
+from ascend.deviceinfo import LABELS, SWITCH_INFO, DeviceReport, chip_fault, encode_report
 from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Metadata, Node, NodeStatus, Pod
 from ascend.products import ASCEND_910B_8 as _EIGHT
+from sandbox.apiserver import ApiServer
 from tests.allocator.builders import World, node, pod, report
+from tests.allocator.harness import node_manifest, until
 from tests.allocator.test_families import CASES
 
 
@@ -189,3 +194,24 @@ def test_the_kubelet_must_have_as_many_to_give(case: dict[str, Any]) -> None:
     idle = case.get("idle", case.get("idle_milli", 0) // 1000)
     verdict = judge(Vacancy(_EIGHT, 8, 0xFF, idle), Ask(case["req"]))
     assert isinstance(verdict, Fit) == case["pass"]
+
+
+async def test_what_noded_writes_is_watched_where_the_settings_say(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        await server.create(node_manifest("n1"))
+        await server.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "mindx-dl"}})
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_text(json.dumps(server.kubeconfig()))
+        settings = Settings(
+            kubeconfig=str(kubeconfig),
+            extender_address="127.0.0.1:0",
+            grpc_address="127.0.0.1:0",
+            node_health_namespace="mindx-dl",
+        )
+        async with AllocatorApp(settings) as app:
+            await app.synced()
+            assert isinstance(app.cluster.nodes["n1"].offer, Vacancy)
+            info = json.dumps({"NodeInfo": {"FaultDevList": None, "NodeStatus": "UnHealthy"}, "CheckCode": ""})
+            meta = {"name": "mindx-dl-nodeinfo-n1", "namespace": "mindx-dl", "labels": LABELS}
+            await server.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {NODE_INFO: info}})
+            await until(lambda: isinstance(app.cluster.nodes["n1"].offer, Refusal))
