@@ -148,12 +148,6 @@ def test_a_kubelet_that_contradicts_itself_is_not_believed() -> None:
     assert "allocatable 8 of huawei.com/Ascend910, capacity 4" in found.message
 
 
-def test_pods_that_ask_for_no_chips_are_never_kept_from_a_node() -> None:
-    world = World()
-    world.add(annotated("n1", "UnHealthy"))
-    assert not pod("web", None).asks_for_chips  # and then no front end asks the engine (test_extender)
-
-
 FREE_LISTS = CASES["plugin"]["self_maintained_free_list"]
 
 
