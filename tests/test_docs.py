@@ -8,7 +8,7 @@ import pytest
 from device_plugin import reference
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "docs/failures.md", "docs/device-plugin.md", "docs/reasons.md", "docs/deviations.md")
+DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
 
 _DEFINED = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
 _NAMED = re.compile(r"`(test_\w+)(…?)`")
