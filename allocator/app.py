@@ -26,6 +26,7 @@ from allocator.stamp import Stamps
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.view import View
+from ascend.daemon.garbage import keep_collections_short
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.observe.probes import add_probes, serve_http
@@ -199,4 +200,5 @@ async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] |
         log.info("listening", extender=app.extender_address, grpc=app.grpc_address)
         if started is not None:
             started(app)
-        await asyncio.Event().wait()
+        await app.synced()
+        await keep_collections_short()
