@@ -83,7 +83,9 @@ def plan(
 def explain(
     *,
     pod: Annotated[str, typer.Argument(help="The pod: its name, or namespace/name.")],
-    namespace: Annotated[str | None, typer.Option("-n", "--namespace", show_default="default")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("-n", "--namespace", help="The pod's.", show_default="the context's")
+    ] = None,
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
     context: _Context = None,

@@ -1,5 +1,7 @@
 """The command ``npuctl explain``: finds the pod, and lays out for eyes why it waits."""
 
+from collections.abc import Callable
+
 from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.table import Table
@@ -24,7 +26,7 @@ async def make_explanation(name: str, namespace: str | None, source: Source, out
 
     Args:
         name: the pod's, or ``namespace/name``.
-        namespace: the pod's; ``default`` where neither says.
+        namespace: the pod's; that of the source where neither says.
         source: where the objects come from.
         output: how to print.
 
@@ -35,17 +37,17 @@ async def make_explanation(name: str, namespace: str | None, source: Source, out
         InvalidValue: there is no such pod, or the input can't be used.
     """
     snapshot = await source.read()
-    pod = _find(snapshot.pods, name, namespace)
+    pod = _find(snapshot.pods, name, namespace, source.namespace)
     answer = explain(pod, snapshot, source.settings, source.now_ns)
     show(answer, output, lambda: render(answer))
     return EXIT_WAITS if answer.state == "waits" else 0
 
 
-def _find(pods: tuple[Pod, ...], name: str, namespace: str | None) -> Pod:
+def _find(pods: tuple[Pod, ...], name: str, namespace: str | None, usual: Callable[[], str]) -> Pod:
     left, slash, right = name.partition("/")
     if slash and namespace is not None and namespace != left:
         raise InvalidValue(f"pod {name} is not in the namespace {namespace}")
-    key = f"{left}/{right}" if slash else f"{namespace or 'default'}/{name}"
+    key = f"{left}/{right}" if slash else f"{namespace or usual()}/{name}"
     found = next((pod for pod in pods if pod.key == key), None)
     if found is None:
         elsewhere = ", ".join(pod.key for pod in pods if pod.name == (right or left))

@@ -1,5 +1,6 @@
 """Where a command's objects come from: a cluster, or files; and by which settings and clock they are judged."""
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +8,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self
 
+from yaml import YAMLError
+
 from allocator.settings import Settings
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue, Unreachable
 from ascend.kube.client import KubeClient
 from npuctl.manifests import read_manifests
 from npuctl.snapshot import Snapshot
+
+DEFAULT_NAMESPACE = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,19 @@ class Source:
             raise Unreachable(error.message) from error
         async with client:
             return await Snapshot.fetch(client, self.settings.node_health_namespace)
+
+    def namespace(self) -> str:
+        """The namespace that is meant where none is named: that of the kubeconfig's context, as with kubectl."""
+        if self.files:
+            return DEFAULT_NAMESPACE
+        from kubernetes.aio import config
+
+        try:
+            contexts, current = config.list_kube_config_contexts(self.kubeconfig or os.environ.get("KUBECONFIG"))
+        except (config.ConfigException, OSError, YAMLError, TypeError, ValueError, KeyError, AttributeError):
+            return DEFAULT_NAMESPACE  # who then reads the cluster says what is wrong
+        chosen = next((each for each in contexts if each["name"] == self.context), current)
+        return str(chosen["context"].get("namespace") or DEFAULT_NAMESPACE)
 
 
 def read_time(text: str | None) -> int:

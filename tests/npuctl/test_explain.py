@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from ascend.chips import chip_set
 from npuctl.cli import app
+from npuctl.kubectl_complete import complete
 from npuctl.manifests import read_manifests
 from npuctl.planning import plan
 from npuctl.source import Source
@@ -175,19 +176,43 @@ def test_a_pod_that_is_not_there_is_an_error(arguments: tuple[str, ...], said: s
     assert said in done.stderr
 
 
-async def test_a_live_cluster_is_asked(tmp_path: Path) -> None:
+async def test_a_live_cluster_is_asked_in_the_namespace_of_the_context(tmp_path: Path) -> None:
     async with ApiServer() as server:
-        for each in (node("n1", ready=False), pod("train", "2")):
+        for each in (node("n1", ready=False), pod("train", "2"), pod("train", "4", namespace="kube-public")):
             await server.create(each)
         path = tmp_path / "kubeconfig.json"
-        path.write_text(json.dumps(server.kubeconfig()))
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "npuctl.cli", "explain", "train", "-n", "default", "--kubeconfig", str(path)),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        out, _ = await process.communicate()
-        assert process.returncode == 3
-        assert "NodeNotReady" in out.decode()
+        document = server.kubeconfig()
+        document["contexts"][0]["context"]["namespace"] = "kube-public"
+        path.write_text(json.dumps(document))
+
+        async def asked(*flags: str) -> str:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "npuctl.cli", "explain", "train", "--kubeconfig", str(path), *flags),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            out, _ = await process.communicate()
+            assert process.returncode == 3
+            return out.decode()
+
+        assert "pod kube-public/train asks for 4 chips and waits: NodeNotReady" in await asked()
+        assert "pod default/train asks for 2 chips and waits: NodeNotReady" in await asked("-n", "default")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ([""], ["completion", "doctor", "explain", "plan", "topo", ":4"]),
+        (["e"], ["explain", ":4"]),
+        (["plan", "--c"], ["--candidates", "--config", ":4"]),
+        (["plan", "-o", ""], ["json", "table", "yaml", ":4"]),
+        (["plan", "-f", ""], [":0"]),
+        (["completion", "z"], ["zsh", ":4"]),
+        (["explain", ""], [":4"]),
+        ([], ["completion", "doctor", "explain", "plan", "topo", ":4"]),
+    ],
+)
+def test_kubectl_is_told_how_a_word_may_go_on(words: list[str], offered: list[str]) -> None:
+    assert complete(words) == offered
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
