@@ -142,10 +142,13 @@ class _Trial:
 
     def search(self, ask: Ask, nodes: Iterable[str]) -> list[Remedy]:
         """What would help on any of these nodes, the smallest changes first."""
+        fits = self._judge(ask)
         scenes = [self._scene(name) for name in nodes if name in self._nodes]
-        found = [each for scene in scenes for each in remedies(scene, self._judge(ask), self._now_ns // 10**9)]
+        # Where it fits as things are, something else than the node is in the way, and any change would seem to help.
+        scenes = [scene for scene in scenes if not fits(scene)]
+        found = [each for scene in scenes for each in remedies(scene, fits, self._now_ns // 10**9)]
         if not found:
-            several = (pods_to_end(scene, self._judge(ask)) for scene in scenes)
+            several = (pods_to_end(scene, fits) for scene in scenes)
             found = [each for each in several if each is not None]
         return sorted(found, key=lambda each: (len(each.targets), each.node, each.kind, each.targets))
 

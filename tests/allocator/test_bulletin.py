@@ -52,6 +52,18 @@ def test_another_reason_is_told_at_once() -> None:
     assert desk.posted == [("a", "RingTooSmall"), ("a", "NodeNotReady")]
 
 
+def test_a_pod_whose_reason_has_changed_keeps_nobody_else_from_being_told_again() -> None:
+    desk = Desk()
+    desk.refuse("a")
+    desk.refuse("b")
+    desk.now_s = REMIND_S - 1
+    desk.refuse("a", "NodeNotReady")
+    desk.now_s = REMIND_S
+    desk.refuse("b")
+    assert desk.posted[-1] == ("b", "RingTooSmall")
+    assert len(desk.posted) == 4
+
+
 def test_of_thousands_some_are_told_now_and_the_others_when_asked_about_later() -> None:
     desk = Desk()
     uids = [f"p{number}" for number in range(1000)]
