@@ -29,6 +29,15 @@ CONFIGURATION = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
 RECONSIDERED = "ascend-affinity.io/reconsidered"
 """On a pending pod, by the allocator: when it last made the scheduler look again, in Unix nanoseconds."""
 
+DISTRIBUTED = "distributed-job"
+"""On a pod, by the allocator: whether its job has several pods that ask for chips, ``true`` or ``false``."""
+
+RANK = "hccl/rankIndex"
+"""On a pod: its number within its job, by its author, an operator or the allocator."""
+
+MIN_AVAILABLE = "huawei.com/schedule_minAvailable"
+"""On a pod, by its author: how many pods of its job must be placed together, where no group says so."""
+
 BASE_DEVICE_INFOS = "baseDeviceInfos"
 """On a node, by the device plugin: the chips it has."""
 

@@ -22,7 +22,6 @@ class FullMetadata(Metadata, frozen=True, omit_defaults=True):
     generate_name: str = ""
     generation: int = 0
     deletion_grace_period_seconds: int | None = None
-    owner_references: list[JsonObject] = msgspec.field(default_factory=list)
     finalizers: list[str] = msgspec.field(default_factory=list)
 
 

@@ -14,6 +14,17 @@ from ascend.errors import InvalidValue
 from ascend.slices import Ask
 
 
+class OwnerReference(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
+    """An object that another one belongs to; all of its fields, so that it can be handed on whole."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+    block_owner_deletion: bool = False
+
+
 class Metadata(msgspec.Struct, rename="camel", frozen=True):
     """The metadata every object has."""
 
@@ -25,6 +36,12 @@ class Metadata(msgspec.Struct, rename="camel", frozen=True):
     deletion_timestamp: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    owner_references: list[OwnerReference] = []
+
+    @property
+    def controller(self) -> OwnerReference | None:
+        """The owner that manages the object."""
+        return next((owner for owner in self.owner_references if owner.controller), None)
 
 
 class KubeObject(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
@@ -55,12 +72,28 @@ class Resources(msgspec.Struct, rename="camel", frozen=True):
     requests: dict[str, str] = {}
 
 
+INDEX_VARIABLES = ("VC_TASK_INDEX", "JOB_COMPLETION_INDEX")
+"""The environment variables that number the pods of a job: Volcano's and that of an Indexed Job."""
+
+
+class EnvVar(msgspec.Struct, rename="camel", frozen=True):
+    """An environment variable as specified, where it is a plain text."""
+
+    name: str = ""
+    value: str = ""
+
+
 class Container(msgspec.Struct, rename="camel", frozen=True):
-    """A container as specified."""
+    """A container as specified; of its environment only ``INDEX_VARIABLES`` are kept, the rest would fill memory."""
 
     name: str = ""
     resources: Resources = Resources()
     restart_policy: str = ""
+    env: list[EnvVar] = []
+
+    def __post_init__(self) -> None:
+        if self.env:
+            msgspec.structs.force_setattr(self, "env", [each for each in self.env if each.name in INDEX_VARIABLES])
 
     @property
     def is_sidecar(self) -> bool:
@@ -222,6 +255,18 @@ def _whole_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
+class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True):
+    """A group of pods as specified."""
+
+    min_member: int = 1
+
+
+class PodGroup(KubeObject, frozen=True, kw_only=True):
+    """Pods that are to run together: Volcano's object, or that of the coscheduling plugin."""
+
+    spec: PodGroupSpec = PodGroupSpec()
+
+
 class ConfigMap(KubeObject, frozen=True, kw_only=True):
     """A ConfigMap."""
 
@@ -261,6 +306,8 @@ PODS = Resource(Pod, "api/v1", "pods", namespaced=True)
 NODES = Resource(Node, "api/v1", "nodes", namespaced=False)
 CONFIG_MAPS = Resource(ConfigMap, "api/v1", "configmaps", namespaced=True)
 EVENTS = Resource(KubeObject, "apis/events.k8s.io/v1", "events", namespaced=True)
+VOLCANO_POD_GROUPS = Resource(PodGroup, "apis/scheduling.volcano.sh/v1beta1", "podgroups", namespaced=True)
+COSCHEDULING_POD_GROUPS = Resource(PodGroup, "apis/scheduling.x-k8s.io/v1alpha1", "podgroups", namespaced=True)
 
 JsonObject = dict[str, Any]
 """An object as sent to the API server."""
