@@ -1,0 +1,157 @@
+"""Which job a pod belongs to, and what the pod itself says of its place in it.
+
+Whoever runs jobs marks their pods in its own way; the marks are tried from the most deliberate (a group somebody asked
+for) to the most general (an owner). A pod nobody claims is a job of its own.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from ascend.annotations import MIN_AVAILABLE, RANK
+from ascend.errors import Refusal
+from ascend.kube.objects import INDEX_VARIABLES, Pod
+
+VOLCANO: Final = "PodGroup.scheduling.volcano.sh"
+COSCHEDULING: Final = "PodGroup.scheduling.x-k8s.io"
+KUBEFLOW: Final = "kubeflow job"
+JOB_SET: Final = "JobSet"
+SINGLE: Final = "Pod"
+
+OPERATOR: Final = "training.kubeflow.org/operator-name"
+"""On a pod, a label: an operator builds its rank table (spec/scheduling.md §1.6)."""
+
+_VOLCANO_ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+_COSCHEDULING_LABELS = (
+    "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io",
+    "pod-group.scheduling.sigs.k8s.io/name",
+)
+_OLD_MINIMUM = "pod-group.scheduling.sigs.k8s.io/min-available"
+_KUBEFLOW_NAME = "training.kubeflow.org/job-name"
+_KUBEFLOW_TYPE = "training.kubeflow.org/replica-type"
+_KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
+_JOB_SET_NAME = "jobset.sigs.k8s.io/jobset-name"
+_JOB_SET_JOBS = "jobset.sigs.k8s.io/global-replicas"
+_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+_ORDINAL = "apps.kubernetes.io/pod-index"
+_STATEFUL_SET_POD = "statefulset.kubernetes.io/pod-name"
+_VOLCANO_INDEX = "volcano.sh/task-index"
+_NO_JOBS = frozenset({"DaemonSet", "Node"})
+_LEADERS = frozenset({"master", "chief", "launcher"})
+_MAX_DIGITS = 7
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JobKey:
+    """What tells jobs apart.
+
+    Attributes:
+        namespace: where it lives.
+        name: its name.
+        kind: what it is: the kind of the object that is its group or owner, or one of the words above.
+    """
+
+    namespace: str
+    name: str
+    kind: str
+
+    @property
+    def plan(self) -> str:
+        """The name of its plan in the ledger."""
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def find_job(pod: Pod) -> JobKey:
+    """The job a pod belongs to (spec/scheduling.md §1.1, §3.1)."""
+    metadata = pod.metadata
+    for annotation in _VOLCANO_ANNOTATIONS:
+        if name := metadata.annotations.get(annotation):
+            return JobKey(metadata.namespace, name, VOLCANO)
+    for label in _COSCHEDULING_LABELS:
+        if name := metadata.labels.get(label):
+            return JobKey(metadata.namespace, name, COSCHEDULING)
+    for label, kind in ((_KUBEFLOW_NAME, KUBEFLOW), (_JOB_SET_NAME, JOB_SET)):
+        if name := metadata.labels.get(label):
+            return JobKey(metadata.namespace, name, kind)
+    owner = metadata.controller
+    if owner is not None and owner.kind not in _NO_JOBS:
+        return JobKey(metadata.namespace, owner.name, owner.kind)
+    return JobKey(metadata.namespace, metadata.name, SINGLE)
+
+
+def stated_minimum(pod: Pod) -> int | None:
+    """How many pods of the job must be placed together, as the pod itself says; None where it says nothing.
+
+    Raises:
+        Refusal: ``InvalidMinAvailable`` where it is not a positive number.
+    """
+    for key, values in ((MIN_AVAILABLE, pod.metadata.annotations), (_OLD_MINIMUM, pod.metadata.labels)):
+        text = values.get(key)
+        if text is not None:
+            number = _number(text)
+            if not number:
+                raise Refusal("InvalidMinAvailable", f"pod {pod.key}: {key}: {text!r} is not a number of pods")
+            return number
+    return None
+
+
+def own_rank(pod: Pod) -> int | None:
+    """The rank a pod brings along; None where its job has to give it one (spec/scheduling.md §1.6).
+
+    What is written counts, unless the pod has failed; then the ordinal of a StatefulSet, the index of an Indexed Job or
+    of a Volcano task, by label or environment. The index within one of several Jobs of a JobSet is no rank, nor is the
+    index among the replicas of one type of a kubeflow job.
+    """
+    metadata = pod.metadata
+    if pod.status.phase != "Failed" and (written := _number(metadata.annotations.get(RANK, ""))) is not None:
+        return written
+    labels = metadata.labels
+    if (ordinal := _number(labels.get(_ORDINAL, ""))) is not None:
+        return ordinal
+    if _STATEFUL_SET_POD in labels:
+        return _number(labels[_STATEFUL_SET_POD].rpartition("-")[2])
+    if (index := _index(pod)) is not None:
+        return index if labels.get(_JOB_SET_JOBS, "1") == "1" else None
+    for container in pod.spec.containers:
+        for variable in container.env:
+            if variable.name in INDEX_VARIABLES and (rank := _number(variable.value)) is not None:
+                return rank
+    return None
+
+
+def filling_order(pod: Pod) -> tuple[bool, int, str, int, str]:
+    """In which order pods without a rank of their own are numbered: masters first, then by index, then by name."""
+    labels = pod.metadata.labels
+    stem, _, last = pod.name.rpartition("-")
+    number = _number(last)
+    return (
+        labels.get(_KUBEFLOW_TYPE, "").lower() not in _LEADERS,
+        _number(labels.get(_KUBEFLOW_INDEX, "")) or 0,
+        stem if number is not None else pod.name,
+        number or 0,
+        pod.name,
+    )
+
+
+def writes_rank(pod: Pod) -> bool:
+    """Whether the allocator has to write the pod's rank on it: nobody else does (spec/scheduling.md §1.6)."""
+    metadata = pod.metadata
+    if metadata.annotations.get(RANK):
+        return False
+    owner = metadata.controller
+    return MIN_AVAILABLE in metadata.annotations or (owner is not None and owner.kind == "ReplicaSet")
+
+
+def _index(pod: Pod) -> int | None:
+    for values in (pod.metadata.labels, pod.metadata.annotations):
+        for key in (_COMPLETION_INDEX, _VOLCANO_INDEX):
+            if (index := _number(values.get(key, ""))) is not None:
+                return index
+    return None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None

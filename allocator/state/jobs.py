@@ -1,0 +1,217 @@
+"""The jobs: which pods belong together, how many of them must be placed together, and which rank each has.
+
+Every event costs the same however large the job is. A pod is *present* unless it has failed or is being deleted: such a
+pod is replaced by its controller, and counting both would take half a job for a whole one.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from allocator.rules.job import SINGLE, JobKey, filling_order, find_job, own_rank, stated_minimum
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod, PodGroup
+
+
+class Job:
+    """A job as it is now; `Jobs` keeps it true.
+
+    Args:
+        key: what tells it apart.
+
+    Attributes:
+        size: how many of its present pods ask for chips.
+        present: how many pods it has that have not failed and are not being deleted, finished ones among them.
+    """
+
+    __slots__ = ("_given", "_lowest", "_pods", "_ranks", "group_minimum", "key", "present", "size", "stated_minimum")
+
+    def __init__(self, key: JobKey) -> None:
+        self.key = key
+        self.size = 0
+        self.present = 0
+        self.group_minimum: int | None = None
+        self.stated_minimum: int | None = None
+        self._pods: dict[str, Pod] = {}
+        self._ranks: dict[int, str] = {}
+        self._given: dict[str, int] = {}
+        self._lowest = 0
+
+    @property
+    def kind(self) -> str:
+        """What it is: the kind of its group or owner."""
+        return self.key.kind
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """Its present pods, by uid."""
+        return MappingProxyType(self._pods)
+
+    @property
+    def min_available(self) -> int:
+        """How many pods must be placed together; 1 where each may be placed alone.
+
+        What the pods state counts only where their group leaves it at 1 (spec/scheduling.md §3.1).
+        """
+        if self.group_minimum is not None and self.group_minimum > 1:
+            return self.group_minimum
+        return self.stated_minimum or 1
+
+    @property
+    def is_gang(self) -> bool:
+        """Whether several pods must be placed together."""
+        return self.min_available > 1
+
+    def rank_of(self, pod: Pod) -> int:
+        """The pod's rank: its own, else the one it was given, else the lowest free one, which it keeps from now on."""
+        own = own_rank(pod)
+        if own is not None:
+            return own
+        given = self._given.get(pod.uid)
+        if given is not None and self._ranks.get(given) == pod.uid:
+            return given
+        while self._lowest in self._ranks:
+            self._lowest += 1
+        if pod.uid in self._pods:
+            self._ranks[self._lowest] = pod.uid
+            self._given[pod.uid] = self._lowest
+        return self._lowest
+
+    def ranked(self) -> list[tuple[int, Pod]]:
+        """Its present pods in the order of their ranks; those without one are numbered on the way."""
+        pods = sorted(self._pods.values(), key=filling_order)
+        return sorted(((self.rank_of(pod), pod) for pod in pods), key=lambda each: (each[0], each[1].name))
+
+    def put(self, pod: Pod) -> None:
+        """A pod of it is present."""
+        self.remove(pod.uid, given=False)
+        self._pods[pod.uid] = pod
+        self.present += 1
+        self.size += pod.asks_for_chips
+        rank = own_rank(pod)
+        if rank is not None:
+            # A pod that brings its rank along displaces one that was only given it.
+            self._ranks[rank] = pod.uid
+
+    def remove(self, uid: str, *, given: bool = True) -> None:
+        """A pod of it is present no more.
+
+        Args:
+            uid: the pod's.
+            given: also take back the rank it was given.
+        """
+        pod = self._pods.pop(uid, None)
+        if pod is None:
+            return
+        self.present -= 1
+        self.size -= pod.asks_for_chips
+        self._free(own_rank(pod), uid)
+        if given:
+            self._free(self._given.pop(uid, None), uid)
+
+    def _free(self, rank: int | None, uid: str) -> None:
+        if rank is not None and self._ranks.get(rank) == uid:
+            del self._ranks[rank]
+            self._lowest = min(self._lowest, rank)
+
+
+class _Place(NamedTuple):
+    key: JobKey
+    present: bool
+
+
+class Jobs:
+    """All jobs, told of pods and of groups."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, Job] = {}
+        self._places: dict[str, _Place] = {}
+        self._groups: dict[JobKey, int] = {}
+        self._watched: set[str] = set()
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(list(self._jobs.values()))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def job_of(self, pod: Pod) -> Job:
+        """The job of a pod; one with nothing in it where neither pod nor job has been seen."""
+        place = self._places.get(pod.uid)
+        key = place.key if place is not None else find_job(pod)
+        job = self._jobs.get(key)
+        return job if job is not None else self._new(key, pod)
+
+    def is_distributed(self, pod: Pod) -> bool:
+        """Whether its job has several pods that ask for chips (spec/scheduling.md, vocabulary)."""
+        job = self.job_of(pod)
+        unseen = pod.uid not in job.pods and pod.asks_for_chips
+        return job.size + unseen > 1
+
+    def lacks_group(self, job: Job) -> bool:
+        """Whether the job's pods name a group that is not there, so that its minimum is not known.
+
+        So it is only where groups of that kind are watched, and where the pods don't state the minimum themselves.
+        """
+        return job.kind in self._watched and job.key not in self._groups and job.stated_minimum is None
+
+    def pod_applied(self, pod: Pod) -> None:
+        """A pod is new or has changed."""
+        old = self._places.get(pod.uid)
+        key, present = find_job(pod), pod.status.phase != "Failed" and not pod.is_terminating
+        if key.kind == SINGLE and not pod.asks_for_chips:
+            self.pod_deleted(pod)
+            return
+        if old is not None and old.key != key:
+            self.pod_deleted(pod)
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = self._new(key, pod)
+        self._places[pod.uid] = _Place(key, present)
+        job.stated_minimum = _minimum(pod) or job.stated_minimum
+        if present:
+            job.put(pod)
+        else:
+            job.remove(pod.uid)
+
+    def pod_deleted(self, pod: Pod) -> None:
+        """A pod is gone."""
+        place = self._places.pop(pod.uid, None)
+        job = self._jobs.get(place.key) if place is not None else None
+        if job is not None:
+            job.remove(pod.uid)
+            if not job.present:
+                # Those that have failed or are being deleted bring it back when they change, which does no harm.
+                del self._jobs[job.key]
+
+    def watched(self, kind: str) -> None:
+        """Groups of a kind are known completely from now on."""
+        self._watched.add(kind)
+
+    def group_applied(self, kind: str, group: PodGroup) -> None:
+        """A group is new or has changed."""
+        key = JobKey(group.metadata.namespace, group.name, kind)
+        self._groups[key] = group.spec.min_member
+        if key in self._jobs:
+            self._jobs[key].group_minimum = group.spec.min_member
+
+    def group_deleted(self, kind: str, group: PodGroup) -> None:
+        """A group is gone."""
+        key = JobKey(group.metadata.namespace, group.name, kind)
+        self._groups.pop(key, None)
+        if key in self._jobs:
+            self._jobs[key].group_minimum = None
+
+    def _new(self, key: JobKey, pod: Pod) -> Job:
+        job = Job(key)
+        job.group_minimum = self._groups.get(key)
+        job.stated_minimum = _minimum(pod)
+        return job
+
+
+def _minimum(pod: Pod) -> int | None:
+    try:
+        return stated_minimum(pod)
+    except Refusal:
+        # Said to whoever asks for the pod to be placed.
+        return None
