@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from allocator.gangs.gangs import NEVER, Gangs
+from allocator.rules.job import stated_minimum
 from allocator.rules.narrowing import shuns_sub_health, wanted_products, wants_super_pod
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask, requested_chips
@@ -16,6 +18,7 @@ from allocator.rules.summary import sum_up
 from allocator.rules.vacancy import Fit, Verdict
 from allocator.rules.validity import JobShape, validate_job, virtual_chips
 from allocator.state.cluster import Cluster
+from allocator.state.jobs import Job
 from allocator.state.ledger import Ledger, Reservation, Stage
 from allocator.state.node import unknown_node
 from allocator.state.ranking import Bucket
@@ -24,6 +27,9 @@ from ascend.kube.objects import Pod
 
 SETTLED = "AlreadyPlaced"
 """The reason of every other node once the pod is bound to one, or its Binding is on its way."""
+
+WITH_GANG = "PlacedWithGang"
+"""The reason of every other node when the pod's place was chosen with those of its gang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +75,13 @@ class DecisionEngine:
     Args:
         cluster: what is seen.
         ledger: what is decided.
+        gang_ttl_s: how long a gang's places are kept after one of its pods was bound last.
     """
 
-    def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
+    def __init__(self, cluster: Cluster, ledger: Ledger, *, gang_ttl_s: float = 120.0) -> None:
         self._cluster = cluster
         self._ledger = ledger
+        self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, ask_of=self.ask)
 
     def ask(self, pod: Pod) -> Ask:
         """What the rules have to know of a pod.
@@ -81,6 +89,7 @@ class DecisionEngine:
         Raises:
             Refusal: its request makes no sense on any node.
         """
+        stated_minimum(pod)
         ask = Ask(
             requested_chips(pod),
             distributed=self._is_distributed(pod),
@@ -114,6 +123,8 @@ class DecisionEngine:
         settled = self.settled_node(pod)
         if settled is not None:
             return self._filter_settled(pod, settled, candidates)
+        if self._gang_of(pod) is not None:
+            return self._filter_gang(pod, ask, candidates)
         with self._ledger.suspended(pod.uid):
             fitting, refused = [], {}
             for name, verdict in self._verdicts(ask, candidates):
@@ -134,6 +145,8 @@ class DecisionEngine:
         settled = self.settled_node(pod)
         if settled is not None:
             return [Tier(1, 0, [settled])] if candidates is None or settled in set(candidates) else []
+        if self._gang_of(pod) is not None:
+            return [Tier(1, 0, fitting)] if (fitting := self._filter_gang(pod, ask, candidates).fitting) else []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         with self._ledger.suspended(pod.uid):
             for name, verdict in self._verdicts(ask, candidates):
@@ -168,10 +181,16 @@ class DecisionEngine:
         settled = self.settled_node(pod)
         if settled is not None and (held is None or (candidates is not None and settled not in candidates)):
             raise Refusal(SETTLED, f"pod {pod.key} is bound to node {settled}, or about to be")
+        if held is not None and settled is not None:
+            return held
+        gang = self._gang_of(pod)
+        if gang is not None:
+            return self.gangs.place(pod, ask, gang, candidates)
         if held is not None:
-            if held.stage is not Stage.TENTATIVE:
-                return held
-            if (candidates is None or held.node in candidates) and self._is_good(held, ask):
+            if held.stage is Stage.PLANNED:
+                # Its group is gone: it is placed alone now.
+                self._ledger.release(pod.uid)
+            elif (candidates is None or held.node in candidates) and self._is_good(held, ask):
                 return self._ledger.advance(pod.uid, Stage.TENTATIVE) or held
         with self._ledger.suspended(pod.uid):
             best = self._best(ask, candidates)
@@ -182,7 +201,10 @@ class DecisionEngine:
         return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, chips=fit.chips)
 
     def release(self, uid: str) -> bool:
-        """Give up what is kept for a pod, unless its Binding is on its way or done; whether anything was."""
+        """Give up what is kept for a pod alone, unless its Binding is on its way or done; whether anything was.
+
+        The seat of a pod of a gang is kept: its plan has a time of its own.
+        """
         held = self._ledger.get(uid)
         if held is None or held.stage is not Stage.TENTATIVE:
             return False
@@ -196,13 +218,38 @@ class DecisionEngine:
     def settled_node(self, pod: Pod) -> str | None:
         """The node a pod is bound to as far as we know, or that its Binding on its way names."""
         held = self._ledger.get(pod.uid)
-        if held is not None and held.stage is not Stage.TENTATIVE:
+        if held is not None and held.stage not in (Stage.TENTATIVE, Stage.PLANNED):
             return held.node
         seen = self._cluster.pods.get(pod.uid)
         return seen.spec.node_name or None if seen is not None else None
 
-    def _is_distributed(self, pod: Pod) -> bool:  # noqa: ARG002 - jobs are not known yet
-        return False
+    def may_fit(self, pod: Pod) -> bool:
+        """Whether a pod that was refused could be placed now, on whatever node."""
+        ask, gang = self.ask(pod), self._gang_of(pod)
+        return self._cluster.index.best(ask) is not None if gang is None else self.gangs.may_fit(pod, ask, gang)
+
+    def _gang_of(self, pod: Pod) -> Job | None:
+        job = self._cluster.jobs.job_of(pod)
+        return job if job.is_gang or self._cluster.jobs.lacks_group(job) else None
+
+    def _is_distributed(self, pod: Pod) -> bool:
+        return self._cluster.jobs.is_distributed(pod)
+
+    def _filter_gang(self, pod: Pod, ask: Ask, candidates: Iterable[str] | None) -> Filtered:
+        names = None if candidates is None else list(candidates)
+        fitting = []
+        try:
+            node = self.gangs.preview(pod, ask, self._cluster.jobs.job_of(pod), names)
+        except Refusal as refusal:
+            if refusal.reason in NEVER:
+                raise
+            elsewhere = refusal.with_traceback(None)
+        else:
+            fitting = [node]
+            elsewhere = Refusal(WITH_GANG, f"pod {pod.key} has its place with its gang, on node {node}")
+        verdicts = {name: verdict for name, verdict in self._verdicts(ask, names) if name not in fitting}
+        refused = {name: each if isinstance(each, Refusal) else elsewhere for name, each in verdicts.items()}
+        return Filtered(fitting, refused)
 
     def _filter_settled(self, pod: Pod, settled: str, candidates: Iterable[str] | None) -> Filtered:
         names = list(self._cluster.index.standing if candidates is None else candidates)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from allocator.state.changes import Changes
 from allocator.state.index import NodeIndex
+from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
 from allocator.state.node import (
     NodeRecord,
@@ -45,6 +46,7 @@ class Cluster:
         self._pods: dict[str, Pod] = {}
         self.index = NodeIndex()
         self.changes = Changes()
+        self.jobs = Jobs()
         ledger.subscribe(self._refresh)
 
     @property
@@ -134,6 +136,7 @@ class Cluster:
         """A pod is new or has changed."""
         old = self._pods.get(pod.uid)
         self._pods[pod.uid] = pod
+        self.jobs.pod_applied(pod)
         if old is not None and old.spec.node_name != pod.spec.node_name:
             self._unhold(old)
         holding = read_holding(pod) if pod.is_live and pod.spec.node_name else None
@@ -143,14 +146,21 @@ class Cluster:
         else:
             self._unhold(pod)
         # Only now, so that the chips are never free in between.
-        if pod.spec.node_name or not pod.is_live:
+        if pod.spec.node_name:
             self._ledger.release(pod.uid)
+        elif not pod.is_live:
+            self._ledger.vacate(pod.uid)
 
     def pod_deleted(self, pod: Pod) -> None:
         """A pod is gone, and its containers with it."""
         self._pods.pop(pod.uid, None)
         self._unhold(pod)
-        self._ledger.release(pod.uid)
+        self._ledger.vacate(pod.uid)
+        job = self.jobs.job_of(pod)
+        self.jobs.pod_deleted(pod)
+        if not job.present:
+            # Nobody is left to take the seats of its plan.
+            self._ledger.drop_plan(job.key.plan)
 
     def _unhold(self, pod: Pod) -> None:
         record = self._records.get(pod.spec.node_name)

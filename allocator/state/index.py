@@ -5,7 +5,7 @@ moves it from one bucket to another, and is no work for any ranking before that 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from allocator.rules.request import Ask
@@ -30,9 +30,16 @@ class NodeIndex:
         self._rankings: dict[Ask, Ranking] = {}
         # Buckets that are new or begin with another node, since the rankings were last made anew.
         self._journal: list[Bucket] = []
+        self.version = 0
+        """Another one after every change."""
 
     def __len__(self) -> int:
         return len(self._standing)
+
+    @property
+    def buckets(self) -> Collection[Bucket]:
+        """Nodes with equal vacancies, together."""
+        return self._buckets.values()
 
     @property
     def standing(self) -> Mapping[str, Bucket | Refusal]:
@@ -55,6 +62,7 @@ class NodeIndex:
 
     def drop(self, name: str) -> None:
         """Forget a node."""
+        self.version += 1
         old = self._standing.pop(name, None)
         if isinstance(old, Bucket):
             old.discard(name)

@@ -5,12 +5,16 @@ It is BINDING while the Binding is in flight and BOUND once that is posted; from
 when that is silent for long, a look at the pod) shows the pod on its node, so that the pod itself holds the chips, or
 finished, or gone. Where the Binding's outcome is not known it is DOUBTFUL: the API server may still make it, so the
 chips are kept for this pod on this node, and for nothing else, for as long as a request can take there.
+
+The pods of a gang are reserved as one plan of PLANNED reservations, its seats. A seat outlives its pod: a pod that is
+deleted before it was bound leaves it to its successor, and one whose Binding is refused sits down again. What is left
+of a plan is given up as a whole when no seat of it has been used for as long as the plan was given.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ascend.annotations import Grant
@@ -20,6 +24,7 @@ from ascend.chips import ChipSet, chip_set
 class Stage(StrEnum):
     """How far a reservation has come."""
 
+    PLANNED = "planned"
     TENTATIVE = "tentative"
     BINDING = "binding"
     BOUND = "bound"
@@ -42,6 +47,7 @@ class Reservation:
         stage: how far it has come.
         since_s: when it entered the stage, on the ledger's clock.
         predicate_time: what is or will be written on the pod, Unix nanoseconds; None before that is known.
+        plan: the name of the plan it is a seat of; empty for a pod placed alone.
     """
 
     uid: str
@@ -51,6 +57,7 @@ class Reservation:
     stage: Stage
     since_s: float
     predicate_time: int | None = None
+    plan: str = ""
 
     @property
     def taken(self) -> ChipSet:
@@ -58,9 +65,39 @@ class Reservation:
         return chip_set(self.chips)
 
     @property
+    def is_empty(self) -> bool:
+        """A seat whose pod is gone: it waits for a successor."""
+        return bool(self.plan) and self.uid.startswith(f"{self.plan}#")
+
+    @property
     def grant(self) -> Grant:
         """What is written on the pod."""
         return Grant(self.chips, self.predicate_time)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place of a plan.
+
+    Attributes:
+        uid: of the pod it is for.
+        pod: ``namespace/name``.
+        node: where the chips are.
+        chips: in selection order.
+    """
+
+    uid: str
+    pod: str
+    node: str
+    chips: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Plan:
+    ttl_s: float
+    due_s: float
+    made: int = 0
+    seats: set[str] = field(default_factory=set)
 
 
 class Ledger:
@@ -82,6 +119,8 @@ class Ledger:
         self._by_node: dict[str, dict[str, ChipSet]] = {}
         # Due times of tentative reservations; those changed meanwhile are skipped when they come up.
         self._due: list[tuple[float, str]] = []
+        self._plans: dict[str, _Plan] = {}
+        self._plans_due: list[tuple[float, str]] = []
         self._changed: Callable[[str], None] = lambda _node: None
 
     def subscribe(self, changed: Callable[[str], None]) -> None:
@@ -137,23 +176,100 @@ class Ledger:
         new = replace(old, stage=stage, since_s=self._monotonic(), predicate_time=stamp)
         self._by_uid[uid] = new
         self._schedule(new)
+        plan = self._plans.get(new.plan)
+        if plan is not None:
+            if stage is Stage.PLANNED:
+                plan.seats.add(uid)
+            elif uid in plan.seats:
+                # A seat that is used shows that the gang is getting on.
+                plan.seats.discard(uid)
+                plan.due_s = new.since_s + plan.ttl_s
         return new
+
+    def reserve_plan(self, name: str, seats: Iterable[Seat], *, ttl_s: float) -> None:
+        """Keep chips for several pods at once, in place of what was kept for them; more seats join a plan there is.
+
+        Args:
+            name: the plan's.
+            seats: one for each pod; that their chips are free is the caller's to know.
+            ttl_s: how long the plan lives after a seat of it was used last.
+        """
+        now_s = self._monotonic()
+        plan = self._plans.get(name)
+        if plan is None:
+            plan = self._plans[name] = _Plan(ttl_s, now_s + ttl_s)
+            heapq.heappush(self._plans_due, (plan.due_s, name))
+        plan.ttl_s, plan.due_s = ttl_s, now_s + ttl_s
+        changed: dict[str, None] = {}
+        for seat in seats:
+            if (old := self._take_out(seat.uid)) is not None:
+                changed[old.node] = None
+            self._enter(Reservation(seat.uid, seat.pod, seat.node, seat.chips, Stage.PLANNED, now_s, None, name))
+            changed[seat.node] = None
+        for node in changed:
+            self._changed(node)
+
+    def seats(self, plan: str) -> list[Reservation]:
+        """What is left of a plan: the seats not used yet, those that wait for a successor among them."""
+        found = self._plans.get(plan)
+        return [self._by_uid[uid] for uid in sorted(found.seats)] if found is not None else []
+
+    def swap(self, uid: str, other: str) -> None:
+        """Let two pods, or a pod and an empty seat, change seats. Both must have one of the same number of chips."""
+        one, two = self._by_uid[uid], self._by_uid[other]
+        for old, new in ((one, two), (two, one)):
+            self._take_out(old.uid)
+            self._enter(replace(old, node=new.node, chips=new.chips, predicate_time=None))
+        for node in {one.node: None, two.node: None}:
+            self._changed(node)
+
+    def hand(self, seat: str, uid: str, pod: str) -> Reservation:
+        """Give an empty seat to a pod."""
+        old = self._take_out(seat)
+        if old is None:
+            raise KeyError(seat)
+        new = replace(old, uid=uid, pod=pod)
+        self._enter(new)
+        self._changed(new.node)
+        return new
+
+    def vacate(self, uid: str) -> None:
+        """A pod is gone: an unused seat waits for its successor, anything else kept for it is given back."""
+        old = self._by_uid.get(uid)
+        plan = self._plans.get(old.plan) if old is not None else None
+        if old is None or plan is None or old.stage is not Stage.PLANNED:
+            self.release(uid)
+            return
+        plan.made += 1
+        self.hand(uid, f"{old.plan}#{plan.made}", old.pod)
+
+    def withdraw(self, uid: str) -> None:
+        """A Binding was refused: the pod of a plan that still lives sits down again, another's chips are given back."""
+        old = self._by_uid.get(uid)
+        if old is not None and old.plan in self._plans:
+            self.advance(uid, Stage.PLANNED)
+        else:
+            self.release(uid)
+
+    def drop_plan(self, name: str) -> list[Reservation]:
+        """Give up what is left of a plan; returns it."""
+        left = self.seats(name)
+        self._plans.pop(name, None)
+        for node in dict.fromkeys(reservation.node for reservation in left if self._take_out(reservation.uid)):
+            self._changed(node)
+        return left
 
     def release(self, uid: str) -> Reservation | None:
         """Give the chips of a pod back; None where none were kept."""
-        reservation = self._by_uid.pop(uid, None)
+        reservation = self._take_out(uid)
         if reservation is not None:
-            on_node = self._by_node[reservation.node]
-            del on_node[uid]
-            if not on_node:
-                del self._by_node[reservation.node]
             self._changed(reservation.node)
         return reservation
 
     def expire(self) -> list[Reservation]:
-        """Release every tentative or doubtful reservation whose time is up; returns them."""
+        """Release every tentative or doubtful reservation, and every plan, whose time is up; returns them."""
         now_s = self._monotonic()
-        expired = []
+        expired = self._expire_plans(now_s)
         while self._due and self._due[0][0] <= now_s:
             _, uid = heapq.heappop(self._due)
             reservation = self._by_uid.get(uid)
@@ -178,11 +294,42 @@ class Ledger:
             if reservation is not None and uid not in self._by_uid:
                 self._put(reservation)
 
+    def _expire_plans(self, now_s: float) -> list[Reservation]:
+        expired: list[Reservation] = []
+        while self._plans_due and self._plans_due[0][0] <= now_s:
+            _, name = heapq.heappop(self._plans_due)
+            plan = self._plans.get(name)
+            if plan is None:
+                continue
+            if plan.due_s <= now_s:
+                expired += self.drop_plan(name)
+            else:
+                heapq.heappush(self._plans_due, (plan.due_s, name))
+        self.expired_total += len(expired)
+        return expired
+
     def _put(self, reservation: Reservation) -> None:
+        self._enter(reservation)
+        self._changed(reservation.node)
+
+    def _enter(self, reservation: Reservation) -> None:
         self._by_uid[reservation.uid] = reservation
         self._by_node.setdefault(reservation.node, {})[reservation.uid] = reservation.taken
         self._schedule(reservation)
-        self._changed(reservation.node)
+        if reservation.stage is Stage.PLANNED and reservation.plan in self._plans:
+            self._plans[reservation.plan].seats.add(reservation.uid)
+
+    def _take_out(self, uid: str) -> Reservation | None:
+        reservation = self._by_uid.pop(uid, None)
+        if reservation is None:
+            return None
+        on_node = self._by_node[reservation.node]
+        del on_node[uid]
+        if not on_node:
+            del self._by_node[reservation.node]
+        if reservation.plan in self._plans:
+            self._plans[reservation.plan].seats.discard(uid)
+        return reservation
 
     def _schedule(self, reservation: Reservation) -> None:
         if (due_s := self._due_s(reservation)) is not None:

@@ -7,6 +7,7 @@ tier; the best node is the first by name of the first tier. Entries that are out
 
 import heapq
 from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from allocator.rules.placement import OrderKey
@@ -31,6 +32,9 @@ class Bucket:
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
     def add(self, name: str) -> bool:
         """Put a node in; whether it is the first by name now."""

@@ -1,0 +1,1 @@
+"""Gangs: the pods of a job that are placed together or not at all."""

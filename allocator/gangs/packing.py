@@ -1,0 +1,152 @@
+"""The policy for gangs without a topology of their own: every pod where it would be placed alone, all at once.
+
+Large pods come first, so that small ones don't break what they need; equal pods are interchangeable, so each kind of
+asking is one merge over the buckets of the index: a node is looked at when a pod goes there, and only then. The result
+is that of placing the pods one after the other (a test says so), at a few microseconds a pod. Consecutive ranks then
+get neighbouring seats: a node is filled before the next one is begun, in the order of names.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from allocator.gangs.policy import GangRequest
+from allocator.rules.placement import OrderKey
+from allocator.rules.request import Ask
+from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
+from allocator.state.index import NodeIndex
+from allocator.state.ledger import Seat
+from allocator.state.ranking import Bucket
+from ascend.chips import ChipSet
+from ascend.errors import Refusal
+
+
+def pack(request: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
+    """Seats for all members, or why not; see the policy's type."""
+    board = _Board(index)
+    seats: dict[str, Seat] = {}
+    # Those with nodes of their own choose first: the others have more to choose from.
+    members = sorted(request.members, key=lambda each: (each.candidates is None, -each.ask.chips, _order(each.ask)))
+    for (pinned, ask), group in groupby(members, key=lambda each: (each.candidates is not None, each.ask)):
+        for one in [[each] for each in group] if pinned else [list(group)]:
+            found = board.take(ask, len(one), one[0].candidates if pinned else request.candidates)
+            if len(found) < len(one):
+                return _misfit(request, ask, len(seats) + len(found), board)
+            found.sort()
+            one.sort(key=lambda each: each.rank)
+            for member, (node, chips) in zip(one, found, strict=True):
+                seats[member.uid] = Seat(member.uid, member.pod, node, chips)
+    return [seats[member.uid] for member in request.members]
+
+
+class _Board:
+    """The index as it would be with what was taken so far."""
+
+    def __init__(self, index: NodeIndex) -> None:
+        self._index = index
+        self._changed: dict[str, Vacancy] = {}
+
+    def take(self, ask: Ask, count: int, candidates: Collection[str] | None) -> list[tuple[str, tuple[int, ...]]]:
+        """Nodes and chips for so many pods, or for as many as fit."""
+        heap = list(self._entries(ask, candidates))
+        heapq.heapify(heap)
+        memo: dict[int, tuple[Vacancy, dict[ChipSet, tuple[Vacancy, Verdict]]]] = {}
+        taken: list[tuple[str, tuple[int, ...]]] = []
+        while heap and len(taken) < count:
+            entry = heap[0]
+            taken.append((entry.name, entry.fit.chips))
+            # Nodes that were equal stay equal: what becomes of one is worked out once. Looked up by identity, which is
+            # much faster than by value; that the vacancy is remembered keeps its identity from being used again.
+            _, steps = memo.setdefault(id(entry.vacancy), (entry.vacancy, {}))
+            step = steps.get(entry.fit.taken)
+            if step is None:
+                left = _without(entry.vacancy, entry.fit.taken)
+                step = steps[entry.fit.taken] = (left, judge(left, ask))
+            left, verdict = step
+            self._changed[entry.name] = left
+            following = entry.following()
+            if following is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, following)
+            if isinstance(verdict, Fit):
+                heapq.heappush(heap, _Entry(verdict.key, entry.name, left, verdict, iter(())))
+        return taken
+
+    def reasons(self, ask: Ask, candidates: Collection[str] | None) -> Counter[str]:
+        """How many nodes would refuse for which reason."""
+        reasons: Counter[str] = Counter()
+        standing, ranking = self._index.standing, self._index.ranking(ask)
+        for name in standing if candidates is None else candidates:
+            place = standing.get(name)
+            if isinstance(place, Bucket):
+                changed = self._changed.get(name)
+                verdict = ranking.verdict(place) if changed is None else judge(changed, ask)
+            else:
+                verdict = place if place is not None else Refusal("UnknownNode", "")
+            if isinstance(verdict, Refusal):
+                reasons[verdict.reason] += 1
+        return reasons
+
+    def _entries(self, ask: Ask, candidates: Collection[str] | None) -> Iterator["_Entry"]:
+        ranking = self._index.ranking(ask)
+        for bucket in self._index.buckets:
+            fit = ranking.verdict(bucket)
+            if isinstance(fit, Fit):
+                names = (name for name in bucket if name not in self._changed)
+                allowed = names if candidates is None else (name for name in names if name in candidates)
+                ordered = iter(sorted(allowed))
+                if (first := next(ordered, None)) is not None:
+                    yield _Entry(fit.key, first, bucket.vacancy, fit, ordered)
+        for name, vacancy in self._changed.items():
+            verdict = judge(vacancy, ask)
+            if isinstance(verdict, Fit) and (candidates is None or name in candidates):
+                yield _Entry(verdict.key, name, vacancy, verdict, iter(()))
+
+
+class _Entry:
+    """The next node of a bucket, or a node that was taken from."""
+
+    __slots__ = ("fit", "name", "others", "sort", "vacancy")
+
+    def __init__(self, key: OrderKey, name: str, vacancy: Vacancy, fit: Fit, others: Iterator[str]) -> None:
+        self.sort = (key, name)
+        self.name = name
+        self.vacancy = vacancy
+        self.fit = fit
+        self.others = others
+
+    def __lt__(self, other: "_Entry") -> bool:
+        return self.sort < other.sort
+
+    def following(self) -> "_Entry | None":
+        """The bucket's next node."""
+        name = next(self.others, None)
+        return None if name is None else _Entry(self.sort[0], name, self.vacancy, self.fit, self.others)
+
+
+def _without(vacancy: Vacancy, taken: ChipSet) -> Vacancy:
+    return replace(
+        vacancy,
+        free=vacancy.free & ~taken,
+        cut_off=vacancy.cut_off & ~taken,
+        room=max(vacancy.room - taken.bit_count(), 0),
+    )
+
+
+def _order(ask: Ask) -> tuple[bool, tuple[str, ...], bool]:
+    # Any order will do, as long as it is always the same one.
+    return ask.distributed, tuple(sorted(ask.products or ())), ask.shuns_sub_health
+
+
+def _misfit(request: GangRequest, ask: Ask, fitting: int, board: _Board) -> Refusal:
+    reasons = board.reasons(ask, request.candidates)
+    summary = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "there are none"
+    chips = "chip" if ask.chips == 1 else "chips"
+    return Refusal(
+        "GangDoesNotFit",
+        f"job {request.job}: {len(request.members)} pods must be placed together and only {fitting} fit at once; "
+        f"for another one of {ask.chips} {chips} the nodes refuse: {summary}",
+    )

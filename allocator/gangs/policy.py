@@ -1,0 +1,56 @@
+"""What a placing policy for gangs is given and gives back.
+
+A policy is a pure function from a request and the index of nodes to the seats of all pods it was asked for, or to a
+refusal; it reserves nothing. SuperPoD blocks, their repair after faults and switch lists (spec/superpod.md §1.6, §2.11,
+§4.2) are other functions of this shape: all of them map ranks to nodes, given who is placed already and must stay.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from allocator.rules.job import JobKey
+from allocator.rules.request import Ask
+from allocator.state.index import NodeIndex
+from allocator.state.ledger import Seat
+from ascend.errors import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A pod of a gang that needs a seat.
+
+    Attributes:
+        uid: the pod's.
+        pod: ``namespace/name``.
+        rank: its number within the job.
+        ask: what it asks of a node.
+        candidates: the only nodes it may be on; None where that is left to ``GangRequest.candidates``.
+    """
+
+    uid: str
+    pod: str
+    rank: int
+    ask: Ask
+    candidates: Collection[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GangRequest:
+    """What a policy has to place.
+
+    Attributes:
+        job: whose pods they are.
+        members: the pods to place, by rank.
+        placed: the nodes of the peers that have a place already, by rank; they stay.
+        candidates: the only nodes to be used; None for all.
+    """
+
+    job: JobKey
+    members: tuple[Member, ...]
+    placed: Mapping[int, str] = field(default_factory=dict)
+    candidates: Collection[str] | None = None
+
+
+Policy: TypeAlias = Callable[[GangRequest, NodeIndex], list[Seat] | Refusal]
+"""Gives one seat for each member, in their order."""

@@ -1,0 +1,368 @@
+"""Gangs are placed together or not at all, in whatever order their pods come."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator.gangs.packing import pack
+from allocator.gangs.policy import GangRequest, Member
+from allocator.rules.job import VOLCANO, JobKey
+from allocator.rules.request import Ask
+from allocator.state.ledger import Stage
+from ascend.annotations import MIN_AVAILABLE
+from ascend.chips import chip_set
+from ascend.errors import Refusal
+from ascend.kube.objects import Metadata, Pod, PodGroup, PodGroupSpec
+from tests.allocator.builders import World, node, pod, report
+
+TTL_S = 120.0
+GROUP = "scheduling.k8s.io/group-name"
+
+
+def gang(job: str, count: int, *, chips: int = 8, minimum: int | None = None, first: int = 0) -> list[Pod]:
+    """Pods of one Volcano job that states its minimum itself."""
+    annotations = {GROUP: job, MIN_AVAILABLE: str(minimum if minimum is not None else count)}
+    return [pod(f"{job}-{number}", chips, annotations=annotations) for number in range(first, first + count)]
+
+
+def world_of(nodes: int) -> World:
+    world = World()
+    world.add(*(node(f"n{number}") for number in range(nodes)))
+    return world
+
+
+def bind(world: World, each: Pod) -> Pod:
+    """What the commit and the watch do."""
+    held = world.engine.place(each)
+    world.ledger.advance(each.uid, Stage.BINDING)
+    world.ledger.advance(each.uid, Stage.BOUND)
+    bound = pod(
+        each.name, len(held.chips), node=held.node, chips=held.chips, phase="Running",
+        annotations=each.metadata.annotations,
+    )  # fmt: skip
+    world.add(bound)
+    assert world.ledger.get(each.uid) is None
+    return bound
+
+
+def reason(world: World, each: Pod, candidates: list[str] | None = None) -> str:
+    with pytest.raises(Refusal) as refused:
+        world.engine.place(each, candidates)
+    return refused.value.reason
+
+
+def test_no_pod_of_a_gang_is_placed_before_as_many_are_there_as_it_needs() -> None:
+    world = world_of(4)
+    pods = gang("train", 4)
+    world.add(*pods[:3])
+    with pytest.raises(Refusal, match="4 pods must be placed together, 3 are there, 1 missing") as refused:
+        world.engine.place(pods[0])
+    assert refused.value.reason == "GangIncomplete"
+    assert len(world.ledger) == 0
+    world.add(pods[3])
+    assert world.engine.place(pods[0]).node
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_seats_are_kept_at_once_and_handed_out_in_any_order(seed: int) -> None:
+    world = world_of(4)
+    pods = gang("train", 4)
+    world.add(*pods)
+    order = random.Random(seed).sample(pods, 4)
+    world.engine.place(order[0])
+    assert world.ledger.count(Stage.PLANNED) == 4
+    assert reason(world, pod("other", 1)) == "NotEnoughChips"
+    assert {world.engine.place(each).node for each in order} == {"n0", "n1", "n2", "n3"}
+    for each in order:
+        bind(world, each)
+    assert len(world.ledger) == 0
+
+
+def test_consecutive_ranks_are_neighbours() -> None:
+    world = world_of(3)
+    pods = gang("train", 6, chips=4)
+    world.add(*reversed(pods))
+    world.engine.place(pods[3])
+    assert [world.engine.place(each).node for each in pods] == ["n0", "n0", "n1", "n1", "n2", "n2"]
+
+
+def test_a_gang_that_does_not_fit_whole_keeps_nothing() -> None:
+    world = world_of(3)
+    pods = gang("train", 4)
+    world.add(*pods)
+    with pytest.raises(Refusal, match="4 pods must be placed together and only 3 fit at once.*3 NotEnough") as refused:
+        world.engine.place(pods[0])
+    assert refused.value.reason == "GangDoesNotFit"
+    assert len(world.ledger) == 0
+    assert world.engine.place(pod("other", 8)).node == "n0"
+
+
+def test_of_a_job_larger_than_its_minimum_the_first_ranks_are_placed_where_not_all_fit() -> None:
+    world = world_of(3)
+    pods = gang("train", 5, minimum=3)
+    world.add(*pods)
+    assert reason(world, pods[4]) == "GangDoesNotFit"
+    assert [each.pod for each in world.ledger.seats(f"{VOLCANO} default/train")] == [each.key for each in pods[:3]]
+    for each in pods[:3]:
+        bind(world, each)
+    world.add(node("n9"))
+    assert world.engine.place(pods[4]).node == "n9"
+
+
+def test_a_filter_answers_the_planned_node_only_and_reserves_nothing() -> None:
+    world = world_of(3)
+    pods = gang("train", 2)
+    world.add(*pods)
+    filtered = world.engine.filter(pods[0], ["n1", "n2"])
+    assert len(world.ledger) == 0
+    assert filtered.fitting == ["n1"]
+    assert filtered.refused["n2"].reason == "PlacedWithGang"
+    assert world.engine.place(pods[0], ["n1", "n2"]).node == "n1"
+    assert world.engine.filter(pods[1], ["n0", "n1", "n2"]).fitting == ["n2"]
+    assert world.engine.rank(pods[1], ["n0", "n1", "n2"])[0].nodes == ["n2"]
+
+
+def test_a_filter_of_a_gang_that_does_not_fit_says_why_on_every_node() -> None:
+    world = world_of(3)
+    world.occupy("n2", free=[0])
+    pods = gang("train", 3)
+    world.add(*pods)
+    filtered = world.engine.filter(pods[0])
+    assert filtered.fitting == []
+    assert {name: each.reason for name, each in filtered.refused.items()} == {
+        "n0": "GangDoesNotFit",
+        "n1": "GangDoesNotFit",
+        "n2": "NotEnoughChips",
+    }
+
+
+def test_a_pod_that_may_not_be_on_its_planned_node_changes_seats_with_a_peer() -> None:
+    world = world_of(2)
+    one, two = gang("train", 2)
+    world.add(one, two)
+    assert world.engine.place(one).node == "n0"
+    assert world.engine.place(two, ["n0"]).node == "n0"
+    assert world.engine.place(one).node == "n1"
+
+
+def test_a_pod_with_candidates_outside_the_plan_is_planned_anew_alone() -> None:
+    world = world_of(3)
+    one, two = gang("train", 2)
+    world.add(one, two)
+    world.engine.place(one)
+    assert world.engine.place(two, ["n2"]).node == "n2"
+    assert world.engine.place(one).node == "n0"
+    assert len(world.ledger) == 2
+
+
+def test_one_name_restricts_only_the_pod_asked_about() -> None:
+    world = world_of(3)
+    one, two = gang("train", 2)
+    world.add(one, two)
+    assert world.engine.place(two, ["n2"]).node == "n2"
+    assert world.engine.place(one).node == "n0"
+
+
+def test_a_seat_waits_for_the_successor_of_a_deleted_pod() -> None:
+    world = world_of(2)
+    one, two = gang("train", 2)
+    world.add(one, two)
+    place = world.engine.place(two)
+    world.cluster.pod_deleted(two)
+    assert reason(world, pod("other", 8)) == "NotEnoughChips"
+    (successor,) = gang("train", 1, minimum=2, first=7)
+    world.add(successor)
+    assert world.engine.place(successor).node == place.node
+    assert len(world.ledger) == 2
+
+
+def test_the_seats_of_a_job_that_is_gone_are_free_at_once() -> None:
+    world = world_of(2)
+    pods = gang("train", 2)
+    world.add(*pods)
+    world.engine.place(pods[0])
+    for each in pods:
+        world.cluster.pod_deleted(each)
+    assert len(world.ledger) == 0
+
+
+def test_a_plan_nobody_uses_is_dropped_whole_and_made_again() -> None:
+    world = world_of(2)
+    pods = gang("train", 2)
+    world.add(*pods)
+    world.engine.place(pods[0])
+    world.now_s += TTL_S - 1
+    world.engine.place(pods[1])
+    world.now_s += 1
+    assert len(world.ledger.expire()) == 2
+    assert world.ledger.expired_total == 2
+    assert len(world.ledger) == 0
+    assert world.engine.place(pods[1]).node == "n1"
+
+
+def test_every_bound_pod_gives_the_rest_of_the_plan_its_time_again() -> None:
+    world = world_of(3)
+    pods = gang("train", 3)
+    world.add(*pods)
+    for each in pods[:2]:
+        bind(world, each)
+        world.now_s += TTL_S - 1
+        world.ledger.expire()
+    assert world.ledger.count(Stage.PLANNED) == 1
+    world.now_s += 1
+    world.ledger.expire()
+    assert world.ledger.count(Stage.PLANNED) == 0
+
+
+def test_a_refused_binding_gives_the_pod_its_seat_back() -> None:
+    world = world_of(2)
+    pods = gang("train", 2)
+    world.add(*pods)
+    place = world.engine.place(pods[0])
+    world.ledger.advance(pods[0].uid, Stage.BINDING)
+    world.ledger.withdraw(pods[0].uid)
+    again = world.engine.place(pods[0])
+    assert (again.node, again.stage) == (place.node, Stage.PLANNED)
+
+
+def test_a_plan_whose_node_breaks_down_is_made_anew_while_nobody_is_bound() -> None:
+    world = world_of(4)
+    pods = gang("train", 3)
+    world.add(*pods)
+    world.engine.place(pods[0])
+    world.add(node("n0", ready=False))
+    assert [world.engine.place(each).node for each in pods] == ["n1", "n2", "n3"]
+    world.add(report("n2", unhealthy=[3]))
+    assert reason(world, pods[1]) == "GangDoesNotFit"
+    assert len(world.ledger) == 0
+
+
+def test_a_pod_whose_node_breaks_down_later_gets_another_place_beside_its_running_peers() -> None:
+    world = world_of(4)
+    pods = gang("train", 3)
+    world.add(*pods)
+    bind(world, pods[0])
+    place = world.engine.place(pods[1])
+    world.add(node(place.node, ready=False))
+    assert world.engine.place(pods[1]).node == "n3"
+    assert {world.engine.place(each).node for each in pods[1:]} == {"n3", "n2"}
+
+
+def test_a_restarted_pod_of_a_running_gang_is_placed_without_waiting_for_anybody() -> None:
+    world = world_of(3)
+    pods = gang("train", 3)
+    world.add(*pods)
+    bound = [bind(world, each) for each in pods]
+    world.cluster.pod_deleted(bound[1])
+    (successor,) = gang("train", 1, minimum=3, first=1)
+    world.add(successor)
+    assert world.engine.place(successor).node == bound[1].spec.node_name
+    assert world.cluster.jobs.job_of(successor).rank_of(successor) == 1
+
+
+def test_a_failed_pod_does_not_count_as_one_of_its_gang() -> None:
+    world = world_of(3)
+    pods = gang("train", 3)
+    world.add(*pods)
+    world.add(pod("train-2", 8, phase="Failed", annotations=pods[2].metadata.annotations))
+    assert reason(world, pods[0]) == "GangIncomplete"
+
+
+def test_two_gangs_that_fit_only_one_after_the_other_do_not_block_each_other() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        world = world_of(5)
+        waiting = {each.uid: each for each in (*gang("red", 4), *gang("blue", 3))}
+        world.add(*waiting.values())
+        while waiting:
+            # Whoever asks, in whatever order: the jobs get through one after the other.
+            for each in rng.sample(sorted(waiting.values(), key=lambda one: one.uid), len(waiting)):
+                try:
+                    bind(world, each)
+                except Refusal as refusal:
+                    assert refusal.reason == "GangDoesNotFit"  # noqa: PT017 - every refusal must be this one
+                else:
+                    del waiting[each.uid]
+            running = {one.metadata.annotations[GROUP] for one in world.cluster.pods.values() if one.spec.node_name}
+            assert len(running) == 1
+            for one in list(world.cluster.pods.values()):
+                if one.spec.node_name:
+                    world.cluster.pod_deleted(one)
+
+
+def test_after_a_restart_the_rest_of_a_gang_is_planned_before_anybody_else() -> None:
+    world = world_of(3)
+    pods = gang("train", 3)
+    before = World()
+    before.add(*(node(f"n{number}") for number in range(3)), *pods)
+    world.add(bind(before, pods[0]), *pods[1:])
+    assert world.engine.gangs.resume() == []
+    assert world.ledger.count(Stage.PLANNED) == 2
+    assert reason(world, pod("other", 1)) == "NotEnoughChips"
+    assert {world.engine.place(each).node for each in pods[1:]} == {"n1", "n2"}
+
+
+def test_a_gang_of_which_nobody_is_bound_is_not_planned_after_a_restart() -> None:
+    world = world_of(3)
+    world.add(*gang("train", 3))
+    assert world.engine.gangs.resume() == []
+    assert len(world.ledger) == 0
+
+
+def test_a_group_that_is_not_there_is_waited_for_and_its_minimum_counts() -> None:
+    world = world_of(3)
+    jobs = world.cluster.jobs
+    pods = [pod(f"train-{number}", 8, annotations={GROUP: "train"}) for number in range(2)]
+    world.add(*pods)
+    # Without the kind on the API server nobody can say that it is a gang.
+    assert world.engine.place(pods[0]).stage is Stage.TENTATIVE
+    jobs.watched(VOLCANO)
+    assert reason(world, pods[0]) == "GroupMissing"
+    group = PodGroup(metadata=Metadata(name="train", namespace="default"), spec=PodGroupSpec(min_member=3))
+    jobs.group_applied(VOLCANO, group)
+    assert reason(world, pods[0]) == "GangIncomplete"
+    jobs.group_deleted(VOLCANO, group)
+    assert reason(world, pods[0]) == "GroupMissing"
+
+
+def test_pods_of_different_sizes_are_planned_large_ones_first() -> None:
+    world = world_of(2)
+    small, large = gang("train", 4, chips=1, minimum=6), gang("train", 2, chips=4, first=4, minimum=6)
+    world.occupy("n1", free=[0, 1, 2, 3])
+    world.add(*small, *large)
+    for each in (*small, *large):
+        world.engine.place(each)
+    assert {world.engine.place(each).node for each in large} <= {"n0", "n1"}
+    assert world.ledger.count(Stage.PLANNED) == 6
+
+
+asks = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=12)
+idle = st.lists(st.integers(0, 255), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(asks=asks, idle=idle, allowed=st.none() | st.sets(st.integers(0, 5), min_size=2))
+def test_packing_gives_what_placing_one_after_the_other_gives(
+    asks: list[int], idle: list[int], allowed: set[int] | None
+) -> None:
+    world = World()
+    for number, free in enumerate(idle):
+        world.occupy(f"n{number}", free=[chip for chip in range(8) if free >> chip & 1])
+    names = None if allowed is None else [f"n{number}" for number in sorted(allowed)]
+    members = tuple(Member(f"u{n}", f"default/p{n}", n, Ask(chips)) for n, chips in enumerate(asks))
+    before = world.cluster.index.version
+    found = pack(GangRequest(JobKey("default", "train", VOLCANO), members, {}, names), world.cluster.index)
+    assert world.cluster.index.version == before
+    one_by_one = []
+    for chips in sorted(asks, reverse=True):
+        try:
+            held = world.engine.place(pod(f"single-{len(one_by_one)}", chips), names)
+        except Refusal:
+            assert isinstance(found, Refusal)
+            return
+        one_by_one.append((chips, held.node, chip_set(held.chips)))
+    assert not isinstance(found, Refusal)
+    assert [seat.uid for seat in found] == [member.uid for member in members]
+    assert sorted((len(seat.chips), seat.node, chip_set(seat.chips)) for seat in found) == sorted(one_by_one)
