@@ -7,12 +7,13 @@ reserved for a while.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Protocol
 
 from allocator.decide import SETTLED, DecisionEngine
+from allocator.inscription import inscribe
 from allocator.stamp import Stamps
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger, Reservation, Stage
@@ -50,11 +51,13 @@ class Bound:
         node: the node.
         grant: what is written on the pod.
         repeated: this is the answer to an earlier question; nothing was done.
+        annotations: all that goes with a Binding the caller makes by itself; empty where it is made already.
     """
 
     node: str
     grant: Grant
     repeated: bool = False
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 class Outcome(Protocol):
@@ -145,7 +148,12 @@ class Committer:
         if reservation.predicate_time is None:
             stamp = self._stamps.next()
             reservation = self._ledger.advance(pod.uid, reservation.stage, predicate_time=stamp) or reservation
-        return Bound(reservation.node, reservation.grant)
+        return Bound(reservation.node, reservation.grant, annotations=self.annotations(pod, reservation))
+
+    def annotations(self, pod: Pod, reservation: Reservation) -> dict[str, str]:
+        """What is written on a pod in the Binding that makes a reservation true."""
+        record = self._cluster.nodes.get(reservation.node)
+        return inscribe(pod, reservation.grant, self._cluster.jobs, record.node if record is not None else None)
 
     def confirm(self, uid: str, node: str) -> bool:
         """A caller that binds by itself has done so: keep the chips until the pod is seen bound.
@@ -223,7 +231,7 @@ class Committer:
         stamp = self._stamps.next()
         reservation = self._ledger.advance(ref.uid, Stage.BINDING, predicate_time=stamp) or reservation
         try:
-            return await self._post(ref, reservation)
+            return await self._post(ref, reservation, self.annotations(pod, reservation))
         finally:
             held = self._ledger.get(ref.uid)
             if held is not None and held.stage is Stage.BINDING:
@@ -240,26 +248,26 @@ class Committer:
         )
         return Bound(node, nothing)
 
-    async def _post(self, ref: PodRef, reservation: Reservation) -> Bound:
+    async def _post(self, ref: PodRef, reservation: Reservation, annotations: dict[str, str]) -> Bound:
         try:
             await self._client.bind(
                 namespace=ref.namespace,
                 name=ref.name,
                 uid=ref.uid,
                 node=reservation.node,
-                annotations=reservation.grant.annotations(),
+                annotations=annotations,
                 timeout_s=POST_TIMEOUT_S,
             )
         except Conflict:
             # Another pod of that name, or bound already: perhaps by an earlier attempt of ours whose answer was lost.
             bound = await self._settle(ref, reservation.node)
             if bound is None:
-                self._ledger.release(ref.uid)
+                self._ledger.withdraw(ref.uid)
                 raise
             return bound
         except ApiError as error:
             if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-                self._ledger.release(ref.uid)
+                self._ledger.withdraw(ref.uid)
                 raise
             return await self._settle_or_raise(ref, reservation.node, error)
         except Unreachable as error:
@@ -284,7 +292,7 @@ class Committer:
         try:
             bound = read_bound(await self._read(ref))
         except (NotFound, Refusal):
-            self._ledger.release(ref.uid)
+            self._ledger.vacate(ref.uid)
             raise
         if bound is None:
             return None

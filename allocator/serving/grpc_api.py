@@ -248,7 +248,7 @@ def _allocated(bound: Bound, *, is_bound: bool) -> pb.AllocateResponse:
     return pb.AllocateResponse(
         node=bound.node,
         chips=map(chip_name, bound.grant.chips),
-        annotations=bound.grant.annotations(),
+        annotations=bound.annotations or bound.grant.annotations(),
         bound=is_bound,
     )
 

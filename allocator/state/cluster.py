@@ -67,12 +67,14 @@ class Cluster:
 
     def node_applied(self, node: Node) -> None:
         """A node is new or has changed."""
-        self._record(node.name).server = read_server(node)
+        record = self._record(node.name)
+        record.node, record.server = node, read_server(node)
         self._refresh(node.name)
 
     def node_deleted(self, node: Node) -> None:
         """A node is gone; what its pods hold is remembered for the case that it comes back."""
-        self._record(node.name).server = unknown_node(node.name)
+        record = self._record(node.name)
+        record.node, record.server = None, unknown_node(node.name)
         self._tidy(node.name)
 
     def report_applied(self, report: ConfigMap) -> None:

@@ -224,20 +224,20 @@ class Ledger:
             self._changed(node)
 
     def hand(self, seat: str, uid: str, pod: str) -> Reservation:
-        """Give an empty seat to a pod."""
+        """Give a seat to another pod."""
         old = self._take_out(seat)
         if old is None:
             raise KeyError(seat)
-        new = replace(old, uid=uid, pod=pod)
+        new = replace(old, uid=uid, pod=pod, stage=Stage.PLANNED, predicate_time=None)
         self._enter(new)
         self._changed(new.node)
         return new
 
     def vacate(self, uid: str) -> None:
-        """A pod is gone: an unused seat waits for its successor, anything else kept for it is given back."""
+        """A pod is gone: its seat in a plan that still lives waits for its successor, other chips are given back."""
         old = self._by_uid.get(uid)
         plan = self._plans.get(old.plan) if old is not None else None
-        if old is None or plan is None or old.stage is not Stage.PLANNED:
+        if old is None or plan is None:
             self.release(uid)
             return
         plan.made += 1

@@ -73,6 +73,7 @@ class NodeRecord:
         stale: why the report is no longer believed; None where it is.
         holdings: by pod uid.
         offer: what follows from all of it and from the ledger.
+        node: the object as last seen; None where there is none.
     """
 
     name: str
@@ -82,6 +83,7 @@ class NodeRecord:
     stale: "Refusal | None" = None
     holdings: dict[str, Holding] = field(default_factory=dict)
     offer: "Offer | None" = None
+    node: "Node | None" = None
 
     @property
     def unhealthy(self) -> ChipSet | Refusal:

@@ -10,7 +10,7 @@ from allocator.commit import ANSWER_TIMEOUT_S, Bound, Committer, PodRef
 from allocator.decide import SETTLED
 from allocator.stamp import Stamps
 from allocator.state.ledger import DOUBT_S, Stage
-from ascend.annotations import ALLOCATED, PREDICATE_TIME
+from ascend.annotations import ALLOCATED, DISTRIBUTED, MIN_AVAILABLE, PREDICATE_TIME
 from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Throttled, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Pod, Resource
@@ -93,9 +93,8 @@ async def test_a_pod_is_bound_with_its_chips_in_selection_order_and_a_time() -> 
     office = Office(pod("a", 2))
     bound = await office.committer.bind(REF, "n1")
     assert bound.grant.chips == (0, 1)
-    assert office.server.bindings == [
-        {"name": "default/a", "node": "n1", ALLOCATED: "Ascend910-0,Ascend910-1", PREDICATE_TIME: str(NOW_NS)}
-    ]
+    written = {ALLOCATED: "Ascend910-0,Ascend910-1", PREDICATE_TIME: str(NOW_NS), DISTRIBUTED: "false"}
+    assert office.server.bindings == [{"name": "default/a", "node": "n1", **written}]
     assert office.stage() is Stage.BOUND
     assert office.outcomes == [bound]
 
@@ -310,3 +309,39 @@ async def test_chips_can_be_kept_for_a_caller_that_binds_by_itself() -> None:
     assert office.server.bindings == []
     later = await office.committer.bind(REF, kept.node)
     assert later.grant.chips == kept.grant.chips
+
+
+GANG = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
+
+
+def gang() -> tuple[Pod, Pod]:
+    return pod("a", 8, annotations=GANG), pod("b", 8, annotations=GANG)
+
+
+async def test_a_pod_of_a_gang_is_bound_to_its_planned_node_and_its_peers_keep_theirs() -> None:
+    office = Office(*gang())
+    bound = await office.committer.bind(REF, "n2")
+    assert bound.node == "n2"
+    assert office.stage("uid-b") is Stage.PLANNED
+    assert (await office.committer.bind(PodRef("default", "b", "uid-b"), "n1")).node == "n1"
+    assert [each[DISTRIBUTED] for each in office.server.bindings] == ["true", "true"]
+
+
+@pytest.mark.parametrize("error", [Throttled("later", status=429), ApiError("no", status=403)])
+async def test_a_gang_keeps_its_places_when_a_binding_is_refused(error: AscendError) -> None:
+    office = Office(*gang())
+    office.server.before.append(error)
+    with pytest.raises(AscendError):
+        await office.committer.bind(REF, "n1")
+    assert office.stage() is Stage.PLANNED
+    assert (await office.committer.bind(REF, "n1")).node == "n1"
+
+
+async def test_the_seat_of_a_pod_that_turns_out_to_be_gone_waits_for_its_successor() -> None:
+    office = Office(*gang())
+    del office.server.pods["a"]
+    office.server.before.append(Unreachable("lost"))
+    with pytest.raises(NotFound):
+        await office.committer.bind(REF, "n1")
+    assert office.stage() is None
+    assert office.world.ledger.count(Stage.PLANNED) == 2

@@ -355,7 +355,7 @@ def test_packing_gives_what_placing_one_after_the_other_gives(
     before = world.cluster.index.version
     found = pack(GangRequest(JobKey("default", "train", VOLCANO), members, {}, names), world.cluster.index)
     assert world.cluster.index.version == before
-    one_by_one = []
+    one_by_one: list[tuple[int, str, int]] = []
     for chips in sorted(asks, reverse=True):
         try:
             held = world.engine.place(pod(f"single-{len(one_by_one)}", chips), names)

@@ -77,7 +77,7 @@ async def test_twelve_pods_at_once_share_two_nodes(world: World) -> None:
 
     async def settled() -> list[Pod] | None:
         pods = await world.pods()
-        placed = [pod for pod in pods if REAL in pod.metadata.annotations and pod.status.phase == "Running"]
+        placed = [pod for pod in pods if KUBELET_IDS in pod.metadata.annotations and pod.status.phase == "Running"]
         bound = [pod for pod in pods if pod.spec.node_name]
         if len(placed) != len(bound):
             return None

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from ascend.annotations import KUBELET_IDS
 from ascend.chips import RESOURCE, chip_set, parse_names
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
 from ascend.errors import Conflict, NotFound
@@ -144,7 +145,7 @@ class World(ABC):
         async def check() -> Pod | None:
             pod = await self.pod(name)
             assert pod.status.phase != "Failed", f"{name} failed: {pod.status.reason}: {pod.status.message}"
-            claimed = "huawei.com/AscendReal" in pod.metadata.annotations
+            claimed = KUBELET_IDS in pod.metadata.annotations
             return pod if pod.status.phase == "Running" and claimed else None
 
         return await self.eventually(check, f"pod {name} runs and is claimed")

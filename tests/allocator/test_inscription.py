@@ -1,0 +1,108 @@
+"""What is written on a pod: its chips, whether it is distributed, its rank, and what rank tables are made from."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from allocator.inscription import inscribe
+from allocator.rules.job import OPERATOR
+from allocator.state.jobs import Jobs
+from ascend.annotations import (
+    ALLOCATED,
+    BASE_DEVICE_INFOS,
+    CONFIGURATION,
+    DISTRIBUTED,
+    MIN_AVAILABLE,
+    PREDICATE_TIME,
+    RANK,
+    REAL,
+    ChipAddress,
+    Grant,
+    write_base_device_infos,
+)
+from ascend.kube.objects import Metadata, Node, NodeAddress, OwnerReference, Pod
+from tests.allocator.builders import node, pod
+
+CASES = json.loads((Path(__file__).parent / "cases" / "ranks.json").read_text())
+
+
+def owned(made: Pod, kind: str, name: str = "train", labels: Mapping[str, str] | None = None) -> Pod:
+    """The pod with a controller, and labels."""
+    owner = OwnerReference(kind=kind, name=name, uid="o", controller=True)
+    metadata = msgspec.structs.replace(made.metadata, owner_references=[owner], labels=dict(labels or {}))
+    return msgspec.structs.replace(made, metadata=metadata)
+
+
+def server(*, allocatable: int = 8, **annotations: str) -> Node:
+    made = node("n1", allocatable=allocatable)
+    infos = write_base_device_infos({chip: ChipAddress(f"10.0.0.{chip}", chip) for chip in range(8)})
+    metadata = Metadata(name="n1", annotations={BASE_DEVICE_INFOS: infos, **annotations})
+    status = msgspec.structs.replace(made.status, addresses=[NodeAddress("InternalIP", "192.0.2.1")])
+    return msgspec.structs.replace(made, metadata=metadata, status=status)
+
+
+def jobs_of(*pods: Pod) -> Jobs:
+    jobs = Jobs()
+    for each in pods:
+        jobs.pod_applied(each)
+    return jobs
+
+
+def written(each: Pod, chips: int, at: Node | None = None, *peers: Pod) -> dict[str, str]:
+    return inscribe(each, Grant(tuple(range(chips)), 5), jobs_of(each, *peers), at)
+
+
+def test_a_pod_alone_gets_its_chips_the_time_and_that_it_is_not_distributed() -> None:
+    assert written(pod("a", 2), 2, server()) == {
+        ALLOCATED: "Ascend910-0,Ascend910-1",
+        PREDICATE_TIME: "5",
+        DISTRIBUTED: "false",
+    }
+
+
+def test_a_pod_with_a_peer_that_asks_for_chips_is_distributed() -> None:
+    one, two = (owned(pod(f"train-{number}", 1), "StatefulSet") for number in range(2))
+    assert written(one, 1, server(), two)[DISTRIBUTED] == "true"
+    waits_for_none = owned(pod("train-1", None), "StatefulSet")
+    assert written(one, 1, server(), waits_for_none)[DISTRIBUTED] == "false"
+
+
+def test_a_pod_that_takes_the_whole_node_gets_what_a_rank_table_needs() -> None:
+    annotations = written(pod("a", 8), 8, server(superPodID="3", serverIndex="7"))
+    assert annotations[REAL] == ",".join(f"Ascend910-{chip}" for chip in range(8))
+    configuration = json.loads(annotations[CONFIGURATION])
+    assert (configuration["host_ip"], configuration["server_id"]) == ("192.0.2.1", "uid-a")
+    assert (configuration["super_pod_id"], configuration["server_index"]) == (3, "7")
+    assert [each["device_ip"] for each in configuration["devices"]] == [f"10.0.0.{chip}" for chip in range(8)]
+
+
+def test_a_pod_of_an_operator_gets_it_too() -> None:
+    operated = owned(pod("a", 2), "Job", labels={OPERATOR: "x"})
+    assert written(operated, 2, server())[REAL] == "Ascend910-0,Ascend910-1"
+
+
+@pytest.mark.parametrize("at", [None, server(allocatable=7), server(**{BASE_DEVICE_INFOS: "{"})])
+def test_on_a_node_that_is_not_whole_or_not_known_only_the_device_plugin_writes_it(at: Node | None) -> None:
+    annotations = written(pod("a", 8), 8, at)
+    assert REAL not in annotations
+    assert CONFIGURATION not in annotations
+
+
+@pytest.mark.parametrize("case", CASES["set_rank_index"], ids=str)
+def test_the_rank_is_written_where_the_reference_writes_it(case: dict[str, Any]) -> None:
+    annotations = {MIN_AVAILABLE: "1"} if case.get("schedule_minAvailable") else {}
+    if case["existing"] is not None:
+        annotations[RANK] = case["existing"]
+    index = case["task_index"] or 0
+    peers = [owned(pod(f"train-{number}", 1), case["owner"] or "StatefulSet") for number in range(index)]
+    made = pod("train-last", 1, annotations=annotations)
+    made = owned(made, case["owner"]) if case["owner"] else owned(made, "StatefulSet")
+    jobs = jobs_of(*peers, made)
+    for peer in peers:
+        jobs.job_of(peer).rank_of(peer)
+    result = inscribe(made, Grant((0,), 5), jobs, None)
+    assert result.get(RANK, case["existing"]) == case["rank"]
