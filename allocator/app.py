@@ -65,7 +65,7 @@ class AllocatorApp:
         self._stack = AsyncExitStack()
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=monotonic)
         self.cluster = Cluster(self.ledger, now_s=lambda: now_ns() / 1e9, max_report_age_s=settings.max_report_age_s)
-        self.engine = DecisionEngine(self.cluster, self.ledger)
+        self.engine = DecisionEngine(self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s)
         self.extender_address = ""
         """Where the extender, probes and metrics really listen."""
         self.grpc_address = ""
@@ -167,6 +167,8 @@ class AllocatorApp:
 
     async def _announce(self, grpc_server: GrpcServer) -> None:
         await self._view.synced()
+        for job in self.engine.gangs.resume():
+            log.warning("the rest of a gang does not fit now", job=str(job.key), kind=job.kind)
         await grpc_server.show(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods))
 

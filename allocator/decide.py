@@ -228,6 +228,10 @@ class DecisionEngine:
         ask, gang = self.ask(pod), self._gang_of(pod)
         return self._cluster.index.best(ask) is not None if gang is None else self.gangs.may_fit(pod, ask, gang)
 
+    def is_of_gang(self, pod: Pod) -> bool:
+        """Whether the pod is placed together with others, or not at all."""
+        return self._gang_of(pod) is not None
+
     def _gang_of(self, pod: Pod) -> Job | None:
         job = self._cluster.jobs.job_of(pod)
         return job if job.is_gang or self._cluster.jobs.lacks_group(job) else None

@@ -5,6 +5,7 @@ minutes (k/k:pkg/scheduler/backend/queue). It does not see what we see: reports 
 memory. And where both see a change, it may well ask before our watch has shown it to us. So we remember whom we refused
 everywhere; when such a pod would fit, and has not been asked about for a while, a changed annotation on it makes the
 scheduler look again. The while doubles with every such time, because the node it fits on may be none of its candidates.
+The pods of a gang are not made to wait the first time: what they lacked was the last one of them, and that is there.
 """
 
 import asyncio
@@ -39,8 +40,13 @@ class _Refused:
     namespace: str
     name: str
     ask: Ask
+    gang: bool
     asked_s: float
     wait_s: float = FIRST_WAIT_S
+
+    @property
+    def is_new_gang(self) -> bool:
+        return self.gang and self.wait_s == FIRST_WAIT_S
 
 
 class Reconsideration:
@@ -81,7 +87,8 @@ class Reconsideration:
         known = self._refused.get(pod.uid)
         if known is None:
             namespace, ask = pod.metadata.namespace, self._engine.ask(pod)
-            self._refused[pod.uid] = _Refused(pod.uid, namespace, pod.name, ask, self._monotonic())
+            gang = self._engine.is_of_gang(pod)
+            self._refused[pod.uid] = _Refused(pod.uid, namespace, pod.name, ask, gang, self._monotonic())
         else:
             known.asked_s = self._monotonic()
 
@@ -100,6 +107,10 @@ class Reconsideration:
         now_s = self._monotonic()
         due: list[_Refused] = []
         fits = {ask: self._cluster.index.best(ask) is not None for ask in self._asks()}
+
+        def may_fit(each: _Refused, seen: Pod | None) -> bool:
+            return self._engine.may_fit(seen) if each.gang and seen is not None else fits[each.ask]
+
         for each in list(self._refused.values()):
             seen = self._cluster.pods.get(each.uid)
             silent_s = now_s - each.asked_s
@@ -107,7 +118,7 @@ class Reconsideration:
                 seen is not None and (seen.spec.node_name or not seen.is_live)
             ):
                 del self._refused[each.uid]
-            elif silent_s >= each.wait_s and fits[each.ask]:
+            elif (silent_s >= each.wait_s or each.is_new_gang) and may_fit(each, seen):
                 due.append(each)
         return due[:AT_ONCE]
 

@@ -27,6 +27,11 @@ class Settings(DaemonSettings):
     reservation_ttl_s: float = Field(
         default=30.0, gt=0, description="seconds that chips are kept for a pod nobody binds"
     )
+    gang_ttl_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="seconds that a gang's places are kept after one of its pods was bound last",
+    )
     max_report_age_s: float = Field(
         default=900.0,
         ge=0,

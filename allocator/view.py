@@ -1,10 +1,11 @@
-"""The edge to the API server: three reflectors that keep the cluster's state true."""
+"""The edge to the API server: reflectors that keep the cluster's state true."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
+from allocator.groups import KINDS, GroupWatch
 from allocator.state.cluster import Cluster
 from ascend.deviceinfo import LABELS, NAMESPACE
 from ascend.kube.client import KubeClient
@@ -55,7 +56,7 @@ class View:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         selector = ",".join(f"{key}={value}" for key, value in LABELS.items())
-        self._reflectors: dict[str, Reflector[Any]] = {
+        self._reflectors: dict[str, Reflector[Any] | GroupWatch] = {
             "nodes": Reflector(client, NODES, _Nodes(cluster), monotonic=monotonic),
             "pods": Reflector(client, PODS, _Pods(cluster), monotonic=monotonic),
             "device reports": Reflector(
@@ -76,6 +77,8 @@ class View:
                 label_selector=selector,
                 monotonic=monotonic,
             )
+        for kind in KINDS:
+            self._reflectors[kind] = GroupWatch(client, cluster.jobs, kind, monotonic=monotonic)
 
     def missing(self) -> str | None:
         """What the view still waits for, a sentence; None once it is complete."""

@@ -188,6 +188,12 @@ class Jobs:
         """Groups of a kind are known completely from now on."""
         self._watched.add(kind)
 
+    def unwatched(self, kind: str) -> None:
+        """Groups of a kind are there no more."""
+        self._watched.discard(kind)
+        for key in [key for key in self._groups if key.kind == kind]:
+            self._drop_group(key)
+
     def group_applied(self, kind: str, group: PodGroup) -> None:
         """A group is new or has changed."""
         key = JobKey(group.metadata.namespace, group.name, kind)
@@ -197,7 +203,9 @@ class Jobs:
 
     def group_deleted(self, kind: str, group: PodGroup) -> None:
         """A group is gone."""
-        key = JobKey(group.metadata.namespace, group.name, kind)
+        self._drop_group(JobKey(group.metadata.namespace, group.name, kind))
+
+    def _drop_group(self, key: JobKey) -> None:
         self._groups.pop(key, None)
         if key in self._jobs:
             self._jobs[key].group_minimum = None

@@ -198,6 +198,13 @@ LEASES = Resource(
     create_on_update=True,
 )
 
+VOLCANO_POD_GROUPS = Resource(
+    "scheduling.volcano.sh", "v1beta1", "podgroups", "podgroup", "PodGroup", unconditional_update=False
+)
+COSCHEDULING_POD_GROUPS = Resource(
+    "scheduling.x-k8s.io", "v1alpha1", "podgroups", "podgroup", "PodGroup", unconditional_update=False
+)
+
 SERVED: tuple[Resource, ...] = (BINDINGS, CONFIGMAPS, CORE_EVENTS, NAMESPACES, NODES, PODS, EVENTS, LEASES)
 
 

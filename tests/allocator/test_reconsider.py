@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from allocator.metrics import AllocatorMetrics
-from allocator.reconsider import FORGET_S, LONGEST_WAIT_S, Reconsideration
-from ascend.annotations import RECONSIDERED
-from ascend.errors import NotFound, Unreachable
+from allocator.reconsider import FORGET_S, LONGEST_WAIT_S, PERIOD_S, Reconsideration
+from ascend.annotations import MIN_AVAILABLE, RECONSIDERED
+from ascend.errors import NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
 from tests.allocator.builders import World, node, pod, report
 
@@ -139,3 +139,39 @@ async def test_a_pod_deleted_while_it_was_refused_is_forgotten_at_the_first_touc
         reconsideration.refused(pod("deleted"))
         await asyncio.sleep(3)
         assert len(reconsideration) == 0
+
+
+async def test_when_the_last_pod_of_a_gang_arrives_the_others_are_touched_at_once() -> None:
+    world, api = World(), Patches()
+    world.add(*(node(f"n{number}") for number in range(3)))
+    marks = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "3"}
+    pods = [pod(f"train-{number}", 8, annotations=marks) for number in range(3)]
+    async with reconsidering(world, api) as reconsideration:
+        for each in pods[:2]:
+            world.add(each)
+            with pytest.raises(Refusal):
+                world.engine.place(each)
+            reconsideration.refused(each)
+        await asyncio.sleep(30)
+        assert not api.taken
+        arrived_s = asyncio.get_running_loop().time()
+        world.add(pods[2])
+        world.engine.place(pods[2])
+        await asyncio.sleep(1)
+        assert [name for _, name, _ in api.taken] == ["train-0", "train-1"]
+        assert all(time - arrived_s <= PERIOD_S for time, _, _ in api.taken)
+
+
+async def test_a_gang_that_fits_again_is_touched_although_each_of_its_pods_fitted_before() -> None:
+    world, api = World(), Patches()
+    world.add(node("n0"), pod("other", 8, node="n1", chips=range(8)), node("n1"))
+    marks = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
+    pods = [pod(f"train-{number}", 8, annotations=marks) for number in range(2)]
+    world.add(*pods)
+    async with reconsidering(world, api) as reconsideration:
+        reconsideration.refused(pods[0])
+        await asyncio.sleep(30)
+        assert not api.taken
+        world.cluster.pod_deleted(pod("other", 8, node="n1"))
+        await asyncio.sleep(1)
+        assert [name for _, name, _ in api.taken] == ["train-0"]

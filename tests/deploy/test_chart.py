@@ -200,6 +200,8 @@ def test_the_rights_are_these_and_no_others() -> None:
         ("ClusterRole", "nodes"): {"list", "watch"},
         ("ClusterRole", "pods"): {"get", "list", "watch", "patch"},
         ("ClusterRole", "pods/binding"): {"create"},
+        ("ClusterRole", "podgroups.scheduling.volcano.sh"): {"list", "watch"},
+        ("ClusterRole", "podgroups.scheduling.x-k8s.io"): {"list", "watch"},
         ("ClusterRole", "events.events.k8s.io"): {"create", "patch"},
         ("Role", "configmaps"): {"list", "watch"},
     }
