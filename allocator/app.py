@@ -18,6 +18,7 @@ from allocator.journal import Journal
 from allocator.metrics import AllocatorMetrics
 from allocator.preempt import Preemption
 from allocator.reconsider import Reconsideration
+from allocator.selfaudit import SECOND_LOOK_S, SelfAudit
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService, GrpcServer, serve_grpc
 from allocator.serving.node_states import NodeStates
@@ -124,6 +125,15 @@ class AllocatorApp:
             reconsideration = Reconsideration(
                 client, self.cluster, self.engine, metrics, monotonic=self._monotonic, now_ns=self._now_ns
             )
+            period_s = self._settings.audit_period_s
+            audit = SelfAudit(
+                client,
+                self.cluster,
+                self.ledger,
+                show=metrics.differences.set,
+                period_s=period_s,
+                second_look_s=min(SECOND_LOOK_S, period_s),
+            )
             preemption = Preemption(self.cluster, self.ledger, self.engine)
             self.extender = Extender(
                 engine=self.engine,
@@ -153,6 +163,7 @@ class AllocatorApp:
                     tasks.create_task(self._keep_house(committer), name="housekeeping"),
                     tasks.create_task(reconsideration.run(), name="reconsideration"),
                     tasks.create_task(events.run(), name="events"),
+                    tasks.create_task(audit.run(self._view.synced), name="audit"),
                     tasks.create_task(self._announce(grpc_server), name="readiness"),
                 ]
                 try:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -41,6 +41,11 @@ class AllocatorMetrics:
         self.reconsidered = Counter(
             "ascend_allocator_reconsidered_total",
             "Times a refused pod was touched so that its scheduler looks again",
+            registry=self.registry,
+        )
+        self.differences = Gauge(
+            "ascend_allocator_state_differences",
+            "In how many points the state was not what the API server's objects give, when it was compared last",
             registry=self.registry,
         )
         self.registry.register(_Seen(ledger, age_s, index))

@@ -32,6 +32,11 @@ class Settings(DaemonSettings):
         gt=0,
         description="seconds that a gang's places are kept after one of its pods was bound last",
     )
+    audit_period_s: float = Field(
+        default=600.0,
+        ge=0,
+        description="seconds between comparisons of the state with the API server's objects; 0: never",
+    )
     max_report_age_s: float = Field(
         default=900.0,
         ge=0,

@@ -49,6 +49,11 @@ class Cluster:
         self.jobs = Jobs()
         ledger.subscribe(self._refresh)
 
+    def twin(self) -> "Cluster":
+        """An empty cluster with the same clock and limits and no reservations: to see whether this one is true."""
+        ledger = Ledger(ttl_s=math.inf, monotonic=lambda: 0.0)
+        return Cluster(ledger, now_s=self._now_s, max_report_age_s=self._max_report_age_s)
+
     @property
     def nodes(self) -> Mapping[str, NodeRecord]:
         """Every node, by name."""

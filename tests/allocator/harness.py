@@ -165,11 +165,17 @@ async def running(
     synced: bool = True,
     grpc_address: str = "127.0.0.1:0",
     now_ns: Callable[[], int] = time.time_ns,
+    audit_period_s: float = 0.0,
 ) -> AsyncIterator[Allocator]:
     """An allocator for this server."""
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
-    settings = Settings(kubeconfig=str(kubeconfig), extender_address="127.0.0.1:0", grpc_address=grpc_address)
+    settings = Settings(
+        kubeconfig=str(kubeconfig),
+        extender_address="127.0.0.1:0",
+        grpc_address=grpc_address,
+        audit_period_s=audit_period_s,
+    )
     async with AllocatorApp(settings, now_ns=now_ns) as app, aiohttp.ClientSession() as http:
         if synced:
             await app.synced()

@@ -37,10 +37,10 @@ def owned(made: Pod, kind: str, name: str = "train", labels: Mapping[str, str] |
     return msgspec.structs.replace(made, metadata=metadata)
 
 
-def server(*, allocatable: int = 8, **annotations: str) -> Node:
+def server(annotations: Mapping[str, str] | None = None, *, allocatable: int = 8) -> Node:
     made = node("n1", allocatable=allocatable)
     infos = write_base_device_infos({chip: ChipAddress(f"10.0.0.{chip}", chip) for chip in range(8)})
-    metadata = Metadata(name="n1", annotations={BASE_DEVICE_INFOS: infos, **annotations})
+    metadata = Metadata(name="n1", annotations={BASE_DEVICE_INFOS: infos, **(annotations or {})})
     status = msgspec.structs.replace(made.status, addresses=[NodeAddress("InternalIP", "192.0.2.1")])
     return msgspec.structs.replace(made, metadata=metadata, status=status)
 
@@ -72,7 +72,7 @@ def test_a_pod_with_a_peer_that_asks_for_chips_is_distributed() -> None:
 
 
 def test_a_pod_that_takes_the_whole_node_gets_what_a_rank_table_needs() -> None:
-    annotations = written(pod("a", 8), 8, server(superPodID="3", serverIndex="7"))
+    annotations = written(pod("a", 8), 8, server({"superPodID": "3", "serverIndex": "7"}))
     assert annotations[REAL] == ",".join(f"Ascend910-{chip}" for chip in range(8))
     configuration = json.loads(annotations[CONFIGURATION])
     assert (configuration["host_ip"], configuration["server_id"]) == ("192.0.2.1", "uid-a")
@@ -85,7 +85,7 @@ def test_a_pod_of_an_operator_gets_it_too() -> None:
     assert written(operated, 2, server())[REAL] == "Ascend910-0,Ascend910-1"
 
 
-@pytest.mark.parametrize("at", [None, server(allocatable=7), server(**{BASE_DEVICE_INFOS: "{"})])
+@pytest.mark.parametrize("at", [None, server(allocatable=7), server({BASE_DEVICE_INFOS: "{"})])
 def test_on_a_node_that_is_not_whole_or_not_known_only_the_device_plugin_writes_it(at: Node | None) -> None:
     annotations = written(pod("a", 8), 8, at)
     assert REAL not in annotations

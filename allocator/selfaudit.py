@@ -1,0 +1,138 @@
+"""Compares the allocator's state with the API server's objects now and then, and counts where they differ.
+
+While the objects are read the cluster goes on, so what differs once may only have happened meanwhile: a difference
+counts when a second look finds the same one. Objects are decoded and put together in a thread; the event loop only
+compares.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+
+from allocator.state.audit import Difference, compare, rebuild
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from ascend.deviceinfo import LABELS, NAMESPACE
+from ascend.errors import UNREADABLE, ApiError, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Resource, T
+
+log = structlog.get_logger()
+
+SECOND_LOOK_S = 10.0
+PAGE_SIZE = 500
+_SHOWN = 20
+
+
+class _Meta(msgspec.Struct):
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class _Page(msgspec.Struct):
+    metadata: _Meta
+    items: list[msgspec.Raw] | None = None
+
+
+class SelfAudit:
+    """Audits an allocator.
+
+    Args:
+        client: the API server.
+        cluster: what is compared.
+        ledger: its reservations.
+        show: told how many differences there are, after every look.
+        period_s: how often; 0 is never.
+        second_look_s: how long to wait before a difference is believed.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        cluster: Cluster,
+        ledger: Ledger,
+        *,
+        show: Callable[[int], None],
+        period_s: float,
+        second_look_s: float = SECOND_LOOK_S,
+    ) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._ledger = ledger
+        self._show = show
+        self._period_s = period_s
+        self._second_look_s = second_look_s
+
+    async def run(self, synced: Callable[[], Awaitable[None]]) -> None:
+        """Audit until cancelled, once the view is complete."""
+        if not self._period_s:
+            return
+        await synced()
+        while True:
+            await asyncio.sleep(self._period_s)
+            try:
+                found = await self.look()
+            except (ApiError, Unreachable) as error:
+                log.info("could not compare the state with the API server", error=str(error))
+                continue
+            self._show(len(found))
+            for difference in found[:_SHOWN]:
+                log.error(
+                    "the state is not what the API server has",
+                    about=difference.object,
+                    field=difference.field,
+                    kept=difference.kept,
+                    rebuilt=difference.rebuilt,
+                )
+
+    async def look(self) -> list[Difference]:
+        """The differences that are still there at a second look.
+
+        Raises:
+            ApiError: the API server refuses.
+            Unreachable: it does not answer, or not understandably.
+        """
+        first = set(await self._differences())
+        if not first:
+            return []
+        await asyncio.sleep(self._second_look_s)
+        return [each for each in await self._differences() if each in first]
+
+    async def _differences(self) -> list[Difference]:
+        labels = ",".join(f"{key}={value}" for key, value in LABELS.items())
+        nodes = await self._read(NODES)
+        reports = await self._read(CONFIG_MAPS, namespace=NAMESPACE, labels=labels)
+        pods = await self._read(PODS)
+        twin = self._cluster.twin()
+        await asyncio.to_thread(
+            lambda: rebuild(
+                twin, nodes=_decode(nodes, NODES), reports=_decode(reports, CONFIG_MAPS), pods=_decode(pods, PODS)
+            )
+        )
+        return compare(self._cluster, self._ledger, twin)
+
+    async def _read(self, resource: Resource[T], *, namespace: str = "", labels: str = "") -> list[msgspec.Raw]:
+        items: list[msgspec.Raw] = []
+        query = {"limit": str(PAGE_SIZE), **({"labelSelector": labels} if labels else {})}
+        while True:
+            raw = await self._client.request("GET", resource.path(namespace=namespace), query=query)
+            try:
+                page = msgspec.json.decode(raw, type=_Page)
+            except UNREADABLE as error:
+                raise Unreachable(f"the list of {resource.plural} is not understood: {error}") from error
+            items += page.items or ()
+            if not page.metadata.continue_:
+                return items
+            query["continue"] = page.metadata.continue_
+
+
+def _decode(items: list[msgspec.Raw], resource: Resource[T]) -> list[T]:
+    found = []
+    for raw in items:
+        try:
+            found.append(msgspec.json.decode(raw, type=resource.type))
+        except UNREADABLE:
+            # The reflectors have said so, and ignore it too.
+            continue
+    return found

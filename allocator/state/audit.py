@@ -1,0 +1,141 @@
+"""Whether the state kept event by event is what the objects of the API server give: rebuilt from them and compared.
+
+The ledger is no part of the rebuilding, since reservations are nowhere else; of it is asked what must hold anyway: that
+no chip is kept twice, and nothing for a pod that has its place already.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from allocator.state.cluster import Cluster
+from allocator.state.index import Bucket
+from allocator.state.ledger import Ledger
+from allocator.state.node import NodeRecord, assess
+from ascend.chips import ChipSet, chip_ids, join_names
+from ascend.errors import Refusal
+from ascend.kube.objects import ConfigMap, Node, Pod
+
+_DERIVED = frozenset({"name", "node", "offer", "holdings"})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Difference:
+    """Something that is not as it should be.
+
+    Attributes:
+        object: what it is about, as in ``node n1`` or ``pod default/a``.
+        field: what of it.
+        kept: what the allocator has.
+        rebuilt: what the objects give, or what must hold.
+    """
+
+    object: str
+    field: str
+    kept: str
+    rebuilt: str
+
+    def __str__(self) -> str:
+        return f"{self.object}: {self.field} is {self.kept}, should be {self.rebuilt}"
+
+
+def audit(
+    cluster: Cluster, ledger: Ledger, *, nodes: Iterable[Node], reports: Iterable[ConfigMap], pods: Iterable[Pod]
+) -> list[Difference]:
+    """Compare a cluster with one made from nothing; no differences is what must come out.
+
+    Args:
+        cluster: as kept.
+        ledger: its reservations.
+        nodes: all nodes the API server has.
+        reports: the ConfigMaps that tell of them.
+        pods: all pods.
+    """
+    return compare(cluster, ledger, rebuild(cluster.twin(), nodes=nodes, reports=reports, pods=pods))
+
+
+def rebuild(twin: Cluster, *, nodes: Iterable[Node], reports: Iterable[ConfigMap], pods: Iterable[Pod]) -> Cluster:
+    """Fill an empty cluster; touches nothing else, so that it may run in a thread."""
+    for node in nodes:
+        twin.node_applied(node)
+    for report in reports:
+        twin.report_applied(report)
+    for pod in pods:
+        twin.pod_applied(pod)
+    return twin
+
+
+def compare(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> list[Difference]:
+    """What differs between a cluster and one that was rebuilt, in the order of names."""
+    found = [*_nodes(cluster, rebuilt), *_pods(cluster, rebuilt), *_jobs(cluster, rebuilt), *_books(cluster, ledger)]
+    return sorted(found)
+
+
+def _nodes(cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
+    for name in cluster.nodes.keys() | rebuilt.nodes.keys():
+        mine, other = cluster.nodes.get(name), rebuilt.nodes.get(name)
+        if mine is None or other is None:
+            yield Difference(f"node {name}", "record", _there(mine), _there(other))
+            continue
+        for field in fields(NodeRecord):
+            if field.name not in _DERIVED:
+                yield from _differs(f"node {name}", field.name, getattr(mine, field.name), getattr(other, field.name))
+        for uid in mine.holdings.keys() | other.holdings.keys():
+            one, two = mine.holdings.get(uid), other.holdings.get(uid)
+            yield from _differs(f"node {name}", f"what pod {uid} holds", one, two)
+        yield from _differs(f"node {name}", "offer without reservations", assess(mine, {}), other.offer)
+
+
+def _pods(cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
+    for uid in cluster.pods.keys() | rebuilt.pods.keys():
+        mine, other = cluster.pods.get(uid), rebuilt.pods.get(uid)
+        if mine is None or other is None:
+            pod = mine or other
+            yield Difference(f"pod {pod.key if pod else uid}", "record", _there(mine), _there(other))
+        else:
+            yield from _differs(f"pod {mine.key}", "node", mine.spec.node_name, other.spec.node_name)
+
+
+def _jobs(cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
+    mine = {job.key: (job.size, job.present) for job in cluster.jobs if job.present}
+    other = {job.key: (job.size, job.present) for job in rebuilt.jobs if job.present}
+    for key in mine.keys() | other.keys():
+        yield from _differs(f"{key.kind} {key}", "pods (with chips, present)", mine.get(key), other.get(key))
+
+
+def _books(cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
+    """The index, and the chips that two have."""
+    for name, record in cluster.nodes.items():
+        place = cluster.index.standing.get(name)
+        standing = place.vacancy if isinstance(place, Bucket) else place
+        yield from _differs(f"node {name}", "standing in the index", standing, assess(record, ledger.on(name)))
+        yield from _twice(record, ledger.on(name))
+    for reservation in ledger:
+        pod = cluster.pods.get(reservation.uid)
+        if pod is not None and (pod.spec.node_name or not pod.is_live):
+            yield Difference(f"pod {pod.key}", "reservation", f"on {reservation.node}", "none: it has its place")
+
+
+def _twice(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Iterator[Difference]:
+    taken: ChipSet = 0
+    # What is reserved for a pod that is seen to hold chips is its own.
+    has = dict(reserved) | {uid: holding.chips for uid, holding in record.holdings.items()}
+    for uid, chips in sorted(has.items()):
+        if taken & chips:
+            names = join_names(chip_ids(taken & chips))
+            yield Difference(f"node {record.name}", f"chips of pod {uid}", f"{names} twice", "given once")
+        taken |= chips
+
+
+def _differs(name: str, field: str, mine: object, other: object) -> Iterator[Difference]:
+    kept, rebuilt = _value(mine), _value(other)
+    if kept != rebuilt:
+        yield Difference(name, field, str(kept), str(rebuilt))
+
+
+def _value(each: object) -> object:
+    # Refusals are exceptions, which are equal only to themselves.
+    return f"{each.reason}: {each.message}" if isinstance(each, Refusal) else each
+
+
+def _there(each: object) -> str:
+    return "missing" if each is None else "there"
