@@ -1,0 +1,316 @@
+"""The books as a whole: whatever happens in whatever order, no chip is given twice and none is lost.
+
+The machine has an API server of its own (objects, and a watch whose events arrive late), a scheduler that asks about
+pods and binds them, with every outcome a Binding can have, chips and nodes that fail, and leaders that change: the new
+one knows nothing but the objects.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from allocator.rules.job import VOLCANO, JobKey
+from allocator.rules.vacancy import Vacancy
+from allocator.state.audit import audit
+from allocator.state.ledger import DOUBT_S, Stage
+from ascend.annotations import MIN_AVAILABLE, held_chips
+from ascend.chips import chip_set
+from ascend.errors import Refusal
+from ascend.kube.objects import ConfigMap, Node, Pod
+from tests.allocator.builders import World, node, pod, report
+
+NODES = ("n1", "n2", "n3")
+JOBS = ("red", "blue")
+GROUP = "scheduling.k8s.io/group-name"
+OUTCOMES = ("made", "refused", "lost, made", "lost", "lost, made later")
+TTL_S = 30.0
+GANG_TTL_S = 120.0
+IN_FLIGHT_S = 60.0
+"""The API server's own limit of a request: a Binding of unknown outcome comes about within it or never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A Binding whose answer was lost and that may yet be made."""
+
+    name: str
+    node: str
+    chips: tuple[int, ...]
+    until_s: float
+
+
+class Books(RuleBasedStateMachine):
+    """One cluster; `api` is the truth, `seen` what the watch has delivered of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.api: dict[str, Node | Pod | ConfigMap] = {}
+        self.seen: dict[str, Node | Pod | ConfigMap] = {}
+        self.events: list[tuple[str, Node | Pod | ConfigMap | None]] = []
+        self.late: list[Late] = []
+        self.minimum: dict[str, int] = {}
+        self.world = World(ttl_s=TTL_S)
+        self.numbers = iter(range(100_000))
+
+    @initialize(red=st.integers(2, 4), blue=st.integers(2, 4))
+    def begins(self, red: int, blue: int) -> None:
+        self.minimum = {"red": red, "blue": blue}
+        for name in NODES:
+            self._write(f"node {name}", node(name))
+            self._write(f"report {name}", report(name))
+        self._deliver(len(self.events))
+
+    # The API server and its watch.
+
+    def _write(self, key: str, value: Node | Pod | ConfigMap | None) -> None:
+        if value is None:
+            self.api.pop(key, None)
+        else:
+            self.api[key] = value
+        self.events.append((key, value))
+
+    def _deliver(self, count: int) -> None:
+        for key, value in self.events[:count]:
+            old = self.seen.get(key)
+            if value is None:
+                assert old is not None
+                del self.seen[key]
+                if isinstance(old, Pod):
+                    self.world.cluster.pod_deleted(old)
+                elif isinstance(old, Node):
+                    self.world.cluster.node_deleted(old)
+            else:
+                self.seen[key] = value
+                self.world.add(value)
+        del self.events[:count]
+
+    def _pods(self, keep: Callable[[Pod], bool] = lambda _pod: True) -> list[Pod]:
+        return [each for each in self.api.values() if isinstance(each, Pod) and keep(each)]
+
+    def _choose(self, data: st.DataObject, pods: list[Pod]) -> Pod | None:
+        return data.draw(st.sampled_from(pods)) if pods else None
+
+    @rule(count=st.integers(1, 8))
+    def the_watch_delivers(self, count: int) -> None:
+        self._deliver(count)
+
+    # Pods.
+
+    @rule(count=st.sampled_from([1, 2, 4, 8]))
+    def a_pod_appears(self, count: int) -> None:
+        name = f"p{next(self.numbers)}"
+        self._write(f"pod {name}", pod(name, count))
+
+    @rule(job=st.sampled_from(JOBS), chips=st.sampled_from([2, 4, 8]), count=st.integers(1, 4))
+    def pods_of_a_gang_appear(self, job: str, chips: int, count: int) -> None:
+        for _ in range(count):
+            name = f"{job}{next(self.numbers)}"
+            marks = {GROUP: job, MIN_AVAILABLE: str(self.minimum[job])}
+            self._write(f"pod {name}", pod(name, chips, annotations=marks))
+
+    @rule(data=st.data(), how=st.sampled_from(["Failed", "Succeeded", "deleted"]))
+    def a_pod_ends(self, data: st.DataObject, how: str) -> None:
+        each = self._choose(data, self._pods())
+        if each is None:
+            return
+        key = f"pod {each.name}"
+        if how == "deleted" or not each.is_live:
+            self._write(key, None)
+        else:
+            self._write(key, self._changed(each, phase=how))
+
+    def _changed(self, each: Pod, *, phase: str = "", at: str = "", chips: tuple[int, ...] | None = None) -> Pod:
+        return pod(
+            each.name,
+            each.spec.containers[0].chips,
+            node=at or each.spec.node_name,
+            chips=chips,
+            phase=phase or each.status.phase,
+            annotations=each.metadata.annotations,
+        )
+
+    # The scheduler.
+
+    @rule(data=st.data(), candidates=st.sampled_from([None, ["n1"], ["n2", "n3"], list(NODES)]))
+    def a_pod_is_asked_about(self, data: st.DataObject, candidates: list[str] | None) -> None:
+        each = self._choose(data, self._pods(lambda one: not one.spec.node_name and one.is_live))
+        if each is None:
+            return
+        held = self.world.ledger.get(each.uid)
+        try:
+            made = self.world.engine.place(each, candidates)
+        except Refusal:
+            return
+        assert candidates is None or made.node in candidates
+        if held is not None and held.stage not in (Stage.TENTATIVE, Stage.PLANNED):
+            assert made == held
+        self._check_whole(each)
+
+    def _check_whole(self, each: Pod) -> None:
+        """Whoever of a gang has a place, all that the minimum needs have one."""
+        job = self.world.cluster.jobs.job_of(each)
+        if job.is_gang:
+            placed = [one for one in job.pods.values() if one.spec.node_name or not one.is_live]
+            reserved = [one for one in job.pods.values() if self.world.ledger.get(one.uid) and one not in placed]
+            unseen = each.uid not in job.pods
+            assert len(placed) + len(reserved) + unseen >= job.min_available
+
+    @rule(data=st.data(), outcome=st.sampled_from(OUTCOMES))
+    def a_pod_is_bound(self, data: st.DataObject, outcome: str) -> None:
+        ledger = self.world.ledger
+        asked = self._pods(lambda one: (held := ledger.get(one.uid)) is not None and held.stage in _OPEN)
+        each = self._choose(data, asked)
+        if each is not None and not each.spec.node_name and each.is_live:
+            self._bind(each, outcome)
+
+    @rule(count=st.sampled_from([2, 4, 8]), outcome=st.sampled_from(OUTCOMES))
+    def a_pod_appears_and_is_bound_at_once(self, count: int, outcome: str) -> None:
+        each = pod(f"p{next(self.numbers)}", count)
+        self._write(f"pod {each.name}", each)
+        try:
+            self.world.engine.place(each)
+        except Refusal:
+            return
+        self._bind(each, outcome)
+
+    def _bind(self, each: Pod, outcome: str) -> None:
+        ledger = self.world.ledger
+        ledger.expire()
+        held = ledger.advance(each.uid, Stage.BINDING)
+        if held is None:
+            return
+        if outcome in ("made", "lost, made"):
+            self._write(f"pod {each.name}", self._changed(each, at=held.node, chips=held.chips))
+        match outcome:
+            case "made":
+                ledger.advance(each.uid, Stage.BOUND)
+            case "refused":
+                ledger.withdraw(each.uid)
+            case "lost, made later":
+                self.late.append(Late(each.name, held.node, held.chips, self.world.now_s + IN_FLIGHT_S))
+        if outcome.startswith("lost"):
+            ledger.advance(each.uid, Stage.DOUBTFUL)
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def a_late_binding_is_made(self, data: st.DataObject) -> None:
+        late = data.draw(st.sampled_from(self.late))
+        self.late.remove(late)
+        each = self.api.get(f"pod {late.name}")
+        if isinstance(each, Pod) and not each.spec.node_name and each.is_live:
+            self._write(f"pod {late.name}", self._changed(each, at=late.node, chips=late.chips))
+
+    @rule(data=st.data())
+    def a_pod_is_given_up(self, data: st.DataObject) -> None:
+        each = self._choose(data, self._pods())
+        if each is not None:
+            self.world.engine.release(each.uid)
+
+    # Nodes.
+
+    @rule(name=st.sampled_from(NODES), sick=st.frozensets(st.integers(0, 7), max_size=2))
+    def chips_fail_or_recover(self, name: str, sick: frozenset[int]) -> None:
+        self._write(f"report {name}", report(name, unhealthy=sick))
+
+    @rule(name=st.sampled_from(NODES), ready=st.booleans(), cordoned=st.booleans())
+    def a_node_changes(self, name: str, *, ready: bool, cordoned: bool) -> None:
+        self._write(f"node {name}", node(name, ready=ready, cordoned=cordoned))
+
+    @rule(name=st.sampled_from(NODES))
+    def a_node_goes(self, name: str) -> None:
+        if f"node {name}" in self.api:
+            self._write(f"node {name}", None)
+
+    # Time, and leaders.
+
+    @rule(seconds=st.sampled_from([1, 20, 31, 121]))
+    def time_passes(self, seconds: int) -> None:
+        self.world.now_s += seconds
+        self.late = [late for late in self.late if late.until_s >= self.world.now_s]
+        self.world.ledger.expire()
+
+    @rule()
+    def another_leader_takes_over(self) -> None:
+        # It begins when no Binding of the old one can be under way any more, and reads everything anew.
+        self.late.clear()
+        self.events.clear()
+        self.seen = dict(self.api)
+        now_s = self.world.now_s
+        self.world = World(ttl_s=TTL_S)
+        self.world.now_s = now_s
+        self.world.add(*self.seen.values())
+        self.world.engine.gangs.resume()
+
+    # What must hold.
+
+    @invariant()
+    def the_api_server_has_no_chip_twice(self) -> None:
+        taken = dict.fromkeys(NODES, 0)
+        for each in self._pods(lambda one: bool(one.spec.node_name) and one.is_live):
+            chips = held_chips(each.metadata.annotations)
+            assert chips.bit_count() == each.spec.containers[0].chips
+            assert not taken[each.spec.node_name] & chips
+            taken[each.spec.node_name] |= chips
+
+    @invariant()
+    def the_state_is_what_was_seen(self) -> None:
+        objects = list(self.seen.values())
+        differences = audit(
+            self.world.cluster,
+            self.world.ledger,
+            nodes=[each for each in objects if isinstance(each, Node)],
+            reports=[each for each in objects if isinstance(each, ConfigMap)],
+            pods=[each for each in objects if isinstance(each, Pod)],
+        )
+        assert differences == []
+
+    @invariant()
+    def every_chip_is_somewhere(self) -> None:
+        for name in NODES:
+            record = self.world.cluster.nodes.get(name)
+            if record is None or not isinstance(record.offer, Vacancy):
+                continue
+            held = {uid: holding.chips for uid, holding in record.holdings.items()}
+            taken = 0
+            for chips in (dict(self.world.ledger.on(name)) | held).values():
+                assert not taken & chips
+                taken |= chips
+            assert isinstance(record.unhealthy, int)
+            assert record.offer.free == 0xFF & ~taken & ~record.unhealthy
+
+    @invariant()
+    def nothing_is_kept_longer_than_it_may(self) -> None:
+        ledger, now_s = self.world.ledger, self.world.now_s
+        for each in ledger:
+            limit_s = {Stage.TENTATIVE: TTL_S, Stage.DOUBTFUL: max(TTL_S, DOUBT_S)}.get(each.stage)
+            assert limit_s is None or each.since_s + limit_s > now_s or each.since_s == now_s
+            assert (each.stage is Stage.PLANNED) <= bool(each.plan)
+        for job in JOBS:
+            plan = JobKey("default", job, VOLCANO).plan
+            assert {each.uid for each in ledger.seats(plan)} == {
+                each.uid for each in ledger if each.stage is Stage.PLANNED and each.plan == plan
+            }
+
+    def teardown(self) -> None:
+        for key in [key for key, value in self.api.items() if isinstance(value, Pod)]:
+            self._write(key, None)
+        for name in NODES:
+            self._write(f"node {name}", node(name))
+            self._write(f"report {name}", report(name))
+        self._deliver(len(self.events))
+        self.world.now_s += max(GANG_TTL_S, DOUBT_S) + 1
+        self.world.ledger.expire()
+        assert list(self.world.ledger) == []
+        for name in NODES:
+            offer = self.world.cluster.nodes[name].offer
+            assert isinstance(offer, Vacancy)
+            assert (offer.free, offer.room) == (chip_set(range(8)), 8)
+
+
+_OPEN = (Stage.TENTATIVE, Stage.PLANNED)
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
