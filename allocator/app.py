@@ -28,6 +28,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.view import View
 from ascend.daemon.garbage import keep_collections_short
+from ascend.deviceinfo import NAMESPACE
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.observe.probes import add_probes, serve_http
@@ -130,6 +131,7 @@ class AllocatorApp:
                 client,
                 self.cluster,
                 self.ledger,
+                namespaces=filter(None, (NAMESPACE, self._settings.node_health_namespace)),
                 show=metrics.differences.set,
                 period_s=period_s,
                 second_look_s=min(SECOND_LOOK_S, period_s),

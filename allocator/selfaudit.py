@@ -6,7 +6,7 @@ compares.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 import structlog
@@ -42,6 +42,7 @@ class SelfAudit:
         client: the API server.
         cluster: what is compared.
         ledger: its reservations.
+        namespaces: where the ConfigMaps are that tell of the nodes.
         show: told how many differences there are, after every look.
         period_s: how often; 0 is never.
         second_look_s: how long to wait before a difference is believed.
@@ -53,6 +54,7 @@ class SelfAudit:
         cluster: Cluster,
         ledger: Ledger,
         *,
+        namespaces: Iterable[str] = (NAMESPACE,),
         show: Callable[[int], None],
         period_s: float,
         second_look_s: float = SECOND_LOOK_S,
@@ -60,6 +62,7 @@ class SelfAudit:
         self._client = client
         self._cluster = cluster
         self._ledger = ledger
+        self._namespaces = tuple(dict.fromkeys(namespaces))
         self._show = show
         self._period_s = period_s
         self._second_look_s = second_look_s
@@ -102,7 +105,9 @@ class SelfAudit:
     async def _differences(self) -> list[Difference]:
         labels = ",".join(f"{key}={value}" for key, value in LABELS.items())
         nodes = await self._read(NODES)
-        reports = await self._read(CONFIG_MAPS, namespace=NAMESPACE, labels=labels)
+        reports: list[msgspec.Raw] = []
+        for namespace in self._namespaces:
+            reports += await self._read(CONFIG_MAPS, namespace=namespace, labels=labels)
         pods = await self._read(PODS)
         twin = self._cluster.twin()
         await asyncio.to_thread(

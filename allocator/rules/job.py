@@ -15,6 +15,7 @@ VOLCANO: Final = "PodGroup.scheduling.volcano.sh"
 COSCHEDULING: Final = "PodGroup.scheduling.x-k8s.io"
 KUBEFLOW: Final = "kubeflow job"
 JOB_SET: Final = "JobSet"
+INDEXED_JOB: Final = "Indexed Job"
 SINGLE: Final = "Pod"
 
 OPERATOR: Final = "training.kubeflow.org/operator-name"
@@ -36,6 +37,7 @@ _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _ORDINAL = "apps.kubernetes.io/pod-index"
 _STATEFUL_SET_POD = "statefulset.kubernetes.io/pod-name"
 _VOLCANO_INDEX = "volcano.sh/task-index"
+_INDEPENDENT = frozenset({SINGLE, "ReplicaSet", "ReplicationController", "Job"})
 _NO_JOBS = frozenset({"DaemonSet", "Node"})
 _LEADERS = frozenset({"master", "chief", "launcher"})
 _MAX_DIGITS = 7
@@ -60,6 +62,11 @@ class JobKey:
         """The name of its plan in the ledger."""
         return f"{self.kind} {self.namespace}/{self.name}"
 
+    @property
+    def cooperates(self) -> bool:
+        """Whether its pods work together: replicas of a Deployment, and those of a Job that has no index, don't."""
+        return self.kind not in _INDEPENDENT
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
@@ -78,7 +85,8 @@ def find_job(pod: Pod) -> JobKey:
             return JobKey(metadata.namespace, name, kind)
     owner = metadata.controller
     if owner is not None and owner.kind not in _NO_JOBS:
-        return JobKey(metadata.namespace, owner.name, owner.kind)
+        indexed = owner.kind == "Job" and (_COMPLETION_INDEX in metadata.labels | metadata.annotations)
+        return JobKey(metadata.namespace, owner.name, INDEXED_JOB if indexed else owner.kind)
     return JobKey(metadata.namespace, metadata.name, SINGLE)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from allocator.state.cluster import Cluster
-from allocator.state.index import Bucket
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, assess
+from allocator.state.ranking import Bucket
 from ascend.chips import ChipSet, chip_ids, join_names
 from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Node, Pod
@@ -47,7 +47,7 @@ def audit(
         cluster: as kept.
         ledger: its reservations.
         nodes: all nodes the API server has.
-        reports: the ConfigMaps that tell of them.
+        reports: the ConfigMaps that tell of them, the device plugins' and the node agents'.
         pods: all pods.
     """
     return compare(cluster, ledger, rebuild(cluster.twin(), nodes=nodes, reports=reports, pods=pods))
@@ -59,6 +59,7 @@ def rebuild(twin: Cluster, *, nodes: Iterable[Node], reports: Iterable[ConfigMap
         twin.node_applied(node)
     for report in reports:
         twin.report_applied(report)
+        twin.health_applied(report)
     for pod in pods:
         twin.pod_applied(pod)
     return twin

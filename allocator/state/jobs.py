@@ -143,8 +143,10 @@ class Jobs:
         return job if job is not None else self._new(key, pod)
 
     def is_distributed(self, pod: Pod) -> bool:
-        """Whether its job has several pods that ask for chips (spec/scheduling.md, vocabulary)."""
+        """Whether its job has several pods that ask for chips (spec/scheduling.md, vocabulary) and work together."""
         job = self.job_of(pod)
+        if not (job.is_gang or job.key.cooperates):
+            return False
         unseen = pod.uid not in job.pods and pod.asks_for_chips
         return job.size + unseen > 1
 

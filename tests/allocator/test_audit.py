@@ -48,7 +48,7 @@ def test_a_state_that_has_seen_everything_differs_in_nothing() -> None:
     [
         (node("n3"), "node n3: record is missing, should be there"),
         (node("n2"), "node n2: server is NodeCordoned"),
-        (report("n1"), "node n1: unhealthy is 8, should be 0"),
+        (report("n1"), "node n1: report is NodeReport(unhealthy=8,"),
         (pod("c", 1), "pod default/c: record is missing, should be there"),
         (pod("c", 1), "Pod default/c: pods (with chips, present) is None, should be (1, 1)"),
         (pod("b", 4, node="n1", chips=range(4, 8)), "pod default/b: node is , should be n1"),

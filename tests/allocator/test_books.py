@@ -26,6 +26,7 @@ NODES = ("n1", "n2", "n3")
 JOBS = ("red", "blue")
 GROUP = "scheduling.k8s.io/group-name"
 OUTCOMES = ("made", "refused", "lost, made", "lost", "lost, made later")
+LABELS = {"n1": {}, "n2": {"accelerator-type": "module-910b-8"}, "n3": {"accelerator-type": "module-910b-8"}}
 TTL_S = 30.0
 GANG_TTL_S = 120.0
 IN_FLIGHT_S = 60.0
@@ -59,7 +60,7 @@ class Books(RuleBasedStateMachine):
     def begins(self, red: int, blue: int) -> None:
         self.minimum = {"red": red, "blue": blue}
         for name in NODES:
-            self._write(f"node {name}", node(name))
+            self._write(f"node {name}", node(name, labels=LABELS[name]))
             self._write(f"report {name}", report(name))
         self._deliver(len(self.events))
 
@@ -217,7 +218,7 @@ class Books(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NODES), ready=st.booleans(), cordoned=st.booleans())
     def a_node_changes(self, name: str, *, ready: bool, cordoned: bool) -> None:
-        self._write(f"node {name}", node(name, ready=ready, cordoned=cordoned))
+        self._write(f"node {name}", node(name, ready=ready, cordoned=cordoned, labels=LABELS[name]))
 
     @rule(name=st.sampled_from(NODES))
     def a_node_goes(self, name: str) -> None:
@@ -298,7 +299,7 @@ class Books(RuleBasedStateMachine):
         for key in [key for key, value in self.api.items() if isinstance(value, Pod)]:
             self._write(key, None)
         for name in NODES:
-            self._write(f"node {name}", node(name))
+            self._write(f"node {name}", node(name, labels=LABELS[name]))
             self._write(f"report {name}", report(name))
         self._deliver(len(self.events))
         self.world.now_s += max(GANG_TTL_S, DOUBT_S) + 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from allocator.rules.job import (
     COSCHEDULING,
+    INDEXED_JOB,
     JOB_SET,
     KUBEFLOW,
     SINGLE,
@@ -69,7 +70,8 @@ def marked(
         (marked("p", labels={"pod-group.scheduling.sigs.k8s.io": "g"}), COSCHEDULING, "g"),
         (marked("p", labels={"training.kubeflow.org/job-name": "g"}), KUBEFLOW, "g"),
         (marked("p", labels={"jobset.sigs.k8s.io/jobset-name": "g"}, owner="Job"), JOB_SET, "g"),
-        (marked("p-0", labels={INDEX: "0"}, owner="Job"), "Job", "owner"),
+        (marked("p-0", labels={INDEX: "0"}, owner="Job"), INDEXED_JOB, "owner"),
+        (marked("p-x", owner="Job"), "Job", "owner"),
         (marked("p-0", owner="StatefulSet"), "StatefulSet", "owner"),
         (marked("p-0", owner="ReplicaSet"), "ReplicaSet", "owner"),
         (marked("p-0", owner="DaemonSet"), SINGLE, "p-0"),
@@ -129,12 +131,24 @@ def test_the_group_says_the_minimum_and_the_pods_only_where_it_leaves_it_at_one(
 
 def test_only_pods_that_ask_for_chips_make_a_job_distributed() -> None:
     jobs = Jobs()
-    asks, plain = marked("a", owner="Job"), marked("b", None, owner="Job")
+    asks, plain = marked("a", owner="StatefulSet"), marked("b", None, owner="StatefulSet")
     jobs.pod_applied(asks)
     jobs.pod_applied(plain)
     assert not jobs.is_distributed(asks)
     assert (jobs.job_of(asks).present, jobs.job_of(asks).size) == (2, 1)
-    assert jobs.is_distributed(marked("not-seen-yet", owner="Job"))
+    assert jobs.is_distributed(marked("not-seen-yet", owner="StatefulSet"))
+
+
+@pytest.mark.parametrize("owner", ["ReplicaSet", "Job"])
+def test_pods_that_only_share_a_template_are_not_distributed_unless_they_need_each_other(owner: str) -> None:
+    jobs = Jobs()
+    pods = [marked(f"p-{name}", owner=owner) for name in "ab"]
+    for each in pods:
+        jobs.pod_applied(each)
+    assert jobs.job_of(pods[0]).size == 2
+    assert not jobs.is_distributed(pods[0])
+    jobs.pod_applied(marked("p-a", owner=owner, annotations={MIN_AVAILABLE: "2"}))
+    assert jobs.is_distributed(pods[0])
 
 
 @pytest.mark.parametrize("case", CASES["rank_fill"]["cases"], ids=str)
