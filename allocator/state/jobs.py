@@ -24,7 +24,18 @@ class Job:
         present: how many pods it has that have not failed and are not being deleted, finished ones among them.
     """
 
-    __slots__ = ("_given", "_lowest", "_pods", "_ranks", "group_minimum", "key", "present", "size", "stated_minimum")
+    __slots__ = (
+        "_given",
+        "_lowest",
+        "_own",
+        "_pods",
+        "_ranks",
+        "group_minimum",
+        "key",
+        "present",
+        "size",
+        "stated_minimum",
+    )
 
     def __init__(self, key: JobKey) -> None:
         self.key = key
@@ -33,6 +44,7 @@ class Job:
         self.group_minimum: int | None = None
         self.stated_minimum: int | None = None
         self._pods: dict[str, Pod] = {}
+        self._own: dict[str, int] = {}
         self._ranks: dict[int, str] = {}
         self._given: dict[str, int] = {}
         self._lowest = 0
@@ -64,12 +76,9 @@ class Job:
 
     def rank_of(self, pod: Pod) -> int:
         """The pod's rank: its own, else the one it was given, else the lowest free one, which it keeps from now on."""
-        own = own_rank(pod)
-        if own is not None:
-            return own
-        given = self._given.get(pod.uid)
-        if given is not None and self._ranks.get(given) == pod.uid:
-            return given
+        rank = self._known_rank(pod)
+        if rank is not None:
+            return rank
         while self._lowest in self._ranks:
             self._lowest += 1
         if pod.uid in self._pods:
@@ -79,8 +88,10 @@ class Job:
 
     def ranked(self) -> list[tuple[int, Pod]]:
         """Its present pods in the order of their ranks; those without one are numbered on the way."""
-        pods = sorted(self._pods.values(), key=filling_order)
-        return sorted(((self.rank_of(pod), pod) for pod in pods), key=lambda each: (each[0], each[1].name))
+        unnumbered = [pod for pod in self._pods.values() if self._known_rank(pod) is None]
+        for pod in sorted(unnumbered, key=filling_order):
+            self.rank_of(pod)
+        return sorted(((self.rank_of(pod), pod) for pod in self._pods.values()), key=_by_rank)
 
     def put(self, pod: Pod) -> None:
         """A pod of it is present."""
@@ -90,6 +101,7 @@ class Job:
         self.size += pod.asks_for_chips
         rank = own_rank(pod)
         if rank is not None:
+            self._own[pod.uid] = rank
             # A pod that brings its rank along displaces one that was only given it.
             self._ranks[rank] = pod.uid
 
@@ -105,14 +117,25 @@ class Job:
             return
         self.present -= 1
         self.size -= pod.asks_for_chips
-        self._free(own_rank(pod), uid)
+        self._free(self._own.pop(uid, None), uid)
         if given:
             self._free(self._given.pop(uid, None), uid)
+
+    def _known_rank(self, pod: Pod) -> int | None:
+        own = self._own.get(pod.uid) if pod.uid in self._pods else own_rank(pod)
+        if own is not None:
+            return own
+        given = self._given.get(pod.uid)
+        return given if given is not None and self._ranks.get(given) == pod.uid else None
 
     def _free(self, rank: int | None, uid: str) -> None:
         if rank is not None and self._ranks.get(rank) == uid:
             del self._ranks[rank]
             self._lowest = min(self._lowest, rank)
+
+
+def _by_rank(each: tuple[int, Pod]) -> tuple[int, str]:
+    return each[0], each[1].name
 
 
 class _Place(NamedTuple):

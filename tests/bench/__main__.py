@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ascend.observe.logs import configure_logs
-from tests.bench import allocate, decisions, freed, plugin, scheduler
+from tests.bench import allocate, decisions, freed, gangs, plugin, scheduler
 from tests.bench.outcome import Outcome, Run
 
 BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "decisions": decisions.measure,
+    "gangs": gangs.measure,
     "allocate": allocate.measure,
     "plugin": plugin.measure,
     "scheduler": scheduler.measure,
