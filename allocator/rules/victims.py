@@ -21,9 +21,9 @@ _TRIED: Final = 10
 """Of so many pods every set is tried (1,024 at most); of more, one after the other is spared where it can be."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Occupant:
-    """A pod that may be displaced.
+    """A pod that may be displaced; two are equal only if they are one, which is told apart much faster than values.
 
     Attributes:
         uid: the pod's.
@@ -65,7 +65,16 @@ def select_victims(empty: Vacancy, ask: Ask, occupants: Iterable[Occupant]) -> t
     ranked = least_important_first(occupants)
 
     def fits(gone: Collection[Occupant]) -> bool:
-        return not isinstance(judge(_left(empty, (each for each in ranked if each not in gone)), ask), Refusal)
+        free, room = empty.free, empty.room
+        for each in ranked:
+            if each not in gone:
+                free &= ~each.chips
+                room -= each.counted
+        # The verdict would say so too; a number is had at once.
+        if free.bit_count() < ask.chips or room < ask.chips:
+            return False
+        remains = replace(empty, free=free, cut_off=empty.cut_off & free, room=room)
+        return not isinstance(judge(remains, ask), Refusal)
 
     verdict = judge(empty, ask)
     if isinstance(verdict, Refusal):
@@ -89,14 +98,6 @@ def least_important_first(occupants: Iterable[Occupant]) -> list[Occupant]:
     return sorted(youngest_first, key=lambda each: (not each.leaving, each.priority))
 
 
-def _left(empty: Vacancy, staying: Iterable[Occupant]) -> Vacancy:
-    free, room = empty.free, empty.room
-    for each in staying:
-        free &= ~each.chips
-        room -= each.counted
-    return replace(empty, free=free, cut_off=empty.cut_off & free, room=max(room, 0))
-
-
 def _fewest(ranked: list[Occupant], fits: Callable[[Sequence[Occupant]], bool]) -> Sequence[Occupant]:
     if fits(()):
         return ()
@@ -107,9 +108,13 @@ def _fewest(ranked: list[Occupant], fits: Callable[[Sequence[Occupant]], bool]) 
     if len(pool) > _TRIED:
         return _spared(pool, fits)
     for size in range(1, len(pool)):
-        fitting = [each for each in combinations(pool, size) if fits(each)]
-        if fitting:
-            return min(fitting, key=lambda each: sum(one.priority for one in each))
+        fitting = (each for each in combinations(pool, size) if fits(each))
+        if pool[0].priority == pool[-1].priority:
+            best = next(fitting, None)
+        else:
+            best = min(fitting, key=lambda each: sum(one.priority for one in each), default=None)
+        if best is not None:
+            return best
     return pool
 
 
