@@ -276,8 +276,16 @@ class DecisionEngine:
         # A scheduler that names every node with enough chips has named the best of all; no other name is looked at.
         if best is None or candidates is None or best[0] in candidates:
             return best
-        fits = ((name, fit) for name, fit in self._verdicts(ask, candidates) if isinstance(fit, Fit))
-        return min(fits, key=_order, default=None)
+        standing, ranking = self._cluster.index.standing, self._cluster.index.ranking(ask)
+        places = set(map(standing.get, candidates))
+        judged = ((place, ranking.verdict(place)) for place in places if isinstance(place, Bucket))
+        fits = {place: fit for place, fit in judged if isinstance(fit, Fit)}
+        key = min((fit.key for fit in fits.values()), default=None)
+        tier = {place: fit for place, fit in fits.items() if fit.key == key}
+        named = ((name, tier.get(place)) for name in candidates if isinstance(place := standing.get(name), Bucket))
+        # Names are compared only where nodes fit equally well.
+        best_named = ((name, fit) for name, fit in named if fit is not None) if tier else ()
+        return min(best_named, key=lambda each: each[0], default=None)
 
     def _is_good(self, held: Reservation, ask: Ask) -> bool:
         with self._ledger.suspended(held.uid):

@@ -36,8 +36,9 @@ def sum_up_nodes(pod: str, chips: int, refusals: Iterable[Refusal]) -> Refusal:
     """Why a pod fits nowhere, from every node's own refusal; a sentence they all say is the pod's."""
     reasons: Counter[str] = Counter()
     sentences: dict[str, Refusal] = {}
-    for refusal in refusals:
-        reasons[refusal.reason] += 1
+    # Many nodes share one refusal.
+    for refusal, count in Counter(refusals).items():
+        reasons[refusal.reason] += count
         sentences.setdefault(refusal.message, refusal)
     if len(sentences) == 1:
         (only,) = sentences.values()

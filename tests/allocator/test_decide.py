@@ -165,3 +165,24 @@ def test_ten_pods_in_flight_never_get_a_chip_twice(sizes: list[int], choices: li
         assert not taken & chips
         taken |= chips
         world.ledger.advance(asking.uid, Stage.BOUND)
+
+
+@given(
+    frees=st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=6),
+    named=st.sets(st.integers(0, 7)),
+    size=st.sampled_from([1, 2, 4, 8]),
+)
+def test_the_best_of_some_nodes_is_the_first_of_their_ranking(
+    frees: list[set[int]], named: set[int], size: int
+) -> None:
+    world = World()
+    for number, free in enumerate(frees):
+        world.occupy(f"n{number}", free)
+    # Some of the names may be nobody's.
+    candidates = {f"n{number}" for number in named}
+    tiers = world.engine.rank(pod("a", size), candidates)
+    if not tiers:
+        with pytest.raises(Refusal):
+            world.engine.place(pod("a", size), candidates)
+        return
+    assert world.engine.place(pod("a", size), candidates).node == tiers[0].nodes[0]
