@@ -95,7 +95,7 @@ def test_a_request_nothing_helps_is_told_so(tmp_path: Path) -> None:
     assert "the pod must ask for something else" in people(tmp_path, node("n1"), pod("train", 3))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     held=st.lists(st.sets(st.integers(0, 7), min_size=1, max_size=4), max_size=4),
     sick=st.sets(st.integers(0, 7), max_size=2),

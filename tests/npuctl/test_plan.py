@@ -128,7 +128,7 @@ def test_candidates_are_all_nodes_that_fit_best_first(npuctl: Npuctl) -> None:
     ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(asked=st.lists(st.sampled_from([1, 2, 4, 8]), max_size=8), shuffle=st.randoms(use_true_random=False))
 def test_the_order_of_the_input_changes_nothing_and_no_chip_is_given_twice(
     tmp_path_factory: pytest.TempPathFactory, asked: list[int], shuffle: Any
