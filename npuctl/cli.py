@@ -142,6 +142,9 @@ def doctor(
     arguments: typer.Context,
     *,
     cluster: Annotated[bool, typer.Option("--cluster", help="Look at the whole cluster, from afar.")] = False,
+    allocator: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="With --cluster: ask this allocator how it is, too.")
+    ] = None,
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
     context: _Context = None,
@@ -162,9 +165,9 @@ def doctor(
             if arguments.args:
                 raise InvalidValue(f"of the cluster nothing is known of {' '.join(arguments.args)}")
             source = Source.of(files=files or (), kubeconfig=kubeconfig, context=context, now=now)
-            return asyncio.run(diagnose_cluster(source, output))
-        if context is not None or now is not None:
-            raise InvalidValue("--context and --now are for --cluster")
+            return asyncio.run(diagnose_cluster(source, allocator, output))
+        if not (context is now is allocator is None):
+            raise InvalidValue("--context, --now and --allocator are for --cluster")
         access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
         return asyncio.run(diagnose([*arguments.args, *access], output))
 

@@ -18,6 +18,7 @@ from ascend.observe.logs import configure_logs
 from device_plugin.doctor import Finding, examine
 from device_plugin.settings import Settings
 from npuctl.checkup import check_up
+from npuctl.inquiry import inquire
 from npuctl.output import Output, show
 from npuctl.source import Source
 
@@ -65,11 +66,12 @@ async def diagnose(arguments: Sequence[str], output: Output) -> int:
     return _tell(settings.node_name, findings, output)
 
 
-async def diagnose_cluster(source: Source, output: Output) -> int:
+async def diagnose_cluster(source: Source, allocator: str | None, output: Output) -> int:
     """Check a cluster from afar and print what was found.
 
     Args:
         source: where its objects come from.
+        allocator: the address of a running allocator to ask; none, if None.
         output: how to print.
 
     Returns:
@@ -81,6 +83,8 @@ async def diagnose_cluster(source: Source, output: Output) -> int:
         Unreachable: it doesn't answer.
     """
     findings = check_up(await source.read(), source.settings, source.now_ns)
+    if allocator is not None:
+        findings += await inquire(allocator)
     return _tell("cluster", findings, output)
 
 

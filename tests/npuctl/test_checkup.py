@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from typer.testing import CliRunner
 
 from ascend.annotations import REAL
+from ascend.observe.probes import serve_http
 from npuctl.cli import app
+from npuctl.inquiry import inquire
+from sandbox.apiserver import ApiServer
+from tests.allocator.harness import running
 from tests.npuctl.manifests import Json, as_list, node, pod, report
 
 NOW = "2026-01-01T00:00:00Z"
@@ -115,6 +120,44 @@ def test_pods_that_wait_are_told_with_what_to_type(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("flags", [("--cluster", "--driver", "dcmi"), ("--now", NOW), ("--context", "c")])
+async def test_a_running_allocator_is_asked_whether_it_is_ready(tmp_path: Path) -> None:
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        found = await inquire(allocator.app.extender_address)
+        assert [(each.severity, each.sentence.partition(" ")[2]) for each in found][:1] == [("ok", "is ready")]
+        assert all(each.severity == "ok" for each in found)
+
+
+async def test_an_allocator_that_waits_is_a_problem_with_what_it_waits_for(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        server.fail_next("GET", "/nodes", 500, times=1000)
+        async with running(server, tmp_path, synced=False) as allocator:
+            (found,) = await inquire(f"http://{allocator.app.extender_address}/")
+    assert found.severity == "problem"
+    assert "waiting for nodes" in found.sentence
+
+
+async def test_an_address_where_no_allocator_is_is_a_problem() -> None:
+    async with ApiServer() as server:
+        (away,) = await inquire("http://127.0.0.1:1")
+        (other,) = await inquire(server.url)
+    assert "http://127.0.0.1:1 does not answer as an allocator does" in away.sentence
+    assert other.severity == "problem"
+
+
+async def test_books_that_differ_are_a_problem_and_a_quiet_watch_a_warning() -> None:
+    async def page(_request: web.Request) -> web.Response:
+        return web.Response(text="ascend_allocator_state_differences 3\nascend_allocator_snapshot_age_seconds 500\n")
+
+    http = web.Application()
+    http.router.add_get("/{page}", page)
+    async with serve_http(http, "127.0.0.1:0") as address:
+        found = await inquire(address)
+    assert [each.severity for each in found] == ["ok", "problem", "warning"]
+    assert "differs from the API server's objects in 3 points" in found[1].sentence
+
+
+@pytest.mark.parametrize(
+    "flags", [("--cluster", "--driver", "dcmi"), ("--now", NOW), ("--context", "c"), ("--allocator", "a")]
+)
 def test_flags_of_the_other_kind_are_refused(flags: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, ["doctor", *flags]).exit_code == 2
