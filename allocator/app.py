@@ -26,6 +26,7 @@ from allocator.settings import Settings
 from allocator.stamp import Stamps
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
+from allocator.state.previous import PreviousNodes
 from allocator.view import View
 from ascend.daemon.garbage import keep_collections_short
 from ascend.deviceinfo import NAMESPACE
@@ -66,7 +67,12 @@ class AllocatorApp:
         self._now_ns = now_ns
         self._stack = AsyncExitStack()
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=monotonic)
-        self.cluster = Cluster(self.ledger, now_s=lambda: now_ns() / 1e9, max_report_age_s=settings.max_report_age_s)
+        self.cluster = Cluster(
+            self.ledger,
+            now_s=lambda: now_ns() / 1e9,
+            max_report_age_s=settings.max_report_age_s,
+            previous=PreviousNodes() if settings.prefer_previous_node else None,
+        )
         self.engine = DecisionEngine(self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s)
         self.extender_address = ""
         """Where the extender, probes and metrics really listen."""

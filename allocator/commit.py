@@ -175,7 +175,7 @@ class Committer:
         if held is None or node not in {"", held.node}:
             where = f" on node {node}" if node else ""
             raise Refusal("NotReserved", f"nothing is kept for the pod with uid {uid!r}{where}")
-        if held.stage in {Stage.TENTATIVE, Stage.DOUBTFUL}:
+        if held.stage in {Stage.TENTATIVE, Stage.PLANNED, Stage.DOUBTFUL}:
             self._ledger.advance(uid, Stage.BOUND)
         return False
 

@@ -13,9 +13,10 @@ from allocator.gangs.gangs import NEVER, Gangs
 from allocator.rules.job import stated_minimum
 from allocator.rules.narrowing import shuns_sub_health, wanted_products, wants_super_pod
 from allocator.rules.placement import OrderKey
+from allocator.rules.previous import prefer
 from allocator.rules.request import Ask, requested_chips
 from allocator.rules.summary import sum_up
-from allocator.rules.vacancy import Fit, Verdict
+from allocator.rules.vacancy import OCCUPIED, Fit, Verdict
 from allocator.rules.validity import JobShape, validate_job, virtual_chips
 from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
@@ -194,6 +195,8 @@ class DecisionEngine:
                 return self._ledger.advance(pod.uid, Stage.TENTATIVE) or held
         with self._ledger.suspended(pod.uid):
             best = self._best(ask, candidates)
+            if best is not None:
+                best = self._before(pod, ask, candidates) or best
         if best is None:
             self._ledger.release(pod.uid)
             raise self._nowhere(pod, ask, candidates)
@@ -225,7 +228,11 @@ class DecisionEngine:
 
     def may_fit(self, pod: Pod) -> bool:
         """Whether a pod that was refused could be placed now, on whatever node."""
-        ask, gang = self.ask(pod), self._gang_of(pod)
+        gang = self._gang_of(pod)
+        try:
+            ask = self.ask(pod)
+        except Refusal:
+            return False
         return self._cluster.index.best(ask) is not None if gang is None else self.gangs.may_fit(pod, ask, gang)
 
     def is_of_gang(self, pod: Pod) -> bool:
@@ -240,19 +247,23 @@ class DecisionEngine:
         return self._cluster.jobs.is_distributed(pod)
 
     def _filter_gang(self, pod: Pod, ask: Ask, candidates: Iterable[str] | None) -> Filtered:
-        names = None if candidates is None else list(candidates)
+        names = list(self._cluster.index.standing if candidates is None else candidates)
         fitting = []
         try:
-            node = self.gangs.preview(pod, ask, self._cluster.jobs.job_of(pod), names)
+            node = self.gangs.preview(pod, ask, self._cluster.jobs.job_of(pod), None if candidates is None else names)
         except Refusal as refusal:
-            if refusal.reason in NEVER:
-                raise
             elsewhere = refusal.with_traceback(None)
+            if refusal.reason in NEVER:
+                return Filtered([], dict.fromkeys(names, elsewhere))
         else:
             fitting = [node]
             elsewhere = Refusal(WITH_GANG, f"pod {pod.key} has its place with its gang, on node {node}")
         verdicts = {name: verdict for name, verdict in self._verdicts(ask, names) if name not in fitting}
-        refused = {name: each if isinstance(each, Refusal) else elsewhere for name, each in verdicts.items()}
+        # Not even an occupied node invites to preempt: room for one pod is no room for its gang.
+        ill = {name: each for name, each in verdicts.items() if isinstance(each, Refusal)}
+        refused = {
+            name: ill[name] if name in ill and ill[name].reason not in OCCUPIED else elsewhere for name in verdicts
+        }
         return Filtered(fitting, refused)
 
     def _filter_settled(self, pod: Pod, settled: str, candidates: Iterable[str] | None) -> Filtered:
@@ -286,6 +297,17 @@ class DecisionEngine:
         # Names are compared only where nodes fit equally well.
         best_named = ((name, fit) for name, fit in named if fit is not None) if tier else ()
         return min(best_named, key=lambda each: each[0], default=None)
+
+    def _before(self, pod: Pod, ask: Ask, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
+        """The place that where the pod's job was before speaks for; None where nothing does, or nobody wants it."""
+        cluster = self._cluster
+        job = cluster.jobs.job_of(pod)
+        nodes = cluster.previous.of(job.key) if cluster.previous is not None else {}
+        if not nodes:
+            return None
+        fits = {name: fit for name, fit in self._verdicts(ask, candidates) if isinstance(fit, Fit)}
+        name = prefer(job.rank_of(pod), nodes, (each for each, _ in sorted(fits.items(), key=_order)))
+        return (name, fits[name]) if name is not None else None
 
     def _is_good(self, held: Reservation, ask: Ask) -> bool:
         with self._ledger.suspended(held.uid):

@@ -32,6 +32,10 @@ class Settings(DaemonSettings):
         gt=0,
         description="seconds that a gang's places are kept after one of its pods was bound last",
     )
+    prefer_previous_node: bool = Field(
+        default=False,
+        description="a pod that takes the place of another one in its job goes to that one's node, if it fits there",
+    )
     audit_period_s: float = Field(
         default=600.0,
         ge=0,

@@ -15,7 +15,7 @@ only the bound pods are left of it; `resume` then plans the rest before anybody 
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member, Policy
@@ -208,12 +208,34 @@ class Gangs:
             # The gang stands; this pod is one more, or takes the place of one that has ended.
             needed = 1
             members = [member for member in members if member.uid == pod.uid]
-        found = self._policy(GangRequest(job.key, tuple(members), placed, several), self._cluster.index)
+        found = self._back(GangRequest(job.key, tuple(members), placed, several))
         if isinstance(found, Refusal) and needed < len(members):
-            found = self._policy(GangRequest(job.key, tuple(members[:needed]), placed, several), self._cluster.index)
+            found = self._back(GangRequest(job.key, tuple(members[:needed]), placed, several))
         if isinstance(found, Refusal):
             raise found
         return found
+
+    def _back(self, request: GangRequest) -> list[Seat] | Refusal:
+        """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
+        previous = self._cluster.previous.of(request.job) if self._cluster.previous is not None else {}
+        bound = tuple(
+            replace(member, candidates=(node,))
+            if member.candidates is None
+            and (node := previous.get(member.rank)) is not None
+            and (request.candidates is None or node in request.candidates)
+            and self._fits(node, member.ask)
+            else member
+            for member in request.members
+        )
+        if bound != request.members:
+            found = self._policy(replace(request, members=bound), self._cluster.index)
+            if not isinstance(found, Refusal):
+                return found
+        return self._policy(request, self._cluster.index)
+
+    def _fits(self, node: str, ask: Ask) -> bool:
+        place = self._cluster.index.standing.get(node)
+        return isinstance(place, Bucket) and not isinstance(self._cluster.index.ranking(ask).verdict(place), Refusal)
 
     def _roll(self, job: Job, pod: Pod) -> list[tuple[int, Pod]]:
         ranked = job.ranked()

@@ -22,6 +22,9 @@ from allocator.state.ranking import Bucket
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 
+_FEW = 16
+"""So few candidates are looked at one by one; with more, all nodes are, bucket by bucket."""
+
 
 def pack(request: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
     """Seats for all members, or why not; see the policy's type."""
@@ -92,6 +95,9 @@ class _Board:
 
     def _entries(self, ask: Ask, candidates: Collection[str] | None) -> Iterator["_Entry"]:
         ranking = self._index.ranking(ask)
+        if candidates is not None and len(candidates) <= _FEW:
+            yield from self._entries_of(ask, candidates)
+            return
         for bucket in self._index.buckets:
             fit = ranking.verdict(bucket)
             if isinstance(fit, Fit):
@@ -103,6 +109,15 @@ class _Board:
         for name, vacancy in self._changed.items():
             verdict = judge(vacancy, ask)
             if isinstance(verdict, Fit) and (candidates is None or name in candidates):
+                yield _Entry(verdict.key, name, vacancy, verdict, iter(()))
+
+    def _entries_of(self, ask: Ask, candidates: Collection[str]) -> Iterator["_Entry"]:
+        for name in candidates:
+            place, vacancy = self._index.standing.get(name), self._changed.get(name)
+            if vacancy is None and isinstance(place, Bucket):
+                vacancy = place.vacancy
+            verdict = judge(vacancy, ask) if vacancy is not None else None
+            if vacancy is not None and isinstance(verdict, Fit):
                 yield _Entry(verdict.key, name, vacancy, verdict, iter(()))
 
 

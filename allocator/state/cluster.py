@@ -16,6 +16,7 @@ from allocator.state.node import (
     read_server,
     unknown_node,
 )
+from allocator.state.previous import PreviousNodes
 from allocator.state.report import NO_REPORT, Vitality, node_of_health, read_node_health, read_report
 from ascend.annotations import CLAIMED, read_predicate_time
 from ascend.deviceinfo import node_name
@@ -32,11 +33,18 @@ class Cluster:
         ledger: the reservations.
         now_s: wall clock, Unix seconds.
         max_report_age_s: how old a node's report may be.
+        previous: remembers where pods are; None where nobody wants to know later.
     """
 
     def __init__(
-        self, ledger: Ledger, *, now_s: Callable[[], float] = lambda: 0.0, max_report_age_s: float = math.inf
+        self,
+        ledger: Ledger,
+        *,
+        now_s: Callable[[], float] = lambda: 0.0,
+        max_report_age_s: float = math.inf,
+        previous: PreviousNodes | None = None,
     ) -> None:
+        self.previous = previous
         self._ledger = ledger
         self._now_s = now_s
         self._max_report_age_s = max_report_age_s
@@ -148,6 +156,9 @@ class Cluster:
             self._unhold(old)
         holding = read_holding(pod) if pod.is_live and pod.spec.node_name else None
         if holding is not None:
+            if self.previous is not None and (old is None or not old.spec.node_name):
+                job = self.jobs.job_of(pod)
+                self.previous.remember(job.key, job.rank_of(pod), pod.spec.node_name, self._now_s())
             self._record(pod.spec.node_name).holdings[pod.uid] = holding
             self._refresh(pod.spec.node_name)
         else:

@@ -1,11 +1,13 @@
 """Gangs are placed together or not at all, in whatever order their pods come."""
 
 import random
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allocator.gangs import packing
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.job import VOLCANO, JobKey
@@ -65,6 +67,9 @@ def test_no_pod_of_a_gang_is_placed_before_as_many_are_there_as_it_needs() -> No
         world.engine.place(pods[0])
     assert refused.value.reason == "GangIncomplete"
     assert len(world.ledger) == 0
+    filtered = world.engine.filter(pods[0])
+    assert {each.reason for each in filtered.refused.values()} == {"GangIncomplete"}
+    assert len(filtered.refused) == 4
     world.add(pods[3])
     assert world.engine.place(pods[0]).node
 
@@ -128,9 +133,10 @@ def test_a_filter_answers_the_planned_node_only_and_reserves_nothing() -> None:
     assert world.engine.rank(pods[1], ["n0", "n1", "n2"])[0].nodes == ["n2"]
 
 
-def test_a_filter_of_a_gang_that_does_not_fit_says_why_on_every_node() -> None:
+def test_a_filter_of_a_gang_that_does_not_fit_says_why_on_every_node_and_invites_nobody_to_preempt() -> None:
     world = world_of(3)
     world.occupy("n2", free=[0])
+    world.add(node("n3", cordoned=True))
     pods = gang("train", 3)
     world.add(*pods)
     filtered = world.engine.filter(pods[0])
@@ -138,7 +144,8 @@ def test_a_filter_of_a_gang_that_does_not_fit_says_why_on_every_node() -> None:
     assert {name: each.reason for name, each in filtered.refused.items()} == {
         "n0": "GangDoesNotFit",
         "n1": "GangDoesNotFit",
-        "n2": "NotEnoughChips",
+        "n2": "GangDoesNotFit",
+        "n3": "NodeCordoned",
     }
 
 
@@ -344,9 +351,9 @@ idle = st.lists(st.integers(0, 255), min_size=1, max_size=6)
 
 
 @settings(max_examples=200, deadline=None)
-@given(asks=asks, idle=idle, allowed=st.none() | st.sets(st.integers(0, 5), min_size=2))
+@given(asks=asks, idle=idle, allowed=st.none() | st.sets(st.integers(0, 5), min_size=2), few=st.sampled_from([0, 16]))
 def test_packing_gives_what_placing_one_after_the_other_gives(
-    asks: list[int], idle: list[int], allowed: set[int] | None
+    asks: list[int], idle: list[int], allowed: set[int] | None, few: int
 ) -> None:
     world = World()
     for number, free in enumerate(idle):
@@ -354,7 +361,8 @@ def test_packing_gives_what_placing_one_after_the_other_gives(
     names = None if allowed is None else [f"n{number}" for number in sorted(allowed)]
     members = tuple(Member(f"u{n}", f"default/p{n}", n, Ask(chips)) for n, chips in enumerate(asks))
     before = world.cluster.index.version
-    found = pack(GangRequest(JobKey("default", "train", VOLCANO), members, {}, names), world.cluster.index)
+    with mock.patch.object(packing, "_FEW", few):
+        found = pack(GangRequest(JobKey("default", "train", VOLCANO), members, {}, names), world.cluster.index)
     assert world.cluster.index.version == before
     one_by_one: list[tuple[int, str, int]] = []
     for chips in sorted(asks, reverse=True):

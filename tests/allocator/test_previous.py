@@ -1,0 +1,82 @@
+"""A pod that takes another one's place in its job comes back to that one's node, if that is wanted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.decide import DecisionEngine
+from allocator.rules.job import VOLCANO, JobKey
+from allocator.rules.previous import prefer
+from allocator.state.cluster import Cluster
+from allocator.state.previous import LIFE_S, PreviousNodes
+from ascend.annotations import MIN_AVAILABLE
+from ascend.kube.objects import Pod
+from tests.allocator.builders import World, node, pod
+
+CASES = json.loads((Path(__file__).parent / "cases" / "ranks.json").read_text())["prefer_previous_node"]
+GROUP = "scheduling.k8s.io/group-name"
+
+
+@pytest.mark.parametrize("case", CASES["cases"], ids=str)
+def test_the_preferred_node_is_the_references(case: dict[str, Any]) -> None:
+    previous = {int(rank): name for rank, name in CASES["prefs"].items()}
+    fitting = sorted(case["scores"], key=lambda name: -case["scores"][name])
+    assert prefer(case["rank"], previous, fitting, faulty=case["fault"]) == case["boosted"]
+
+
+def test_where_nothing_fits_nothing_is_preferred() -> None:
+    assert prefer(0, {0: "n1"}, []) is None
+
+
+def world(*, remembers: bool = True) -> World:
+    made = World()
+    made.cluster = Cluster(made.ledger, now_s=lambda: made.now_s, previous=PreviousNodes() if remembers else None)
+    made.engine = DecisionEngine(made.cluster, made.ledger)
+    made.add(*(node(f"n{number}") for number in range(4)))
+    return made
+
+
+def of_job(name: str, rank: int, *, at: str = "", minimum: int = 1) -> Pod:
+    marks = {GROUP: "train", MIN_AVAILABLE: str(minimum), "hccl/rankIndex": str(rank)}
+    return pod(name, 8, node=at, chips=range(8) if at else None, annotations=marks)
+
+
+@pytest.mark.parametrize(("remembers", "expected"), [(True, "n2"), (False, "n0")])
+def test_a_successor_goes_to_its_predecessors_node_where_that_is_wanted(*, remembers: bool, expected: str) -> None:
+    made = world(remembers=remembers)
+    first = of_job("a", 0, at="n2")
+    made.add(first)
+    made.cluster.pod_deleted(first)
+    assert made.engine.place(of_job("b", 0)).node == expected
+
+
+def test_a_pod_leaves_the_previous_nodes_of_its_peers_to_them() -> None:
+    made = world()
+    for each in (of_job("a", 0, at="n0"), of_job("b", 1, at="n1")):
+        made.add(each)
+        made.cluster.pod_deleted(each)
+    assert made.engine.place(of_job("c", 5)).node == "n2"
+    assert made.engine.place(of_job("d", 1), ["n0", "n1", "n3"]).node == "n1"
+
+
+def test_a_gang_comes_back_to_its_nodes_rank_by_rank_as_far_as_they_are_free() -> None:
+    made = world()
+    old = [of_job(f"old-{rank}", rank, at=f"n{3 - rank}", minimum=3) for rank in range(3)]
+    made.add(*old)
+    for each in old:
+        made.cluster.pod_deleted(each)
+    made.add(pod("other", 8, node="n2", chips=range(8)))
+    new = [of_job(f"new-{rank}", rank, minimum=3) for rank in range(3)]
+    made.add(*new)
+    assert [made.engine.place(each).node for each in new] == ["n3", "n0", "n1"]
+
+
+def test_the_nodes_of_jobs_that_ended_long_ago_are_forgotten() -> None:
+    previous = PreviousNodes()
+    for number in range(100):
+        previous.remember(JobKey("default", f"job-{number}", VOLCANO), 0, "n1", now_s=number * LIFE_S / 10)
+    assert len(previous) == 11
+    assert previous.of(JobKey("default", "job-99", VOLCANO)) == {0: "n1"}
+    assert previous.of(JobKey("default", "job-1", VOLCANO)) == {}
