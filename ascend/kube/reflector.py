@@ -9,6 +9,7 @@ resourceVersion. The watch ends often and for many reasons, each with its own an
   up and the watch resumed;
 * 410 Expired, as HTTP status or as ERROR event: list again. What disappeared meanwhile is handed over as deleted, and
   an object of the same name with another uid as deleted and then applied;
+* somebody needs a copy as new as the server (``refresh``): break the watch off and list again;
 * anything else: wait (exponentially, with jitter; as long as the server asks for) and try again.
 
 The handler is called on the event loop, in the order of the server's history, and must neither block nor raise.
@@ -108,6 +109,8 @@ class Reflector(Generic[T]):
         self._objects: dict[str, T] = {}
         self._version: str | None = None
         self._contact_s: float | None = None
+        self._refreshes: list[asyncio.Event] = []
+        self._watching: asyncio.Timeout | None = None
         self.synced = asyncio.Event()
         """Set once the copy is complete; never cleared: afterwards ``age_s`` tells how fresh it is."""
 
@@ -121,14 +124,25 @@ class Reflector(Generic[T]):
         """Seconds since the server was last heard of; None before the first time."""
         return None if self._contact_s is None else self._monotonic() - self._contact_s
 
+    async def refresh(self) -> None:
+        """Wait until the copy is at least as new as what the server had at the moment of the call.
+
+        A watch may be behind without anybody knowing; a list that begins after the call is not.
+        """
+        done = asyncio.Event()
+        self._refreshes.append(done)
+        if self._watching is not None:
+            self._watching.reschedule(asyncio.get_running_loop().time())
+        await done.wait()
+
     async def run(self) -> None:
         """List and watch until cancelled."""
         backoff = Backoff()
         while True:
             try:
-                if self._version is None:
-                    await self._list()
-                progressed = await self._watch(self._version or "")
+                while self._version is None or self._refreshes:
+                    await self._list_for_all()
+                progressed = await self._watch(self._version)
             except Expired:
                 log.info("listing again", extra={"resource": self._resource.plural, "cause": "history expired"})
                 self._version = None
@@ -147,6 +161,13 @@ class Reflector(Generic[T]):
                 backoff.reset()
             else:
                 await asyncio.sleep(backoff.next_s())
+
+    async def _list_for_all(self) -> None:
+        asked = self._refreshes.copy()  # who asks while it is under way may be told too little
+        await self._list()
+        del self._refreshes[: len(asked)]
+        for done in asked:
+            done.set()
 
     async def _list(self) -> None:
         found: dict[str, T] = {}
@@ -188,16 +209,23 @@ class Reflector(Generic[T]):
         }
         brought = False
         try:
-            async with self._client.stream(self._path, query=query, idle_timeout_s=self._idle_timeout_s) as lines:
+            async with (
+                asyncio.timeout(None) as self._watching,
+                self._client.stream(self._path, query=query, idle_timeout_s=self._idle_timeout_s) as lines,
+            ):
                 self._heard()
                 async for line in lines:
                     self._heard()
                     self._follow(_decode(line, _WatchEvent))
                     brought = True
+        except TimeoutError:
+            return True  # broken off by a refresh
         except Unreachable as error:
             log.info("watch broke off", extra={"resource": self._resource.plural, "error": str(error)})
             if not brought and self._monotonic() - started_s < 1.0:
                 raise
+        finally:
+            self._watching = None
         return brought or self._monotonic() - started_s >= 1.0
 
     def _follow(self, event: _WatchEvent) -> None:

@@ -165,3 +165,24 @@ async def test_the_age_tells_how_long_the_server_was_not_heard_of(server: ApiSer
     assert reflector.age_s == pytest.approx(7.0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_refresh_shows_what_a_watch_that_hangs_did_not(server: ApiServer, client: KubeClient) -> None:
+    story = Story()
+    async with following(client, story) as reflector:
+        server.pause_watches()
+        await server.create(pod("new"))
+        await asyncio.gather(reflector.refresh(), reflector.refresh())
+        assert set(reflector.objects) == {"default/new"}
+        server.resume_watches()
+        await server.create(pod("newer"))
+        await story.until(lambda: ("applied", "newer") in story.told)
+        assert story.told == [("applied", "new"), ("applied", "newer")]
+
+
+async def test_a_refresh_waits_until_the_server_answers_again(server: ApiServer, client: KubeClient) -> None:
+    async with following(client, Story()) as reflector:
+        server.fail_next("GET", "limit=", 500, times=2)
+        await server.create(pod("new"))
+        await reflector.refresh()
+        assert set(reflector.objects) == {"default/new"}
