@@ -38,6 +38,9 @@ RANK = "hccl/rankIndex"
 MIN_AVAILABLE = "huawei.com/schedule_minAvailable"
 """On a pod, by its author: how many pods of its job must be placed together, where no group says so."""
 
+FENCE = "ascend-affinity.io/allocator"
+"""On a pod, by the allocator: which of several allocators bound it; admitted only while that one leads."""
+
 BASE_DEVICE_INFOS = "baseDeviceInfos"
 """On a node, by the device plugin: the chips it has."""
 

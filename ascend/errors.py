@@ -11,6 +11,7 @@ AscendError
 │   ├── Unauthorized
 │   └── Throttled       asked to come back later
 ├── Unreachable         no usable answer: connection, timeout, broken stream
+├── LeadershipLost      another process leads now, or may soon
 ├── DriverError         the NPU driver could not be read
 └── LockLost            another instance works in our place
 """
@@ -91,6 +92,10 @@ class Throttled(ApiError):
 
 class Unreachable(AscendError):
     """No usable answer from a server: connection refused, timed out, or the stream broke."""
+
+
+class LeadershipLost(AscendError):
+    """The lease was taken by another process, or could not be renewed in time."""
 
 
 class DriverError(AscendError):

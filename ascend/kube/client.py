@@ -4,6 +4,7 @@ What the official library's client does not do well: errors with a meaning, clie
 retry with a fresh identity after 401, and decoding without models (spec/field.md §3b; spec/kubernetes.md §8).
 """
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -326,6 +327,8 @@ class KubeClient:
     ) -> None:
         """Bind a pod to a node and annotate it, in one transaction of the API server (design, decision 1).
 
+        The server, too, gives up after ``timeout_s``: what it has not done by then it will not do.
+
         Raises:
             ApiError: NotFound, or Conflict where the pod is another one or already bound.
             Unreachable: no answer; it may have been bound all the same.
@@ -337,7 +340,8 @@ class KubeClient:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         path = PODS.path(namespace=namespace, name=name, subresource="binding")
-        await self.request("POST", path, body=body, timeout_s=timeout_s)
+        query = {"timeout": f"{math.ceil(timeout_s * 1000)}ms"}
+        await self.request("POST", path, query=query, body=body, timeout_s=timeout_s)
 
 
 def _decode(raw: bytes, kind: type[T]) -> T:

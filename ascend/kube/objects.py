@@ -273,6 +273,21 @@ class ConfigMap(KubeObject, frozen=True, kw_only=True):
     data: dict[str, str] = {}
 
 
+class LeaseSpec(msgspec.Struct, rename="camel", frozen=True):
+    """Who holds a lease."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(KubeObject, frozen=True, kw_only=True):
+    """A lease."""
+
+    spec: LeaseSpec = LeaseSpec()
+
+
 T = TypeVar("T", bound=KubeObject)
 
 
@@ -305,6 +320,7 @@ class Resource(Generic[T]):
 PODS = Resource(Pod, "api/v1", "pods", namespaced=True)
 NODES = Resource(Node, "api/v1", "nodes", namespaced=False)
 CONFIG_MAPS = Resource(ConfigMap, "api/v1", "configmaps", namespaced=True)
+LEASES = Resource(Lease, "apis/coordination.k8s.io/v1", "leases", namespaced=True)
 EVENTS = Resource(KubeObject, "apis/events.k8s.io/v1", "events", namespaced=True)
 VOLCANO_POD_GROUPS = Resource(PodGroup, "apis/scheduling.volcano.sh/v1beta1", "podgroups", namespaced=True)
 COSCHEDULING_POD_GROUPS = Resource(PodGroup, "apis/scheduling.x-k8s.io/v1alpha1", "podgroups", namespaced=True)

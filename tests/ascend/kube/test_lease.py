@@ -1,0 +1,243 @@
+"""The lease: at most one leads, whatever happens to clocks, answers and the lease itself."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from ascend.errors import ApiError, Conflict, LeadershipLost, NotFound, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.lease import Election, LeaseName, boot_time, new_identity
+from ascend.kube.objects import LEASES, Lease, Resource
+from sandbox.apiserver import ApiServer
+
+pytestmark = pytest.mark.looptime
+
+LEASE = LeaseName("kube-system", "test")
+
+
+class Server:
+    """The three calls of the API server, with its rule: a write names the version it builds on."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+        self.broken = False
+        self.lose_answers = 0
+        self.writes = 0
+
+    async def get(self, _resource: Resource[Lease], name: str, namespace: str, *, timeout_s: float) -> Lease:
+        assert (name, namespace) == ("test", "kube-system")
+        await self._work(timeout_s)
+        if self.lease is None:
+            raise NotFound("none", status=404)
+        return self._answer()
+
+    async def create(self, _resource: Resource[Lease], body: dict[str, Any], _namespace: str) -> Lease:
+        await self._work(1.0)
+        if self.lease is not None:
+            raise Conflict("there", status=409)
+        self.lease = {"metadata": {"uid": f"u{self.version}"}, "spec": body["spec"]}
+        return self._written()
+
+    async def patch(
+        self, _resource: Resource[Lease], _name: str, body: dict[str, Any], *, namespace: str, timeout_s: float
+    ) -> Lease:
+        assert namespace == "kube-system"
+        await self._work(timeout_s)
+        if self.lease is None:
+            raise NotFound("none", status=404)
+        if body["metadata"]["resourceVersion"] != str(self.version):
+            raise Conflict("version", status=409)
+        self.lease = {**self.lease, "spec": self.lease["spec"] | body["spec"]}
+        return self._written()
+
+    async def _work(self, timeout_s: float) -> None:
+        await asyncio.sleep(0.01)
+        if self.broken:
+            await asyncio.sleep(timeout_s)
+            raise Unreachable("no answer")
+
+    def _written(self) -> Lease:
+        self.version += 1
+        self.writes += 1
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise Unreachable("the answer is lost")
+        return self._answer()
+
+    def _answer(self) -> Lease:
+        assert self.lease is not None
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return msgspec.convert(self.lease, Lease)
+
+
+def candidate(server: object, name: str, clock: Callable[[], float] | None = None) -> Election:
+    return Election(server, LEASE, name, clock=clock or asyncio.get_running_loop().time)  # type: ignore[arg-type]  # three of its calls
+
+
+@asynccontextmanager
+async def running(*elections: Election) -> AsyncIterator[list[asyncio.Task[None]]]:
+    tasks = [asyncio.create_task(each.run()) for each in elections]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_the_first_leads_at_once_and_the_others_wait_as_long_as_it_renews() -> None:
+    server = Server()
+    a, b = candidate(server, "a"), candidate(server, "b")
+    async with running(a):
+        await a.won()
+        assert asyncio.get_running_loop().time() < 1
+        async with running(b):
+            await asyncio.sleep(120)
+            assert (a.leads, b.leads, b.holder, a.term) == (True, False, "a", 1)
+
+
+async def test_one_that_ends_in_peace_is_followed_at_once_and_one_that_dies_after_the_lease() -> None:
+    server = Server()
+    a, b, c = (candidate(server, name) for name in "abc")
+    loop = asyncio.get_running_loop()
+    async with running(b):
+        async with running(a):
+            await asyncio.sleep(20)
+            first, second = (a, b) if a.leads else (b, a)
+        await a.release()
+        if second is b:
+            ended_s = loop.time()
+            await b.won()
+            assert loop.time() - ended_s < 2.5
+            assert (b.term, b.inherited) == (2, False)
+        assert first.leads != second.leads
+    died_s = loop.time()
+    async with running(c):
+        await c.won()
+    assert 13 < loop.time() - died_s < 15 + 2.5
+    assert c.inherited
+
+
+async def test_of_many_that_find_it_free_one_gets_it() -> None:
+    server = Server()
+    many = [candidate(server, f"c{number}") for number in range(20)]
+    async with running(*many):
+        await asyncio.sleep(60)
+        assert sum(each.leads for each in many) == 1
+
+
+async def test_at_no_moment_do_two_lead_though_the_server_goes_away_again_and_again() -> None:
+    server = Server()
+    candidates = [candidate(server, name) for name in "ab"]
+    leaders: list[Election] = []
+    async with running(*candidates) as tasks:
+        for tick in range(4000):
+            await asyncio.sleep(0.1)
+            server.broken = tick // 150 % 2 == 1 and tick % 7 != 0
+            now = [each for each in candidates if each.remaining_s > 0]
+            assert len(now) <= 1
+            leaders += [each for each in now if each.leads and each not in leaders]
+            for index, task in enumerate(tasks):
+                if task.done():
+                    assert isinstance(task.exception(), LeadershipLost)
+                    candidates[index] = candidate(server, f"{index}-{tick}")
+                    tasks[index] = asyncio.create_task(candidates[index].run())
+    assert len(leaders) > 2
+
+
+async def test_who_stood_still_leads_no_more_from_the_first_moment_on() -> None:
+    server = Server()
+    ahead_s = 0.0
+    loop = asyncio.get_running_loop()
+    a = candidate(server, "a", lambda: loop.time() + ahead_s)
+    async with running(a) as (task,):
+        await a.won()
+        assert a.leads
+        ahead_s = LEASE.belief_s + 1  # the process was stopped; its event loop has not turned yet
+        assert not a.leads
+        assert a.remaining_s < 15 - LEASE.belief_s
+        with pytest.raises(LeadershipLost, match="could not be renewed"):
+            await asyncio.wait_for(task, 5)
+    assert a.remaining_s < 0
+    await a.release()
+    assert server.lease is not None
+    assert server.lease["spec"]["holderIdentity"] == "a"  # not given up: it is no longer ours to give
+
+
+async def test_a_leader_that_is_robbed_says_so() -> None:
+    server = Server()
+    a = candidate(server, "a")
+    async with running(a) as (task,):
+        await a.won()
+        assert server.lease is not None
+        server.lease["spec"] = {**server.lease["spec"], "holderIdentity": "thief"}
+        server.version += 1
+        with pytest.raises(LeadershipLost, match="was taken by thief"):
+            await asyncio.wait_for(task, 5)
+
+
+async def test_a_deleted_lease_ends_its_holder_and_frees_the_others_only_after_its_time() -> None:
+    server = Server()
+    a, b = candidate(server, "a"), candidate(server, "b")
+    async with running(a, b) as tasks:
+        await asyncio.sleep(20)
+        leader, other = (a, b) if a.leads else (b, a)
+        server.lease = None
+        await other.won()
+        assert not leader.leads
+        assert isinstance(tasks[(a, b).index(leader)].exception(), LeadershipLost)
+
+
+@pytest.mark.parametrize("lost", range(1, 4))
+async def test_lost_answers_cost_nobody_the_lead(lost: int) -> None:
+    server = Server()
+    server.lose_answers = lost
+    a = candidate(server, "a")
+    async with running(a) as (task,):
+        await asyncio.sleep(60)
+        server.lose_answers = lost
+        await asyncio.sleep(60)
+        assert a.leads
+        assert not task.done()
+
+
+async def test_a_server_that_refuses_is_asked_again() -> None:
+    server = Server()
+    a = candidate(server, "a")
+
+    async def refuse(*_arguments: object, **_more: object) -> Lease:
+        raise ApiError("not allowed", status=403)
+
+    working, server.get = server.get, refuse  # type: ignore[method-assign]
+    async with running(a):
+        await asyncio.sleep(10)
+        assert not a.leads
+        server.get = working  # type: ignore[method-assign]
+        await asyncio.wait_for(a.won(), 5)
+
+
+def test_no_two_processes_have_the_same_name_and_the_clock_runs() -> None:
+    assert new_identity() != new_identity()
+    before_s = boot_time()
+    assert boot_time() >= before_s
+
+
+async def test_on_an_api_server_it_reads_as_kubernetes_own(server: ApiServer, client: KubeClient) -> None:
+    assert server.url
+    a = Election(client, LEASE, "a")
+    b = Election(client, LeaseName("kube-system", "test", 3), "b")
+    async with running(a):
+        await a.won()
+        stored = await client.get(LEASES, "test", "kube-system")
+        assert (stored.spec.holder_identity, stored.spec.lease_duration_seconds) == ("a", 15)
+        assert stored.spec.renew_time is not None
+        assert stored.spec.renew_time.endswith("Z")
+    await a.release()
+    async with running(b):
+        await b.won()
+        assert (await client.get(LEASES, "test", "kube-system")).spec.lease_transitions == 2
