@@ -15,6 +15,7 @@ from allocator.bulletin import Bulletin
 from allocator.commit import Committer
 from allocator.decide import DecisionEngine
 from allocator.journal import Journal
+from allocator.leader import Leadership, unlimited
 from allocator.metrics import AllocatorMetrics
 from allocator.preempt import Preemption
 from allocator.reconsider import Reconsideration
@@ -32,6 +33,7 @@ from ascend.daemon.garbage import keep_collections_short
 from ascend.deviceinfo import NAMESPACE
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
+from ascend.kube.lease import Election, LeaseName, boot_time, new_identity
 from ascend.observe.probes import add_probes, serve_http
 
 log = structlog.get_logger()
@@ -51,6 +53,7 @@ class AllocatorApp:
         client: the API server; made from the settings where not given, and then also closed.
         monotonic: the clock for durations and times to live.
         now_ns: the wall clock for decision times, Unix nanoseconds.
+        boot_s: the clock of the lease; it goes on while the process or the machine stands still.
     """
 
     def __init__(
@@ -60,11 +63,15 @@ class AllocatorApp:
         client: KubeClient | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.time_ns,
+        boot_s: Callable[[], float] = boot_time,
     ) -> None:
         self._settings = settings
         self._client = client
         self._monotonic = monotonic
         self._now_ns = now_ns
+        self._boot_s = boot_s
+        self._leadership: Leadership | None = None
+        self._in_office = asyncio.Event()
         self._stack = AsyncExitStack()
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=monotonic)
         self.cluster = Cluster(
@@ -93,12 +100,17 @@ class AllocatorApp:
         return await self._stack.__aexit__(kind, error, trace)
 
     async def synced(self) -> None:
-        """Wait until the view is complete: from then on questions are answered."""
-        await self._view.synced()
+        """Wait until it leads and its view is complete: from then on questions are answered."""
+        await self._in_office.wait()
 
     def missing(self) -> str | None:
-        """What the view still waits for, a sentence; None once it is complete."""
-        return self._view.missing()
+        """What it waits for before it answers questions, a sentence; None when it does."""
+        missing = self._leadership.missing() if self._leadership is not None else None
+        if missing is None:
+            missing = self._view.missing()
+        if missing is None and not self._in_office.is_set():
+            missing = "the pods are read once more, now that nobody else binds"
+        return missing
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
@@ -108,13 +120,15 @@ class AllocatorApp:
                 kubeconfig = self._settings.kubeconfig
                 client = await KubeClient.connect(kubeconfig)
                 await stack.enter_async_context(client)
+            if self._settings.leader_election:
+                self._leadership = self._candidacy(client)
             self._view = View(
                 client,
                 self.cluster,
                 health_namespace=self._settings.node_health_namespace,
                 monotonic=self._monotonic,
             )
-            metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s, self.cluster.index)
+            metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s, self.cluster.index, self._leads)
             events = EventRecorder(client, COMPONENT, platform.node(), monotonic=self._monotonic)
             journal = Journal(metrics, Bulletin(events.publish, self._monotonic), self._monotonic)
             committer = Committer(
@@ -125,10 +139,11 @@ class AllocatorApp:
                 stamps=Stamps(self._now_ns, self.cluster.predicate_times),
                 monotonic=self._monotonic,
                 outcome=journal.bind_ended,
+                permit=self._leadership.permit if self._leadership is not None else unlimited,
             )
-            stack.push_async_callback(_drain, committer)
+            stack.push_async_callback(_leave, committer, self._leadership)
             http = web.Application(client_max_size=MAX_BODY_BYTES)
-            add_probes(http, registry=metrics.registry, ready={"view": self._view.missing})
+            add_probes(http, registry=metrics.registry, ready={"leader and view": self.missing})
             reconsideration = Reconsideration(
                 client, self.cluster, self.engine, metrics, monotonic=self._monotonic, now_ns=self._now_ns
             )
@@ -149,7 +164,7 @@ class AllocatorApp:
                 preemption=preemption,
                 journal=journal,
                 reconsideration=reconsideration,
-                missing=self._view.missing,
+                missing=self.missing,
             )
             self.extender.add_routes(http)
             service = AllocatorService(
@@ -159,7 +174,7 @@ class AllocatorApp:
                 preemption=preemption,
                 states=NodeStates(self.cluster, self.ledger),
                 journal=journal,
-                missing=self._view.missing,
+                missing=self.missing,
             )
             self.extender_address = await stack.enter_async_context(serve_http(http, self._settings.extender_address))
             grpc_server = await stack.enter_async_context(serve_grpc(service, self._settings.grpc_address))
@@ -174,6 +189,8 @@ class AllocatorApp:
                     tasks.create_task(audit.run(self._view.synced), name="audit"),
                     tasks.create_task(self._announce(grpc_server), name="readiness"),
                 ]
+                if self._leadership is not None:
+                    background.append(tasks.create_task(self._leadership.run(), name="election"))
                 try:
                     yield
                 except Exception as error:  # noqa: BLE001 - raised again below, as it came and not in a group
@@ -184,10 +201,22 @@ class AllocatorApp:
             if failure is not None:
                 raise failure
 
+    def _leads(self) -> bool:
+        return self._leadership is None or self._leadership.leads
+
+    def _candidacy(self, client: KubeClient) -> Leadership:
+        settings = self._settings
+        lease = LeaseName(settings.lease_namespace, settings.lease_name, settings.lease_duration_s)
+        return Leadership(Election(client, lease, new_identity(), clock=self._boot_s, now_ns=self._now_ns))
+
     async def _announce(self, grpc_server: GrpcServer) -> None:
         await self._view.synced()
+        if self._leadership is not None:
+            await self._leadership.won()
+            await self._view.refresh_pods()
         for job in self.engine.gangs.resume():
             log.warning("the rest of a gang does not fit now", job=str(job.key), kind=job.kind)
+        self._in_office.set()
         await grpc_server.show(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods))
 
@@ -201,13 +230,17 @@ class AllocatorApp:
             await committer.verify()
 
 
-async def _drain(committer: Committer) -> None:
+async def _leave(committer: Committer, leadership: Leadership | None) -> None:
     # A Binding on its way is finished, not abandoned; its outcome belongs in the log.
     try:
         async with asyncio.timeout(DRAIN_S):
             await committer.drain()
     except TimeoutError:
+        # And the lease is not given up: it ends by itself, when none of them can be on its way any more.
         log.warning("stopped with bindings on their way")
+        return
+    if leadership is not None:
+        await leadership.release()
 
 
 async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] | None = None) -> None:

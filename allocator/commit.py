@@ -14,6 +14,7 @@ from typing import Protocol
 
 from allocator.decide import SETTLED, DecisionEngine
 from allocator.inscription import inscribe
+from allocator.leader import Permit, unlimited
 from allocator.stamp import Stamps
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger, Reservation, Stage
@@ -78,6 +79,7 @@ class Committer:
         stamps: decision times.
         monotonic: the clock for durations.
         outcome: told of every attempt.
+        permit: asked for leave right before every Binding; refuses where another allocator leads or may soon.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Committer:
         stamps: Stamps,
         monotonic: Callable[[], float],
         outcome: Outcome,
+        permit: Callable[[float], Permit] = unlimited,
     ) -> None:
         self._client = client
         self._cluster = cluster
@@ -98,6 +101,7 @@ class Committer:
         self._stamps = stamps
         self._monotonic = monotonic
         self._outcome = outcome
+        self._permit = permit
         self._running: dict[str, asyncio.Task[Bound]] = {}
 
     async def bind(self, ref: PodRef, node: str, *, patience_s: float = ANSWER_TIMEOUT_S) -> Bound:
@@ -250,14 +254,18 @@ class Committer:
 
     async def _post(self, ref: PodRef, reservation: Reservation, annotations: dict[str, str]) -> Bound:
         try:
+            permit = self._permit(POST_TIMEOUT_S)
             await self._client.bind(
                 namespace=ref.namespace,
                 name=ref.name,
                 uid=ref.uid,
                 node=reservation.node,
-                annotations=annotations,
-                timeout_s=POST_TIMEOUT_S,
+                annotations={**annotations, **permit.annotations},
+                timeout_s=permit.timeout_s,
             )
+        except Refusal:
+            self._ledger.release(ref.uid)
+            raise
         except Conflict:
             # Another pod of that name, or bound already: perhaps by an earlier attempt of ours whose answer was lost.
             bound = await self._settle(ref, reservation.node)

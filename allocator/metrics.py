@@ -21,9 +21,16 @@ class AllocatorMetrics:
         ledger: counted at each scrape.
         age_s: how long ago the API server was last heard of; None before the view is complete.
         index: its nodes that can't be used are counted at each scrape.
+        leads: whether this allocator is the one that works.
     """
 
-    def __init__(self, ledger: Ledger, age_s: Callable[[], float | None], index: NodeIndex) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        age_s: Callable[[], float | None],
+        index: NodeIndex,
+        leads: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.duration_s = Histogram(
             "ascend_allocator_decision_duration_seconds",
@@ -48,16 +55,19 @@ class AllocatorMetrics:
             "In how many points the state was not what the API server's objects give, when it was compared last",
             registry=self.registry,
         )
-        self.registry.register(_Seen(ledger, age_s, index))
+        self.registry.register(_Seen(ledger, age_s, index, leads))
 
 
 class _Seen(Collector):
     """What is read from the state when somebody looks."""
 
-    def __init__(self, ledger: Ledger, age_s: Callable[[], float | None], index: NodeIndex) -> None:
+    def __init__(
+        self, ledger: Ledger, age_s: Callable[[], float | None], index: NodeIndex, leads: Callable[[], bool]
+    ) -> None:
         self._ledger = ledger
         self._age_s = age_s
         self._index = index
+        self._leads = leads
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         reservations = GaugeMetricFamily("ascend_allocator_reservations", "Pods with reserved chips", labels=["state"])
@@ -84,6 +94,9 @@ class _Seen(Collector):
         for reason, count in sorted(self._index.refusals().items()):
             unusable.add_metric([reason], count)
         yield unusable
+        yield GaugeMetricFamily(
+            "ascend_allocator_leader", "1 where this allocator is the one that works", value=int(self._leads())
+        )
         build = GaugeMetricFamily("ascend_allocator_build_info", "1, with the version as label", labels=["version"])
         build.add_metric([version("ascend-affinity")], 1)
         yield build

@@ -41,6 +41,17 @@ class Settings(DaemonSettings):
         ge=0,
         description="seconds between comparisons of the state with the API server's objects; 0: never",
     )
+    leader_election: bool = Field(
+        default=False,
+        description="several allocators run, and the one that holds the lease works; without it there must be only one",
+    )
+    lease_namespace: str = Field(default="kube-system", min_length=1, description="where the lease is")
+    lease_name: str = Field(default="ascend-allocator", min_length=1, description="the lease's name")
+    lease_duration_s: float = Field(
+        default=15.0,
+        ge=3,
+        description="seconds without a renewal after which another takes over; it is renewed every 2/15 of this",
+    )
     max_report_age_s: float = Field(
         default=900.0,
         ge=0,

@@ -90,6 +90,10 @@ class View:
         for reflector in self._reflectors.values():
             await reflector.synced.wait()
 
+    async def refresh_pods(self) -> None:
+        """Wait until every Binding the API server has made by now is in the view."""
+        await self._reflectors["pods"].refresh()
+
     @property
     def age_s(self) -> float | None:
         """Seconds since the API server was last heard of, on the quietest of the watches; None before all have."""

@@ -15,6 +15,7 @@ from allocator.app import AllocatorApp
 from allocator.settings import Settings
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, write_base_device_infos
 from ascend.chips import RESOURCE
+from ascend.kube.lease import boot_time
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
 from sandbox.apiserver import ApiServer
@@ -165,18 +166,15 @@ async def running(
     synced: bool = True,
     grpc_address: str = "127.0.0.1:0",
     now_ns: Callable[[], int] = time.time_ns,
-    audit_period_s: float = 0.0,
+    boot_s: Callable[[], float] = boot_time,
+    **more: Any,
 ) -> AsyncIterator[Allocator]:
-    """An allocator for this server."""
+    """An allocator for this server, with more settings if any."""
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
-    settings = Settings(
-        kubeconfig=str(kubeconfig),
-        extender_address="127.0.0.1:0",
-        grpc_address=grpc_address,
-        audit_period_s=audit_period_s,
-    )
-    async with AllocatorApp(settings, now_ns=now_ns) as app, aiohttp.ClientSession() as http:
+    fields = {"extender_address": "127.0.0.1:0", "grpc_address": grpc_address, "audit_period_s": 0.0, **more}
+    settings = Settings(kubeconfig=str(kubeconfig), **fields)
+    async with AllocatorApp(settings, now_ns=now_ns, boot_s=boot_s) as app, aiohttp.ClientSession() as http:
         if synced:
             await app.synced()
         async with grpc.aio.insecure_channel(app.grpc_address) as channel:

@@ -211,7 +211,7 @@ async def test_an_answer_lost_on_the_way_does_not_bind_twice(tmp_path: Path) -> 
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         await allocator.node("n1")
         pod = await allocator.pod("a", 2)
-        server.lose_answer("POST", r"/binding$")
+        server.lose_answer("POST", r"/binding")
         assert await allocator.bind(pod, "n1") == ""
         stored = (await allocator.read("a"))["metadata"]["annotations"]
         await until(lambda: len(allocator.app.ledger) == 0)

@@ -109,7 +109,7 @@ async def test_an_api_server_that_does_not_bind_is_reported(tmp_path: Path) -> N
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         await allocator.node("n1")
         pod = ref(await allocator.pod("a", 1))
-        server.fail_next("POST", "/binding$", 403)
+        server.fail_next("POST", "/binding", 403)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await allocator.stub.Allocate(pb.AllocateRequest(pod=pod, bind=True))
         assert failed.value.code() is grpc.StatusCode.ABORTED

@@ -1,0 +1,139 @@
+"""Several allocators: one answers and binds, and what a deposed one still does gives no chip twice."""
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.leader import Leadership, unlimited
+from ascend.annotations import ALLOCATED, FENCE
+from ascend.errors import LeadershipLost, Refusal
+from ascend.kube.lease import LeaseName, boot_time
+from sandbox.apiserver import ApiServer
+from tests.allocator.harness import Allocator, node_manifest, running, until
+
+ELECTION: dict[str, Any] = {"leader_election": True, "lease_duration_s": 3.0}
+
+
+async def test_one_is_ready_the_other_says_who_leads_and_takes_over_when_it_ends(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        await server.create(node_manifest("n1"))
+        async with running(server, tmp_path, **ELECTION) as first:
+            pod = await first.pod("a", 4)
+            async with running(server, tmp_path, synced=False, **ELECTION) as second:
+                assert "ascend_allocator_leader 1.0" in (await first.get("/metrics"))[1]
+                assert "ascend_allocator_leader 0.0" in (await second.get("/metrics"))[1]
+                await until(lambda: "leads" in (second.app.missing() or ""))
+                status, text = await second.get("/readyz")
+                assert (status, (await first.get("/readyz"))[0]) == (503, 200)
+                assert " leads" in text
+                assert "NotLeader" in await bind_as(second, pod) or "ViewIncomplete" in await bind_as(second, pod)
+                assert await first.schedule(pod, ["n1"]) == "n1"
+                holder = (await first.read("a"))["metadata"]["annotations"][FENCE]
+                assert holder in text
+                await first.app.__aexit__(None, None, None)
+                async with asyncio.timeout(5):
+                    await second.app.synced()
+                assert await second.schedule(await second.pod("b", 4), ["n1"]) == "n1"
+                bound = [(await second.read(name))["metadata"]["annotations"] for name in "ab"]
+                assert bound[0][FENCE] != bound[1][FENCE]
+                assert not set(bound[0][ALLOCATED].split(",")) & set(bound[1][ALLOCATED].split(","))
+
+
+async def bind_as(allocator: Allocator, pod: dict[str, Any]) -> str:
+    return await allocator.bind(pod, "n1")
+
+
+async def test_a_new_leader_knows_the_bindings_its_watch_has_not_shown(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        await server.create(node_manifest("n1"))
+        async with running(server, tmp_path, **ELECTION) as first:
+            pods = [await first.pod(name, 4) for name in "abc"]
+            async with running(server, tmp_path, synced=False, **ELECTION) as second:
+                await until(lambda: len(second.app.cluster.pods) == 3)
+                server.pause_watches()
+                for pod in pods[:2]:
+                    assert await first.schedule(pod, ["n1"]) == "n1"
+                assert not any(pod.spec.node_name for pod in second.app.cluster.pods.values())
+                await first.app.__aexit__(None, None, None)
+                async with asyncio.timeout(10):
+                    await second.app.synced()
+                assert await second.schedule(pods[2], ["n1"]) == ""
+                server.resume_watches()
+
+
+async def test_who_stood_still_posts_no_binding_and_ends(tmp_path: Path) -> None:
+    ahead_s = 0.0
+    posted = itertools.count()
+    async with ApiServer() as server:
+        await server.create(node_manifest("n1"))
+
+        async def watch_bindings(_operation: str, _resource: object, subresource: str, document: Any) -> Any:
+            if subresource == "binding":
+                next(posted)
+            return document
+
+        server.admission.append(watch_bindings)
+
+        async def stand_still() -> None:
+            nonlocal ahead_s
+            async with running(server, tmp_path, boot_s=lambda: boot_time() + ahead_s, **ELECTION) as allocator:
+                pod = await allocator.pod("a", 1)
+                await allocator.filter(pod, ["n1"])
+                assert len(allocator.app.ledger) == 1
+                ahead_s = 2.5
+                refs = await asyncio.gather(allocator.bind(pod, "n1"), return_exceptions=True)
+                assert "leads no more" in str(refs) or "ViewIncomplete" in str(refs)
+                await asyncio.sleep(5)
+
+        with pytest.raises(ExceptionGroup) as ended:
+            await stand_still()
+        assert ended.group_contains(LeadershipLost)
+        assert next(posted) == 0
+
+
+class Still:
+    """An election whose outcome and clock the test sets."""
+
+    def __init__(self) -> None:
+        self.leads = True
+        self.remaining_s = 1.5
+        self.identity = "me"
+        self.holder = "me"
+        self.term: int | None = 1
+        self.inherited = False
+
+    async def won(self) -> None:
+        """At once."""
+
+
+async def test_a_permit_ends_before_another_can_lead_and_names_the_leader() -> None:
+    election = Still()
+    leadership = Leadership(election)  # type: ignore[arg-type]  # what it reads of one
+    assert leadership.missing() is not None
+    await leadership.won()
+    permit = leadership.permit(2.5)
+    assert (permit.timeout_s, permit.annotations) == (1.5, {FENCE: "me"})
+    assert leadership.permit(1.0).timeout_s == 1.0
+    election.leads = False
+    with pytest.raises(Refusal, match="could not renew its lease") as refused:
+        leadership.permit(1.0)
+    assert refused.value.reason == "NotLeader"
+    assert unlimited(2.0).annotations == {}
+
+
+@pytest.mark.looptime
+async def test_who_inherits_waits_before_the_pods_are_read() -> None:
+    election = Still()
+    election.inherited = True
+    leadership = Leadership(election)  # type: ignore[arg-type]  # what it reads of one
+    before_s = asyncio.get_running_loop().time()
+    await leadership.won()
+    assert asyncio.get_running_loop().time() - before_s == 4.0
+
+
+def test_belief_ends_early_enough_for_the_last_binding_to_end_too() -> None:
+    lease = LeaseName("kube-system", "test")
+    assert lease.duration_s * 0.9 - lease.belief_s >= 2.5
