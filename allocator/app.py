@@ -20,6 +20,7 @@ from allocator.metrics import AllocatorMetrics
 from allocator.preempt import Preemption
 from allocator.reconsider import Reconsideration
 from allocator.selfaudit import SECOND_LOOK_S, SelfAudit
+from allocator.serving.clients import AllowedClients
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService, GrpcServer, serve_grpc
 from allocator.serving.node_states import NodeStates
@@ -29,6 +30,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.previous import PreviousNodes
 from allocator.view import View
+from ascend.daemon.certificates import Certificates
 from ascend.daemon.garbage import keep_collections_short
 from ascend.deviceinfo import NAMESPACE
 from ascend.kube.client import KubeClient
@@ -142,7 +144,13 @@ class AllocatorApp:
                 permit=self._leadership.permit if self._leadership is not None else unlimited,
             )
             stack.push_async_callback(_leave, committer, self._leadership)
-            http = web.Application(client_max_size=MAX_BODY_BYTES)
+            tls = self._settings.tls_files
+            certificates = Certificates(tls) if tls is not None else None
+            # Nobody is asked on a unix socket: its file says who may.
+            clients = AllowedClients(frozenset(self._settings.client_names)) if self._settings.client_names else None
+            http = web.Application(
+                client_max_size=MAX_BODY_BYTES, middlewares=[clients.http("/scheduler/")] if clients is not None else ()
+            )
             add_probes(http, registry=metrics.registry, ready={"leader and view": self.missing})
             reconsideration = Reconsideration(
                 client, self.cluster, self.engine, metrics, monotonic=self._monotonic, now_ns=self._now_ns
@@ -176,8 +184,18 @@ class AllocatorApp:
                 journal=journal,
                 missing=self.missing,
             )
-            self.extender_address = await stack.enter_async_context(serve_http(http, self._settings.extender_address))
-            grpc_server = await stack.enter_async_context(serve_grpc(service, self._settings.grpc_address))
+            self.extender_address = await stack.enter_async_context(
+                serve_http(http, self._settings.extender_address, tls=certificates.http if certificates else None)
+            )
+            over_tcp = not self._settings.grpc_address.startswith("unix:")
+            grpc_server = await stack.enter_async_context(
+                serve_grpc(
+                    service,
+                    self._settings.grpc_address,
+                    credentials=certificates.grpc_credentials() if certificates and over_tcp else None,
+                    interceptors=(clients,) if clients is not None and over_tcp else (),
+                )
+            )
             self.grpc_address = grpc_server.address
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
@@ -189,6 +207,8 @@ class AllocatorApp:
                     tasks.create_task(audit.run(self._view.synced), name="audit"),
                     tasks.create_task(self._announce(grpc_server), name="readiness"),
                 ]
+                if certificates is not None:
+                    background.append(tasks.create_task(certificates.run(), name="certificates"))
                 if self._leadership is not None:
                     background.append(tasks.create_task(self._leadership.run(), name="election"))
                 try:

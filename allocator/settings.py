@@ -1,11 +1,14 @@
 """The allocator's settings."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from ascend.daemon.certificates import TlsFiles
 from ascend.daemon.settings import Address, DaemonSettings, checked_address
+from ascend.observe.probes import is_loopback, split_address
 
 
 def _grpc_address(text: str) -> str:
@@ -18,11 +21,24 @@ class Settings(DaemonSettings):
     model_config = SettingsConfigDict(env_prefix="ASCEND_ALLOCATOR_", extra="forbid")
 
     extender_address: Address = Field(
-        default="0.0.0.0:8080",
-        description="where the extender, /livez, /readyz and /metrics are served",
+        default="127.0.0.1:8080",
+        description="where the extender, the webhooks, /livez, /readyz and /metrics are served",
     )
     grpc_address: Annotated[str, AfterValidator(_grpc_address)] = Field(
         default="127.0.0.1:50051", description="where ascend.allocator.v1 is served: host:port or unix:<path>"
+    )
+    tls_cert_file: Path | None = Field(
+        default=None, description="our certificate, PEM; it and the next two files are read again when they change"
+    )
+    tls_key_file: Path | None = Field(default=None, description="its key, PEM")
+    client_ca_file: Path | None = Field(
+        default=None, description="vouches for the clients of gRPC and the extender, PEM; without it they show nothing"
+    )
+    client_names: list[str] = Field(
+        default=[], description="which of these clients may ask: subject alternative names of their certificates"
+    )
+    insecure: bool = Field(
+        default=False, description="serve other machines without TLS, and gRPC without asking who they are"
     )
     reservation_ttl_s: float = Field(
         default=30.0, gt=0, description="seconds that chips are kept for a pod nobody binds"
@@ -62,3 +78,37 @@ class Settings(DaemonSettings):
         description="namespace of the ConfigMaps mindx-dl-nodeinfo-<node> in which MindCluster's NodeD tells how nodes"
         " are (mindx-dl); empty: they are not read, and the allocator needs no right to",
     )
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The certificates; None where there are none."""
+        if self.tls_cert_file is None or self.tls_key_file is None:
+            return None
+        return TlsFiles(self.tls_cert_file, self.tls_key_file, self.client_ca_file)
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file: one is of no use without the other")
+        if self.client_ca_file is not None and self.tls_files is None:
+            raise ValueError("client_ca_file: clients show certificates over TLS only, which needs tls_cert_file")
+        if (self.client_ca_file is not None) != bool(self.client_names):
+            raise ValueError("client_ca_file and client_names: one says who vouches for clients, the other who may ask")
+        if self.insecure:
+            return self
+        remedy = "or set insecure if the network itself keeps others out"
+        if _is_reachable(self.extender_address) and self.tls_files is None:
+            raise ValueError(
+                f"extender_address: {self.extender_address} is reached by other machines, and whoever reaches it can "
+                f"have pods bound: give tls_cert_file and tls_key_file, {remedy}"
+            )
+        if _is_reachable(self.grpc_address) and self.client_ca_file is None:
+            raise ValueError(
+                f"grpc_address: {self.grpc_address} is reached by other machines, and whoever reaches it can have pods "
+                f"bound: give tls_cert_file, tls_key_file, client_ca_file and client_names, {remedy}"
+            )
+        return self
+
+
+def _is_reachable(address: str) -> bool:
+    return not address.startswith("unix:") and not is_loopback(split_address(address)[0])

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -254,24 +254,35 @@ def _allocated(bound: Bound, *, is_bound: bool) -> pb.AllocateResponse:
 
 
 @asynccontextmanager
-async def serve_grpc(service: AllocatorService, address: str) -> AsyncIterator["GrpcServer"]:
+async def serve_grpc(
+    service: AllocatorService,
+    address: str,
+    *,
+    credentials: grpc.ServerCredentials | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+) -> AsyncIterator["GrpcServer"]:
     """Serve within a ``with`` block.
 
     Args:
         service: answers the calls.
         address: ``host:port`` (port 0 takes a free one) or ``unix:<path>``.
+        credentials: certificates; plaintext without.
+        interceptors: see every call first.
 
     Raises:
         InvalidValue: the address can't be listened on.
     """
     # Without this a second process could listen on the same port, and calls would be split between two ledgers.
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    server = grpc.aio.server(interceptors=interceptors, options=(("grpc.so_reuseport", 0),))
     pb_grpc.add_AllocatorServicer_to_server(service, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise InvalidValue(f"cannot listen on {address}: {error}") from error
     bound = address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"

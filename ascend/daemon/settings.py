@@ -173,7 +173,9 @@ def _told(error: ValidationError) -> InvalidValue:
     lines = ["the settings are not valid:"]
     for each in error.errors():
         field = ".".join(map(str, each["loc"])) or "settings"
-        lines.append(f"  {field}: {each['msg']} (got {each['input']!r})")
+        # What concerns several fields has all of them as its input.
+        got = f" (got {each['input']!r})" if each["loc"] else ""
+        lines.append(f"  {field}: {each['msg']}{got}")
     return InvalidValue("\n".join(lines))
 
 

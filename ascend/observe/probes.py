@@ -6,6 +6,8 @@ helps. Ready means that the program can do its work now. Where one is not so, th
 missing.
 """
 
+import ipaddress
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -79,13 +81,22 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there; a name counts as reachable, but for ``localhost``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 @asynccontextmanager
-async def serve_http(app: web.Application, address: str) -> AsyncIterator[str]:
+async def serve_http(app: web.Application, address: str, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Serve an application within a ``with`` block, which gets the address it really listens on.
 
     Args:
         app: the application.
         address: as ``split_address`` takes it.
+        tls: certificates; plaintext without.
 
     Raises:
         InvalidValue: the address is malformed or can't be listened on.
@@ -95,7 +106,7 @@ async def serve_http(app: web.Application, address: str) -> AsyncIterator[str]:
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(runner, host, port, ssl_context=tls).start()
         except OSError as error:
             raise InvalidValue(f"cannot listen on {address}: {error.strerror}") from error
         bound = runner.addresses[0]

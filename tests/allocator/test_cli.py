@@ -23,7 +23,7 @@ def test_flags_override_the_environment_and_that_the_file(tmp_path: Path, monkey
     assert settings.reservation_ttl_s == 7
     assert settings.log_level == "WARNING"
     assert settings.grpc_address == "unix:/run/a.sock"
-    assert settings.extender_address == "0.0.0.0:8080"
+    assert settings.extender_address == "127.0.0.1:8080"
 
 
 def test_the_file_may_be_named_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

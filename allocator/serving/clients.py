@@ -1,0 +1,100 @@
+"""Which clients may ask for decisions: those whose certificate names one of the allowed subject alternative names.
+
+The extender and gRPC can have any waiting pod bound, so with an authority for clients (``client_ca_file``) they want to
+know who asks. Probes and metrics, which can do nothing, and the webhooks, whose caller (the API server) usually shows
+no certificate, are not asked for one.
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from grpc_health.v1 import health
+
+ANONYMOUS_SERVICE = f"/{health.SERVICE_NAME}/"
+"""Health may be asked by whoever has a certificate at all."""
+
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+_Method: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+
+
+class AllowedClients(grpc.aio.ServerInterceptor):
+    """The clients that may ask, for gRPC (as an interceptor) and for HTTP.
+
+    Args:
+        names: subject alternative names, without their kind: ``kube-scheduler.kube-system.svc``,
+            ``spiffe://cluster.local/ns/kube-system/sa/volcano``, ``10.0.0.7``.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    def http(self, prefix: str) -> Middleware:
+        """A middleware that keeps all others from the paths that begin so."""
+
+        @web.middleware
+        async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if request.path.startswith(prefix):
+                refusal = self._refusal(_names(request))
+                if refusal is not None:
+                    return web.Response(status=403, text=f"{refusal}\n")
+            return await handler(request)
+
+        return middleware
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Method]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Method:
+        """Put the question in front of a call."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(
+            ANONYMOUS_SERVICE
+        ):  # None: there is no such method
+            return handler
+        made = {
+            (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
+            (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+            (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
+            (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
+        }
+        make, behaviour = made[bool(handler.request_streaming), bool(handler.response_streaming)]
+        guarded: _Method = make(
+            self._guarded(behaviour),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+        return guarded
+
+    def _guarded(self, behaviour: Any) -> Any:
+        async def answer(request: Any, context: _Context) -> Any:
+            await self._require(context)
+            return await behaviour(request, context)
+
+        async def answers(request: Any, context: _Context) -> AsyncIterator[Any]:
+            await self._require(context)
+            async for each in behaviour(request, context):
+                yield each
+
+        return answers if inspect.isasyncgenfunction(behaviour) else answer
+
+    async def _require(self, context: _Context) -> None:
+        found = context.auth_context().get("x509_subject_alternative_name", ())
+        refusal = self._refusal({name.decode() for name in found})
+        if refusal is not None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+
+    def _refusal(self, found: set[str]) -> str | None:
+        if found & self._names:
+            return None
+        who = f"a certificate for {', '.join(sorted(found))}" if found else "no certificate"
+        return f"ClientNotAllowed: the client shows {who}; client_names says who may ask"
+
+
+def _names(request: web.Request) -> set[str]:
+    certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
+    return {name for _, name in (certificate or {}).get("subjectAltName", ())}

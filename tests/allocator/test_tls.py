@@ -1,0 +1,176 @@
+"""TLS: who may ask, certificates that change while they are served, and no plaintext by mistake."""
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+
+from allocator.settings import Settings
+from ascend.daemon.certificates import Certificates, TlsFiles
+from ascend.daemon.settings import read_settings
+from ascend.errors import InvalidValue
+from protos.ascend.allocator.v1 import allocator_pb2 as pb
+from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
+from sandbox.apiserver import ApiServer
+from tests.allocator.authority import Authority, Pair
+from tests.allocator.harness import Allocator, running
+
+ALLOWED = "spiffe://cluster.local/ns/volcano-system/sa/scheduler"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def settings_for(folder: Path, authority: Authority) -> dict[str, Any]:
+    served = authority.sign("served", "DNS:localhost", "IP:127.0.0.1")
+    shutil.copy(served.cert, folder / "tls.crt")
+    shutil.copy(served.key, folder / "tls.key")
+    shutil.copy(authority.cert, folder / "ca.crt")
+    return {
+        "tls_cert_file": folder / "tls.crt",
+        "tls_key_file": folder / "tls.key",
+        "client_ca_file": folder / "ca.crt",
+        "client_names": [ALLOWED],
+    }
+
+
+async def ask_grpc(allocator: Allocator, authority: Authority, client: Pair | None) -> str:
+    roots = authority.cert.read_bytes()
+    pair = (client.key.read_bytes(), client.cert.read_bytes()) if client is not None else (None, None)
+    credentials = grpc.ssl_channel_credentials(roots, *pair)
+    async with grpc.aio.secure_channel(allocator.app.grpc_address, credentials) as channel:
+        try:
+            await AllocatorStub(channel).GetState(pb.GetStateRequest(), timeout=5)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    return "OK"
+
+
+async def ask_http(
+    allocator: Allocator, authority: Authority, client: Pair | None, path: str = "/scheduler/filter"
+) -> tuple[int, str]:
+    context = ssl.create_default_context(cafile=authority.cert)
+    if client is not None:
+        context.load_cert_chain(client.cert, client.key)
+    connector = aiohttp.TCPConnector(ssl=context)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        method = "GET" if path == "/readyz" else "POST"
+        async with http.request(method, f"https://{allocator.app.extender_address}{path}", data=b"{}") as response:
+            return response.status, await response.text()
+
+
+async def test_only_clients_with_an_allowed_name_are_answered(tmp_path: Path, authority: Authority) -> None:
+    allowed = authority.sign("allowed", "DNS:other", f"URI:{ALLOWED}")
+    other = authority.sign("other", "DNS:other")
+    async with ApiServer() as server, running(server, tmp_path, **settings_for(tmp_path, authority)) as allocator:
+        assert await ask_grpc(allocator, authority, allowed) == "OK"
+        refused = await ask_grpc(allocator, authority, other)
+        assert refused.startswith("PERMISSION_DENIED: ClientNotAllowed: the client shows a certificate for other;")
+        assert (await ask_grpc(allocator, authority, None)).startswith("UNAVAILABLE")
+        assert (await ask_http(allocator, authority, allowed))[0] == 200
+        status, text = await ask_http(allocator, authority, other)
+        assert (status, "for other" in text) == (403, True)
+        status, text = await ask_http(allocator, authority, None)
+        assert (status, "no certificate" in text) == (403, True)
+        assert (await ask_http(allocator, authority, None, "/readyz"))[0] == 200
+        with pytest.raises(grpc.aio.AioRpcError):
+            await allocator.stub.GetState(pb.GetStateRequest(), timeout=2)  # plaintext
+
+
+async def test_a_strangers_certificate_ends_the_connection(tmp_path: Path, authority: Authority) -> None:
+    stranger = Authority(tmp_path, "stranger").sign("client", f"URI:{ALLOWED}")
+    async with ApiServer() as server, running(server, tmp_path, **settings_for(tmp_path, authority)) as allocator:
+        assert (await ask_grpc(allocator, authority, stranger)).startswith("UNAVAILABLE")
+        with pytest.raises(aiohttp.ClientError):
+            await ask_http(allocator, authority, stranger, "/readyz")
+
+
+async def until_true(check: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not await check():  # noqa: ASYNC110 - a server that answers so can only be asked
+            await asyncio.sleep(0.05)
+
+
+async def test_new_certificates_and_a_new_authority_are_taken_over_while_it_serves(
+    tmp_path: Path, authority: Authority
+) -> None:
+    files = settings_for(tmp_path, authority)
+    new = Authority(tmp_path, "new")
+    old_client, new_client = authority.sign("client", f"URI:{ALLOWED}"), new.sign("client", f"URI:{ALLOWED}")
+    async with ApiServer() as server, running(server, tmp_path, **files) as allocator:
+        assert await ask_grpc(allocator, authority, old_client) == "OK"
+        served = new.sign("served", "DNS:localhost", "IP:127.0.0.1")
+        shutil.copy(served.cert, files["tls_cert_file"])
+        await asyncio.sleep(2.5)  # longer than it takes to look: half of the files don't replace the old ones
+        assert (await ask_http(allocator, authority, old_client, "/readyz"))[0] == 200
+        assert await ask_grpc(allocator, authority, old_client) == "OK"
+        shutil.copy(served.key, files["tls_key_file"])
+        shutil.copy(new.cert, files["client_ca_file"])
+
+        async def taken_over() -> bool:
+            try:
+                return (await ask_http(allocator, new, new_client))[0] == 200
+            except aiohttp.ClientError:
+                return False
+
+        await until_true(taken_over)
+        assert await ask_grpc(allocator, new, new_client) == "OK"
+        mixed = Authority.__new__(Authority)
+        mixed.cert = new.cert
+        assert (await ask_grpc(allocator, mixed, old_client)).startswith("UNAVAILABLE")
+        with pytest.raises(aiohttp.ClientError):
+            await ask_http(allocator, mixed, old_client)
+
+
+def test_files_that_do_not_fit_each_other_are_named(tmp_path: Path, authority: Authority) -> None:
+    one, other = authority.sign("one", "DNS:a"), authority.sign("other", "DNS:a")
+    with pytest.raises(InvalidValue, match=r"can't be used \(.*one.crt, .*other.key\): .*MISMATCH"):
+        Certificates(TlsFiles(one.cert, other.key))
+    with pytest.raises(InvalidValue, match="No such file"):
+        Certificates(TlsFiles(one.cert, tmp_path / "absent.key"))
+    (tmp_path / "empty.crt").write_text("")
+    with pytest.raises(InvalidValue, match=r"empty\.crt"):
+        Certificates(TlsFiles(one.cert, one.key, tmp_path / "empty.crt"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--extender-address=0.0.0.0:8080", "extender_address: 0.0.0.0:8080 is reached by other machines"),
+        ("--extender-address=[::]:8080", "extender_address: [::]:8080 is reached by other machines"),
+        ("--grpc-address=10.0.0.7:1", "grpc_address: 10.0.0.7:1 is reached by other machines"),
+        ("--grpc-address=0.0.0.0:1 --tls-cert-file=c --tls-key-file=k", "client_ca_file and client_names"),
+        ("--tls-cert-file=c", "one is of no use without the other"),
+        ("--client-ca-file=c --client-names=n", "which needs tls_cert_file"),
+        ("--tls-cert-file=c --tls-key-file=k --client-ca-file=a", "client_ca_file and client_names"),
+        ("--client-names=n", "client_ca_file and client_names"),
+    ],
+)
+def test_what_would_be_open_to_everybody_is_refused_at_the_start(flags: str, sentence: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        read_settings(Settings, "p", flags.split())
+    assert sentence in str(refused.value)
+    assert "got" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--extender-address=localhost:1 --grpc-address=[::1]:1",
+        "--grpc-address=unix:/run/a.sock",
+        "--extender-address=0.0.0.0:8080 --grpc-address=0.0.0.0:1 --insecure=true",
+        "--extender-address=0.0.0.0:8080 --tls-cert-file=c --tls-key-file=k",
+        "--grpc-address=0.0.0.0:1 --tls-cert-file=c --tls-key-file=k --client-ca-file=a --client-names=a,b",
+    ],
+)
+def test_what_is_protected_or_meant_to_be_open_is_taken(flags: str) -> None:
+    assert read_settings(Settings, "p", flags.split()).client_names in ([], ["a", "b"])
