@@ -14,6 +14,7 @@ from aiohttp import web
 from allocator.bulletin import Bulletin
 from allocator.commit import Committer
 from allocator.decide import DecisionEngine
+from allocator.injection import Injector
 from allocator.journal import Journal
 from allocator.leader import Leadership, unlimited
 from allocator.metrics import AllocatorMetrics
@@ -24,6 +25,7 @@ from allocator.serving.clients import AllowedClients
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService, GrpcServer, serve_grpc
 from allocator.serving.node_states import NodeStates
+from allocator.serving.webhook import Webhook
 from allocator.settings import Settings
 from allocator.stamp import Stamps
 from allocator.state.cluster import Cluster
@@ -133,15 +135,17 @@ class AllocatorApp:
             metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s, self.cluster.index, self._leads)
             events = EventRecorder(client, COMPONENT, platform.node(), monotonic=self._monotonic)
             journal = Journal(metrics, Bulletin(events.publish, self._monotonic), self._monotonic)
+            stamps = Stamps(self._now_ns, self.cluster.predicate_times)
+            permit = self._leadership.permit if self._leadership is not None else unlimited
             committer = Committer(
                 client=client,
                 cluster=self.cluster,
                 ledger=self.ledger,
                 engine=self.engine,
-                stamps=Stamps(self._now_ns, self.cluster.predicate_times),
+                stamps=stamps,
                 monotonic=self._monotonic,
                 outcome=journal.bind_ended,
-                permit=self._leadership.permit if self._leadership is not None else unlimited,
+                permit=permit,
             )
             stack.push_async_callback(_leave, committer, self._leadership)
             tls = self._settings.tls_files
@@ -165,6 +169,17 @@ class AllocatorApp:
                 period_s=period_s,
                 second_look_s=min(SECOND_LOOK_S, period_s),
             )
+            injector = Injector(
+                client=client,
+                cluster=self.cluster,
+                ledger=self.ledger,
+                engine=self.engine,
+                stamps=stamps,
+                permit=permit,
+                kept=journal.kept,
+            )
+            senseless = self._settings.senseless_pods
+            Webhook(injector, journal, self.missing, self.engine.ask, senseless).add_routes(http)
             preemption = Preemption(self.cluster, self.ledger, self.engine)
             self.extender = Extender(
                 engine=self.engine,

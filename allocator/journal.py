@@ -72,6 +72,13 @@ class Journal:
         self._metrics.decisions.labels("reserved", "").inc()
         log.info("reserved chips for a pod", pod=pod.key, pod_uid=pod.uid, node=bound.node, **_chips(bound.grant))
 
+    def not_injected(self, ref: PodRef, node: str, error: AscendError) -> None:
+        """The Binding of another scheduler was refused."""
+        self._metrics.decisions.labels("refused" if isinstance(error, Refusal) else "failed", error.reason).inc()
+        if isinstance(error, Refusal):
+            self._bulletin.refused(ref, error, action="Binding")
+        log.info("refused a Binding", pod=ref.key, pod_uid=ref.uid, node=node, reason=error.reason, error=error.message)
+
     def refused(self, pod: Pod, refusal: Refusal, *, nodes: Mapping[str, int] = _NO_NODES) -> None:
         """A pod was refused altogether.
 

@@ -1,7 +1,7 @@
 """The allocator's settings."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -56,6 +56,9 @@ class Settings(DaemonSettings):
         default=600.0,
         ge=0,
         description="seconds between comparisons of the state with the API server's objects; 0: never",
+    )
+    senseless_pods: Literal["deny", "warn"] = Field(
+        default="deny", description="what the webhook for pods does with one that no node could ever take"
     )
     leader_election: bool = Field(
         default=False,
