@@ -14,6 +14,7 @@ from aiohttp import web
 from allocator.bulletin import Bulletin
 from allocator.commit import Committer
 from allocator.decide import DecisionEngine
+from allocator.endpoint import Endpoint, publish
 from allocator.injection import Injector
 from allocator.journal import Journal
 from allocator.leader import Leadership, unlimited
@@ -38,7 +39,7 @@ from ascend.deviceinfo import NAMESPACE
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.lease import Election, LeaseName, boot_time, new_identity
-from ascend.observe.probes import add_probes, serve_http
+from ascend.observe.probes import add_probes, serve_http, split_address
 
 log = structlog.get_logger()
 
@@ -155,7 +156,12 @@ class AllocatorApp:
             http = web.Application(
                 client_max_size=MAX_BODY_BYTES, middlewares=[clients.http("/scheduler/")] if clients is not None else ()
             )
-            add_probes(http, registry=metrics.registry, ready={"leader and view": self.missing})
+            add_probes(
+                http,
+                registry=metrics.registry,
+                ready={"leader and view": self.missing},
+                standby={"view": self._view.missing},
+            )
             reconsideration = Reconsideration(
                 client, self.cluster, self.engine, metrics, monotonic=self._monotonic, now_ns=self._now_ns
             )
@@ -220,7 +226,7 @@ class AllocatorApp:
                     tasks.create_task(reconsideration.run(), name="reconsideration"),
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(audit.run(self._view.synced), name="audit"),
-                    tasks.create_task(self._announce(grpc_server), name="readiness"),
+                    tasks.create_task(self._announce(client, grpc_server), name="readiness"),
                 ]
                 if certificates is not None:
                     background.append(tasks.create_task(certificates.run(), name="certificates"))
@@ -244,7 +250,7 @@ class AllocatorApp:
         lease = LeaseName(settings.lease_namespace, settings.lease_name, settings.lease_duration_s)
         return Leadership(Election(client, lease, new_identity(), clock=self._boot_s, now_ns=self._now_ns))
 
-    async def _announce(self, grpc_server: GrpcServer) -> None:
+    async def _announce(self, client: KubeClient, grpc_server: GrpcServer) -> None:
         await self._view.synced()
         if self._leadership is not None:
             await self._leadership.won()
@@ -254,6 +260,12 @@ class AllocatorApp:
         self._in_office.set()
         await grpc_server.show(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods))
+        if self._settings.service:
+            ports = {"http": split_address(self.extender_address)[1]}
+            if not self.grpc_address.startswith("unix:"):
+                ports["grpc"] = split_address(self.grpc_address)[1]
+            namespace, service = self._settings.lease_namespace, self._settings.service
+            await publish(client, Endpoint(namespace, service, self._settings.pod_ip, ports), self._leads)
 
     async def _keep_house(self, committer: Committer) -> None:
         while True:

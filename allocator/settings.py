@@ -1,5 +1,6 @@
 """The allocator's settings."""
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -71,6 +72,11 @@ class Settings(DaemonSettings):
         ge=3,
         description="seconds without a renewal after which another takes over; it is renewed every 2/15 of this",
     )
+    service: str = Field(
+        default="",
+        description="a Service without selector, in the lease's namespace, that is to lead to the leader",
+    )
+    pod_ip: str = Field(default="", description="where the Service leads while we are the leader")
     max_report_age_s: float = Field(
         default=900.0,
         ge=0,
@@ -88,6 +94,15 @@ class Settings(DaemonSettings):
         if self.tls_cert_file is None or self.tls_key_file is None:
             return None
         return TlsFiles(self.tls_cert_file, self.tls_key_file, self.client_ca_file)
+
+    @model_validator(mode="after")
+    def _is_reached(self) -> Self:
+        if self.service:
+            try:
+                ipaddress.ip_address(self.pod_ip)
+            except ValueError as error:
+                raise ValueError(f"pod_ip: with service, the address of the pod: {error}") from error
+        return self
 
     @model_validator(mode="after")
     def _is_protected(self) -> Self:

@@ -41,6 +41,9 @@ MIN_AVAILABLE = "huawei.com/schedule_minAvailable"
 FENCE = "ascend-affinity.io/allocator"
 """On a pod, by the allocator: which of several allocators bound it; admitted only while that one leads."""
 
+OURS = frozenset({ALLOCATED, PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, FENCE, RECONSIDERED})
+"""On pods: written by the two programs only (an admission policy says so), because chips are counted by them."""
+
 BASE_DEVICE_INFOS = "baseDeviceInfos"
 """On a node, by the device plugin: the chips it has."""
 

@@ -8,7 +8,7 @@ registered (deploy/charts, webhooks.yaml), so that no other pod depends on us.
 
 import base64
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -16,6 +16,7 @@ from aiohttp import web
 from allocator.commit import PodRef
 from allocator.injection import Injector
 from allocator.journal import Journal
+from ascend.annotations import OURS
 from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod
 
@@ -135,19 +136,16 @@ def _named(pod: Pod, asked: _Request) -> Pod:
 
 
 def _patch(binding: msgspec.Raw, wanted: Mapping[str, str]) -> dict[str, str]:
-    """A JSON patch that makes a Binding carry these annotations; nothing where it does already."""
-    metadata = msgspec.json.decode(binding).get("metadata", {})
-    present = metadata.get("annotations") or {}
-    steps: list[dict[str, Any]] = []
-    if not present:
-        steps = [{"op": "add", "path": "/metadata/annotations", "value": dict(wanted)}] if wanted else []
-    else:
-        for key, value in wanted.items():
-            if present.get(key) != value:
-                escaped = key.replace("~", "~0").replace("/", "~1")
-                steps.append({"op": "add", "path": f"/metadata/annotations/{escaped}", "value": value})
-    if not steps:
+    """A JSON patch that makes a Binding carry these annotations and no others of ours; nothing where it does already.
+
+    A scheduler may send along what it saw on the pod, or what somebody has invented.
+    """
+    present = msgspec.json.decode(binding)["metadata"].get("annotations") or {}
+    kept = {key: value for key, value in present.items() if key not in OURS}
+    annotations = {**kept, **wanted}
+    if present == annotations:
         return {}
+    steps = [{"op": "add", "path": "/metadata/annotations", "value": annotations}]
     return {"patchType": "JSONPatch", "patch": base64.b64encode(msgspec.json.encode(steps)).decode()}
 
 
@@ -160,7 +158,7 @@ def _text(error: AscendError) -> str:
     return f"{error.reason}: {error.message}"
 
 
-def _answer(asked: _Request, response: Mapping[str, Any]) -> web.Response:
+def _answer(asked: _Request, response: Mapping[str, object]) -> web.Response:
     body = {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": {"uid": asked.uid, **response}}
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 

@@ -1,8 +1,9 @@
-"""The HTTP page of a daemon: ``/startupz``, ``/livez``, ``/readyz`` and ``/metrics``.
+"""The HTTP page of a daemon: ``/startupz``, ``/livez``, ``/readyz``, ``/standbyz`` and ``/metrics``.
 
 Started means that everything a program does once at its start is done. Live means that the event loop turns (the
 answer itself comes from it) and that nothing the program can't do without has died or stands still: only a restart
-helps. Ready means that the program can do its work now. Where one is not so, the answer is 503 and says what is
+helps. Ready means that the program can do its work now, and standing by that it could if it had to: of several equal
+processes one is ready, and the others stand by. Where one is not so, the answer is 503 and says what is
 missing.
 """
 
@@ -27,6 +28,7 @@ def add_probes(
     ready: Mapping[str, Check],
     live: Mapping[str, Check] | None = None,
     started: Mapping[str, Check] | None = None,
+    standby: Mapping[str, Check] | None = None,
 ) -> None:
     """Add the paths to an application.
 
@@ -36,6 +38,7 @@ def add_probes(
         ready: what readiness consists of, by name.
         live: what liveness consists of beyond the loop, by name.
         started: what having started consists of, by name; each stays done once it was.
+        standby: what standing by consists of, by name; the same as readiness if not given.
     """
     done: set[str] = set()
 
@@ -48,6 +51,7 @@ def add_probes(
     _add_page(app, "/startupz", still_starting)
     _add_page(app, "/livez", lambda: live or {})
     _add_page(app, "/readyz", lambda: ready)
+    _add_page(app, "/standbyz", lambda: ready if standby is None else standby)
 
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -110,7 +110,10 @@ async def test_pods_without_chips_pass_as_they_are(tmp_path: Path) -> None:
         register(server, allocator)
         async with await connect(server, tmp_path) as scheduler:
             assert await bind(scheduler, await allocator.pod("plain", None), "anywhere") == ""
+            pod = await allocator.pod("invents", None)
+            assert await bind(scheduler, pod, "anywhere", **{ALLOCATED: "Ascend910-0", "note": "kept"}) == ""
         assert "annotations" not in (await allocator.read("plain"))["metadata"]
+        assert (await allocator.read("invents"))["metadata"]["annotations"] == {"note": "kept"}
 
 
 async def test_our_own_bindings_pass_unchanged(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The Service leads to the leader, whatever becomes of the object that says so."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from allocator.endpoint import PERIOD_S, Endpoint, publish
+from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import KubeObject, Metadata, Resource
+
+pytestmark = pytest.mark.looptime
+
+HERE = Endpoint("kube-system", "allocator", "10.1.2.3", {"http": 8443})
+
+
+class Server:
+    """Its Service and its EndpointSlice."""
+
+    def __init__(self) -> None:
+        self.slice: dict[str, Any] | None = None
+        self.trouble: list[ApiError | Unreachable] = []
+
+    async def patch(self, resource: Resource[KubeObject], name: str, body: dict[str, Any], *, namespace: str) -> None:
+        assert (resource.plural, name, namespace) == ("endpointslices", "allocator-leader", "kube-system")
+        if self.trouble:
+            raise self.trouble.pop()
+        if self.slice is None:
+            raise NotFound("none", status=404)
+        self.slice |= body
+
+    async def get(self, resource: Resource[KubeObject], name: str, _namespace: str) -> KubeObject:
+        assert (resource.plural, name) == ("services", "allocator")
+        return KubeObject(metadata=Metadata(name=name, uid="service-uid"))
+
+    async def create(self, _resource: Resource[KubeObject], body: dict[str, Any], _namespace: str) -> None:
+        self.slice = body
+
+
+async def test_it_is_made_once_and_mended_when_somebody_changes_or_deletes_it() -> None:
+    server, leads = Server(), True
+    server.trouble = [Unreachable("away"), ApiError("not yet", status=403)]
+    task = asyncio.create_task(publish(cast("KubeClient", server), HERE, lambda: leads))
+    await asyncio.sleep(3)
+    made = server.slice
+    assert made is not None
+    assert made["metadata"]["labels"]["kubernetes.io/service-name"] == "allocator"
+    assert made["metadata"]["ownerReferences"][0]["uid"] == "service-uid"
+    assert (made["addressType"], made["endpoints"][0]["addresses"]) == ("IPv4", ["10.1.2.3"])
+    assert made["ports"] == [{"name": "http", "port": 8443, "protocol": "TCP"}]
+    made["endpoints"] = []
+    await asyncio.sleep(PERIOD_S)
+    assert made["endpoints"]
+    server.slice = None
+    await asyncio.sleep(PERIOD_S)
+    assert server.slice is not None
+    leads = False
+    server.slice = None
+    await asyncio.sleep(2 * PERIOD_S)
+    assert server.slice is None  # another one's business now
+    assert task.done()
