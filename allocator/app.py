@@ -15,6 +15,7 @@ from allocator.bulletin import Bulletin
 from allocator.commit import Committer
 from allocator.decide import DecisionEngine
 from allocator.endpoint import Endpoint, publish
+from allocator.fence import Fence
 from allocator.injection import Injector
 from allocator.journal import Journal
 from allocator.leader import Leadership, unlimited
@@ -76,6 +77,7 @@ class AllocatorApp:
         self._now_ns = now_ns
         self._boot_s = boot_s
         self._leadership: Leadership | None = None
+        self._fence: Fence | None = None
         self._in_office = asyncio.Event()
         self._stack = AsyncExitStack()
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=monotonic)
@@ -248,7 +250,11 @@ class AllocatorApp:
     def _candidacy(self, client: KubeClient) -> Leadership:
         settings = self._settings
         lease = LeaseName(settings.lease_namespace, settings.lease_name, settings.lease_duration_s)
-        return Leadership(Election(client, lease, new_identity(), clock=self._boot_s, now_ns=self._now_ns))
+        election = Election(client, lease, new_identity(), clock=self._boot_s, now_ns=self._now_ns)
+        if not settings.fence:
+            return Leadership(election)
+        self._fence = Fence(client, lease.namespace, lease.name, election.identity, lambda: election.leads)
+        return Leadership(election, self._fence.close)
 
     async def _announce(self, client: KubeClient, grpc_server: GrpcServer) -> None:
         await self._view.synced()
@@ -260,12 +266,17 @@ class AllocatorApp:
         self._in_office.set()
         await grpc_server.show(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods))
-        if self._settings.service:
-            ports = {"http": split_address(self.extender_address)[1]}
-            if not self.grpc_address.startswith("unix:"):
-                ports["grpc"] = split_address(self.grpc_address)[1]
-            namespace, service = self._settings.lease_namespace, self._settings.service
-            await publish(client, Endpoint(namespace, service, self._settings.pod_ip, ports), self._leads)
+        async with asyncio.TaskGroup() as tasks:
+            if self._fence is not None:
+                tasks.create_task(self._fence.keep(), name="fence")
+            if self._settings.service:
+                tasks.create_task(publish(client, self._endpoint(), self._leads), name="endpoint")
+
+    def _endpoint(self) -> Endpoint:
+        ports = {"http": split_address(self.extender_address)[1]}
+        if not self.grpc_address.startswith("unix:"):
+            ports["grpc"] = split_address(self.grpc_address)[1]
+        return Endpoint(self._settings.lease_namespace, self._settings.service, self._settings.pod_ip, ports)
 
     async def _keep_house(self, committer: Committer) -> None:
         while True:

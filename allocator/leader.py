@@ -11,10 +11,10 @@ that, each good for what the one before it leaves open:
    not from a cache. Every Binding posted in time is in that list.
 2. **The fence.** A process can still be stopped between the look at the clock and the system call, and a packet can be
    on its way for minutes. So each Binding carries the name of the leader that made it (``FENCE``), and an admission
-   policy in the API server (deploy/charts, fence.yaml) lets it pass only while the Lease names the same one. The API
-   server learns of the new holder by a watch, so a leader that took the lease from one that had not given it up waits
-   ``SETTLE_S`` between taking it and reading the pods. A Binding that is admitted before the change is in the list; one
-   that comes after it is denied.
+   policy in the API server (deploy/charts, policies.yaml) lets it pass only while an object that the leader writes
+   (``allocator.fence``) names the same one. The API server learns of a new name by a watch, so a leader that took the
+   lease from one that had not given it up waits ``SETTLE_S`` between writing its name and reading the pods. A Binding
+   that is admitted before the change is in the list; one that comes after it is denied.
 3. **The node.** Where the cluster knows no such policies (before 1.30), the device plugin is the last guard: it refuses
    a pod whose chips another live pod holds, and that pod fails with a reason instead of sharing a chip.
 
@@ -23,7 +23,7 @@ again it waits its turn.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from ascend.annotations import FENCE
@@ -31,8 +31,8 @@ from ascend.errors import Refusal
 from ascend.kube.lease import Election
 
 SETTLE_S = 4.0
-"""How long an API server may take to learn from its watch who holds the lease, and then to end what it let pass before:
-that is over within the ``timeout`` of a Binding (2.5 s)."""
+"""How long an API server may take to learn from its watch whose Bindings may pass, and then to end what it let pass
+before: that is over within the ``timeout`` of a Binding (2.5 s)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,21 @@ def unlimited(wanted_s: float) -> Permit:
     return Permit(wanted_s)
 
 
+async def _no_fence() -> None:
+    """Where the cluster knows no admission policies."""
+
+
 class Leadership:
     """One of several allocators.
 
     Args:
         election: its part in the election.
+        close_fence: has the API server let nobody else's Bindings pass.
     """
 
-    def __init__(self, election: Election) -> None:
+    def __init__(self, election: Election, close_fence: Callable[[], Awaitable[None]] = _no_fence) -> None:
         self._election = election
+        self._close_fence = close_fence
         self._settled = asyncio.Event()
 
     @property
@@ -104,6 +110,7 @@ class Leadership:
     async def won(self) -> None:
         """Wait until it leads, and the one before it can do nothing any more; the pods are to be read after that."""
         await self._election.won()
+        await self._close_fence()
         if self._election.inherited:
             await asyncio.sleep(SETTLE_S)
         self._settled.set()

@@ -72,6 +72,10 @@ class Settings(DaemonSettings):
         ge=3,
         description="seconds without a renewal after which another takes over; it is renewed every 2/15 of this",
     )
+    fence: bool = Field(
+        default=False,
+        description="the leader writes a Leader (ascend-affinity.io) beside the lease, for an admission policy",
+    )
     service: str = Field(
         default="",
         description="a Service without selector, in the lease's namespace, that is to lead to the leader",

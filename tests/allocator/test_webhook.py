@@ -236,10 +236,10 @@ async def test_blind_schedulers_that_race_give_no_chip_twice(tmp_path: Path, see
 async def test_a_pod_no_node_could_take_is_denied_with_the_filters_sentence(tmp_path: Path) -> None:
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         await allocator.node("n1")
-        senseless = pod_manifest("odd", 0)
+        senseless = pod_manifest("odd", 17)
         denied = await review(allocator, "pods", senseless)
         assert not denied["allowed"]
-        created = await allocator.pod("odd", 0)
+        created = await allocator.pod("odd", 17)
         said = (await allocator.filter(created, ["n1"]))["FailedAndUnresolvableNodes"]["n1"]
         assert denied["status"]["message"] == said
         assert (await review(allocator, "pods", pod_manifest("good", 4)))["allowed"]
