@@ -3,11 +3,12 @@
 import pytest
 
 from tests.cluster.errors import ClusterError
-from tests.cluster.fixtures import cluster
+from tests.cluster.fixtures import cluster, kube_namespace
 from tests.cluster.requirements import in_ci
 from tests.deploy import helm
+from tests.deploy.carried_out import installed, running, running_beside_a_stock_scheduler
 
-__all__ = ["cluster"]
+__all__ = ["cluster", "installed", "kube_namespace", "running", "running_beside_a_stock_scheduler"]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The chart: what it refuses, what it renders, and that a real API server takes every object of it."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from device_plugin.settings import Settings as DevicePluginSettings
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster
 from tests.deploy import helm
+from tests.deploy.carried_out import LEASE
 
 # The first test to need helm builds it.
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
@@ -37,6 +39,12 @@ VARIANTS = {
         *("--set-json", 'devicePlugin.extraEnv=[{"name":"PYTHONASYNCIODEBUG","value":"1"}]'),
         *("--set", "devicePlugin.serviceAccount.name=plugin,allocator.serviceAccount.name=allocator"),
         *("--set", "allocator.service.clusterIP=10.0.0.77,allocator.service.port=80,allocator.podAnnotations.note=yes"),
+        *("--set", "allocator.replicas=3,allocator.leaseDurationSeconds=30,allocator.service.grpcPort=50052"),
+        *("--set", "allocator.tls.source=secret,allocator.tls.secretName=my-certificate,allocator.tls.caBundle=Zm9v"),
+        *("--set", "allocator.tls.clientNames={spiffe://cluster.local/ns/a/sa/b,scheduler}"),
+        *("--set", "allocator.webhooks.pods.senseless=warn,allocator.webhooks.annotations.note=yes"),
+        *("--set", "allocator.policies.writers={system:serviceaccount:volcano-system:volcano-scheduler}"),
+        *("--set-json", 'allocator.networkPolicy.from=[{"ipBlock":{"cidr":"10.0.0.0/28"}}]'),
         *("--set-json", 'allocator.extraArgs=["--log-level=DEBUG"]'),
         *("--set-json", 'allocator.extraEnv=[{"name":"PYTHONASYNCIODEBUG","value":"1"}]'),
         *(
@@ -75,7 +83,12 @@ def test_helm_finds_nothing_to_complain_about(options: tuple[str, ...]) -> None:
         ("devicePlugin.nodeSelector=null", "'nodeSelector'"),
         ("devicePlugin.nodeSelector.accelerator=null", "/devicePlugin/nodeSelector"),
         ("devicePlugin.httpPort=70000", "/devicePlugin/httpPort"),
-        ("allocator.replicas=2", "'replicas'"),
+        ("allocator.replicas=0", "/allocator/replicas"),
+        ("allocator.tls.source=magic", "/allocator/tls/source"),
+        ("allocator.tls.source=secret", "/allocator/tls/secretName"),
+        ("allocator.tls.clientNames[0]=scheduler", "/allocator/tls/clientNames"),
+        ("allocator.webhooks.pods.senseless=shout", "/allocator/webhooks/pods/senseless"),
+        ("allocator.policies.enabled=perhaps", "/allocator/policies/enabled"),
         ("allocator.reservationTtlSeconds=0", "/allocator/reservationTtlSeconds"),
         ("image.digest=latest", "/image/digest"),
         ("imagePullPolicy=Always", "'imagePullPolicy'"),
@@ -94,7 +107,10 @@ def test_a_cluster_that_is_too_old_is_refused() -> None:
 
 def test_a_real_api_server_takes_every_object(cluster: Cluster, options: tuple[str, ...]) -> None:
     items = helm.render(*options)
-    assert len(items) == (15 if options == SIMULATED else 14)
+    kinds = Counter(item["kind"] for item in items)
+    assert kinds["ConfigMap"] == (2 if options == SIMULATED else 1)
+    assert kinds["ValidatingAdmissionPolicy"] == 2
+    assert kinds["ValidatingAdmissionPolicyBinding"] == 3
     for item in items:
         # Strict: an unknown or repeated field is an error.
         cluster.api.request("POST", f"{collection(item)}?dryRun=All&fieldValidation=Strict", item)
@@ -133,8 +149,16 @@ def test_the_programs_take_the_settings_they_are_given(
     assert mounted == wanted
     assert read.http_address.endswith(f":{plugin['ports'][0]['containerPort']}")
     allocator = _container(helm.find(items, "Deployment", "allocator"))
-    address = read_settings(AllocatorSettings, "ascend-allocator", allocator["args"]).extender_address
-    assert address.endswith(f":{allocator['ports'][0]['containerPort']}")
+    monkeypatch.setenv("ASCEND_ALLOCATOR_POD_IP", "10.1.2.3")
+    settings = read_settings(AllocatorSettings, "ascend-allocator", allocator["args"])
+    assert settings.leader_election
+    assert settings.extender_address.endswith(f":{allocator['ports'][0]['containerPort']}")
+    (mount,) = allocator["volumeMounts"]
+    assert settings.tls_files is not None
+    assert {str(path.parent) for path in settings.tls_files.paths} == {mount["mountPath"]}
+    with_clients = options == VARIANTS["everything set"]
+    assert settings.client_names == (["spiffe://cluster.local/ns/a/sa/b", "scheduler"] if with_clients else [])
+    assert len(allocator["ports"]) == (2 if with_clients else 1)
 
 
 def test_values_change_the_settings_they_are_named_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +227,13 @@ def test_the_rights_are_these_and_no_others() -> None:
         ("ClusterRole", "podgroups.scheduling.volcano.sh"): {"list", "watch"},
         ("ClusterRole", "podgroups.scheduling.x-k8s.io"): {"list", "watch"},
         ("ClusterRole", "events.events.k8s.io"): {"create", "patch"},
+        ("Role", "leases.coordination.k8s.io"): {"create"},
+        ("Role", f"leases.coordination.k8s.io {LEASE}"): {"get", "patch"},
+        ("Role", "leaders.ascend-affinity.io"): {"create"},
+        ("Role", f"leaders.ascend-affinity.io {LEASE}"): {"get", "patch"},
+        ("Role", f"services {LEASE}"): {"get"},
+        ("Role", "endpointslices.discovery.k8s.io"): {"create"},
+        ("Role", f"endpointslices.discovery.k8s.io {LEASE}-leader"): {"patch"},
         ("Role", "configmaps"): {"list", "watch"},
     }
 
@@ -287,13 +318,16 @@ def _container(workload: dict[str, Any]) -> dict[str, Any]:
 
 def _rights(items: list[dict[str, Any]], component: str) -> dict[tuple[str, str], set[str]]:
     found: dict[tuple[str, str], set[str]] = {}
-    for kind in ("ClusterRole", "Role"):
-        role = helm.find(items, kind, component)
+    roles = [item for item in items if item["kind"] in {"ClusterRole", "Role"}]
+    for role in roles:
+        if role["metadata"]["labels"]["app.kubernetes.io/component"] != component:
+            continue
+        kind = role["kind"]
         assert role["metadata"].get("namespace") == (helm.NAMESPACE if kind == "Role" else None)
         for rule in role["rules"]:
-            assert rule.keys() == {"apiGroups", "resources", "verbs"}
+            assert rule.keys() - {"resourceNames"} == {"apiGroups", "resources", "verbs"}
             (group,) = rule["apiGroups"]
             for resource in rule["resources"]:
-                name = f"{resource}.{group}" if group else resource
+                name = " ".join([f"{resource}.{group}" if group else resource, *rule.get("resourceNames", [])])
                 found.setdefault((kind, name), set()).update(rule["verbs"])
     return found

@@ -79,3 +79,60 @@ kubelet_ca_file: {{ . }}
 http_address: 0.0.0.0:{{ .httpPort }}
 {{- end }}
 {{- end }}
+
+{{/* Where the allocator's certificate is. */}}
+{{- define "ascend-affinity.tlsSecretName" -}}
+{{- $made := printf "%s-tls" (include "ascend-affinity.componentName" (list . "allocator")) }}
+{{- ternary $made .Values.allocator.tls.secretName (eq .Values.allocator.tls.source "generated") }}
+{{- end }}
+
+{{/* The name in the allocator's certificate by which the API server and kube-scheduler know it. */}}
+{{- define "ascend-affinity.serverName" -}}
+{{- printf "%s.%s.svc" (include "ascend-affinity.componentName" (list . "allocator")) .Release.Namespace }}
+{{- end }}
+
+{{/*
+The generated certificate, made once a rendering for all templates that need it: a dictionary of base64 texts. It is
+taken from the cluster where there is one, because an upgrade must not change what kube-scheduler's file names.
+*/}}
+{{- define "ascend-affinity.certificate" -}}
+{{- if not (hasKey .Values.allocator.tls "made") }}
+{{- $found := lookup "v1" "Secret" .Release.Namespace (include "ascend-affinity.tlsSecretName" .) }}
+{{- if $found }}
+{{- $_ := set .Values.allocator.tls "made" $found.data }}
+{{- else }}
+{{- $name := include "ascend-affinity.serverName" . }}
+{{- $short := trimSuffix ".svc" $name }}
+{{- $authority := genCA (printf "%s-authority" (include "ascend-affinity.fullname" .)) 3650 }}
+{{- $names := list $name $short (printf "%s.cluster.local" $name) "localhost" }}
+{{- $pair := genSignedCert $name (list "127.0.0.1") $names 3650 $authority }}
+{{- $made := dict "ca.crt" (b64enc $authority.Cert) "tls.crt" (b64enc $pair.Cert) "tls.key" (b64enc $pair.Key) }}
+{{- $_ := set .Values.allocator.tls "made" $made }}
+{{- end }}
+{{- end }}
+{{- toJson .Values.allocator.tls.made }}
+{{- end }}
+
+{{/* What the API server verifies the allocator's certificate with; base64, empty where somebody else puts it in. */}}
+{{- define "ascend-affinity.caBundle" -}}
+{{- if eq .Values.allocator.tls.source "generated" }}
+{{- index (include "ascend-affinity.certificate" . | fromJson) "ca.crt" }}
+{{- else }}
+{{- .Values.allocator.tls.caBundle }}
+{{- end }}
+{{- end }}
+
+{{/* The user as whom the programs are known to the API server; takes (list $ component). */}}
+{{- define "ascend-affinity.user" -}}
+{{- printf "system:serviceaccount:%s:%s" (index . 0).Release.Namespace (include "ascend-affinity.serviceAccountName" .) }}
+{{- end }}
+
+{{/* A namespace with this label gets the webhook for Bindings. */}}
+{{- define "ascend-affinity.bindingLabel" -}}
+ascend-affinity.io/bindings
+{{- end }}
+
+{{/* Whether there are admission policies: in the values, and in the cluster. */}}
+{{- define "ascend-affinity.hasPolicies" -}}
+{{- if and .Values.allocator.policies.enabled (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}yes{{ end }}
+{{- end }}

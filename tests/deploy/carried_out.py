@@ -1,0 +1,268 @@
+"""The chart, installed and carried out on the real cluster.
+
+There are no controllers and no image here, so its DaemonSet and Deployment are carried out by hand: the same programs,
+with the same arguments, environment, identity and lack of privileges. Nor are there Services, so whom they would lead
+to is called directly.
+"""
+
+import base64
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID
+from ascend.chips import RESOURCE
+from ascend.deviceinfo import config_map_name
+from tests.cluster.api import Server, free_ports
+from tests.cluster.cluster import Cluster
+from tests.cluster.images import BUSYBOX_IMAGE
+from tests.cluster.nodes import Node
+from tests.cluster.processes import Process
+from tests.deploy import helm
+
+REAL = "huawei.com/AscendReal"
+READY_S = 40.0
+LEASE = "ascend-affinity-allocator"
+HOLDER = f"/apis/coordination.k8s.io/v1/namespaces/{helm.NAMESPACE}/leases/{LEASE}"
+SLICE = f"/apis/discovery.k8s.io/v1/namespaces/{helm.NAMESPACE}/endpointslices/{LEASE}-leader"
+LEFT = (HOLDER, SLICE, f"/apis/ascend-affinity.io/v1alpha1/namespaces/{helm.NAMESPACE}/leaders/{LEASE}")
+"""What the allocators have made; there is no garbage collector here."""
+SERVER_NAME = f"{LEASE}.{helm.NAMESPACE}.svc"
+WEBHOOKS = {"bindings": "mutatingwebhookconfigurations", "pods": "validatingwebhookconfigurations"}
+# As the chart's securityContext has it: root without any capability, and a root file system nobody can write to.
+CONFINED = ("unshare", "--mount", "sh", "-ec", 'mount -o remount,bind,ro /; exec setpriv "$@"', "confined")
+NO_CAPABILITIES = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The chart, installed."""
+
+    notes: str
+    allocator: dict[str, Any]
+    device_plugin: dict[str, Any]
+    settings: str
+    simulated: str
+    certificates: dict[str, str]
+
+
+@pytest.fixture
+def installed(cluster: Cluster) -> Iterator[Installed]:
+    where = (helm.RELEASE, "--namespace", helm.NAMESPACE)
+    apps = f"/apis/apps/v1/namespaces/{helm.NAMESPACE}"
+    chosen = ("--set", "devicePlugin.driver.type=simulated,allocator.leaseDurationSeconds=5")  # there are no real chips
+    notes = helm.run("install", *where, str(helm.CHART), *chosen, kubeconfig=cluster.kubeconfig_path)
+    try:
+        core = f"/api/v1/namespaces/{helm.NAMESPACE}"
+        maps = f"{core}/configmaps/ascend-affinity-device-plugin"
+        yield Installed(
+            notes=notes,
+            allocator=cluster.api.get(f"{apps}/deployments/ascend-affinity-allocator"),
+            device_plugin=cluster.api.get(f"{apps}/daemonsets/ascend-affinity-device-plugin"),
+            settings=cluster.api.get(f"{maps}-settings")["data"]["settings.yaml"],
+            simulated=cluster.api.get(f"{maps}-simulated")["data"]["simulated.json"],
+            certificates=cluster.api.get(f"{core}/secrets/ascend-affinity-allocator-tls")["data"],
+        )
+    finally:
+        helm.run("uninstall", *where, kubeconfig=cluster.kubeconfig_path)
+        for made in LEFT:
+            cluster.api.delete(made)
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """One of the allocators, running as the chart says."""
+
+    process: Process
+    address: str
+
+    @property
+    def url(self) -> str:
+        return f"https://{self.address}"
+
+    def answers(self, path: str) -> bool:
+        return Server(self.url).answers(path)
+
+    def wait_until_ready(self, timeout_s: float = READY_S) -> None:
+        self.process.wait_until(partial(self.answers, "/readyz"), timeout_s=timeout_s)
+
+
+@dataclass(frozen=True)
+class Running:
+    """Both programs, running as the chart says; of the allocators the first leads."""
+
+    allocators: tuple[Allocator, Allocator]
+    device_plugins: Mapping[str, Process]
+    plugin_token: str
+    allocator_token: str
+
+    @property
+    def allocator(self) -> Process:
+        return self.allocators[0].process
+
+
+@pytest.fixture
+def running(cluster: Cluster, installed: Installed, tmp_path: Path) -> Iterator[Running]:
+    with carried_out(cluster, installed, tmp_path, extender=True) as running:
+        yield running
+
+
+@pytest.fixture
+def running_beside_a_stock_scheduler(cluster: Cluster, installed: Installed, tmp_path: Path) -> Iterator[Running]:
+    with carried_out(cluster, installed, tmp_path, extender=False) as running:
+        yield running
+
+
+@contextmanager
+def carried_out(cluster: Cluster, installed: Installed, folder: Path, *, extender: bool) -> Iterator[Running]:
+    """Both programs as the chart says.
+
+    Args:
+        cluster: where.
+        installed: the chart.
+        folder: for what would be mounted.
+        extender: kube-scheduler asks the allocator; otherwise it is a stock one.
+    """
+    (folder / "simulated.json").write_text(installed.simulated)
+    (folder / "settings.yaml").write_text(installed.settings)
+    for name, content in installed.certificates.items():
+        (folder / name).write_bytes(base64.b64decode(content))
+    with ExitStack() as clean_up:
+        clean_up.callback(_remove_traces, cluster)
+        plugin_token, allocator_token = (
+            cluster.service_account_token(pod_spec(each)["serviceAccountName"], namespace=helm.NAMESPACE)
+            for each in (installed.device_plugin, installed.allocator)
+        )
+        first, second = (_allocator(cluster, installed, folder, allocator_token, number) for number in (1, 2))
+        clean_up.callback(first.process.stop)
+        first.process.start()
+        device_plugins = {}
+        for node in cluster.nodes:
+            plugin = _plugin(cluster, node, installed, plugin_token, folder)
+            clean_up.callback(plugin.stop)
+            plugin.start()
+            device_plugins[node.name] = plugin
+        clean_up.callback(cluster.restart_scheduler)
+        cluster.restart_scheduler(extenders=[_extender(first.address, installed)] if extender else [])
+        for node in cluster.nodes:
+            address = flags(device_plugins[node.name].command)["--http-address"]
+            device_plugins[node.name].wait_until(partial(_is_ready, address), timeout_s=READY_S)
+            device_plugins[node.name].wait_until(partial(_offers_all, cluster, node), timeout_s=READY_S)
+        first.wait_until_ready()
+        clean_up.callback(second.process.stop)
+        second.process.start()
+        second.process.wait_until(partial(second.answers, "/standbyz"), timeout_s=READY_S)
+        lead_webhooks_to(cluster, first)
+        clean_up.callback(cluster.delete_pod, "two-chips")
+        yield Running((first, second), device_plugins, plugin_token, allocator_token)
+
+
+def lead_webhooks_to(cluster: Cluster, allocator: Allocator) -> None:
+    """What the Service would do."""
+    for kind, plural in WEBHOOKS.items():
+        path = f"/apis/admissionregistration.k8s.io/v1/{plural}/{LEASE}"
+        (webhook,) = cluster.api.get(path)["webhooks"]
+        called = webhook["clientConfig"].pop("service", {}).get("path") or f"/webhook/{kind}"
+        webhook["clientConfig"]["url"] = allocator.url + called
+        cluster.api.patch(path, {"webhooks": [webhook]})
+
+
+def _extender(address: str, installed: Installed) -> dict[str, Any]:
+    (extender,) = scheduler_configuration()["extenders"]
+    tls = {**extender["tlsConfig"], "serverName": SERVER_NAME, "caData": installed.certificates["ca.crt"]}
+    return {**extender, "urlPrefix": f"https://{address}/scheduler", "tlsConfig": tls}
+
+
+def _allocator(cluster: Cluster, installed: Installed, mounted: Path, token: str, number: int) -> Allocator:
+    name = f"deployed-allocator-{number}"
+    http, grpc = (f"127.0.0.1:{port}" for port in free_ports(2))
+    command = command_of(
+        installed.allocator,
+        kubeconfig=cluster.write_kubeconfig(name, token),
+        extender_address=http,
+        grpc_address=grpc,
+        tls_cert_file=mounted / "tls.crt",
+        tls_key_file=mounted / "tls.key",
+    )
+    fields = {"status.podIP": f"10.1.0.{number}"}
+    return Allocator(cluster.process(name, command, **_environment(installed.allocator, fields)), http)
+
+
+def _plugin(cluster: Cluster, node: Node, installed: Installed, token: str, mounted: Path) -> Process:
+    (port,) = free_ports(1)
+    command = command_of(
+        installed.device_plugin,
+        kubeconfig=cluster.write_kubeconfig("deployed-device-plugin", token),
+        driver="simulated",
+        config=mounted / "settings.yaml",
+        simulated_state=mounted / "simulated.json",
+        kubelet_pods_url=node.pods_url,
+        http_address=f"127.0.0.1:{port}",
+    )
+    fields = {"spec.nodeName": node.name, "status.hostIP": "127.0.0.1"}
+    return node.process("deployed-device-plugin", command, **_environment(installed.device_plugin, fields))
+
+
+def pod_spec(workload: Mapping[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def command_of(workload: Mapping[str, Any], **changed: object) -> list[str]:
+    """The container's command line, but for what is another here."""
+    (container,) = pod_spec(workload)["containers"]
+    (program,) = container["command"]
+    given = flags(container.get("args", []))
+    given |= {f"--{name.replace('_', '-')}": str(value) for name, value in changed.items()}
+    installed = Path(sys.executable).with_name(program)
+    return [*CONFINED, *NO_CAPABILITIES, str(installed), *(f"{name}={value}" for name, value in given.items())]
+
+
+def flags(arguments: list[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in arguments if word.startswith("--") and "=" in word)
+
+
+def _environment(workload: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, str]:
+    (container,) = pod_spec(workload)["containers"]
+    return {
+        variable["name"]: variable["value"]
+        if "value" in variable
+        else fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        for variable in container.get("env", ())
+    }
+
+
+def scheduler_configuration() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((helm.REPOSITORY / "deploy" / "kube-scheduler.yaml").read_text())
+    return read
+
+
+def adapt_to_this_cluster(pod: dict[str, Any]) -> None:
+    """Here is one image, no registry, no pod network and nobody who makes ServiceAccounts."""
+    (container,) = pod["spec"]["containers"]
+    container |= {"image": BUSYBOX_IMAGE, "imagePullPolicy": "Never"}
+    container["name"] = "main"
+    pod["spec"] |= {"hostNetwork": True, "automountServiceAccountToken": False, "terminationGracePeriodSeconds": 0}
+
+
+def _is_ready(address: str) -> bool:
+    return Server(f"http://{address}").answers("/readyz")
+
+
+def _offers_all(cluster: Cluster, node: Node) -> bool:
+    return bool(cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]["allocatable"].get(RESOURCE) == "8")
+
+
+def _remove_traces(cluster: Cluster) -> None:
+    """Leave the shared cluster as it was: what the programs wrote is nobody's once they have ended."""
+    written = dict.fromkeys((BASE_DEVICE_INFOS, SUPER_POD_ID, SERVER_INDEX, SERVER_TYPE))
+    for node in cluster.nodes:
+        cluster.api.delete(f"/api/v1/namespaces/{helm.NAMESPACE}/configmaps/{config_map_name(node.name)}")
+        cluster.api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": written}})

@@ -1,0 +1,237 @@
+"""What the API server is told to ask us, and to refuse by itself: webhooks and policies, on the real one."""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ascend.annotations import ALLOCATED, FENCE, PREDICATE_TIME, REAL
+from ascend.chips import chip_ids, parse_names
+from ascend.products import ASCEND_910A
+from tests.cluster.api import HTTPError, Server
+from tests.cluster.cluster import Cluster
+from tests.cluster.manifests import pod
+from tests.cluster.processes import wait_until
+from tests.deploy import helm
+from tests.deploy.carried_out import HOLDER, LEASE, READY_S, SLICE, Installed, Running, lead_webhooks_to
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
+
+FORGED = {ALLOCATED: "Ascend910-0", PREDICATE_TIME: "1"}
+
+
+def pod_path(namespace: str, name: str = "", subresource: str = "") -> str:
+    return "/".join(filter(None, (f"/api/v1/namespaces/{namespace}/pods", name, subresource)))
+
+
+def binding(name: str, node: str, annotations: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name, "annotations": annotations},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+
+
+def refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(HTTPError) as refused:
+        call()
+    assert refused.value.status in {403, 422}, refused.value
+    return str(refused.value)
+
+
+def settled(call: Callable[[], object], text: str) -> None:
+    """Wait until the API server goes by a policy that was made just now: it learns of it by a watch."""
+
+    def refuses() -> bool:
+        try:
+            call()
+        except HTTPError as error:
+            return text in str(error)
+        return False
+
+    wait_until(refuses, timeout_s=READY_S, what=f"the API server says {text!r}")
+
+
+def label(cluster: Cluster, namespace: str) -> None:
+    changed = {"metadata": {"labels": {"ascend-affinity.io/bindings": "webhook"}}}
+    cluster.api.patch(f"/api/v1/namespaces/{namespace}", changed)
+
+
+def dry_run(server: Server, item: dict[str, Any]) -> Callable[[], object]:
+    return lambda: server.request("POST", pod_path(item["metadata"]["namespace"]) + "?dryRun=All", item)
+
+
+def test_a_stock_scheduler_gives_every_pod_its_ring_by_the_webhook(
+    cluster: Cluster, running_beside_a_stock_scheduler: Running, kube_namespace: str
+) -> None:
+    assert running_beside_a_stock_scheduler.allocator.alive
+    label(cluster, kube_namespace)
+    taken: set[tuple[str, int]] = set()
+    for name, size in {"a": 8, "b": 4, "c": 4}.items():
+        cluster.api.create(pod(name, size, namespace=kube_namespace))
+        cluster.wait_for_pod(name, namespace=kube_namespace)
+        claimed = cluster.api.wait_for(
+            pod_path(kube_namespace, name),
+            lambda pod: REAL in pod["metadata"]["annotations"],
+            timeout_s=READY_S,
+            what="the pod is claimed",
+        )
+        annotations = claimed["metadata"]["annotations"]
+        chips = parse_names(annotations[REAL])
+        assert set(chips) == set(parse_names(annotations[ALLOCATED]))
+        assert FENCE in annotations
+        rings = [set(chip_ids(ring)) for ring in ASCEND_910A.rings]
+        assert len(chips) == 8 or any(set(chips) <= ring for ring in rings)
+        here = {(claimed["spec"]["nodeName"], chip) for chip in chips}
+        assert not here & taken
+        taken |= here
+    assert len(taken) == 16
+    # kube-scheduler counts, and sees by itself that there is nothing left; whoever doesn't is told our reason.
+    cluster.api.create(pod("d", 1, namespace=kube_namespace))
+    refused = refusal(
+        lambda: cluster.api.request("POST", pod_path(kube_namespace, "d", "binding"), binding("d", "n1", {}))
+    )
+    assert 'admission webhook "bindings.ascend-affinity.io" denied the request: ' in refused
+    assert "chips" in refused.partition("denied the request: ")[2]
+
+
+def test_what_a_scheduler_that_only_counts_is_refused_stands_in_the_pods_event(
+    cluster: Cluster, running_beside_a_stock_scheduler: Running, kube_namespace: str
+) -> None:
+    assert running_beside_a_stock_scheduler.allocator.alive
+    label(cluster, kube_namespace)
+    # Three chips of each ring are taken on both nodes; two free ones are counted, but no ring has them.
+    for number, (node, _) in enumerate(itertools.product(("n1", "n2"), range(6))):
+        cluster.api.create(pod(f"one-{number}", 1, namespace=kube_namespace, schedulerName="none"))
+        posted = binding(f"one-{number}", node, {})
+        path = pod_path(kube_namespace, f"one-{number}", "binding")
+        cluster.api.request("POST", path, posted)
+    bound = [cluster.api.get(pod_path(kube_namespace, f"one-{number}")) for number in range(12)]
+    assert all(ALLOCATED in each["metadata"]["annotations"] for each in bound)
+    cluster.api.create(pod("two", 4, namespace=kube_namespace))
+    events = f"/api/v1/namespaces/{kube_namespace}/events?fieldSelector=involvedObject.name=two"
+    cluster.api.wait_for(
+        events,
+        lambda found: any("FailedScheduling" in event["reason"] for event in found["items"]),
+        timeout_s=READY_S,
+        what="the scheduler says why",
+    )
+
+
+def test_only_its_writers_may_write_the_annotations_by_which_chips_are_counted(
+    cluster: Cluster, running: Running, kube_namespace: str
+) -> None:
+    forged = pod("forged", 1, namespace=kube_namespace, annotations=FORGED)
+    said = "only ascend-affinity writes the annotation"
+    settled(dry_run(cluster.api, forged), said)
+    text = refusal(lambda: cluster.api.create(forged))
+    assert f"{said} huawei.com/Ascend910, predicate-time, by which chips are counted; admin is none" in text
+    plain = pod("plain", 1, namespace=kube_namespace, schedulerName="none", annotations={"note": "a"})
+    cluster.api.create(plain)
+    path = pod_path(kube_namespace, "plain")
+    cluster.api.patch(path, {"metadata": {"annotations": {"note": "b"}}})
+    for where in (path, f"{path}/status"):
+        assert said in refusal(lambda where=where: cluster.api.patch(where, {"metadata": {"annotations": FORGED}}))  # type: ignore[misc]
+    written = {"metadata": {"annotations": FORGED}}
+    for posted_to in (pod_path(kube_namespace, "plain", "binding"), f"/api/v1/namespaces/{kube_namespace}/bindings"):
+        call = lambda to=posted_to: cluster.api.request("POST", to, binding("plain", "n1", FORGED))  # noqa: E731
+        assert said in refusal(call)
+    cluster.server(running.plugin_token).patch(path, written)
+    assert said in refusal(lambda: cluster.api.patch(path, {"metadata": {"annotations": {ALLOCATED: None}}}))
+    cluster.api.patch(path, {"metadata": {"annotations": {"note": None}}})
+    # In a namespace of the webhook's, what others have put in is replaced instead: schedulers send what they saw along.
+    label(cluster, kube_namespace)
+    cluster.api.create(pod("replaced", 2, namespace=kube_namespace, schedulerName="none"))
+
+    def is_bound() -> bool:
+        try:
+            posted = binding("replaced", "n1", {**FORGED, REAL: "Ascend910-7"})
+            cluster.api.request("POST", pod_path(kube_namespace, "replaced", "binding"), posted)
+        except HTTPError as error:
+            if said in str(error):  # it has not seen the label yet
+                return False
+            raise
+        return True
+
+    wait_until(is_bound, timeout_s=READY_S, what="the webhook is asked")
+    annotations = cluster.api.get(pod_path(kube_namespace, "replaced"))["metadata"]["annotations"]
+    assert len(parse_names(annotations[ALLOCATED])) == 2
+    assert REAL not in annotations or set(parse_names(annotations[REAL])) == set(parse_names(annotations[ALLOCATED]))
+
+
+def test_a_pod_no_node_could_take_is_denied_at_once_and_no_other_pod_depends_on_us(
+    cluster: Cluster, running: Running, kube_namespace: str
+) -> None:
+    senseless = pod("odd", 17, namespace=kube_namespace)
+    settled(dry_run(cluster.api, senseless), 'admission webhook "pods.ascend-affinity.io" denied the request: Invalid')
+    for each in running.allocators:
+        each.process.kill()
+    # Nobody answers now: pods without chips aren't asked about, those with chips are created all the same.
+    before_s = time.monotonic()
+    cluster.api.create(pod("plain", namespace=kube_namespace))
+    cluster.wait_for_pod("plain", namespace=kube_namespace)
+    assert time.monotonic() - before_s < READY_S
+    cluster.api.create(pod("waits", 1, namespace=kube_namespace))
+
+
+def test_the_one_that_stood_still_is_followed_and_its_late_binding_is_denied(
+    cluster: Cluster, running: Running, kube_namespace: str
+) -> None:
+    first, second = running.allocators
+    old = cluster.api.get(HOLDER)["spec"]["holderIdentity"]
+    assert cluster.api.get(SLICE)["endpoints"][0]["addresses"] == ["10.1.0.1"]
+    assert not second.answers("/readyz")
+    cluster.api.create(pod("late", 8, namespace=kube_namespace, schedulerName="none"))
+    cluster.api.create(pod("taken", 8, namespace=kube_namespace, schedulerName="none"))
+    allocator = cluster.server(running.allocator_token)
+    all_chips = ",".join(f"Ascend910-{chip}" for chip in range(8))
+
+    def written(by: str) -> dict[str, str]:
+        return {ALLOCATED: all_chips, PREDICATE_TIME: str(time.time_ns()), FENCE: by}
+
+    with first.process.paused():
+        paused_s = time.monotonic()
+        second.wait_until_ready()
+        took_s = time.monotonic() - paused_s
+        assert took_s < 25
+        new = cluster.api.get(HOLDER)["spec"]["holderIdentity"]
+        assert new != old
+        cluster.api.wait_for(
+            SLICE,
+            lambda found: found["endpoints"][0]["addresses"] == ["10.1.0.2"],
+            timeout_s=READY_S,
+            what="the service leads to the new leader",
+        )
+        lead_webhooks_to(cluster, second)
+        # The new leader gives the chips away; then what the old one had posted arrives.
+        path = pod_path(kube_namespace, "taken", "binding")
+        allocator.request("POST", path, binding("taken", "n1", written(new)))
+        late = pod_path(kube_namespace, "late", "binding")
+        text = refusal(lambda: allocator.request("POST", late, binding("late", "n1", written(old))))
+        assert f"was made by the allocator {old}, which does not lead" in text
+        unnamed = {key: value for key, value in written(new).items() if key != FENCE}
+        assert "(unnamed)" in refusal(lambda: allocator.request("POST", late, binding("late", "n1", unnamed)))
+        assert "nodeName" not in cluster.api.get(pod_path(kube_namespace, "late"))["spec"]
+    # Going on, it finds that it leads no more, and ends.
+    assert first.process.wait(timeout_s=READY_S) == 1
+    assert "could not be renewed" in first.process.log_tail() or "was taken by" in first.process.log_tail()
+    assert "forbidden" not in second.process.log.read_text().lower()
+    first.process.start()
+    first.process.wait_until(lambda: first.answers("/standbyz"), timeout_s=READY_S)
+    second.process.stop()  # in peace: the lease is given up
+    given_up_s = time.monotonic()
+    first.wait_until_ready(timeout_s=5)
+    assert time.monotonic() - given_up_s < 5
+
+
+def test_an_upgrade_keeps_the_certificate_that_kube_scheduler_was_told(cluster: Cluster, installed: Installed) -> None:
+    where = (helm.RELEASE, "--namespace", helm.NAMESPACE, str(helm.CHART), "--reuse-values")
+    helm.run("upgrade", *where, "--set", "allocator.logLevel=DEBUG", kubeconfig=cluster.kubeconfig_path)
+    secret = cluster.api.get(f"/api/v1/namespaces/{helm.NAMESPACE}/secrets/{LEASE}-tls")
+    assert secret["data"] == installed.certificates
+    for plural in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+        (webhook,) = cluster.api.get(f"/apis/admissionregistration.k8s.io/v1/{plural}/{LEASE}")["webhooks"]
+        assert webhook["clientConfig"]["caBundle"] == installed.certificates["ca.crt"]
