@@ -14,6 +14,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from grpc_health.v1 import health
 
+from ascend.errors import Refusal
+
 ANONYMOUS_SERVICE = f"/{health.SERVICE_NAME}/"
 """Health may be asked by whoever has a certificate at all."""
 
@@ -40,7 +42,7 @@ class AllowedClients(grpc.aio.ServerInterceptor):
             if request.path.startswith(prefix):
                 refusal = self._refusal(_names(request))
                 if refusal is not None:
-                    return web.Response(status=403, text=f"{refusal}\n")
+                    return web.Response(status=403, text=f"{refusal.reason}: {refusal}\n")
             return await handler(request)
 
         return middleware
@@ -86,13 +88,13 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         found = context.auth_context().get("x509_subject_alternative_name", ())
         refusal = self._refusal({name.decode() for name in found})
         if refusal is not None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{refusal.reason}: {refusal}")
 
-    def _refusal(self, found: set[str]) -> str | None:
+    def _refusal(self, found: set[str]) -> Refusal | None:
         if found & self._names:
             return None
         who = f"a certificate for {', '.join(sorted(found))}" if found else "no certificate"
-        return f"ClientNotAllowed: the client shows {who}; client_names says who may ask"
+        return Refusal("ClientNotAllowed", f"the client shows {who}; client_names says who may ask")
 
 
 def _names(request: web.Request) -> set[str]:

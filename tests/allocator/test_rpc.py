@@ -63,7 +63,7 @@ async def test_what_the_api_server_refuses_is_passed_on_with_its_reason(
     server: ApiServer, allocator: Allocator
 ) -> None:
     pod = await allocator.pod("a", 1)
-    server.fail_next("POST", "/binding$", 403)
+    server.fail_next("POST", "/binding", 403)
     code, info = await failure(allocator.stub.Allocate(pb.AllocateRequest(pod=ref(pod), bind=True)))
     assert code is grpc.StatusCode.ABORTED
     assert dict(info.metadata)["node"] == "n1"
@@ -91,7 +91,7 @@ async def test_a_caller_in_a_hurry_is_answered_in_time_and_the_binding_goes_on(
     server: ApiServer, allocator: Allocator
 ) -> None:
     pod = await allocator.pod("a", 4)
-    server.delay(r"/binding$", 0.4)
+    server.delay(r"/binding", 0.4)
     request = pb.AllocateRequest(pod=ref(pod), bind=True)
     code, info = await failure(allocator.stub.Allocate(request, timeout=0.2))
     assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "Unreachable")
