@@ -30,7 +30,6 @@ from tests.deploy.carried_out import (
     Running,
     adapt_to_this_cluster,
     pod_spec,
-    scheduler_configuration,
 )
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
@@ -154,21 +153,7 @@ def test_what_the_notes_say_to_type_makes_a_configuration_the_scheduler_takes(
         "serverName": SERVER_NAME,
         "caData": installed.certificates["ca.crt"],
     }
-    assert (extender["weight"], extender["bindVerb"], extender["nodeCacheCapable"]) == (200, "bind", True)
+    assert [extender[f"{verb}Verb"] for verb in ("filter", "preempt", "bind")] == ["filter", "preempt", "bind"]
+    assert extender["nodeCacheCapable"]
+    assert "weight" not in extender  # nothing is left to be scored
     assert "ignorable" not in extender  # false is left out
-
-
-def test_one_point_of_the_allocators_outweighs_all_other_scores_of_this_scheduler_together(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    given, taken = tmp_path / "given.yaml", tmp_path / "taken.yaml"
-    configuration = scheduler_configuration()
-    configuration["clientConnection"]["kubeconfig"] = str(cluster.kubeconfig_path)
-    del configuration["extenders"][0]["tlsConfig"]  # nobody is called, and there is no authority yet
-    given.write_text(yaml.safe_dump(configuration))
-    scheduler = [str(binaries.path("kube-scheduler")), f"--config={given}", f"--write-config-to={taken}"]
-    subprocess.run([*scheduler, "--secure-port=0"], capture_output=True, check=True)
-    (profile,) = yaml.safe_load(taken.read_text())["profiles"]
-    in_tree = 100 * sum(plugin.get("weight", 0) for plugin in profile["plugins"]["multiPoint"]["enabled"])
-    assert in_tree == 1200
-    assert configuration["extenders"][0]["weight"] * 10 > in_tree
