@@ -184,20 +184,24 @@ class Committer:
         return False
 
     async def verify(self) -> None:
-        """Read the pods whose Binding was made but has not been seen for longer than a reservation lives.
+        """Read the pods whose Binding was made, or may have been, but has not been seen for long.
 
-        The watch may never show a pod that came and went while it was being resumed; its chips must not stay kept.
+        The watch may never show a pod that came and went while it was being resumed; its chips must not stay kept. And
+        where no Binding has come about for as long as the API server may take, none will.
         """
-        limit_s = self._monotonic() - self._ledger.ttl_s
-        for reservation in self._ledger:
-            if reservation.stage is not Stage.BOUND or reservation.since_s > limit_s:
-                continue
+        for reservation in self._ledger.unproven():
             namespace, _, name = reservation.pod.partition("/")
             try:
-                await self._settle(PodRef(namespace, name, reservation.uid), reservation.node)
+                bound = await self._settle(PodRef(namespace, name, reservation.uid), reservation.node)
             except AscendError:
                 # Released where the pod is gone, kept where it can't be read: either way nothing is left to do now.
                 continue
+            if (
+                bound is None
+                and reservation.stage is Stage.DOUBTFUL
+                and self._ledger.get(reservation.uid) is reservation
+            ):
+                self._ledger.withdraw(reservation.uid)
 
     def _finished(self, uid: str, task: "asyncio.Task[Bound]") -> None:
         del self._running[uid]
@@ -264,7 +268,7 @@ class Committer:
                 timeout_s=permit.timeout_s,
             )
         except Refusal:
-            self._ledger.release(ref.uid)
+            self._ledger.withdraw(ref.uid)
             raise
         except Conflict:
             # Another pod of that name, or bound already: perhaps by an earlier attempt of ours whose answer was lost.

@@ -4,7 +4,8 @@ A reservation is made TENTATIVE, and expires unless it is used in time: nothing 
 It is BINDING while the Binding is in flight and BOUND once that is posted; from then on it ends when the watch (or,
 when that is silent for long, a look at the pod) shows the pod on its node, so that the pod itself holds the chips, or
 finished, or gone. Where the Binding's outcome is not known it is DOUBTFUL: the API server may still make it, so the
-chips are kept for this pod on this node, and for nothing else, for as long as a request can take there.
+chips are kept for this pod on this node, and for nothing else, until the watch shows what became of it or, after as
+long as a request can take there, a look at the pod does. Time alone proves nothing: the watch may be behind.
 
 The pods of a gang are reserved as one plan of PLANNED reservations, its seats. A seat outlives its pod: a pod that is
 deleted before it was bound leaves it to its successor, and one whose Binding is refused sits down again. What is left
@@ -104,7 +105,7 @@ class Ledger:
     """All reservations.
 
     Args:
-        ttl_s: how long a tentative one lives; a doubtful one lives for ``DOUBT_S`` at least.
+        ttl_s: how long a tentative one lives.
         monotonic: the clock.
 
     Attributes:
@@ -251,6 +252,12 @@ class Ledger:
         else:
             self.release(uid)
 
+    def unproven(self) -> list[Reservation]:
+        """Those whose pod should have been seen by now, bound or not: somebody has to look at it."""
+        now_s = self._monotonic()
+        limits_s = {Stage.BOUND: self.ttl_s, Stage.DOUBTFUL: max(self.ttl_s, DOUBT_S)}
+        return [each for each in self if each.stage in limits_s and each.since_s + limits_s[each.stage] <= now_s]
+
     def drop_plan(self, name: str) -> list[Reservation]:
         """Give up what is left of a plan; returns it."""
         left = self.seats(name)
@@ -267,7 +274,7 @@ class Ledger:
         return reservation
 
     def expire(self) -> list[Reservation]:
-        """Release every tentative or doubtful reservation, and every plan, whose time is up; returns them."""
+        """Release every tentative reservation, and every plan, whose time is up; returns them."""
         now_s = self._monotonic()
         expired = self._expire_plans(now_s)
         while self._due and self._due[0][0] <= now_s:
@@ -336,10 +343,4 @@ class Ledger:
             heapq.heappush(self._due, (due_s, reservation.uid))
 
     def _due_s(self, reservation: Reservation) -> float | None:
-        match reservation.stage:
-            case Stage.TENTATIVE:
-                return reservation.since_s + self.ttl_s
-            case Stage.DOUBTFUL:
-                return reservation.since_s + max(self.ttl_s, DOUBT_S)
-            case _:
-                return None
+        return reservation.since_s + self.ttl_s if reservation.stage is Stage.TENTATIVE else None

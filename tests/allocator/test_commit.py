@@ -197,6 +197,12 @@ async def test_a_binding_of_unknown_outcome_keeps_its_chips_from_everybody_else(
     assert engine.filter(pod("b", 8), ["n1"]).fitting == []
     assert engine.filter(pod("a", 8), ["n1", "n2"]).fitting == ["n1"]
     office.world.now_s += DOUBT_S
+    # Time alone proves nothing: the Binding may have been made, and the watch be silent.
+    assert engine.filter(pod("b", 8), ["n1"]).fitting == []
+    office.server.unreadable = [Unreachable("gone")]
+    await office.committer.verify()
+    assert engine.filter(pod("b", 8), ["n1"]).fitting == []
+    await office.committer.verify()
     assert engine.filter(pod("b", 8), ["n1"]).fitting == ["n1"]
 
 
