@@ -14,12 +14,10 @@ from aiohttp import web
 from allocator.bulletin import Bulletin
 from allocator.commit import Committer
 from allocator.decide import DecisionEngine
-from allocator.endpoint import Endpoint, publish
-from allocator.fence import Fence
 from allocator.injection import Injector
 from allocator.journal import Journal
-from allocator.leader import Leadership, unlimited
 from allocator.metrics import AllocatorMetrics
+from allocator.office import Office
 from allocator.preempt import Preemption
 from allocator.reconsider import Reconsideration
 from allocator.selfaudit import SECOND_LOOK_S, SelfAudit
@@ -39,14 +37,13 @@ from ascend.daemon.garbage import keep_collections_short
 from ascend.deviceinfo import NAMESPACE
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
-from ascend.kube.lease import Election, LeaseName, boot_time, new_identity
-from ascend.observe.probes import add_probes, serve_http, split_address
+from ascend.kube.lease import boot_time
+from ascend.observe.probes import add_probes, serve_http
 
 log = structlog.get_logger()
 
 COMPONENT = "ascend-allocator"
 HOUSEKEEPING_S = 1.0
-DRAIN_S = 5.0
 
 
 class AllocatorApp:
@@ -76,9 +73,6 @@ class AllocatorApp:
         self._monotonic = monotonic
         self._now_ns = now_ns
         self._boot_s = boot_s
-        self._leadership: Leadership | None = None
-        self._fence: Fence | None = None
-        self._in_office = asyncio.Event()
         self._stack = AsyncExitStack()
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=monotonic)
         self.cluster = Cluster(
@@ -108,16 +102,11 @@ class AllocatorApp:
 
     async def synced(self) -> None:
         """Wait until it leads and its view is complete: from then on questions are answered."""
-        await self._in_office.wait()
+        await self._office.opened()
 
     def missing(self) -> str | None:
         """What it waits for before it answers questions, a sentence; None when it does."""
-        missing = self._leadership.missing() if self._leadership is not None else None
-        if missing is None:
-            missing = self._view.missing()
-        if missing is None and not self._in_office.is_set():
-            missing = "the pods are read once more, now that nobody else binds"
-        return missing
+        return self._office.missing()
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
@@ -127,19 +116,18 @@ class AllocatorApp:
                 kubeconfig = self._settings.kubeconfig
                 client = await KubeClient.connect(kubeconfig)
                 await stack.enter_async_context(client)
-            if self._settings.leader_election:
-                self._leadership = self._candidacy(client)
             self._view = View(
                 client,
                 self.cluster,
                 health_namespace=self._settings.node_health_namespace,
                 monotonic=self._monotonic,
             )
-            metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s, self.cluster.index, self._leads)
+            office = Office(self._settings, client, self._view, boot_s=self._boot_s, now_ns=self._now_ns)
+            self._office = office
+            metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s, self.cluster.index, office.leads)
             events = EventRecorder(client, COMPONENT, platform.node(), monotonic=self._monotonic)
             journal = Journal(metrics, Bulletin(events.publish, self._monotonic), self._monotonic)
             stamps = Stamps(self._now_ns, self.cluster.predicate_times)
-            permit = self._leadership.permit if self._leadership is not None else unlimited
             committer = Committer(
                 client=client,
                 cluster=self.cluster,
@@ -148,13 +136,12 @@ class AllocatorApp:
                 stamps=stamps,
                 monotonic=self._monotonic,
                 outcome=journal.bind_ended,
-                permit=permit,
+                permit=office.permit,
             )
-            stack.push_async_callback(_leave, committer, self._leadership)
-            tls = self._settings.tls_files
-            certificates = Certificates(tls) if tls is not None else None
-            # Nobody is asked on a unix socket: its file says who may.
-            clients = AllowedClients(frozenset(self._settings.client_names)) if self._settings.client_names else None
+            stack.push_async_callback(office.leave, committer)
+            certificates = Certificates(tls) if (tls := self._settings.tls_files) is not None else None
+            names = self._settings.client_names
+            clients = AllowedClients(frozenset(names)) if names else None
             http = web.Application(
                 client_max_size=MAX_BODY_BYTES, middlewares=[clients.http("/scheduler/")] if clients is not None else ()
             )
@@ -183,7 +170,8 @@ class AllocatorApp:
                 ledger=self.ledger,
                 engine=self.engine,
                 stamps=stamps,
-                permit=permit,
+                inscribed=committer.annotations,
+                permit=office.permit,
                 kept=journal.kept,
             )
             senseless = self._settings.senseless_pods
@@ -210,6 +198,7 @@ class AllocatorApp:
             self.extender_address = await stack.enter_async_context(
                 serve_http(http, self._settings.extender_address, tls=certificates.http if certificates else None)
             )
+            # Nobody is asked on a unix socket: its file says who may.
             over_tcp = not self._settings.grpc_address.startswith("unix:")
             grpc_server = await stack.enter_async_context(
                 serve_grpc(
@@ -228,12 +217,11 @@ class AllocatorApp:
                     tasks.create_task(reconsideration.run(), name="reconsideration"),
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(audit.run(self._view.synced), name="audit"),
-                    tasks.create_task(self._announce(client, grpc_server), name="readiness"),
+                    tasks.create_task(office.run(), name="election"),
+                    tasks.create_task(self._work(grpc_server), name="office"),
                 ]
                 if certificates is not None:
                     background.append(tasks.create_task(certificates.run(), name="certificates"))
-                if self._leadership is not None:
-                    background.append(tasks.create_task(self._leadership.run(), name="election"))
                 try:
                     yield
                 except Exception as error:  # noqa: BLE001 - raised again below, as it came and not in a group
@@ -244,39 +232,13 @@ class AllocatorApp:
             if failure is not None:
                 raise failure
 
-    def _leads(self) -> bool:
-        return self._leadership is None or self._leadership.leads
-
-    def _candidacy(self, client: KubeClient) -> Leadership:
-        settings = self._settings
-        lease = LeaseName(settings.lease_namespace, settings.lease_name, settings.lease_duration_s)
-        election = Election(client, lease, new_identity(), clock=self._boot_s, now_ns=self._now_ns)
-        if not settings.fence:
-            return Leadership(election)
-        self._fence = Fence(client, lease.namespace, lease.name, election.identity, lambda: election.leads)
-        return Leadership(election, self._fence.close)
-
-    async def _announce(self, client: KubeClient, grpc_server: GrpcServer) -> None:
-        await self._view.synced()
-        if self._leadership is not None:
-            await self._leadership.won()
-            await self._view.refresh_pods()
+    async def _work(self, grpc_server: GrpcServer) -> None:
+        await self._office.enter()
         for job in self.engine.gangs.resume():
             log.warning("the rest of a gang does not fit now", job=str(job.key), kind=job.kind)
-        self._in_office.set()
         await grpc_server.show(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods))
-        async with asyncio.TaskGroup() as tasks:
-            if self._fence is not None:
-                tasks.create_task(self._fence.keep(), name="fence")
-            if self._settings.service:
-                tasks.create_task(publish(client, self._endpoint(), self._leads), name="endpoint")
-
-    def _endpoint(self) -> Endpoint:
-        ports = {"http": split_address(self.extender_address)[1]}
-        if not self.grpc_address.startswith("unix:"):
-            ports["grpc"] = split_address(self.grpc_address)[1]
-        return Endpoint(self._settings.lease_namespace, self._settings.service, self._settings.pod_ip, ports)
+        await self._office.keep(self.extender_address, self.grpc_address)
 
     async def _keep_house(self, committer: Committer) -> None:
         while True:
@@ -286,19 +248,6 @@ class AllocatorApp:
             for node in self.cluster.age_reports():
                 log.warning("a node's report has grown too old", node=node)
             await committer.verify()
-
-
-async def _leave(committer: Committer, leadership: Leadership | None) -> None:
-    # A Binding on its way is finished, not abandoned; its outcome belongs in the log.
-    try:
-        async with asyncio.timeout(DRAIN_S):
-            await committer.drain()
-    except TimeoutError:
-        # And the lease is not given up: it ends by itself, when none of them can be on its way any more.
-        log.warning("stopped with bindings on their way")
-        return
-    if leadership is not None:
-        await leadership.release()
 
 
 async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] | None = None) -> None:

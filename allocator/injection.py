@@ -36,6 +36,7 @@ class Injector:
         engine: decides.
         stamps: decision times.
         permit: leave to have a Binding made; refuses where another allocator leads or may soon.
+        inscribed: all that is written on a pod in its Binding.
         kept: told of pods whose chips are kept.
     """
 
@@ -47,6 +48,7 @@ class Injector:
         ledger: Ledger,
         engine: DecisionEngine,
         stamps: Stamps,
+        inscribed: Callable[[Pod, Reservation], Mapping[str, str]],
         permit: Callable[[float], Permit] = unlimited,
         kept: Callable[[Pod, Bound], None] = lambda _pod, _bound: None,
     ) -> None:
@@ -55,6 +57,7 @@ class Injector:
         self._ledger = ledger
         self._engine = engine
         self._stamps = stamps
+        self._inscribed = inscribed
         self._permit = permit
         self._kept = kept
 
@@ -81,7 +84,7 @@ class Injector:
             return {}
         permit = self._permit(ANSWER_S)
         reservation = self._keep(pod, node)
-        return {**reservation.grant.annotations(), **permit.annotations}
+        return {**self._inscribed(pod, reservation), **permit.annotations}
 
     def _keep(self, pod: Pod, node: str) -> Reservation:
         reservation = self._engine.place(pod, [node])

@@ -56,9 +56,10 @@ class View:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         selector = ",".join(f"{key}={value}" for key, value in LABELS.items())
+        self._pods = Reflector(client, PODS, _Pods(cluster), monotonic=monotonic)
         self._reflectors: dict[str, Reflector[Any] | GroupWatch] = {
             "nodes": Reflector(client, NODES, _Nodes(cluster), monotonic=monotonic),
-            "pods": Reflector(client, PODS, _Pods(cluster), monotonic=monotonic),
+            "pods": self._pods,
             "device reports": Reflector(
                 client,
                 CONFIG_MAPS,
@@ -92,7 +93,7 @@ class View:
 
     async def refresh_pods(self) -> None:
         """Wait until every Binding the API server has made by now is in the view."""
-        await self._reflectors["pods"].refresh()
+        await self._pods.refresh()
 
     @property
     def age_s(self) -> float | None:
