@@ -63,6 +63,8 @@ def render(answer: Explanation) -> RenderableType:
         parts += [Text("\nwhy not:", style="bold"), _groups(answer)]
     if answer.state == "waits":
         parts += [Text("\nwhat would help:", style="bold"), _remedies(answer)]
+        if answer.gang and answer.remedies:
+            parts.append(Text(f"  job {answer.job} is placed as a whole: each of these makes room for one pod of it"))
     if answer.state == "fits":
         parts += [Text("\nbest nodes:", style="bold"), _candidates(answer)]
         if answer.scheduler:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec import structs
 
+from allocator.gangs.gangs import NEVER
 from allocator.rules.request import Ask, counted_chips
 from allocator.rules.vacancy import OCCUPIED
 from allocator.settings import Settings
@@ -14,14 +15,14 @@ from ascend.deviceinfo import NAMESPACE, node_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import ConfigMap, Pod
 from npuctl.output import Group, group
-from npuctl.planning import Candidate, Why, candidates_of, job_key, refusals
+from npuctl.planning import Candidate, Why, candidates_of, job_name, refusals
 from npuctl.remedies import Remedy, Scene, pods_to_end, remedies
 from npuctl.snapshot import Allocation, Snapshot
 
 MOST_NODES = 200
 """What would help is looked for on so many nodes at most, those first where only other pods are in the way."""
 
-_HOPELESS = frozenset({"NotAnNpuNode", "InvalidRequest", "WrongProduct"})
+_HOPELESS = NEVER | {"NotAnNpuNode", "InvalidRequest", "WrongProduct"}
 """Reasons of nodes that no change to what is on them helps."""
 
 
@@ -39,6 +40,7 @@ class Explanation(msgspec.Struct, frozen=True):
         chips: which it holds.
         reason: why it waits.
         message: the same as a sentence.
+        gang: it is placed together with others of its job, or not at all.
         scheduler: what its scheduler says of it.
         groups: the nodes' reasons, the most frequent first.
         nodes: every node that refuses it.
@@ -56,6 +58,7 @@ class Explanation(msgspec.Struct, frozen=True):
     chips: tuple[str, ...] = ()
     reason: str = ""
     message: str = ""
+    gang: bool = False
     scheduler: str = ""
     groups: tuple[Group, ...] = ()
     nodes: dict[str, Why] = {}
@@ -73,7 +76,8 @@ def explain(pod: Pod, snapshot: Snapshot, settings: Settings, now_ns: int) -> Ex
         settings: the allocator's.
         now_ns: the present, Unix nanoseconds.
     """
-    namespace, name, job = pod.metadata.namespace, pod.name, job_key(pod)
+    allocation = Allocation.of(snapshot, settings, lambda: now_ns / 1e9)
+    namespace, name, job = pod.metadata.namespace, pod.name, job_name(allocation.cluster.jobs, pod)
     begun = Explanation(namespace, name, job, counted_chips(pod), "none", scheduler=_condition(pod))
     if not pod.asks_for_chips:
         return begun
@@ -82,11 +86,11 @@ def explain(pod: Pod, snapshot: Snapshot, settings: Settings, now_ns: int) -> Ex
         return structs.replace(begun, state="finished", reason=pod.status.reason, message=why)
     if pod.spec.node_name:
         return _placed(begun, pod)
-    allocation = Allocation.of(snapshot, settings, lambda: now_ns / 1e9)
     refused = refusals(allocation, pod)
     candidates = candidates_of(allocation.engine, pod)
     told = structs.replace(
         begun,
+        gang=allocation.engine.is_of_gang(pod),
         groups=group(refused),
         nodes={node: Why(each.reason, each.message) for node, each in sorted(refused.items())},
         candidates=candidates,

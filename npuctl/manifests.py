@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 import msgspec
 import yaml
 
+from allocator.groups import KINDS
 from ascend.errors import UNREADABLE, InvalidValue
-from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod
+from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, KubeObject, PodGroup, Resource, T
 from npuctl.snapshot import Snapshot
 
 STDIN = "-"
@@ -26,12 +27,12 @@ STDIN = "-"
 _Json: TypeAlias = dict[str, Any]
 
 _CORE = "v1"
-_KINDS: dict[tuple[str, str], type[KubeObject]] = {
-    ("Node", _CORE): Node,
-    ("Pod", _CORE): Pod,
-    ("ConfigMap", _CORE): ConfigMap,
+_KINDS: dict[tuple[str, str], Resource[Any]] = {
+    ("Node", _CORE): NODES,
+    ("Pod", _CORE): PODS,
+    ("ConfigMap", _CORE): CONFIG_MAPS,
+    **{("PodGroup", resource.prefix.removeprefix("apis/")): resource for resource in KINDS.values()},
 }
-_NAMESPACED = (Pod, ConfigMap)
 
 _QUANTITIES = frozenset({"limits", "requests", "allocatable", "capacity"})
 _QUANTITY = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
@@ -90,7 +91,7 @@ def read_manifests(files: Iterable[str]) -> Reading:
     """
     ignored: Counter[str] = Counter()
     # By kind and name: files may overlap.
-    found: dict[tuple[type[KubeObject], str], KubeObject] = {}
+    found: dict[tuple[str, str], KubeObject] = {}
     for file in files:
         for number, document in enumerate(_documents(file), start=1):
             for origin, manifest in _objects(_Origin(file, number), document):
@@ -99,8 +100,12 @@ def read_manifests(files: Iterable[str]) -> Reading:
                     ignored[origin.kind] += 1
                 else:
                     read = _convert(origin, manifest, kind)
-                    found[kind, read.key] = read
-    return Reading(Snapshot.of(found.values()), ignored)
+                    found[kind.path(), read.key] = read
+    groups: dict[str, list[PodGroup]] = {}
+    for group, resource in KINDS.items():
+        some = [each for (path, _), each in found.items() if path == resource.path() and isinstance(each, PodGroup)]
+        groups |= {group: some} if some else {}
+    return Reading(Snapshot.of(found.values(), groups), ignored)
 
 
 def _documents(file: str) -> Iterator[object]:
@@ -181,16 +186,16 @@ def _named(origin: _Origin, manifest: _Json, kind: str) -> _Origin:
     return _Origin(origin.file, origin.document, origin.item, kind, key)
 
 
-def _kind(origin: _Origin, manifest: _Json) -> type[KubeObject] | None:
+def _kind(origin: _Origin, manifest: _Json) -> Resource[Any] | None:
     return _KINDS.get((origin.kind, manifest.get("apiVersion") or _CORE))
 
 
-def _convert(origin: _Origin, manifest: _Json, kind: type[KubeObject]) -> KubeObject:
+def _convert(origin: _Origin, manifest: _Json, resource: Resource[T]) -> T:
     metadata = _mapping(origin, manifest.get("metadata") or {}, "metadata")
     if not metadata.get("name"):
         raise origin.error("metadata.name", "it is missing")
     completed = dict(metadata)
-    if kind in _NAMESPACED:
+    if resource.namespaced:
         completed["namespace"] = metadata.get("namespace") or "default"
     else:
         completed.pop("namespace", None)
@@ -200,7 +205,7 @@ def _convert(origin: _Origin, manifest: _Json, kind: type[KubeObject]) -> KubeOb
     completed["uid"] = metadata.get("uid") or f"{completed.get('namespace', '')}/{metadata['name']}"
     clean = _clean(origin, {**manifest, "metadata": completed}, "")
     try:
-        return msgspec.convert(clean, kind)
+        return msgspec.convert(clean, resource.type)
     except msgspec.ValidationError as error:
         found = _PLACE.match(str(error))
         if found is None:

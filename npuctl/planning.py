@@ -14,8 +14,11 @@ import msgspec
 from msgspec import structs
 
 from allocator.decide import DecisionEngine
+from allocator.inscription import inscribe
+from allocator.rules.job import JobKey, own_rank
 from allocator.settings import Settings
 from allocator.stamp import Stamps
+from allocator.state.jobs import Jobs
 from ascend.chips import chip_name
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -99,7 +102,8 @@ def plan(snapshot: Snapshot, settings: Settings, now_ns: int, *, candidates: boo
     stamps = Stamps(lambda: now_ns, allocation.cluster.predicate_times)
     planned: list[Planned] = []
     pending: list[Pending] = []
-    for job, pod in in_order(snapshot.pods):
+    for pod in in_order(snapshot.pods, allocation.cluster.jobs):
+        job = job_name(allocation.cluster.jobs, pod)
         offered = candidates_of(allocation.engine, pod) if candidates else msgspec.UNSET
         try:
             reservation = allocation.engine.place(pod)
@@ -110,7 +114,8 @@ def plan(snapshot: Snapshot, settings: Settings, now_ns: int, *, candidates: boo
             pending.append(Pending(namespace, name, job, refusal.reason, refusal.message, why))
             continue
         grant = replace(reservation.grant, predicate_time=stamps.next())
-        annotations = grant.annotations()
+        record = allocation.cluster.nodes.get(reservation.node)
+        annotations = inscribe(pod, grant, allocation.cluster.jobs, record.node if record is not None else None)
         allocation.cluster.pod_applied(_bound(pod, reservation.node, annotations))
         chips = tuple(map(chip_name, grant.chips))
         planned.append(Planned(pod.metadata.namespace, pod.name, job, reservation.node, chips, annotations, offered))
@@ -122,22 +127,22 @@ def waits(pod: Pod) -> bool:
     return pod.is_live and not pod.is_terminating and not pod.spec.node_name and pod.asks_for_chips
 
 
-def in_order(pods: Iterable[Pod]) -> list[tuple[str, Pod]]:
-    """The pods that wait, with their jobs' keys: jobs by creation and name, pods of one job by their numbers.
+def in_order(pods: Iterable[Pod], jobs: Jobs) -> list[Pod]:
+    """The pods that wait: jobs by creation and name, pods of one job by rank and by the numbers in their names.
 
     What was not created yet comes after what was.
     """
-    jobs: dict[str, list[Pod]] = {}
+    waiting: dict[JobKey, list[Pod]] = {}
     for pod in pods:
         if waits(pod):
-            jobs.setdefault(job_key(pod), []).append(pod)
-    ordered = sorted(jobs.items(), key=lambda job: (min(_created(pod) for pod in job[1]), job[0]))
-    return [(key, pod) for key, members in ordered for pod in sorted(members, key=_number)]
+            waiting.setdefault(jobs.job_of(pod).key, []).append(pod)
+    ordered = sorted(waiting.items(), key=lambda job: (min(_created(pod) for pod in job[1]), job[0]))
+    return [pod for _, members in ordered for pod in sorted(members, key=_number)]
 
 
-def job_key(pod: Pod) -> str:
+def job_name(jobs: Jobs, pod: Pod) -> str:
     """``namespace/name`` of the job a pod belongs to."""
-    return pod.key
+    return str(jobs.job_of(pod).key)
 
 
 def refusals(allocation: Allocation, pod: Pod) -> dict[str, Refusal]:
@@ -174,7 +179,8 @@ def _created(pod: Pod) -> datetime:
     return datetime.fromisoformat(stamp) if stamp is not None else datetime.max.replace(tzinfo=UTC)
 
 
-def _number(pod: Pod) -> tuple[tuple[object, ...], str]:
+def _number(pod: Pod) -> tuple[bool, int, tuple[object, ...], str]:
+    rank = own_rank(pod)
     # train-10 comes after train-9; every second part is a number.
     parts = _NUMBERS.split(pod.name)
-    return tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), pod.name
+    return rank is None, rank or 0, tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), pod.name

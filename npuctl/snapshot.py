@@ -1,17 +1,22 @@
 """A cluster's objects at one moment, from files or an API server, and the state the allocator makes of them."""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Self
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Self
 
 from allocator.decide import DecisionEngine
+from allocator.groups import KINDS
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.deviceinfo import NAMESPACE
+from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, ConfigMap, KubeObject, Node, Pod
+from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, ConfigMap, KubeObject, Node, Pod, PodGroup
+
+_NO_GROUPS: Final[Mapping[str, Iterable[PodGroup]]] = {}
 
 HEALTH_NAMESPACE = "mindx-dl"
 """Where MindCluster's NodeD writes; what it says is heeded wherever it is given to us, whatever the setting says."""
@@ -25,20 +30,28 @@ class Snapshot:
         nodes: the nodes.
         pods: the pods of all namespaces.
         config_maps: nodes' reports, and others, which do no harm.
+        groups: pod groups by kind; a kind that is not there is none that the cluster has.
     """
 
     nodes: tuple[Node, ...] = ()
     pods: tuple[Pod, ...] = ()
     config_maps: tuple[ConfigMap, ...] = ()
+    groups: Mapping[str, tuple[PodGroup, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, objects: Iterable[KubeObject]) -> Self:
-        """Sort objects by kind and name."""
+    def of(cls, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]] = _NO_GROUPS) -> Self:
+        """Sort objects by kind and name.
+
+        Args:
+            objects: nodes, pods and ConfigMaps.
+            groups: pod groups by kind.
+        """
         ordered = sorted(objects, key=lambda each: each.key)
         return cls(
             tuple(each for each in ordered if isinstance(each, Node)),
             tuple(each for each in ordered if isinstance(each, Pod)),
             tuple(each for each in ordered if isinstance(each, ConfigMap)),
+            {kind: tuple(sorted(some, key=lambda group: group.key)) for kind, some in groups.items()},
         )
 
     @classmethod
@@ -57,7 +70,11 @@ class Snapshot:
             client.list_objects(NODES), client.list_objects(PODS), client.list_objects(CONFIG_MAPS, NAMESPACE)
         )
         health = await client.list_objects(CONFIG_MAPS, health_namespace) if health_namespace else []
-        return cls.of([*nodes, *pods, *reports, *health])
+        groups = {}
+        for kind, resource in KINDS.items():
+            with contextlib.suppress(NotFound):  # not every cluster has them
+                groups[kind] = await client.list_objects(resource)
+        return cls.of([*nodes, *pods, *reports, *health], groups)
 
     def feed(self, cluster: Cluster, health_namespace: str) -> None:
         """Tell a cluster of all of them, as the allocator's watches would.
@@ -73,6 +90,10 @@ class Snapshot:
                 cluster.report_applied(config_map)
             if config_map.metadata.namespace == health_namespace:
                 cluster.health_applied(config_map)
+        for kind, groups in self.groups.items():
+            for group in groups:
+                cluster.jobs.group_applied(kind, group)
+            cluster.jobs.watched(kind)
         for pod in self.pods:
             cluster.pod_applied(pod)
 
@@ -104,4 +125,4 @@ class Allocation:
         ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=lambda: 0.0)
         cluster = Cluster(ledger, now_s=now_s, max_report_age_s=settings.max_report_age_s)
         snapshot.feed(cluster, settings.node_health_namespace or HEALTH_NAMESPACE)
-        return cls(cluster, ledger, DecisionEngine(cluster, ledger))
+        return cls(cluster, ledger, DecisionEngine(cluster, ledger, gang_ttl_s=settings.gang_ttl_s))

@@ -62,3 +62,17 @@ def report(name: str, *, unhealthy: int = 0, at_s: int = 1_767_225_600) -> Json:
 
 def as_list(*objects: Json) -> Json:
     return {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+
+
+def pod_group(name: str, minimum: int, *, group: str = "scheduling.volcano.sh/v1beta1", **metadata: Any) -> Json:
+    return {
+        "apiVersion": group,
+        "kind": "PodGroup",
+        "metadata": {"name": name, "namespace": "default", **metadata},
+        "spec": {"minMember": minimum},
+    }
+
+
+def member(name: str, group: str, count: int = 8, **more: Any) -> Json:
+    """A pod of a Volcano pod group."""
+    return pod(name, count, annotations={"scheduling.k8s.io/group-name": group}, **more)

@@ -19,7 +19,7 @@ from npuctl.manifests import read_manifests
 from npuctl.planning import plan
 from npuctl.source import Source
 from sandbox.apiserver import ApiServer
-from tests.npuctl.manifests import Json, as_list, node, pod, report
+from tests.npuctl.manifests import Json, as_list, member, node, pod, pod_group, report
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -145,6 +145,17 @@ def test_a_pod_that_has_its_place_a_finished_one_and_one_without_chips_are_told_
     rejected["status"] |= {"reason": "UnexpectedAdmissionError", "message": "ChipHeld: Ascend910-0 is held"}
     assert "UnexpectedAdmissionError: ChipHeld: Ascend910-0 is held" in people(tmp_path, rejected)
     assert "asks for no chips" in people(tmp_path, pod("train", None))
+
+
+def test_a_pod_of_a_gang_is_told_what_its_job_lacks_and_no_remedy_for_what_already_fits(tmp_path: Path) -> None:
+    busy = pod("busy", 8, node="n2", chips=range(8))
+    gang = [node("n1"), node("n2"), busy, pod_group("train", 2), member("train", "train"), member("other", "train")]
+    answer = explain(tmp_path, *gang)
+    assert (answer["state"], answer["gang"], answer["job"]) == ("waits", True, "default/train")
+    assert helps(answer) == [("end", "n2", ("default/busy",))]
+    assert "job default/train is placed as a whole" in people(tmp_path, *gang)
+    incomplete = explain(tmp_path, node("n1"), pod_group("train", 2), member("train", "train"))
+    assert (incomplete["reason"], helps(incomplete)) == ("GangIncomplete", [])
 
 
 def test_nodes_are_told_by_reason_first(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import yaml
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
 from npuctl.manifests import Reading, read_manifests
-from tests.npuctl.manifests import as_list, node, pod, report
+from tests.npuctl.manifests import as_list, node, pod, pod_group, report
 
 
 @pytest.fixture
@@ -51,6 +51,20 @@ def test_the_servers_own_lists_whose_items_name_no_kind_are_read(folder: Path) -
 def test_of_two_objects_of_one_name_the_later_counts(folder: Path) -> None:
     reading = read(folder, json.dumps(as_list(node("n1", chips=8), node("n1", chips=3))))
     assert [each.allocatable_chips for each in reading.snapshot.nodes] == [3]
+
+
+def test_pod_groups_of_both_kinds_are_told_apart(folder: Path) -> None:
+    groups = [
+        pod_group("a", 3),
+        pod_group("a", 5, group="scheduling.x-k8s.io/v1alpha1"),
+        pod_group("b", 1, group="x/v1"),
+    ]
+    reading = read(folder, json.dumps(as_list(*groups)))
+    assert {kind: [each.spec.min_member for each in some] for kind, some in reading.snapshot.groups.items()} == {
+        "PodGroup.scheduling.volcano.sh": [3],
+        "PodGroup.scheduling.x-k8s.io": [5],
+    }
+    assert dict(reading.ignored) == {"PodGroup": 1}
 
 
 def test_other_kinds_are_counted_and_left_alone(folder: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from npuctl.cli import app
-from tests.npuctl.manifests import Json, as_list, node, pod, report
+from tests.npuctl.manifests import Json, as_list, member, node, pod, pod_group, report
 
 NOW = "2026-01-01T00:00:00Z"
 NOW_NS = 1_767_225_600 * 10**9
@@ -56,7 +56,11 @@ def test_a_pod_gets_the_chips_the_allocator_would_write_on_it(npuctl: Npuctl) ->
                 "job": "default/train",
                 "node": "node-a",
                 "chips": ["Ascend910-6", "Ascend910-7"],
-                "annotations": {"huawei.com/Ascend910": "Ascend910-6,Ascend910-7", "predicate-time": str(NOW_NS)},
+                "annotations": {
+                    "huawei.com/Ascend910": "Ascend910-6,Ascend910-7",
+                    "predicate-time": str(NOW_NS),
+                    "distributed-job": "false",
+                },
             }
         ],
         "pending": [],
@@ -171,6 +175,46 @@ def test_settings_come_from_the_allocators_file_and_not_from_the_environment(
 def test_unhealthy_chips_are_not_given(npuctl: Npuctl) -> None:
     answer = npuctl.plan(node("node-a", chips=6), report("node-a", unhealthy=0b11), pod("train", 2))
     assert answer["pods"][0]["chips"] == ["Ascend910-2", "Ascend910-3"]
+
+
+def test_a_gang_is_planned_whole_in_the_order_of_its_ranks(npuctl: Npuctl) -> None:
+    nodes = (node(f"n{number:02}") for number in range(12))
+    members = (member(f"train-{number}", "train") for number in reversed(range(12)))
+    answer = npuctl.plan(*nodes, *members, pod_group("train", 12))
+    assert answer["pending"] == []
+    assert [(each["name"], each["job"]) for each in answer["pods"]] == [
+        (f"train-{number}", "default/train") for number in range(12)
+    ]
+    assert len({each["node"] for each in answer["pods"]}) == 12
+    assert {each["annotations"]["distributed-job"] for each in answer["pods"]} == {"true"}
+
+
+def test_a_gang_that_does_not_fit_waits_whole_and_leaves_its_chips_to_others(npuctl: Npuctl) -> None:
+    members = [member(f"train-{number}", "train", creationTimestamp=NOW) for number in range(3)]
+    answer = npuctl.plan(node("n1"), node("n2"), *members, pod_group("train", 3), pod("alone", 8))
+    assert [each["name"] for each in answer["pending"]] == ["train-0", "train-1", "train-2"]
+    assert {each["job"] for each in answer["pending"]} == {"default/train"}
+    assert [each["name"] for each in answer["pods"]] == ["alone"]
+
+
+@pytest.mark.parametrize("api", ["scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"])
+def test_a_gang_that_is_not_complete_says_how_many_are_missing(api: str, npuctl: Npuctl) -> None:
+    mark = {"scheduling.k8s.io/group-name": "train"}, {"scheduling.x-k8s.io/pod-group": "train"}
+    waiting = pod("train-0", 8, annotations=mark[0]) if "volcano" in api else pod("train-0", 8, labels=mark[1])
+    answer = npuctl.plan(node("n1"), waiting, pod_group("train", 3, group=api))
+    (pending,) = answer["pending"]
+    assert (pending["reason"], pending["nodes"]["n1"]["reason"]) == ("GangIncomplete", "GangIncomplete")
+    assert "3 pods must be placed together, 1 are there, 2 missing" in pending["message"]
+
+
+def test_the_pods_of_an_owner_are_its_job(npuctl: Npuctl) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "u", "controller": True}
+    pods = (pod(f"train-{number}", 8, ownerReferences=[owner]) for number in (10, 9))
+    answer = npuctl.plan(node("n1"), node("n2"), *pods)
+    assert [(each["name"], each["job"]) for each in answer["pods"]] == [
+        ("train-9", "default/train"),
+        ("train-10", "default/train"),
+    ]
 
 
 def test_what_a_nodes_agent_says_of_it_is_heeded(npuctl: Npuctl) -> None:
