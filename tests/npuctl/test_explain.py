@@ -149,7 +149,15 @@ def test_a_pod_that_has_its_place_a_finished_one_and_one_without_chips_are_told_
 
 def test_a_pod_of_a_gang_is_told_what_its_job_lacks_and_no_remedy_for_what_already_fits(tmp_path: Path) -> None:
     busy = pod("busy", 8, node="n2", chips=range(8))
-    gang = [node("n1"), node("n2"), busy, pod_group("train", 2), member("train", "train"), member("other", "train")]
+    gang = [
+        node("n1"),
+        report("n1"),
+        node("n2"),
+        busy,
+        pod_group("train", 2),
+        member("train", "train"),
+        member("other", "train"),
+    ]
     answer = explain(tmp_path, *gang)
     assert (answer["state"], answer["gang"], answer["job"]) == ("waits", True, "default/train")
     assert helps(answer) == [("end", "n2", ("default/busy",))]

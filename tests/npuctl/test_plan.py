@@ -207,6 +207,14 @@ def test_a_gang_that_is_not_complete_says_how_many_are_missing(api: str, npuctl:
     assert "3 pods must be placed together, 1 are there, 2 missing" in pending["message"]
 
 
+def test_a_group_that_is_missing_among_others_is_waited_for(npuctl: Npuctl) -> None:
+    lonely = member("train-0", "train")
+    answer = npuctl.plan(node("n1"), lonely, pod_group("other", 1))
+    assert answer["pending"][0]["reason"] == "GroupMissing"
+    # Where there are no groups at all, nobody said that they are kept.
+    assert npuctl.plan(node("n1"), lonely)["pending"] == []
+
+
 def test_the_pods_of_an_owner_are_its_job(npuctl: Npuctl) -> None:
     owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "u", "controller": True}
     pods = (pod(f"train-{number}", 8, ownerReferences=[owner]) for number in (10, 9))
