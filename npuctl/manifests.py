@@ -187,7 +187,10 @@ def _named(origin: _Origin, manifest: _Json, kind: str) -> _Origin:
 
 
 def _kind(origin: _Origin, manifest: _Json) -> Resource[Any] | None:
-    return _KINDS.get((origin.kind, manifest.get("apiVersion") or _CORE))
+    version = manifest.get("apiVersion") or _CORE
+    if not isinstance(version, str):
+        raise origin.error("apiVersion", f"{version!r} is no version")
+    return _KINDS.get((origin.kind, version))
 
 
 def _convert(origin: _Origin, manifest: _Json, resource: Resource[T]) -> T:

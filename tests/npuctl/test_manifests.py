@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
 from npuctl.manifests import Reading, read_manifests
+from npuctl.planning import plan
+from npuctl.source import Source
 from tests.npuctl.manifests import as_list, node, pod, pod_group, report
 
 
@@ -142,3 +146,37 @@ def test_files_that_are_no_json_no_text_or_not_there_are_named(folder: Path) -> 
         read_manifests([str(folder / "none")])
     with pytest.raises(InvalidValue, match="it can't be read: Is a directory"):
         read_manifests([str(folder)])
+
+
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_whatever_stands_in_a_field_is_read_or_refused(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole = data.draw(st.sampled_from([node("n"), pod("p"), report("n"), pod_group("g", 1), as_list(pod("p"))]))
+    manifest = json.loads(json.dumps(whole))
+    place: Any = manifest
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else list(range(len(place)))))
+        inner = place[key]
+        if not inner or not isinstance(inner, dict | list) or data.draw(st.booleans()):
+            place[key] = data.draw(_ANYTHING)
+            break
+        place = inner
+    path = tmp_path_factory.mktemp("any") / "objects.yaml"
+    path.write_text(json.dumps(manifest))
+    try:
+        snapshot = read_manifests([str(path)]).snapshot
+    except InvalidValue as refused:
+        told = refused.message
+        assert f"{path}: document 1" in told
+        return
+    source = Source.of(now="2026-01-01T00:00:00Z")
+    plan(snapshot, source.settings, source.now_ns, candidates=True)
