@@ -11,6 +11,7 @@ from allocator.groups import KINDS
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
+from allocator.state.previous import PreviousNodes
 from ascend.deviceinfo import NAMESPACE
 from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
@@ -123,6 +124,7 @@ class Allocation:
         """
         # Reservations made here are for good: the ledger's clock stands still.
         ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=lambda: 0.0)
-        cluster = Cluster(ledger, now_s=now_s, max_report_age_s=settings.max_report_age_s)
+        previous = PreviousNodes() if settings.prefer_previous_node else None
+        cluster = Cluster(ledger, now_s=now_s, max_report_age_s=settings.max_report_age_s, previous=previous)
         snapshot.feed(cluster, settings.node_health_namespace or HEALTH_NAMESPACE)
         return cls(cluster, ledger, DecisionEngine(cluster, ledger, gang_ttl_s=settings.gang_ttl_s))

@@ -225,6 +225,21 @@ def test_the_pods_of_an_owner_are_its_job(npuctl: Npuctl) -> None:
     ]
 
 
+def test_the_previous_node_is_preferred_where_the_setting_says_so(npuctl: Npuctl) -> None:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
+    marks: Json = {"ownerReferences": [owner], "labels": {"batch.kubernetes.io/job-completion-index": "0"}}
+    before = pod("train-0-old", 2, node="n2", chips=[0, 1], deletionTimestamp=NOW, **marks)
+    objects = [
+        node("n1"),
+        node("n2"),
+        before,
+        pod("busy", 4, node="n1", chips=range(4)),
+        pod("train-0-new", 4, **marks),
+    ]
+    assert npuctl.plan(*objects)["pods"][0]["node"] == "n1"
+    assert npuctl.plan(*objects, flags=("--set", "prefer-previous-node=true"))["pods"][0]["node"] == "n2"
+
+
 def test_what_a_nodes_agent_says_of_it_is_heeded(npuctl: Npuctl) -> None:
     health: Json = {
         "apiVersion": "v1",
