@@ -20,7 +20,9 @@ pytestmark = pytest.mark.real
 
 # Another process that owns a cluster with a running container, tells where it is, and waits to be ended.
 _OWNER = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import pod
 with Cluster(1) as cluster:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ascend.deviceinfo import NAMESPACE, config_map_name
+from device_plugin.rules.node_labels import CHIP_MEMORY, CHIP_NAME, DRIVER_VERSION, SERVER_TYPE_LABEL
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import cluster  # noqa: F401 - a fixture
 from tests.conformance.chips import Chips
@@ -38,6 +39,9 @@ def shared_node(cluster: Cluster) -> Iterator[GatedNode]:  # noqa: F811 - a fixt
             yield made
         finally:
             made.plugin.process.stop()
+            # The plugin never takes a label back; other modules of this cluster have servers of another kind.
+            labels = dict.fromkeys((CHIP_NAME, CHIP_MEMORY, SERVER_TYPE_LABEL, DRIVER_VERSION))
+            cluster.api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": labels}})
             cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{config_map_name(node.name)}")
 
 
