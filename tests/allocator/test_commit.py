@@ -206,6 +206,18 @@ async def test_a_binding_of_unknown_outcome_keeps_its_chips_from_everybody_else(
     assert engine.filter(pod("b", 8), ["n1"]).fitting == ["n1"]
 
 
+async def test_a_binding_of_unknown_outcome_that_the_watch_is_slow_to_show_keeps_its_chips() -> None:
+    office = Office(pod("a", 8))
+    office.server.after = [Unreachable("lost")]
+    office.server.unreadable = [Unreachable("gone")]
+    with pytest.raises(Unreachable):
+        await office.committer.bind(REF, "n1")
+    office.world.now_s += 10 * DOUBT_S
+    assert office.world.engine.filter(pod("b", 8), ["n1"]).fitting == []
+    await office.committer.verify()
+    assert office.stage() is Stage.BOUND
+
+
 async def test_where_the_pod_can_not_be_read_either_the_chips_are_kept_for_a_while() -> None:
     office = Office(pod("a", 2))
     office.server.after = [Unreachable("lost")]
