@@ -16,18 +16,20 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ascend.observe.logs import configure_logs
-from tests.bench import allocate, decisions, freed, gangs, plugin, scheduler
+from tests.bench import allocate, decisions, fragmentation, freed, gangs, plugin, scheduler
 from tests.bench.outcome import Outcome, Run
 
 BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "decisions": decisions.measure,
     "gangs": gangs.measure,
+    "fragmentation": fragmentation.measure,
     "allocate": allocate.measure,
     "plugin": plugin.measure,
     "scheduler": scheduler.measure,
     "freed": freed.measure,
 }
 SEED: Final = 910
+PLOTS: Final = Path("build/bench")
 _WIDTH: Final = 118
 
 
@@ -37,6 +39,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(BENCHES)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a minute for everything; the numbers mean little")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every sample there")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", default=PLOTS, help=f"save plots there ({PLOTS})")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of every random choice (default: {SEED})")
     arguments = parser.parse_args()
     names: list[str] = arguments.names or list(BENCHES)
@@ -49,7 +52,7 @@ def main() -> int:
     out.print(" · ".join(f"{key} {value}" for key, value in kept["conditions"].items()), highlight=False)
     for name in names:
         with Progress(console=Console(stderr=True), transient=True) as progress:
-            outcome = asyncio.run(_measured(name, Run(arguments.quick, arguments.seed, progress)))
+            outcome = asyncio.run(_measured(name, Run(arguments.quick, arguments.seed, progress, arguments.plots)))
         out.print()
         for each in outcome.shown:
             out.print(each, highlight=False)

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -21,11 +22,13 @@ class Run:
         quick: only show that everything works; the numbers mean little.
         seed: of every random choice.
         progress: shows how far it is.
+        plots: the folder that plots are saved in.
     """
 
     quick: bool
     seed: int
     progress: Progress
+    plots: Path
 
     def steps(self, what: str, count: int) -> Iterable[int]:
         """0 … count-1, with a bar."""
