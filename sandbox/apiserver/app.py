@@ -1,5 +1,6 @@
 """The server: one aiohttp application on a local port, with the knobs that tests and the demo turn."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
@@ -12,7 +13,7 @@ from aiohttp.typedefs import Handler
 from sandbox.apiserver import discovery
 from sandbox.apiserver.documents import whole
 from sandbox.apiserver.faults import Faults
-from sandbox.apiserver.handlers import Handlers, json_answer
+from sandbox.apiserver.handlers import Handlers, asks_to_watch, json_answer
 from sandbox.apiserver.registry import AdmissionHook, Registry, Writing
 from sandbox.apiserver.resources import SERVED, Catalogue, Resource, Target
 from sandbox.apiserver.status import StatusError, method_not_allowed, no_such_resource, too_large, unauthorized
@@ -22,6 +23,7 @@ from sandbox.apiserver.watching import WatchStreams
 Json = dict[str, Any]
 
 _MAX_BODY_BYTES = 3_145_728
+_USER = web.RequestKey("user", str)
 _OPEN_PATHS = frozenset({"/healthz", "/livez", "/readyz"})
 _SYSTEM_NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 _ACCESS_REVIEW = ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"]
@@ -63,6 +65,9 @@ class ApiServer:
     ) -> None:
         self.denied: set[tuple[str, str]] = set()
         """Verbs and resources (as ``("patch", "nodes")``) that access reviews deny; nothing else looks at them."""
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """How many requests came, by user (empty without tokens) and what was asked: ``get nodes``, ``watch pods``,
+        ``post pods/binding``, ``get /apis``; probes don't count."""
         self.store = Store(history_limit=history_limit, watcher_limit=watcher_limit)
         self.admission: list[AdmissionHook] = []
         self.watches = WatchStreams(self.store, bookmark_interval_s)
@@ -175,6 +180,7 @@ class ApiServer:
             scheme, _, token = request.headers.get("Authorization", "").partition(" ")
             if scheme != "Bearer" or token not in self._tokens:
                 raise unauthorized()
+            request[_USER] = self._tokens[token]
         return await handler(request)
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
@@ -186,7 +192,9 @@ class ApiServer:
         if parts[:1] == ["apis"] and len(parts) > len(("apis", "group")) and parts != _ACCESS_REVIEW:
             return await self._serve(request, "/".join(parts[1:3]), parts[3:])
         if parts == _ACCESS_REVIEW and request.method == "POST":
+            self._count(request, parts[-1])
             return await self._review(request)
+        self._count(request, request.path)
         documents: dict[str, Json | None] = {
             "version": discovery.VERSION,
             "api": discovery.api_versions(self.url.partition("//")[2]),
@@ -197,6 +205,10 @@ class ApiServer:
             document = discovery.group(self._catalogue, parts[1])
         return _read_only(request, document)
 
+    def _count(self, request: web.Request, what: str) -> None:
+        verb = "watch" if asks_to_watch(request) else request.method.lower()
+        self.requests[request.get(_USER, ""), f"{verb} {what}"] += 1
+
     async def _review(self, request: web.Request) -> web.StreamResponse:
         review: Json = msgspec.json.decode(await request.read())
         asked = review["spec"]["resourceAttributes"]
@@ -206,12 +218,15 @@ class ApiServer:
 
     async def _serve(self, request: web.Request, api_version: str, parts: list[str]) -> web.StreamResponse:
         if not self._catalogue.serves(api_version):
+            self._count(request, request.path)
             return _read_only(request, None)
         if not parts:
+            self._count(request, request.path)
             return _read_only(request, discovery.resource_list(self._catalogue, api_version))
         target = self._catalogue.target(api_version, parts)
         if target is None:
             raise no_such_resource()
+        self._count(request, "/".join(filter(None, (target.resource.plural, target.subresource))))
         return await self._handlers.handle(request, target)
 
 

@@ -63,11 +63,16 @@ def _flag(query: str, request: web.Request) -> bool:
     return query in request.query and request.query[query] in _TRUE
 
 
+def asks_to_watch(request: web.Request) -> bool:
+    """Whether a GET wants the changes of a collection, not the collection."""
+    return _flag("watch", request)
+
+
 def _resource_version(request: web.Request) -> int | None:
     text = request.query.get("resourceVersion", "")
     if text and not text.isdecimal():
         why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
-        raise internal(why) if _flag("watch", request) else bad_request(f"invalid resource version: {why}")
+        raise internal(why) if asks_to_watch(request) else bad_request(f"invalid resource version: {why}")
     return int(text) if text else None
 
 
@@ -143,7 +148,7 @@ class Handlers:
         selection = _selection(request, target)
         version = _resource_version(request)
         timeout_s = _number("timeoutSeconds", request)
-        if not _flag("watch", request):
+        if not asks_to_watch(request):
             page = Page(_number("limit", request) or 0, request.query.get("continue", ""), version)
             return json_answer(list_json(self.store, selection, page))
         listing = _flag("sendInitialEvents", request)

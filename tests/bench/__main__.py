@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ascend.observe.logs import configure_logs
-from tests.bench import allocate, decisions, fragmentation, freed, gangs, plugin, scheduler
+from tests.bench import allocate, decisions, fragmentation, freed, gangs, plugin, scheduler, startup
 from tests.bench.outcome import Outcome, Run
 
 BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
@@ -27,6 +27,7 @@ BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "plugin": plugin.measure,
     "scheduler": scheduler.measure,
     "freed": freed.measure,
+    "startup": startup.measure,
 }
 SEED: Final = 910
 PLOTS: Final = Path("build/bench")

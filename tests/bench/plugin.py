@@ -15,11 +15,11 @@ from rich.text import Text
 
 from ascend.chips import ChipSet
 from ascend.deviceinfo import NAMESPACE, config_map_name
-from tests.bench.cpu import cpu_s
 from tests.bench.outcome import Outcome, Run, p50, table
 from tests.bench.plugin_rig import PluginRig, plugin_rig
 from tests.bench.reference import REFERENCE
 from tests.bench.sightings import seen
+from tests.bench.usage import cpu_s, rss_mib
 from tests.cluster import requirements
 from tests.conformance.node import PluginNode, written_set
 
@@ -98,7 +98,7 @@ async def _idle(rig: PluginRig, idle_s: float, samples: _Samples) -> None:
     await asyncio.sleep(idle_s)
     passed_s = time.perf_counter() - started_s
     found = rig.audit.since(requests)
-    samples.add("RSS, MiB", _rss_mib(process.pid))
+    samples.add("RSS, MiB", rss_mib(process.pid))
     samples.add("CPU, % of a core", (cpu_s(process) - used_s) / passed_s * 100)
     samples.add("API requests, per min", found.total() / passed_s * 60)
     samples.add("driver calls, per min", (rig.node.chips.calls() - calls) / passed_s * 60)
@@ -240,11 +240,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_ctime_ns
-
-
-def _rss_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
 
 
 def _outcome(size: _Size, samples: _Samples) -> Outcome:

@@ -14,9 +14,9 @@ from rich.text import Text
 from ascend.kube.client import KubeClient
 from ascend.products import ASCEND_910A
 from tests.bench.audit import Audit, audit
-from tests.bench.cpu import cpu_of
 from tests.bench.fake_cluster import PodWatch, create_nodes, create_pods, delete_pods, watching_pods
 from tests.bench.outcome import Outcome, Run, ms, p50, p99, table
+from tests.bench.usage import cpu_of
 from tests.cluster import requirements
 from tests.cluster.api import Server, free_ports
 from tests.cluster.cluster import Cluster

@@ -36,6 +36,12 @@ class SandboxProgram(Program):
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def pid(self) -> int:
+        """The process's id; it must have been started."""
+        assert self._process is not None, f"{self._name} was never started"
+        return self._process.pid
+
     async def start(self) -> None:
         environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"}
         with self._log.open("ab") as log:

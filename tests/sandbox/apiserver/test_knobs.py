@@ -32,6 +32,26 @@ async def test_only_known_tokens_get_in_but_everybody_may_probe(connect: Connect
         assert kubeconfig["users"][0]["user"] == {"token": "good"}
 
 
+async def test_requests_are_counted_by_user_and_by_what_they_ask(connect: Connect) -> None:
+    async with ApiServer(tokens={"good": "allocator", "other": "kubelet"}) as server:
+        session = connect(server.url).session
+        asked = ["", "?limit=1", "?watch=true&timeoutSeconds=1", "/missing", "/missing/status"]
+        for path in asked:
+            headers = {"Authorization": "Bearer good"}
+            async with session.get(f"{server.url}{PODS}{path}", headers=headers):
+                pass
+        for token, path in (("other", PODS), ("other", "/apis"), ("bad", PODS), ("other", "/readyz")):
+            async with session.get(f"{server.url}{path}", headers={"Authorization": f"Bearer {token}"}):
+                pass
+        assert server.requests == {
+            ("allocator", "get pods"): 3,
+            ("allocator", "watch pods"): 1,
+            ("allocator", "get pods/status"): 1,
+            ("kubelet", "get pods"): 1,
+            ("kubelet", "get /apis"): 1,
+        }
+
+
 async def test_injected_failures_hit_the_next_matching_requests_only(client: Client, server: ApiServer) -> None:
     server.fail_next("POST", "/configmaps", 429, times=2, retry_after_s=3)
     assert (await client("GET", CONFIGMAPS)).status == 200

@@ -1,0 +1,70 @@
+"""The objects of a large cluster in the sandbox's API server, about as large as real ones are."""
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ascend.annotations import Grant
+from ascend.chips import chip_set
+from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
+from sandbox.apiserver import ApiServer
+from tests.allocator.harness import node_manifest, pod_manifest
+from tests.bench.free_sets import node_name
+
+PODS_PER_NODE: Final = 2
+_RINGS: Final = (range(4), range(4, 8))
+_SIZES: Final = (1, 2, 4)
+_IMAGES: Final = 40
+_VARIABLES: Final = 30
+
+
+async def settle(server: ApiServer, nodes: int, seed: int) -> None:
+    """So many servers of 8 chips with their reports, and a pod of 1, 2 or 4 chips in each ring."""
+    rng = random.Random(seed)
+    now_s = int(time.time())
+    for number in range(nodes):
+        name = node_name(number)
+        held = [tuple(ring[: rng.choice(_SIZES)]) for ring in _RINGS]
+        await server.create(_node(name))
+        await server.create(_report(name, chip_set(chip for chips in held for chip in chips), now_s))
+        for which, chips in enumerate(held):
+            await server.create(_pod(f"holds-{name}-{which}", name, chips))
+
+
+def _node(name: str) -> dict[str, Any]:
+    manifest = node_manifest(name)
+    manifest["metadata"]["labels"] = dict(_labels(name))
+    manifest["status"]["images"] = [
+        {
+            "names": [f"registry.example/team-{number % 7}/image-{number}@sha256:{number:064x}"],
+            "sizeBytes": 1_000_000 * number,
+        }
+        for number in range(_IMAGES)
+    ]
+    return manifest
+
+
+def _report(node: str, taken: int, now_s: int) -> dict[str, Any]:
+    report = DeviceReport(free=0xFF & ~taken, unhealthy=0, network_unhealthy=0, update_time_s=now_s)
+    metadata = {"name": config_map_name(node), "namespace": NAMESPACE, "labels": dict(LABELS)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": encode_report(report)}
+
+
+def _pod(name: str, node: str, chips: tuple[int, ...]) -> dict[str, Any]:
+    annotations = Grant(chips, time.time_ns()).annotations()
+    manifest = pod_manifest(name, len(chips), annotations=annotations, labels=dict(_labels(name)))
+    spec = manifest["spec"]
+    spec["nodeName"] = node
+    spec["containers"][0]["env"] = [
+        {"name": f"VARIABLE_{number}", "value": f"what the training of {name} wants to know, {number}"}
+        for number in range(_VARIABLES)
+    ]
+    spec["volumes"] = [{"name": f"volume-{number}", "emptyDir": {}} for number in range(4)]
+    spec["tolerations"] = [{"key": f"taint-{number}", "operator": "Exists", "effect": "NoExecute"} for number in (1, 2)]
+    return manifest
+
+
+def _labels(name: str) -> Iterator[tuple[str, str]]:
+    yield "kubernetes.io/hostname", name
+    yield from ((f"example.com/label-{number}", f"value-{number}-of-{name}") for number in range(10))

@@ -1,0 +1,40 @@
+"""How much CPU and memory processes use, from /proc."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.cluster.processes import Process
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(process: Process) -> float:
+    """User and system time of a program so far, all its threads; 0 if it does not run."""
+    return cpu_of_pid(process.pid) if process.alive else 0.0
+
+
+def cpu_of(processes: Mapping[str, Process]) -> dict[str, float]:
+    """The same of several programs, by name."""
+    return {name: cpu_s(process) for name, process in processes.items()}
+
+
+def cpu_of_pid(pid: int) -> float:
+    """User and system time of a process so far, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def rss_mib(pid: int) -> float:
+    """The memory a process has now."""
+    return _mib(pid, "VmRSS")
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory it has had."""
+    return _mib(pid, "VmHWM")
+
+
+def _mib(pid: int, name: str) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{name}:")) / 1024
