@@ -46,6 +46,14 @@ def test_every_file_that_is_linked_exists(document: str) -> None:
     assert [target for target in linked if not (path.parent / target).exists()] == []
 
 
+def test_every_module_the_architecture_names_exists() -> None:
+    named = re.findall(
+        r"`((?:allocator|device_plugin|ascend|sandbox)/[\w/.]*)`", (ROOT / "docs/architecture.md").read_text()
+    )
+    assert len(named) > 40
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_the_reference_is_what_the_code_says() -> None:
     assert (
         reference.render((ROOT / "docs" / "device-plugin.md").read_text())
