@@ -13,7 +13,8 @@ import grpc
 from ascend.errors import Unreachable
 from ascend.observe.probes import split_address
 from device_plugin.doctor.finding import Check, Finding
-from device_plugin.kubelet.pod_resources import CHANNEL_OPTIONS, read_ledger
+from device_plugin.kubelet.calls import CHANNEL_OPTIONS
+from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.kubelet.registration import KUBELET_SOCKET, PREFIX
 from device_plugin.lock import NAME
 from device_plugin.settings import Settings

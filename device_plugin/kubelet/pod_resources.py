@@ -7,14 +7,10 @@ import grpc
 
 from ascend.chips import RESOURCE, parse_chip_name
 from ascend.errors import InvalidValue, Unreachable
+from device_plugin.kubelet.calls import CHANNEL_OPTIONS, unreachable
 from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as pb_grpc
 
-CHANNEL_OPTIONS = (
-    # A percent-encoded path as authority is refused by some kubelets (spec/kubernetes.md §8.3).
-    ("grpc.default_authority", "localhost"),
-    ("grpc.enable_http_proxy", 0),
-)
 MAX_MESSAGE = 16 * 1024 * 1024
 DEADLINE_S = 2.0
 
@@ -46,7 +42,7 @@ async def read_ledger(socket: Path) -> KubeletLedger:
                 pb.ListPodResourcesRequest(), timeout=DEADLINE_S
             )
         except grpc.aio.AioRpcError as error:
-            raise Unreachable(f"pod-resources on {socket}: {error.details()}") from error
+            raise unreachable(f"pod-resources on {socket}", error) from error
     ledger = KubeletLedger()
     try:
         for pod in answer.pod_resources:

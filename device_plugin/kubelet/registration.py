@@ -26,7 +26,7 @@ from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
 from ascend.kube.backoff import Backoff
 from device_plugin.kubelet import socket
-from device_plugin.kubelet.pod_resources import CHANNEL_OPTIONS
+from device_plugin.kubelet.calls import CHANNEL_OPTIONS, unreachable
 from device_plugin.kubelet.servicer import DevicePluginServicer
 from device_plugin.metrics import Metrics
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -180,7 +180,7 @@ class Registration:
             try:
                 await pb_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_DEADLINE_S)
             except grpc.aio.AioRpcError as error:
-                raise Unreachable(f"the kubelet did not register us: {error.details()}") from error
+                raise unreachable("the kubelet did not register us", error) from error
 
     def _remove_stale_sockets(self) -> None:
         # The instance lock is ours, so whoever made them is gone.
