@@ -34,6 +34,8 @@ class LinkTool:
     Args:
         tool: where it is; it is run only if nobody but root and we can change it.
         period_s: time between two questions about a chip.
+        down_period_s: the same while the last answer was DOWN, so that a link that is back does not count as lost for
+            as long as an answer is believed.
         patience_s: how long an answer is waited for.
         deadline_s: how long the tool may take before it is killed.
         now_s: a monotonic clock.
@@ -44,12 +46,14 @@ class LinkTool:
         tool: Path = HCCN_TOOL,
         *,
         period_s: float = 300.0,
+        down_period_s: float = 10.0,
         patience_s: float = 0.5,
         deadline_s: float = 10.0,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tool = tool
         self._period_s = period_s
+        self._down_period_s = down_period_s
         self._patience_s = patience_s
         self._deadline_s = deadline_s
         self._now_s = now_s
@@ -62,7 +66,7 @@ class LinkTool:
         now_s = self._now_s()
         if port.question is not None:
             self._listen(port, port.question, now_s, patience_s=0.0)
-        elif port.asked_s is None or now_s - port.asked_s >= self._period_s:
+        elif port.asked_s is None or now_s - port.asked_s >= self._period_of(port):
             port.asked_s = now_s
             question = self._ask(phy_id)
             if question is None:
@@ -71,6 +75,9 @@ class LinkTool:
                 port.question = question
                 self._listen(port, question, now_s, patience_s=self._patience_s)
         return port.up
+
+    def _period_of(self, port: _Port) -> float:
+        return self._down_period_s if port.up is False else self._period_s
 
     def _ask(self, phy_id: int) -> "subprocess.Popen[bytes] | None":
         if not self._tool.exists():

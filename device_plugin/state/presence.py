@@ -20,7 +20,8 @@ class Turn:
         code: the fault.
         present: it came.
         at: when, as far as known.
-        counts: it came now; not merely found by the first reading, or again by the one that follows a single event.
+        counts: it came now; not merely found by the first reading, or again by the one that follows a single event or
+            the announced end of a fault that is still there.
     """
 
     code: int
@@ -32,7 +33,7 @@ class Turn:
 class Presence:
     """The faults of one chip."""
 
-    __slots__ = ("_fleeting", "_heard", "_present", "_severities", "read_s")
+    __slots__ = ("_fleeting", "_heard", "_present", "_severities", "_unconfirmed", "read_s")
 
     def __init__(self) -> None:
         self.read_s: float | None = None
@@ -41,6 +42,7 @@ class Presence:
         self._fleeting: set[int] = set()  # present only to be seen: they happened once and are over
         self._heard: dict[int, tuple[float, bool]] = {}  # by code, when the last event was and whether it came
         self._severities: dict[int, int] = {}
+        self._unconfirmed: dict[int, Moment] = {}  # announced to be over, not yet read to be: since when they were there
 
     @property
     def codes(self) -> Mapping[int, Moment]:
@@ -70,6 +72,7 @@ class Presence:
             yield from self._recover(code, at)
             return
         self._heard[code] = at.mono_s, True
+        self._unconfirmed.pop(code, None)
         if self.is_there(code):
             return
         self._present.setdefault(code, at)
@@ -87,7 +90,9 @@ class Presence:
         self._heard[code] = at.mono_s, False
         there = self.is_there(code)
         self._fleeting.discard(code)
-        if self._present.pop(code, None) is not None and there:
+        since = self._present.pop(code, None)
+        if since is not None and there:
+            self._unconfirmed[code] = since
             yield Turn(code, present=False, at=at)
 
     def read(self, state: ChipState, at: Moment) -> Iterator[Turn]:
@@ -107,11 +112,14 @@ class Presence:
                 yield Turn(code, present=False, at=at)
         for code in sorted(codes):
             if not self.is_there(code) and not self._heard.get(code, (0.0, False))[1]:
-                counts = self.read_s is not None and code not in self._fleeting
-                self._present.setdefault(code, at)
+                # One of several of its kind is over, the driver still reports another: it is no new fault (§4.5).
+                still = self._unconfirmed.pop(code, None)
+                counts = self.read_s is not None and code not in self._fleeting and still is None
+                self._present.setdefault(code, still or at)
                 self._fleeting.discard(code)
                 yield Turn(code, present=True, at=at, counts=counts)
         self._severities = {code: severity for code, severity in self._severities.items() if code in codes}
+        self._unconfirmed = {code: since for code, since in self._unconfirmed.items() if code in self._heard}
         self.read_s = at.mono_s
 
     def _codes(self, state: ChipState) -> set[int]:

@@ -86,6 +86,17 @@ def test_each_chip_is_asked_about_once_in_five_minutes(tmp_path: Path) -> None:
     assert len(asked.read_text().splitlines()) == 3
 
 
+def test_a_chip_without_link_is_asked_about_again_soon(tmp_path: Path) -> None:
+    clock = Clock()
+    links = LinkTool(tool(tmp_path, 'echo "link status: DOWN"'), patience_s=10, now_s=clock)
+    assert links.up(3) is False
+    tool(tmp_path, ANSWER)
+    clock.now_s += 9.9
+    assert links.up(3) is False
+    clock.now_s += 0.1
+    assert links.up(3) is True
+
+
 def test_an_answer_that_takes_longer_is_picked_up_later_and_the_old_one_counts_until_then(tmp_path: Path) -> None:
     gate, clock = tmp_path / "gate", Clock()
     links = LinkTool(tool(tmp_path, ANSWER), patience_s=10, now_s=clock)

@@ -244,6 +244,40 @@ def test_an_event_that_a_later_reading_overtook_still_counts() -> None:
     assert [fault.since_ms for fault in verdict.faults] == [WALL_MS + 4000]
 
 
+def test_a_fault_announced_to_be_over_that_the_driver_still_reports_is_no_new_one() -> None:
+    # A chip can have the same fault in two places; the end of one is announced, the code stays (§4.5).
+    watch = Watch(rules_of(often(2)))
+    watch.event(1, CODE)
+    watch.event(5, CODE, "recover")
+    watch.read(6, CODE)
+    verdict = watch.chip(6)
+    assert verdict.level is Level.NOT_HANDLE
+    assert [fault.since_ms for fault in verdict.faults] == [WALL_MS + 1000]
+    watch.event(7, CODE, "recover")
+    watch.event(8, CODE)
+    watch.read(9, CODE)
+    assert watch.chip(9).level is Level.SEPARATE  # announced to have come: that counts
+
+
+def test_a_fault_read_to_be_over_and_then_there_again_is_a_new_one() -> None:
+    watch = Watch(rules_of(often(2)))
+    watch.event(1, CODE)
+    watch.event(5, CODE, "recover")
+    watch.read(6)
+    watch.read(7, CODE)
+    assert watch.chip(7).level is Level.SEPARATE
+
+
+def test_a_reading_begun_before_the_announced_end_decides_nothing_about_it() -> None:
+    watch = Watch(rules_of(often(2)))
+    watch.event(1, CODE)
+    watch.event(5, CODE, "recover")
+    watch.read(4, CODE)
+    assert watch.chip(5).faults == ()
+    watch.read(6, CODE)
+    assert watch.chip(6).level is Level.NOT_HANDLE
+
+
 def test_a_repeated_event_of_a_fault_that_is_there_counts_once() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE)
