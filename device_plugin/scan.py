@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 
 from ascend.chips import chip_name
-from ascend.errors import DriverError
+from ascend.errors import AscendError, DriverError
 from ascend.kube.backoff import Backoff
 from device_plugin.driver import ChipFacts, ChipState, Driver, FaultEvent, Inventory
 from device_plugin.rules.verdict import Moment
@@ -25,6 +25,11 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 def present_moment() -> Moment:
     """Now, by both clocks."""
     return Moment(time.monotonic(), time.time_ns() // 1_000_000)
+
+
+CONFIRM_S = 0.3
+"""How long after a fault was announced to be over its chip is read, before its hold has passed: another fault of the
+same code may be there still (spec/node-agent.md §4.5). The driver is given a moment to agree with itself."""
 
 
 class Listener(Protocol):
@@ -122,6 +127,8 @@ class Scanner:
         self._deadline_s = deadline_s
         self._moment = moment
         self._thread = CallThread("driver")
+        # Apart, so that a driver that is slow to take a subscriber holds up neither readings nor discoveries.
+        self._subscribing = CallThread("subscription")
         self._readers: dict[int, _Reader] = {}
         self._discovering: asyncio.Future[Inventory] | None = None
         self._server: Inventory | None = None
@@ -132,9 +139,10 @@ class Scanner:
 
     async def run(self) -> None:
         """Scan until cancelled."""
+        subscription: asyncio.Task[None] | None = None
         try:
             await self._find_chips()
-            await self._subscribe()
+            subscription = asyncio.create_task(self._subscribe())
             loop = asyncio.get_running_loop()
             discover_at_s = loop.time() + self._discover_s
             while True:
@@ -145,9 +153,13 @@ class Scanner:
                     self._discover().add_done_callback(self._rediscovered)
                 await asyncio.sleep(self.period_s)
         finally:
+            if subscription is not None:
+                subscription.cancel()
             for reader in self._readers.values():
                 reader.close()
+            self._readers.clear()
             self._thread.close()
+            self._subscribing.close()
 
     async def _find_chips(self) -> None:
         backoff = Backoff(first_s=0.2, limit_s=5.0)
@@ -174,17 +186,32 @@ class Scanner:
         def hear(event: FaultEvent) -> None:
             at = self._moment()
             try:
-                loop.call_soon_threadsafe(self._listener.announced, event, at)
+                loop.call_soon_threadsafe(self._announced, event, at)
             except RuntimeError:
                 return  # the loop has ended meanwhile; nobody listens any more
 
-        call = self._thread.call(lambda: self._driver.subscribe(hear))
-        done, _ = await asyncio.wait((call,), timeout=self._deadline_s)
-        error = call.exception() if done else f"no answer within {self._deadline_s:g} s"
-        if error is None:
-            log.info("the driver announces faults", poll_s=self.period_s)
-        else:
+        call = self._subscribing.call(lambda: self._driver.subscribe(hear))
+        try:
+            done, _ = await asyncio.wait((call,), timeout=self._deadline_s)
+            if not done:
+                log.warning("the driver does not answer who wants to hear of faults, polling alone meanwhile")
+            await call
+        except AscendError as error:
             log.info("the driver announces no faults, polling alone", poll_s=self.period_s, error=str(error))
+        else:
+            log.info("the driver announces faults", poll_s=self.period_s)
+        finally:
+            call.cancel()
+
+    def _announced(self, event: FaultEvent, at: Moment) -> None:
+        self._listener.announced(event, at)
+        if event.assertion == "recover":
+            asyncio.get_running_loop().call_later(CONFIRM_S, self._look_at, event.logic_id)
+
+    def _look_at(self, logic_id: int) -> None:
+        for reader in self._readers.values():
+            if reader.chip.logic_id == logic_id:
+                reader.poll(self._listener, self._moment(), self._deadline_s)
 
     def _discover(self) -> "asyncio.Future[Inventory]":
         self._discovering = self._thread.call(self._driver.discover)

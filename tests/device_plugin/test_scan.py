@@ -8,6 +8,7 @@ import pytest
 
 from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
+from device_plugin import scan as scan_module
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
 from device_plugin.rules.verdict import Moment
 from device_plugin.scan import Scanner
@@ -27,6 +28,8 @@ class ScriptedDriver:
         self.calls: list[int] = []
         self.subscribed: Callable[[FaultEvent], None] | None = None
         self.announces = True
+        self.takes_subscribers = threading.Event()
+        self.takes_subscribers.set()
         self._free: dict[int | None, threading.Event] = {}
 
     def hang(self, chip_id: int | None = None) -> None:
@@ -52,6 +55,7 @@ class ScriptedDriver:
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
         if not self.announces:
             raise DriverError("dcmi_subscribe_fault_event: not supported")
+        self.takes_subscribers.wait(30.0)
         self.subscribed = on_event
 
     def _wait(self, chip_id: int | None) -> None:
@@ -83,10 +87,10 @@ class Heard:
 
 
 class Rig:
-    def __init__(self, *, discover_s: float = 1000.0, deadline_s: float = 0.05) -> None:
+    def __init__(self, *, discover_s: float = 1000.0, deadline_s: float = 0.05, period_s: float = 0.002) -> None:
         self.driver = ScriptedDriver()
         self.heard = Heard()
-        self.scanner = Scanner(self.driver, self.heard, period_s=0.002, discover_s=discover_s, deadline_s=deadline_s)
+        self.scanner = Scanner(self.driver, self.heard, period_s=period_s, discover_s=discover_s, deadline_s=deadline_s)
 
 
 @pytest.fixture
@@ -195,6 +199,32 @@ async def test_a_driver_that_announces_nothing_is_polled(rig: Rig) -> None:
         await until(lambda: rig.heard.count(0) > 3)
         rig.driver.states[0] = FAULT
         await until(lambda: rig.heard.states[0][-1][0] == FAULT)
+
+
+async def test_a_driver_that_hangs_when_asked_for_events_is_read_and_followed_meanwhile() -> None:
+    rig = Rig(discover_s=0.02)
+    rig.driver.takes_subscribers.clear()
+    async with running(rig.scanner.run()):
+        await until(lambda: all(rig.heard.count(chip_id) > 3 for chip_id in range(8)))
+        await until(lambda: len(rig.heard.servers) > 2)
+        assert rig.driver.subscribed is None
+        rig.driver.takes_subscribers.set()
+        await until(lambda: rig.driver.subscribed is not None)
+        assert rig.driver.subscribed is not None
+        rig.driver.subscribed(EVENT)
+        await until(lambda: rig.heard.events == [EVENT])
+
+
+async def test_a_fault_announced_to_be_over_is_looked_after_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "CONFIRM_S", 0.01)
+    rig = Rig(period_s=1000.0)
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.count(3) == 1 and rig.driver.subscribed is not None)
+        assert rig.driver.subscribed is not None
+        rig.driver.subscribed(EVENT)
+        rig.driver.subscribed(replace(EVENT, assertion="recover"))
+        await until(lambda: rig.heard.count(3) == 2)
+        assert [rig.heard.count(chip_id) for chip_id in (2, 4)] == [1, 1]
 
 
 async def test_chips_that_come_go_or_change_are_followed() -> None:
