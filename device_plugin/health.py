@@ -71,14 +71,18 @@ class HealthKeeper:
         self._next_s: float | None = None
 
     def discovered(self, server: Inventory, at: Moment) -> None:
-        """The chips there are. One that is cut into virtual chips can't be given whole, so it is not ours."""
-        whole = [chip for chip in server.chips if not chip.vnpus]
+        """The chips there are.
+
+        One that is cut into virtual chips can't be given whole, so it is not ours; one that is cut only now stays
+        listed, as unhealthy.
+        """
+        ours = [chip for chip in server.chips if not chip.vnpus or chip.phy_id in self._known]
         for chip in server.chips:
             if chip.vnpus and chip.phy_id not in self._known:
                 log.info("not offered, it is cut into virtual chips", chip=chip_name(chip.phy_id))
-        self._known |= {chip.phy_id: chip for chip in whole}
+        self._known |= {chip.phy_id: chip for chip in ours}
         self._server = server
-        self._book.discovered(whole, at)
+        self._book.discovered(ours, at, cut=chip_set(chip.phy_id for chip in ours if chip.vnpus))
         self._tell()
 
     def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:

@@ -56,12 +56,15 @@ class ChipHealth:
         "_separated_ms",
         "_silence",
         "_upgrades",
+        "cut",
         "discovered",
     )
 
     def __init__(self) -> None:
         self.discovered = False
         """It exists, or did; others are only known by what was restored."""
+        self.cut = False
+        """It is cut into virtual chips, so it can't be given whole."""
         self._presence = Presence()
         self._upgrades = Upgrades()
         self._separated_ms: int | None = None  # by an operator
@@ -236,6 +239,8 @@ class ChipHealth:
         """Why the chip is not healthy, in a word and a sentence; empty where it is."""
         if found.bars_use or (found.level.bars_new_use and not used):
             return _why_barred(found)
+        if self.cut:
+            return "CutIntoVirtual", "it is cut into virtual chips"
         if self._presence.read_s is None:
             return "DriverSilent", "the driver has not told of it yet"
         if self._is_silent(now_s, policy):

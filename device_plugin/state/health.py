@@ -89,13 +89,20 @@ class HealthBook:
             chip.restore(reasons.get(phy_id, ()), separated=separated, at=at, policy=self._policy)
             chip.restore_waiting(own=bool(awaiting & bit), network=bool(network_awaiting & bit))
 
-    def discovered(self, chips: Iterable[ChipFacts], at: Moment) -> None:
-        """The chips that exist. A new one is not healthy before it is read; one that is gone stays, and goes stale."""
+    def discovered(self, chips: Iterable[ChipFacts], at: Moment, *, cut: ChipSet = 0) -> None:
+        """The chips that exist. A new one is not healthy before it is read; one that is gone stays, and goes stale.
+
+        Args:
+            chips: the chips.
+            at: when.
+            cut: those of them that can't be given whole any more.
+        """
         self._turn_to(at)
         self._phy_ids = {}
         for facts in chips:
             self._phy_ids[facts.logic_id] = facts.phy_id
-            self._chips.setdefault(facts.phy_id, ChipHealth()).discovered = True
+            chip = self._chips.setdefault(facts.phy_id, ChipHealth())
+            chip.discovered, chip.cut = True, bool(cut & chip_set((facts.phy_id,)))
 
     def announced(self, event: FaultEvent, at: Moment) -> bool:
         """The driver announced a fault's coming or going.

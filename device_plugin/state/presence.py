@@ -42,7 +42,7 @@ class Presence:
         self._fleeting: set[int] = set()  # present only to be seen: they happened once and are over
         self._heard: dict[int, tuple[float, bool]] = {}  # by code, when the last event was and whether it came
         self._severities: dict[int, int] = {}
-        self._unconfirmed: dict[int, Moment] = {}  # announced to be over, not yet read to be: since when they were there
+        self._unconfirmed: dict[int, Moment] = {}  # announced to be over, not read to be; since when they were there
 
     @property
     def codes(self) -> Mapping[int, Moment]:

@@ -1,0 +1,80 @@
+"""Chips cut into virtual ones are not given whole, whether they were cut before the plugin started or since."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from device_plugin.driver import ChipFacts, ChipState, Inventory, VirtualNpu
+from device_plugin.health import HealthKeeper
+from device_plugin.metrics import Metrics
+from device_plugin.rules.fault_rules import default_rules
+from device_plugin.rules.snapshot import Snapshot
+from device_plugin.scan import present_moment
+from device_plugin.state.grants import HandOvers
+from device_plugin.state.health import HealthBook
+from device_plugin.state.observable import Observable
+from device_plugin.state.pods import NodePods
+from tests.device_plugin.api import running, until
+from tests.device_plugin.builders import server
+
+
+@dataclass
+class Keeping:
+    """A keeper at work, told of two chips."""
+
+    keeper: HealthKeeper
+    snapshots: Observable[Snapshot | None]
+    said: list[tuple[str, str]] = field(default_factory=list)
+
+    def find(self, *cut: int) -> None:
+        """The driver is asked what chips there are, and then how each is."""
+        self.keeper.discovered(chips(*cut), present_moment())
+        for chip_id in (0, 1):
+            self.keeper.polled(chip_id, ChipState(), present_moment())
+
+    async def told(self, *, offered: int, healthy: int) -> None:
+        def is_so() -> bool:
+            found = self.snapshots.value
+            return found is not None and (found.all_chips, found.healthy) == (offered, healthy)
+
+        await until(is_so)
+
+
+def chips(*cut: int) -> Inventory:
+    """Two chips, some of them cut."""
+    return server(*(ChipFacts(each, each, vnpus=(VirtualNpu(100, each),) if each in cut else ()) for each in (0, 1)))
+
+
+@pytest.fixture
+async def keeping() -> AsyncIterator[Keeping]:
+    snapshots: Observable[Snapshot | None] = Observable(None)
+    handovers = HandOvers()
+    said: list[tuple[str, str]] = []
+    keeper = HealthKeeper(
+        HealthBook(default_rules(), hold_s=0.0),
+        snapshots,
+        pods=NodePods(handovers.drop),
+        handovers=handovers,
+        metrics=Metrics(),
+        announce=lambda reason, sentence, _warning: said.append((reason, sentence)),
+    )
+    async with running(keeper.run()):
+        yield Keeping(keeper, snapshots, said)
+
+
+async def test_a_chip_that_was_cut_before_is_not_offered_until_it_is_whole(keeping: Keeping) -> None:
+    keeping.find(1)
+    await keeping.told(offered=0b01, healthy=0b01)
+    keeping.find()
+    await keeping.told(offered=0b11, healthy=0b11)
+
+
+async def test_a_chip_that_is_cut_while_it_is_offered_is_unhealthy_until_it_is_whole(keeping: Keeping) -> None:
+    keeping.find()
+    await keeping.told(offered=0b11, healthy=0b11)
+    keeping.find(1)
+    await keeping.told(offered=0b11, healthy=0b01)
+    assert keeping.said == [("NPUUnhealthy", "Ascend910-1: it is cut into virtual chips")]
+    keeping.find()
+    await keeping.told(offered=0b11, healthy=0b11)
