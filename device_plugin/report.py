@@ -115,8 +115,7 @@ class Reporter:
                 continue
             backoff.reset()
             self.problem = None
-            self.unhealthy.set(report.unhealthy)
-            written, self._has_reported = (report, annotations), True
+            written = (report, annotations)
             refresh_at_s = loop.time() + REFRESH_S
             log.info("reported", free=f"{report.free:#x}", unhealthy=f"{report.unhealthy:#x}")
             await asyncio.sleep(MIN_GAP_S)
@@ -145,8 +144,16 @@ class Reporter:
         labels, problems = node_labels(snapshot.server)
         for problem in problems:
             log.warning("label not written", node_label=problem)
-        await self._node_object.write(annotations, labels)
+        refused: ApiError | None = None
+        try:
+            await self._node_object.write(annotations, labels)
+        except ApiError as error:
+            refused = error  # a Node that takes no patch must not keep a fault out of the ConfigMap
         await self._board.write(encode_report(replace(report, update_time_s=int(self._now_s()))))
+        self._has_reported = True
+        self.unhealthy.set(report.unhealthy)
+        if refused is not None:
+            raise refused
 
     async def _wait(self, error: ApiError | Unreachable, backoff: Backoff) -> None:
         wait_s = backoff.next_s()
@@ -160,6 +167,9 @@ class Reporter:
         await asyncio.sleep(wait_s)
 
     async def _kubelet_knows(self) -> None:
+        snapshot = self._snapshots.value
+        if snapshot is not None and snapshot.healthy != snapshot.all_chips:
+            return  # the kubelet is not told of a fault before the report is: each would wait for the other
         if self._kubelet_healthy.version == 0:
             await first_change((self._kubelet_healthy,), (0,), KUBELET_FIRST_S)
 

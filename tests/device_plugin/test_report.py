@@ -285,12 +285,36 @@ async def test_an_api_server_that_fails_is_a_problem_and_is_tried_again(
 
     def written() -> bool:
         problems.append(reporting.reporter.problem)
-        return reporting.reporter.unhealthy.value == 0xFF
+        return reporting.reporter.unhealthy.value == 0xFF and reporting.reporter.problem is None
 
     await until(written)
     assert any(problem is not None and problem.startswith("the report is not written: ") for problem in problems)
-    assert reporting.reporter.problem is None
     assert (await reporting.report()).unhealthy == 0xFF
+
+
+async def test_a_node_that_takes_no_patch_keeps_no_fault_out_of_the_config_map(
+    reporting: Rig, server: ApiServer
+) -> None:
+    server.fail_next("PATCH", "/nodes/", 422, times=1000)
+    chips = tuple(ChipFacts(chip_id, address=ChipAddress("10.0.0.1")) for chip_id in range(8))
+    reporting.snapshots.set(snapshot(3, of=Inventory("Ascend910", chips)))
+    await until(lambda: reporting.reporter.unhealthy.value == 0b1000)
+    assert (await reporting.report()).unhealthy == 0b1000
+    await until(lambda: (reporting.reporter.problem or "").startswith("the report is not written: "))
+
+
+async def test_a_start_with_a_fault_waits_for_no_kubelet_that_waits_for_the_report(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "KUBELET_FIRST_S", 1000.0)
+    rig.kubelet_healthy = rig.reporter._kubelet_healthy = Observable(0)
+    rig.snapshots.set(snapshot(3))
+    async with running(rig.reporter.run()):
+        await until(lambda: rig.reporter.unhealthy.value == 0b1000)
+        assert (await rig.report()).free == 0  # the kubelet offers none yet
+        rig.kubelet_healthy.set(0xF7)
+        await rig.written(2)
+        assert (await rig.report()).free == 0xF7
 
 
 async def test_a_report_whose_answer_is_lost_is_written_again(reporting: Rig, server: ApiServer) -> None:
