@@ -31,6 +31,8 @@ PREFER_CAP_S = 1.0
 """The longest it is made to wait for a preference, which may be empty."""
 LIST_AFTER_S = 2.0
 """How long Allocate waits for the watch to show the pod before it asks the API server once."""
+PREFER_LIST_AFTER_S = 0.4
+"""The same for a preference: without one the kubelet takes any ids, and its ledger differs from what is handed over."""
 AT_ONCE_S = 1.0
 """The kubelet takes up a pod within milliseconds. One that looks as if it had waited for longer may have been turned
 away by it without our being asked, and the API server does not know yet."""
@@ -62,7 +64,7 @@ class HandOverDesk:
         pods: the node's pods.
         handovers: the ledger.
         kubelet_pods: lists the pods the kubelet knows; asked only where it is not plain whom it admits.
-        api_pods: lists the node's pods at the API server; asked once when no pod fits the call.
+        api_pods: lists the node's pods at the API server; asked once for a call that no pod fits.
         give: what a container with these chips is given, or Refusal.
         on_handover: told of a pod's hand-over, and of every change to what is to be written on the pod.
     """
@@ -97,7 +99,7 @@ class HandOverDesk:
         try:
             async with asyncio.timeout(PREFER_CAP_S), self._one_at_a_time:
                 self._guessed = False
-                candidate = await self._under_admission(count)
+                candidate = await self._under_admission(count, PREFER_LIST_AFTER_S)
                 chips = self._choose(candidate, available, must_include)
         except (AscendError, TimeoutError) as error:
             log.info("no preference", count=count, error=str(error) or "no pod in time")
@@ -134,7 +136,7 @@ class HandOverDesk:
         candidate = self._recognise(kubelet_ids)
         if candidate is None:
             try:
-                candidate = await self._under_admission(len(kubelet_ids), list_after_s=LIST_AFTER_S)
+                candidate = await self._under_admission(len(kubelet_ids), LIST_AFTER_S)
             except Refusal:
                 # Only now: as long as a pod may be waiting, the ids may be its, left by one that has ended.
                 if (earlier := self._repeated(self._handovers, kubelet_ids)) is not None:
@@ -200,7 +202,10 @@ class HandOverDesk:
         if self._preferred is None or set(self._preferred[1]) != set(kubelet_ids):
             return None
         preferred = self._preferred[0]
-        still = self._candidates(filter(None, [self._pods.get(preferred.pod.uid)]), len(kubelet_ids))
+        pod = self._pods.get(preferred.pod.uid)
+        if pod is None and not self._pods.has_moved_on(preferred.pod.uid):
+            pod = preferred.pod  # found by a list, our watch has yet to show it
+        still = self._candidates([pod] if pod is not None else [], len(kubelet_ids))
         return next((each for each in still if each.ask == preferred.ask), None)
 
     def _repeated(
@@ -213,12 +218,12 @@ class HandOverDesk:
                     return Answer(handover, part, self._give(part.chips))
         return None
 
-    async def _under_admission(self, count: int, list_after_s: float | None = None) -> Candidate:
+    async def _under_admission(self, count: int, list_after_s: float) -> Candidate:
         """The container the kubelet is admitting; waits for the watch to show one.
 
         Args:
             count: how many chips it asks for.
-            list_after_s: after so long without one, list the node's pods once and then give up; None waits on.
+            list_after_s: after so long without one, list the node's pods once and then give up.
 
         Raises:
             Refusal: there is none.

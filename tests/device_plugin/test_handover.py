@@ -9,7 +9,7 @@ import pytest
 from ascend.chips import chip_name
 from ascend.errors import Refusal, Unreachable
 from ascend.kube.objects import Pod
-from device_plugin.handover import CAP_S, HandOverDesk
+from device_plugin.handover import CAP_S, PREFER_CAP_S, HandOverDesk
 from device_plugin.rules.injection import ContainerGift, gift
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers
@@ -139,6 +139,27 @@ async def test_a_pod_the_watch_never_shows_is_listed_once() -> None:
     node.api = [pod("unwatched", 1, 3, time=1)]
     assert (await node.desk.allocate(["Ascend910-0"])).part.chips == (3,)
     assert node.asked == ["api"]
+
+
+async def test_a_pod_the_watch_never_shows_is_listed_once_and_the_kubelet_is_led_to_its_chips() -> None:
+    node = Node()
+    node.api = [pod("unwatched", 2, 3, 5, time=1)]
+    started_s = asyncio.get_running_loop().time()
+    handover = await node.admit(2)
+    assert (handover.chips, handover.matches_kubelet) == ((3, 5), True)
+    assert asyncio.get_running_loop().time() - started_s < PREFER_CAP_S
+    assert node.asked == ["api"]
+
+
+async def test_a_pod_found_by_a_list_that_is_deleted_before_allocate_gets_nothing() -> None:
+    node = Node()
+    gone = pod("unwatched", 1, 3, time=1)
+    node.api = [gone]
+    ids = await node.desk.prefer(ALL, [], 1)
+    assert ids == ["Ascend910-3"]
+    node.pods.deleted(gone)
+    with pytest.raises(Refusal, match="no pod bound to this node waits for 1 chips"):
+        await node.desk.allocate(ids)
 
 
 async def test_without_any_pod_the_call_is_refused_within_the_cap() -> None:
