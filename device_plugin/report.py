@@ -25,6 +25,7 @@ from device_plugin.rules.report import make_report
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOvers
 from device_plugin.state.observable import Observable, first_change
+from device_plugin.state.offered import Offered
 from device_plugin.state.pods import NodePods
 from device_plugin.state.used import used_chips
 
@@ -34,6 +35,8 @@ REFRESH_S = 300.0
 MIN_GAP_S = 1.0
 KUBELET_FIRST_S = 1.0
 """How long the first report waits for the kubelet to be told of the chips, so that it need not be written twice."""
+KUBELET_SHOWS_S = 1.5
+"""How long the kubelet may take until its Node shows a chip that came back."""
 SIGN_OFF_S = 1.0
 SIGN_OFF_RETRY_S = 0.02
 
@@ -73,6 +76,7 @@ class Reporter:
         self._metrics = metrics
         self._now_s = now_s
         self._has_reported = False
+        self._offered = Offered(KUBELET_SHOWS_S)
         self.problem: str | None = "the report has not been written yet"
         """Why the last report is not written; None where it is."""
         self.unhealthy: Observable[ChipSet] = Observable(0)
@@ -101,8 +105,9 @@ class Reporter:
                 continue
             report, annotations = self._report(snapshot), node_annotations(snapshot)
             if (report, annotations) == written:
-                left_s = refresh_at_s - loop.time()
-                if left_s > 0 and await first_change(sources, versions, left_s):
+                left_s = min(refresh_at_s, self._offered.due_s) - loop.time()
+                if left_s > 0:
+                    await first_change(sources, versions, left_s)
                     if self._board.lost.version != lost:
                         written = None
                     continue
@@ -178,7 +183,8 @@ class Reporter:
         used = used_chips(self._pods, self._handovers)
         report = make_report(snapshot, used, update_time_s=0)
         self._count(snapshot, used)
-        return replace(report, free=report.free & self._kubelet_healthy.value)
+        offered = self._offered.at(asyncio.get_running_loop().time(), self._kubelet_healthy.value)
+        return replace(report, free=report.free & offered)
 
     def _count(self, snapshot: Snapshot, used: ChipSet) -> None:
         self._metrics.devices.clear()
