@@ -20,7 +20,7 @@ from device_plugin.rules.injection import ContainerGift
 from device_plugin.rules.pod import NodePod, read_pod
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers, Part
-from device_plugin.state.observable import Observable
+from device_plugin.state.observable import Observable, first_change
 from device_plugin.state.pods import NodePods
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -133,6 +133,7 @@ class HandOverDesk:
             raise Refusal("UnknownDevice", error.message) from error
         if not kubelet_ids:
             raise Refusal("UnknownDevice", "the kubelet names no device")
+        self._guessed = False
         candidate = self._recognise(kubelet_ids)
         if candidate is None:
             try:
@@ -156,6 +157,8 @@ class HandOverDesk:
             self._handovers.turned_away.add(pod.uid)
             raise
         handover = known.plus(part) if known is not None else HandOver.of_parts(pod.uid, pod.key, chips, (part,))
+        if self._guessed:
+            self._handovers.guessed.add(pod.uid)
         self._handovers.add(handover)
         if known is None or chip_set(known.kubelet_ids) != chip_set(handover.kubelet_ids):
             self._on_handover(handover)
@@ -259,11 +262,12 @@ class HandOverDesk:
         return candidates(pods, count, self._handovers.granted, self._handovers.uncertain)
 
     async def _waiting(self, count: int) -> list[Candidate]:
+        sources = (self._pods.changes, self._handovers.changes)
         while True:
-            version = self._pods.changes.version
+            versions = [source.version for source in sources]
             if waiting := self._candidates(self._pods, count):
                 return waiting
-            await self._pods.changes.newer_than(version)
+            await first_change(sources, versions)
 
     async def _waiting_by_list(self, count: int) -> list[Candidate]:
         try:

@@ -1,8 +1,8 @@
 """Makes the plugin's ledger agree with the kubelet's, completes claims, and tells of what does not fit.
 
 Runs once before the plugin registers, and again whenever a pod and the ledger don't explain each other: a pod with
-containers (or a claim) that we know of no hand-over to, a hand-over to a pod that the watch does not show, or a claim
-that somebody has changed. While all is explained the kubelet is not asked.
+containers (or a claim) that we know of no hand-over to, a hand-over to a pod that the watch does not show, a hand-over
+that rests on a guess, or a claim that somebody has changed. While all is explained the kubelet is not asked.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from ascend.errors import Unreachable
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
 from device_plugin.metrics import Metrics
 from device_plugin.rules.pod import NodePod
-from device_plugin.state.adoption import adopt, believe, is_its_own, without_chips
+from device_plugin.state.adoption import adopt, believe, is_its_own, untangle, without_chips
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.pods import NodePods
 
@@ -96,7 +96,7 @@ class Reconciler:
             self._mend_claims()
             self._announce_mismatches()
             orphans = self._orphans()
-            puzzle = orphans | {pod.uid for pod in self._unexplained()}
+            puzzle = orphans | {pod.uid for pod in self._unexplained()} | self._doubtful()
             if not puzzle:
                 suspects, tried = set(), set()
                 await self._pods.changes.newer_than(version)
@@ -182,6 +182,10 @@ class Reconciler:
         """Hand-overs to pods that the watch has not shown, or no longer shows."""
         return {each.uid for each in self._handovers if self._pods.get(each.uid) is None}
 
+    def _doubtful(self) -> set[str]:
+        """Admitted pods that were handed chips by a guess."""
+        return {pod.uid for pod in self._pods if pod.past_admission and pod.uid in self._handovers.guessed}
+
     async def _read(self) -> KubeletLedger | None:
         try:
             return await read_ledger(self._socket)
@@ -193,9 +197,13 @@ class Reconciler:
         """Enter what the kubelet has and we have not; drop those of ``drop`` that it has not. False if it is silent."""
         # What the watch shows admitted now was in the ledger before the ledger is read.
         admitted = {pod.uid for pod in self._pods if pod.past_admission}
+        doubtful = self._doubtful()
         ledger = await self._read()
         if ledger is None:
             return False
+        if doubtful:
+            self._correct(ledger, admitted)
+            self._handovers.guessed -= doubtful
         keys = {pod.key for pod in self._pods}
         for uid in drop:
             handover = self._handovers.get(uid)
@@ -206,7 +214,53 @@ class Reconciler:
         for pod in self._pods:
             if pod.key in ledger.pods and pod.key not in ledger.ambiguous:
                 self._adopt_pod(pod, ledger.pods[pod.key], admitted=pod.uid in admitted)
+        if not self._unexplained():
+            self._handovers.astray.clear()
         return True
+
+    def _correct(self, ledger: KubeletLedger, admitted: Collection[str]) -> None:
+        """Enter each pod's chips under its own name, where the guess at whom the kubelet admitted was wrong."""
+        parts = [part for handover in self._handovers for part in handover.parts]
+        for pod in self._pods:
+            handover, held = self._handovers.get(pod.uid), ledger.pods.get(pod.key)
+            if handover is None or not held or pod.uid not in admitted or pod.key in ledger.ambiguous:
+                continue
+            if all(set(part.kubelet_ids) == set(held.get(part.container, ())) for part in handover.parts if part.keeps):
+                continue
+            if (truth := untangle(pod, held, parts)) is not None:
+                self._enter_truth(pod, truth)
+            else:
+                log.warning("what a pod was given can't be told", pod=pod.key, pod_uid=pod.uid)
+
+    def _take_back(self, pod: NodePod, held: dict[str, tuple[int, ...]]) -> bool:
+        """Whether what this pod has was answered for another one; it is entered under this one's name then."""
+        known = [each for uid in self._handovers.guessed if (each := self._handovers.get(uid)) is not None]
+        donors = [each for each in known if (other := self._pods.get(each.uid)) is None or not other.past_admission]
+        parts = [*self._handovers.astray, *(part for donor in donors for part in donor.parts)]
+        truth = untangle(pod, held, parts)
+        if truth is None:
+            return False
+        for donor in donors:
+            if chip_set(donor.kubelet_ids) & chip_set(truth.kubelet_ids):
+                log.warning("a hand-over was another pod's", pod=donor.pod, pod_uid=donor.uid, real=pod.key)
+                self._handovers.drop(donor.uid)
+        self._enter_truth(pod, truth)
+        return True
+
+    def _enter_truth(self, pod: NodePod, truth: HandOver) -> None:
+        before = self._handovers.get(pod.uid)
+        self._handovers.add(truth)
+        if before is not None:
+            self._handovers.stray(before.parts)
+        self._claim(truth)
+        self._metrics.mismatches.inc()
+        written = join_names(pod.grant.chips) if pod.grant is not None else "nothing"
+        self._tell(
+            pod,
+            MISMATCH,
+            f"it was given {join_names(truth.chips)}, and {written} is written on it: the kubelet could not be asked "
+            "which of several pods it admitted",
+        )
 
     def _adopt_pod(self, pod: NodePod, held: dict[str, tuple[int, ...]], *, admitted: bool) -> None:
         if pod.uid in self._handovers or not pod.live or not pod.count:
@@ -221,7 +275,7 @@ class Reconciler:
             )
             if not held:
                 return
-        if not is_its_own(pod, held, admitted=admitted):
+        if not is_its_own(pod, held, admitted=admitted) or (admitted and self._take_back(pod, held)):
             return
         handover = adopt(pod, held, admitted=admitted)
         self._handovers.add(handover)

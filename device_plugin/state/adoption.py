@@ -4,7 +4,8 @@ The kubelet's ledger can't be forged by the pod's author, annotations can; but i
 where the kubelet could not be led, nor what regular init containers hold (spec/kubernetes.md §2).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from ascend.chips import chip_ids
 from ascend.slices import deal
@@ -55,6 +56,29 @@ def adopt(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) 
         if ids:
             parts.append(Part(ask.container, ask.keeps, given, ids))
     return HandOver.of_parts(pod.uid, pod.key, chips, tuple(parts))
+
+
+def untangle(pod: NodePod, held: Mapping[str, tuple[int, ...]], parts: Iterable[Part]) -> HandOver | None:
+    """What a pod's containers were really given, where calls were answered for another pod of its size.
+
+    The kubelet's ids tell: whoever they were answered for, this pod has them, and what was answered with them.
+
+    Args:
+        pod: an admitted pod.
+        held: physical ids by container.
+        parts: all that was ever answered, to live pods.
+
+    Returns:
+        None where that can't be told: regular init containers are not in the kubelet's ledger.
+    """
+    if not all(ask.keeps and ask.container in held for ask in pod.asks):
+        return None
+    answered = {frozenset(part.kubelet_ids): part for part in parts}
+    found = [(ask, answered.get(frozenset(held[ask.container]))) for ask in pod.asks]
+    mine = tuple(replace(part, container=ask.container) for ask, part in found if part is not None and part.keeps)
+    if len(mine) < len(found):
+        return None
+    return HandOver.of_parts(pod.uid, pod.key, tuple(chip for part in mine for chip in part.chips), mine)
 
 
 def believe(pod: NodePod) -> HandOver:

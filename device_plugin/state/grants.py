@@ -4,7 +4,7 @@ It lives in memory only. After a restart it is rebuilt from the kubelet's ledger
 can't forge, joined with the pods' annotations.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ascend.chips import ChipSet, chip_set
@@ -95,6 +95,10 @@ class HandOvers:
         """Uids of pods that were refused: the kubelet rejects such a pod, though it takes a moment to show."""
         self.uncertain: set[str] = set()
         """Uids of pods of which more containers may have been handed chips than we know: from before a restart."""
+        self.guessed: set[str] = set()
+        """Uids of pods that were handed chips by the documented rule alone, which the kubelet's ledger may disprove."""
+        self.astray: list[Part] = []
+        """What was answered by such a guess and is not that pod's, or that pod is gone: another one may have it."""
         self.changes: Observable[None] = Observable(None)
         """Set after every change."""
 
@@ -115,12 +119,23 @@ class HandOvers:
 
     def add(self, handover: HandOver) -> None:
         """Enter a hand-over, or what has become of it."""
+        ids = chip_set(handover.kubelet_ids)
+        self.astray = [part for part in self.astray if not ids & chip_set(part.kubelet_ids)]
         self._by_uid[handover.uid] = handover
         self.changes.set(None)
+
+    def stray(self, parts: Iterable[Part]) -> None:
+        """Keep answers that turned out to be for another pod, unless a hand-over has them."""
+        known = {frozenset(part.kubelet_ids) for handover in self for part in handover.parts}
+        self.astray += [part for part in parts if frozenset(part.kubelet_ids) not in known]
 
     def drop(self, uid: str) -> None:
         """The pod's containers can't run any more: its chips are its no longer."""
         self.turned_away.discard(uid)
         self.uncertain.discard(uid)
-        if self._by_uid.pop(uid, None) is not None:
+        handover = self._by_uid.pop(uid, None)
+        if handover is not None:
+            if uid in self.guessed:
+                self.stray(handover.parts)
             self.changes.set(None)
+        self.guessed.discard(uid)

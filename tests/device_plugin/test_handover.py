@@ -97,6 +97,30 @@ async def test_where_the_kubelet_cannot_be_asked_the_smallest_predicate_time_dec
     assert (await node.admit(2)).pod == "default/seven"
 
 
+async def test_a_hand_over_that_rests_on_a_guess_is_remembered_until_its_pod_is_gone() -> None:
+    node = Node()
+    seven, five = pod("seven", 2, 2, 3, time=7), pod("five", 2, 0, 1, time=5)
+    node.pods.applied(seven)
+    node.pods.applied(five)
+    await node.admit(2)
+    assert node.handovers.guessed == {"uid-five"}
+    node.kubelet = [seven]
+    await node.admit(2)
+    assert node.handovers.guessed == {"uid-five"}
+    node.pods.deleted(five)
+    assert node.handovers.guessed == set()
+
+
+async def test_a_call_that_waits_gets_a_pod_whose_hand_over_turns_out_to_be_another_s() -> None:
+    node = Node()
+    node.pods.applied(pod("one", 1, 3, time=1))
+    await node.admit(1)
+    answer = asyncio.ensure_future(node.desk.allocate(["Ascend910-0"]))
+    asyncio.get_running_loop().call_later(0.7, node.handovers.drop, "uid-one")
+    assert (await answer).part.chips == (3,)
+    assert node.asked == []
+
+
 async def test_chips_are_not_handed_over_on_a_guess_where_the_kubelet_can_be_asked_again() -> None:
     node = Node()
     early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)

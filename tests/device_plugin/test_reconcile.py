@@ -15,8 +15,8 @@ from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
 from device_plugin.metrics import Metrics
 from device_plugin.reconcile import Reconciler
 from device_plugin.rules.pod import NodePod, read_pod
-from device_plugin.state.adoption import adopt, is_its_own
-from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.adoption import adopt, is_its_own, untangle
+from device_plugin.state.grants import HandOver, HandOvers, Part
 from device_plugin.state.pods import NodePods
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import pod
@@ -306,6 +306,123 @@ async def test_what_another_container_of_the_pod_got_is_told_apart_from_the_rest
     assert [(part.container, part.chips, part.kubelet_ids) for part in handover.parts] == [("left", (0, 1), (0, 7))]
     assert set(handover.kubelet_ids) == {0, 7, 2, 3}
     assert not handover.matches_kubelet
+
+
+def ledger_of(monkeypatch: pytest.MonkeyPatch, **held: tuple[int, ...]) -> None:
+    """The kubelet answers that these pods have these ids."""
+
+    async def read(_socket: Path) -> KubeletLedger:
+        return KubeletLedger({f"default/{name}": {"main": ids} for name, ids in held.items()})
+
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(reconcile_module, "read_ledger", read)
+
+
+def handed(books: Books, name: str, *chips: int, guessed: bool) -> None:
+    """A pod was handed chips, or so we think."""
+    part = Part("main", keeps=True, chips=chips, kubelet_ids=chips)
+    books.handovers.add(HandOver.of_parts(f"uid-{name}", f"default/{name}", chips, (part,)))
+    if guessed:
+        books.handovers.guessed.add(f"uid-{name}")
+
+
+async def test_pods_swapped_where_the_kubelet_could_not_be_asked_are_claimed_with_what_they_have(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, first=(2, 3), second=(0, 1), third=(4, 5))
+    handed(books, "first", 0, 1, guessed=True)
+    handed(books, "second", 2, 3, guessed=False)  # it was the only one left
+    handed(books, "third", 4, 5, guessed=False)
+    for number, name in enumerate(("first", "second", "third")):
+        books.pods.applied(pod(name, 2, 2 * number, 2 * number + 1, time=1, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: len(books.told) == 2)
+    apart = {"default/first": ((2, 3), (2, 3)), "default/second": ((0, 1), (0, 1)), "default/third": ((4, 5), (4, 5))}
+    assert books.entries == apart
+    assert {each.pod: each.chips for each in books.claimed} == {"default/first": (2, 3), "default/second": (0, 1)}
+    sentence = (
+        "it was given Ascend910-2,Ascend910-3, and Ascend910-0,Ascend910-1 is written on it: the kubelet could not be "
+        "asked which of several pods it admitted"
+    )
+    assert books.told[0] == ("default/first", "NPUAllocationMismatch", sentence)
+    assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 2
+    assert not books.handovers.guessed
+
+
+async def test_a_guess_that_was_right_changes_nothing_and_is_looked_after_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, first=(0, 1))
+    handed(books, "first", 0, 1, guessed=True)
+    books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: not books.handovers.guessed)
+    assert (books.entries, books.claimed, books.told) == ({"default/first": ((0, 1), (0, 1))}, [], [])
+
+
+async def test_what_was_entered_for_a_pod_not_even_admitted_goes_to_the_one_that_has_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, real=(0, 1))
+    handed(books, "guess", 0, 1, guessed=True)
+    handed(books, "other", 6, 7, guessed=True)
+    for name, chips in {"guess": (0, 1), "other": (6, 7)}.items():
+        books.pods.applied(pod(name, 2, *chips, time=1))
+    books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: books.told)
+    assert books.entries == {"default/real": ((0, 1), (0, 1)), "default/other": ((6, 7), (6, 7))}
+    assert [(each.pod, each.chips) for each in books.claimed] == [("default/real", (0, 1))]
+
+
+async def test_what_was_answered_for_a_pod_that_is_gone_goes_to_the_one_that_has_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, real=(0, 1))
+    handed(books, "guess", 0, 1, guessed=True)
+    handed(books, "ended", 4, 5, guessed=False)
+    books.handovers.drop("uid-guess")
+    books.handovers.drop("uid-ended")
+    assert [part.chips for part in books.handovers.astray] == [(0, 1)]
+    books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: books.told)
+    assert books.entries == {"default/real": ((0, 1), (0, 1))}
+    assert books.handovers.astray == []
+
+
+async def test_a_chain_of_wrong_guesses_is_followed_to_its_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, first=(2, 3), last=(0, 1))
+    handed(books, "first", 0, 1, guessed=True)
+    handed(books, "waits", 2, 3, guessed=False)
+    books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
+    books.pods.applied(pod("waits", 2, 2, 3, time=2))
+    books.pods.applied(pod("last", 2, 4, 5, time=3, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: len(books.told) == 2)
+    assert books.entries["default/first"] == ((2, 3), (2, 3))
+    assert books.entries["default/last"] == ((0, 1), (0, 1))
+
+
+def test_what_was_answered_for_another_pod_is_told_by_the_kubelet_s_ids() -> None:
+    swapped = read_pod(pod("swapped", 0, 0, 1, 2, time=1, asks={"left": 2, "right": 1}), 1)
+    parts = [
+        Part("one", keeps=True, chips=(6, 7), kubelet_ids=(4, 5)),
+        Part("two", keeps=True, chips=(3,), kubelet_ids=(3,)),
+        Part("init", keeps=False, chips=(2,), kubelet_ids=(2,)),
+    ]
+    truth = untangle(swapped, {"left": (4, 5), "right": (3,)}, parts)
+    assert truth is not None
+    assert (truth.uid, truth.chips, truth.kubelet_ids) == ("uid-swapped", (6, 7, 3), (4, 5, 3))
+    assert [(part.container, part.chips) for part in truth.parts] == [("left", (6, 7)), ("right", (3,))]
+    assert untangle(swapped, {"left": (4, 5)}, parts) is None
+    assert untangle(swapped, {"left": (4, 5), "right": (0,)}, parts) is None
+    assert untangle(swapped, {"left": (4, 5), "right": (2,)}, parts) is None
 
 
 def applied(books: Books, *pods: Pod) -> list[NodePod]:
