@@ -220,7 +220,7 @@ class Reconciler:
 
     def _correct(self, ledger: KubeletLedger, admitted: Collection[str]) -> None:
         """Enter each pod's chips under its own name, where the guess at whom the kubelet admitted was wrong."""
-        parts = [part for handover in self._handovers for part in handover.parts]
+        parts = [*self._handovers.astray, *(part for handover in self._handovers for part in handover.parts)]
         for pod in self._pods:
             handover, held = self._handovers.get(pod.uid), ledger.pods.get(pod.key)
             if handover is None or not held or pod.uid not in admitted or pod.key in ledger.ambiguous:

@@ -399,9 +399,9 @@ async def test_a_chain_of_wrong_guesses_is_followed_to_its_end(folder: Path, mon
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, first=(2, 3), last=(0, 1))
     handed(books, "first", 0, 1, guessed=True)
-    handed(books, "waits", 2, 3, guessed=False)
+    handed(books, "gone", 2, 3, guessed=True)
+    books.handovers.drop("uid-gone")
     books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
-    books.pods.applied(pod("waits", 2, 2, 3, time=2))
     books.pods.applied(pod("last", 2, 4, 5, time=3, started=True))
     async with running(books.reconciler.run()):
         await until(lambda: len(books.told) == 2)

@@ -1,4 +1,4 @@
-"""A seeded part of the soak: a tenth of the restarts, a twentieth of the races."""
+"""A seeded tenth of the soak."""
 
 import subprocess
 import sys
@@ -8,11 +8,11 @@ import pytest
 from tests.soak.__main__ import RACES, RESTARTS
 
 
-@pytest.mark.timeout(300)  # on a machine that may be busy; it takes less than a minute
+@pytest.mark.timeout(600)  # on a machine that may be busy, as it is beside other tests
 def test_restarts_and_races_leave_everybody_s_books_the_same() -> None:
-    numbers = ["--seed", "4", "--restarts", str(RESTARTS // 10), "--races", str(RACES // 20), "--workers", "2"]
+    numbers = ["--seed", "4", "--restarts", str(RESTARTS // 10), "--races", str(RACES // 10), "--workers", "2"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.soak", *numbers], capture_output=True, text=True, check=False, timeout=280
+        [sys.executable, "-m", "tests.soak", *numbers], capture_output=True, text=True, check=False, timeout=580
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mismatches" in done.stdout
