@@ -213,7 +213,7 @@ class KubeletProcess:
         for path in (*directory.iterdir(), machine.pod_resources_socket):
             # Sockets only: neither the checkpoint nor sub-directories (§1.2).
             if path.is_socket():
-                path.unlink()
+                path.unlink(missing_ok=True)  # its owner may be quicker
         registration = grpc.aio.server()
         deviceplugin_pb2_grpc.add_RegistrationServicer_to_server(self.plugins, registration)
         await self._serve(registration, machine.plugin_socket)
