@@ -13,6 +13,20 @@ CHANNEL_OPTIONS = (
 )
 
 
+def give_way() -> None:
+    """End here if the task has been asked to end.
+
+    gRPC swallows that where it comes in the same moment as the end of a call or of a server's stop (the latter by
+    asyncio.wait_for, before Python 3.12); who does not look goes on for ever.
+
+    Raises:
+        CancelledError: it has.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 def unreachable(what: str, error: grpc.aio.AioRpcError) -> Unreachable:
     """The error of a call that failed.
 
@@ -21,10 +35,7 @@ def unreachable(what: str, error: grpc.aio.AioRpcError) -> Unreachable:
         error: how it failed.
 
     Raises:
-        CancelledError: the task has been cancelled at the same moment. gRPC then shows the call's error alone, and who
-            takes that for all there is goes on for ever.
+        CancelledError: the task has been asked to end.
     """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    give_way()
     return Unreachable(f"{what}: {error.details()}")

@@ -26,7 +26,7 @@ from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
 from ascend.kube.backoff import Backoff
 from device_plugin.kubelet import socket
-from device_plugin.kubelet.calls import CHANNEL_OPTIONS, unreachable
+from device_plugin.kubelet.calls import CHANNEL_OPTIONS, give_way, unreachable
 from device_plugin.kubelet.servicer import DevicePluginServicer
 from device_plugin.metrics import Metrics
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -86,6 +86,7 @@ class Registration:
         backoff = Backoff(first_s=FIRST_WAIT_S, limit_s=WAIT_LIMIT_S)
         known: socket.Identity | None = None
         while True:
+            give_way()
             if not self._kubelet_socket.exists():
                 self.problem = f"waiting for {self._kubelet_socket}"
             kubelet = await socket.present(self._kubelet_socket)

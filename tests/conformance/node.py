@@ -185,6 +185,7 @@ class PluginNode:
             self.plugin.process.start()
         self.clear()
         self.wait_until_offered()
+        self.wait_until(lambda: self.report().free == ALL, "all chips are reported free")
 
     def wait_until_offered(self) -> None:
         """Wait until the plugin is ready and its node offers eight chips."""

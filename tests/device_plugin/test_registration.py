@@ -1,6 +1,7 @@
 """The plugin stays registered, whatever happens to the kubelet or to itself; real sockets, the sandbox's kubelet."""
 
 import asyncio
+import contextlib
 import itertools
 import stat
 from collections.abc import AsyncIterator
@@ -304,6 +305,26 @@ async def test_a_new_kubelet_is_not_made_to_wait_for_what_the_odd_one_before_it_
             fresh.refuses = True
             # After six refusals the next waits would be of one, two and four seconds.
             await until(lambda: len(fresh.endpoints) >= 4, timeout_s=3.0)
+
+
+async def test_asked_to_end_while_its_server_stops_it_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # gRPC's server swallows a cancellation that comes in the moment it has stopped.
+    stopping = asyncio.Event()
+    stop = grpc.aio.Server.stop
+
+    async def swallow(server: grpc.aio.Server, grace: float | None) -> None:
+        await stop(server, grace)
+        stopping.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    face = Face(folder)
+    async with SloppyKubelet(folder) as odd:
+        odd.refuses = True
+        monkeypatch.setattr(type(grpc.aio.server()), "stop", swallow)
+        async with asyncio.timeout(10.0), running(face.registration.run()):
+            await stopping.wait()
+        monkeypatch.undo()
 
 
 async def test_a_stream_that_waits_for_the_report_counts_as_opened(
