@@ -15,7 +15,7 @@ server stops first, because a kubelet before 1.37 takes the end of an old stream
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -38,7 +38,10 @@ API_VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 PREFIX = "ascend910-"
 
-REGISTER_DEADLINE_S = 10.0
+REGISTER_DEADLINE_S = 2.0
+"""A kubelet registers a plugin within milliseconds. One that is busy is given more time with every attempt."""
+REGISTER_DEADLINE_LIMIT_S = 10.0
+"""As long as it gives itself to dial back (spec/kubernetes.md §1.3)."""
 WATCH_DEADLINE_S = 0.5
 """A kubelet that registered us opens the stream at once. One that does not is given more time with every attempt."""
 WATCH_DEADLINE_LIMIT_S = 8.0
@@ -75,6 +78,7 @@ class Registration:
         self._on_new_kubelet = on_new_kubelet
         self._generation = 0
         self._watch_deadline_s = WATCH_DEADLINE_S
+        self._register_deadline_s = REGISTER_DEADLINE_S
         self.problem: str | None = "not registered with the kubelet yet"
         """Why the kubelet does not see our devices; None while it does."""
 
@@ -93,6 +97,7 @@ class Registration:
             if known is not None and kubelet != known:
                 backoff.reset()
                 self._watch_deadline_s = WATCH_DEADLINE_S
+                self._register_deadline_s = REGISTER_DEADLINE_S
                 await self._on_new_kubelet()
             known, started_s = kubelet, loop.time()
             try:
@@ -114,7 +119,8 @@ class Registration:
         servicer = self._make_servicer()
         async with self._server(servicer) as path:
             files = {self._kubelet_socket: kubelet, path: socket.identity(path)}
-            await self._register(path.name)
+            if not await self._registered(path.name, files):
+                return "the kubelet has restarted"
             self._metrics.registrations.labels(result="registered").inc()
             log.info("registered", socket=path.name)
             endings = {
@@ -169,6 +175,21 @@ class Registration:
             await server.stop(STOP_GRACE_S)
             path.unlink(missing_ok=True)
 
+    async def _registered(self, endpoint: str, files: Mapping[Path, socket.Identity | None]) -> bool:
+        """Register; False if the kubelet that was asked is replaced before it has answered."""
+        register = asyncio.ensure_future(self._register(endpoint))
+        replaced = asyncio.ensure_future(socket.changed(files))
+        try:
+            await asyncio.wait((register, replaced), return_when=asyncio.FIRST_COMPLETED)
+            if not register.done():
+                return False
+            register.result()
+            return True
+        finally:
+            for task in (register, replaced):
+                task.cancel()
+            await asyncio.gather(register, replaced, return_exceptions=True)
+
     async def _register(self, endpoint: str) -> None:
         target = f"unix://{self._kubelet_socket}"
         async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
@@ -179,8 +200,10 @@ class Registration:
                 options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
             )
             try:
-                await pb_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_DEADLINE_S)
+                await pb_grpc.RegistrationStub(channel).Register(request, timeout=self._register_deadline_s)
             except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._register_deadline_s = min(2 * self._register_deadline_s, REGISTER_DEADLINE_LIMIT_S)
                 raise unreachable("the kubelet did not register us", error) from error
 
     def _remove_stale_sockets(self) -> None:

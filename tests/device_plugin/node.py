@@ -121,6 +121,7 @@ class SloppyKubelet(services.RegistrationServicer):
     def __init__(self, directory: Path) -> None:
         self.endpoints: list[str] = []
         self.refuses = False
+        self.hangs = False
         self._server = grpc.aio.server()
         services.add_RegistrationServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{directory / 'kubelet.sock'}")
@@ -136,6 +137,8 @@ class SloppyKubelet(services.RegistrationServicer):
         assert (request.version, request.resource_name) == ("v1beta1", RESOURCE)
         assert request.options.get_preferred_allocation_available
         self.endpoints.append(request.endpoint)
+        if self.hangs:
+            await asyncio.sleep(60.0)
         if self.refuses:
             await context.abort(grpc.StatusCode.UNKNOWN, "not today")
         return pb.Empty()

@@ -116,6 +116,35 @@ async def test_a_kubelet_that_refuses_is_a_problem_and_is_asked_until_it_does_no
         await until(lambda: face.registered("registered") == 1)
 
 
+async def test_a_kubelet_that_is_replaced_before_it_has_answered_is_not_waited_for(
+    folder: Path, client: RecordingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_module, "REGISTER_DEADLINE_S", 1000.0)
+    (folder / "device-plugins").mkdir()
+    face = Face(folder / "device-plugins")
+    async with SloppyKubelet(folder / "device-plugins") as hanging, running(face.registration.run()):
+        hanging.hangs = True
+        await until(lambda: hanging.endpoints)
+        (folder / "device-plugins" / "kubelet.sock").unlink()
+        async with Kubelet(NODE, client, folder, seed=1) as kubelet:
+            await registered(face, kubelet)
+    assert face.registered("failed") == 0
+
+
+async def test_a_kubelet_that_does_not_answer_is_asked_again_and_given_more_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_module, "REGISTER_DEADLINE_S", 0.05)
+    face = Face(folder)
+    async with SloppyKubelet(folder) as kubelet:
+        kubelet.hangs = True
+        async with running(face.registration.run()):
+            await until(lambda: len(kubelet.endpoints) >= 2)
+            assert face.registration._register_deadline_s >= 0.1
+            kubelet.hangs = False
+            await until(lambda: face.registered("registered") >= 1)
+
+
 async def test_a_socket_nobody_listens_on_is_no_kubelet(folder: Path, client: RecordingClient) -> None:
     (folder / "device-plugins").mkdir()
     (folder / "device-plugins" / "kubelet.sock").touch()
