@@ -351,9 +351,13 @@ async def test_asked_to_end_while_its_server_stops_it_ends(folder: Path, monkeyp
     async with SloppyKubelet(folder) as odd:
         odd.refuses = True
         monkeypatch.setattr(type(grpc.aio.server()), "stop", swallow)
-        async with asyncio.timeout(10.0), running(face.registration.run()):
-            await stopping.wait()
+        registering = asyncio.create_task(face.registration.run())
+        await stopping.wait()
+        registering.cancel()
+        ended, _ = await asyncio.wait({registering}, timeout=5.0)
         monkeypatch.undo()
+        registering.cancel()
+    assert ended
 
 
 async def test_a_stream_that_waits_for_the_report_counts_as_opened(
