@@ -32,6 +32,7 @@ def test_a_new_kubelet_socket_is_registered_with_within_a_second(node: PluginNod
         node.wait_until(lambda times=times: registered(node) >= times, "it has registered again")
         waited_s.append(time.monotonic() - started_s)
         node.wait_until_offered()
+    node.restart_kubelet()  # leaves one that has read its pods, as those above may not have yet
     assert statistics.median(waited_s) < 1.0, waited_s
 
 
