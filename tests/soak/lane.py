@@ -158,15 +158,6 @@ class Lane:
         if visible(container) != self.granted[pod.name]:
             raise Wrong(f"pod {pod.name}: the order of its chips is {visible(container)}, not {self.granted[pod.name]}")
 
-    def is_told_truly(self, pod: Pod) -> bool:
-        """The claim says what the container and the kubelet's ledger have, be it what was written on the pod or not."""
-        notes, container = pod.metadata.annotations, self.container(pod)
-        return (
-            chip_set(parse_names(notes[REAL])) == chip_set(visible(container))
-            and chip_set(parse_names(notes[KUBELET_IDS])) == self.ledger(pod)
-            and notes[PREDICATE_TIME] == str(CLAIMED)
-        )
-
     def check_nothing_is_held_twice(self) -> None:
         """No chip is in two running containers of pods that are there.
 
