@@ -180,8 +180,10 @@ class Restarts:
         if victim == "plugin" or both:
             self._tally.plugins += 1
             await self._lane.plugin.kill()
-            # The kubelet takes a moment to see the end of the stream; until then it would look registered.
+            # The kubelet takes a moment to see the end of the stream, and may take up a last list before: until then it
+            # would look registered.
             self._snare.release()
+            await asyncio.gather(*self._lane.node.kubelet._running.plugins._streams, return_exceptions=True)
             await self._lane.node.kubelet.until(lambda: not self._lane.registered)
         if victim == "kubelet" or both:
             if both and self._lane.rng.random() < 0.5:
