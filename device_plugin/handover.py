@@ -244,11 +244,12 @@ class HandOverDesk:
         return found
 
     def _is_plain(self, only: Candidate, count: int) -> bool:
-        """Whether the only candidate needs no second opinion."""
+        """Whether the only candidate needs no second opinion; a pod that was handed chips by a guess may be waiting."""
         uid = only.pod.uid
         return (
             not only.begun
             and self._is_new(only)
+            and not self._handovers.guessed
             and uid not in self._handovers.uncertain
             and not self._pods.was_torn_away(count)
             and self._pods.age_s(uid) < AT_ONCE_S

@@ -97,6 +97,16 @@ async def test_where_the_kubelet_cannot_be_asked_the_smallest_predicate_time_dec
     assert (await node.admit(2)).pod == "default/seven"
 
 
+async def test_while_a_guess_stands_the_last_one_waiting_is_a_guess_as_well() -> None:
+    node = Node()
+    node.pods.applied(pod("seven", 2, 2, 3, time=7))
+    node.pods.applied(pod("five", 2, 0, 1, time=5))
+    await node.admit(2)
+    await node.admit(2)
+    # If the first one was for seven, the second one was for five.
+    assert node.handovers.guessed == {"uid-five", "uid-seven"}
+
+
 async def test_a_hand_over_that_rests_on_a_guess_is_remembered_until_its_pod_is_gone() -> None:
     node = Node()
     seven, five = pod("seven", 2, 2, 3, time=7), pod("five", 2, 0, 1, time=5)

@@ -158,6 +158,15 @@ class Lane:
         if visible(container) != self.granted[pod.name]:
             raise Wrong(f"pod {pod.name}: the order of its chips is {visible(container)}, not {self.granted[pod.name]}")
 
+    def is_told_truly(self, pod: Pod) -> bool:
+        """The claim says what the container and the kubelet's ledger have, be it what was written on the pod or not."""
+        notes, container = pod.metadata.annotations, self.container(pod)
+        return (
+            chip_set(parse_names(notes[REAL])) == chip_set(visible(container))
+            and chip_set(parse_names(notes[KUBELET_IDS])) == self.ledger(pod)
+            and notes[PREDICATE_TIME] == str(CLAIMED)
+        )
+
     def check_nothing_is_held_twice(self) -> None:
         """No chip is in two running containers of pods that are there.
 
@@ -186,6 +195,11 @@ class Lane:
         """The kubelet has a plugin that lives, and all chips of it."""
         kubelet = self.node.kubelet
         return kubelet.devices(RESOURCE) == {f"Ascend910-{chip}": "Healthy" for chip in range(8)}
+
+    async def until_unregistered(self) -> None:
+        """Wait until the kubelet has seen the end of a killed plugin; it may take up a last list of it before."""
+        await asyncio.gather(*self.node.kubelet._running.plugins._streams, return_exceptions=True)
+        await self.node.kubelet.until(lambda: not self.registered)
 
     async def until_registered(self) -> None:
         """Wait until the kubelet has the plugin's chips and the Node offers them.

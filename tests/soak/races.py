@@ -105,7 +105,7 @@ class Races:
                 self._tally.refused += 1
                 continue
             if apart:
-                self._check_apart(pod.name)
+                await self._check_apart(pod.name, killed=event in _KILLS)
                 continue
             lane.check(pod)
             contested = sizes[len(wanted[pod.name])] > 1
@@ -153,7 +153,7 @@ class Races:
             server.resume_watches()
         elif event == "plugin killed":
             await lane.plugin.kill()
-            await lane.node.kubelet.until(lambda: not lane.registered)
+            await lane.until_unregistered()
             await lane.plugin.start()
         elif event == "kubelet restarted":
             await lane.node.kubelet.restart()
@@ -190,7 +190,15 @@ class Races:
             answer.forbidden = False
             answer.release()
 
-    def _check_apart(self, name: str) -> None:
+    async def _check_apart(self, name: str, *, killed: bool) -> None:
+        """It may have another's chips; but its claim soon says which it has, unless who was killed alone knew."""
+
+        def is_true() -> bool:
+            pod = self._lane.find(name)
+            return pod is not None and self._lane.is_told_truly(pod)
+
+        if not killed:
+            await self._lane.until(is_true, f"the claim of {name} says what it has: {self._lane.describe(name)}")
         pod = self._lane.find(name)
         assert pod is not None
         self._tally.apart += 1

@@ -180,11 +180,8 @@ class Restarts:
         if victim == "plugin" or both:
             self._tally.plugins += 1
             await self._lane.plugin.kill()
-            # The kubelet takes a moment to see the end of the stream, and may take up a last list before: until then it
-            # would look registered.
             self._snare.release()
-            await asyncio.gather(*self._lane.node.kubelet._running.plugins._streams, return_exceptions=True)
-            await self._lane.node.kubelet.until(lambda: not self._lane.registered)
+            await self._lane.until_unregistered()
         if victim == "kubelet" or both:
             if both and self._lane.rng.random() < 0.5:
                 await self._lane.plugin.start()
