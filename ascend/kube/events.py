@@ -1,7 +1,8 @@
 """Kubernetes Events: what people see under ``kubectl describe``.
 
-Posted in the background and never waited for: an Event that can't be written is counted in the log and forgotten.
-The same Event again within ``REPEAT_S`` becomes one series, posted at most every ``REPEAT_POST_S``.
+Posted in the background and never waited for: an Event that can't be written is told of in the log and forgotten.
+The same Event again within ``REPEAT_S`` becomes one series, posted at most every ``REPEAT_POST_S``. Of different ones
+about one object ``BURST`` are posted at once, then one every ``REFILL_S``, as client-go's spam filter does it.
 """
 
 import asyncio
@@ -19,6 +20,9 @@ log = logging.getLogger(__name__)
 
 REPEAT_S = 600.0
 REPEAT_POST_S = 30.0
+BURST = 50
+"""Enough for all chips of a server, and all their ports, to fail at once."""
+REFILL_S = 30.0
 QUEUE_LENGTH = 256
 MAX_NOTE = 1024
 """Longest note the API server takes."""
@@ -48,8 +52,18 @@ class _Series:
     count: int = 1
 
 
+@dataclass(slots=True)
+class _Allowance:
+    left: float
+    at_s: float
+
+    def grown(self, now_s: float) -> float:
+        return min(BURST, self.left + (now_s - self.at_s) / REFILL_S)
+
+
 @dataclass(frozen=True, slots=True)
 class _Posting:
+    regarding: Regarding
     key: tuple[str, ...]
     body: JsonObject = field(hash=False)
 
@@ -81,6 +95,7 @@ class EventRecorder:
         self._now = now
         self._queue: asyncio.Queue[_Posting] = asyncio.Queue(QUEUE_LENGTH)
         self._series: dict[tuple[str, ...], _Series] = {}
+        self._allowances: dict[Regarding, _Allowance] = {}
 
     def publish(self, regarding: Regarding, reason: str, note: str, *, action: str, warning: bool = True) -> None:
         """Post an Event soon; returns at once.
@@ -109,7 +124,7 @@ class EventRecorder:
             "type": "Warning" if warning else "Normal",
         }
         try:
-            self._queue.put_nowait(_Posting(key, body))
+            self._queue.put_nowait(_Posting(regarding, key, body))
         except asyncio.QueueFull:
             log.warning("dropped an event", extra={"reason": reason, "object": regarding.name})
 
@@ -127,6 +142,9 @@ class EventRecorder:
         self._series = {key: each for key, each in self._series.items() if now_s - each.first_s < REPEAT_S}
         series = self._series.get(posting.key)
         if series is None:
+            if not self._may_post(posting.regarding, now_s):
+                log.warning("dropped an event", extra={"reason": posting.key[-2], "object": posting.regarding.name})
+                return
             namespace = posting.body["metadata"]["namespace"]
             created = await self._client.create(EVENTS, posting.body, namespace)
             self._series[posting.key] = _Series(created.name, namespace, now_s, now_s)
@@ -137,3 +155,13 @@ class EventRecorder:
         series.posted_s = now_s
         repeated = {"series": {"count": series.count, "lastObservedTime": posting.body["eventTime"]}}
         await self._client.patch(EVENTS, series.name, repeated, namespace=series.namespace)
+
+    def _may_post(self, regarding: Regarding, now_s: float) -> bool:
+        """Whether one more Event about an object may be posted, which is counted; what is whole again is forgotten."""
+        self._allowances = {key: each for key, each in self._allowances.items() if each.grown(now_s) < BURST}
+        known = self._allowances.get(regarding)
+        left = known.grown(now_s) if known is not None else float(BURST)
+        if left < 1:
+            return False
+        self._allowances[regarding] = _Allowance(left - 1, now_s)
+        return True
