@@ -106,7 +106,8 @@ class AllocatorApp:
 
     def missing(self) -> str | None:
         """What it waits for before it answers questions, a sentence; None when it does."""
-        return self._office.missing()
+        closed = self._office.closed()
+        return closed.message if closed is not None else None
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
@@ -175,7 +176,7 @@ class AllocatorApp:
                 kept=journal.kept,
             )
             senseless = self._settings.senseless_pods
-            Webhook(injector, journal, self.missing, self.engine.ask, senseless).add_routes(http)
+            Webhook(injector, journal, office.closed, self.engine.ask, senseless).add_routes(http)
             preemption = Preemption(self.cluster, self.ledger, self.engine)
             self.extender = Extender(
                 engine=self.engine,
@@ -183,7 +184,7 @@ class AllocatorApp:
                 preemption=preemption,
                 journal=journal,
                 reconsideration=reconsideration,
-                missing=self.missing,
+                closed=office.closed,
             )
             self.extender.add_routes(http)
             service = AllocatorService(
@@ -193,7 +194,7 @@ class AllocatorApp:
                 preemption=preemption,
                 states=NodeStates(self.cluster, self.ledger),
                 journal=journal,
-                missing=self.missing,
+                closed=office.closed,
             )
             self.extender_address = await stack.enter_async_context(
                 serve_http(http, self._settings.extender_address, tls=certificates.http if certificates else None)

@@ -30,6 +30,9 @@ from ascend.annotations import FENCE
 from ascend.errors import Refusal
 from ascend.kube.lease import Election
 
+NOT_LEADER = "NotLeader"
+"""The reason of an allocator that doesn't lead; nothing was done, and the one that does will answer."""
+
 SETTLE_S = 4.0
 """How long an API server may take to learn from its watch whose Bindings may pass, and then to end what it let pass
 before: that is over within the ``timeout`` of a Binding (2.5 s)."""
@@ -85,7 +88,7 @@ class Leadership:
             Refusal: ``NotLeader``; nothing was posted.
         """
         if not self._election.leads:
-            raise Refusal("NotLeader", self.missing() or "this allocator has just stopped leading")
+            raise Refusal(NOT_LEADER, self.missing() or "this allocator has just stopped leading")
         return Permit(min(wanted_s, self._election.remaining_s), {FENCE: self._election.identity})
 
     def missing(self) -> str | None:
@@ -94,7 +97,7 @@ class Leadership:
             return None
         if self._election.leads:
             return "this allocator leads, but gives the one before it time to end"
-        if self._election.term is not None:
+        if self._election.term is not None or self._election.holder == self._election.identity:
             return "this allocator leads no more: it could not renew its lease"
         holder = self._election.holder
         return f"this allocator waits: {holder} leads" if holder else "this allocator waits for the lease"

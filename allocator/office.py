@@ -8,9 +8,10 @@ import structlog
 from allocator.commit import Committer
 from allocator.endpoint import Endpoint, publish
 from allocator.fence import Fence
-from allocator.leader import Leadership, Permit, unlimited
+from allocator.leader import NOT_LEADER, Leadership, Permit, unlimited
 from allocator.settings import Settings
 from allocator.view import View
+from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.lease import Election, LeaseName, new_identity
 from ascend.observe.probes import split_address
@@ -60,14 +61,16 @@ class Office:
         """Whether it is the only one that binds."""
         return self._leadership is None or self._leadership.leads
 
-    def missing(self) -> str | None:
-        """What it waits for before it answers questions, a sentence; None when it does."""
+    def closed(self) -> Refusal | None:
+        """Why it answers no questions: ``NotLeader`` or ``ViewIncomplete``; None when it does."""
         missing = self._leadership.missing() if self._leadership is not None else None
+        if missing is not None and not self.leads():
+            return Refusal(NOT_LEADER, missing)
         if missing is None:
             missing = self._view.missing()
         if missing is None and not self._open.is_set():
             missing = "the pods are read once more, now that nobody else binds"
-        return missing
+        return Refusal("ViewIncomplete", missing) if missing is not None else None
 
     async def opened(self) -> None:
         """Wait until questions are answered."""

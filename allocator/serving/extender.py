@@ -50,7 +50,7 @@ class Extender:
         preemption: chooses victims.
         journal: writes down.
         reconsideration: told whom we refuse.
-        missing: what the view still waits for.
+        closed: why no question is answered now; None when they are.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Extender:
         preemption: Preemption,
         journal: Journal,
         reconsideration: Reconsideration,
-        missing: Callable[[], str | None],
+        closed: Callable[[], Refusal | None],
     ) -> None:
         self._engine = engine
         self._committer = committer
         self._preemption = preemption
         self._journal = journal
         self._reconsideration = reconsideration
-        self._missing = missing
+        self._closed = closed
 
     def add_routes(self, app: web.Application) -> None:
         """Add the verbs under ``/scheduler``."""
@@ -140,7 +140,7 @@ class Extender:
     async def _preempt(self, request: web.Request) -> web.Response:
         try:
             args = decode(await request.read(), PreemptionArgs)
-            self._require_view()
+            self._require_open()
             if args.victims is None:
                 raise InvalidValue(NODE_CACHE)
             with self._journal.timed("preempt"):
@@ -159,7 +159,7 @@ class Extender:
         with self._journal.timed("bind"):
             try:
                 args = decode(await request.read(), BindingArgs)
-                self._require_view()
+                self._require_open()
                 ref = PodRef(args.pod_namespace, args.pod_name, args.pod_uid)
                 await self._committer.bind(ref, args.node)
             except (AscendError, web.HTTPRequestEntityTooLarge) as error:
@@ -168,15 +168,15 @@ class Extender:
 
     def _question(self, body: bytes) -> tuple[Pod, NodeNames]:
         pod, names = read_args(body)
-        self._require_view()
+        self._require_open()
         if not pod.uid:
             raise InvalidValue(f"pod {pod.key} has no uid; chips are kept by uid")
         return pod, names
 
-    def _require_view(self) -> None:
-        missing = self._missing()
-        if missing is not None:
-            raise Refusal("ViewIncomplete", missing)
+    def _require_open(self) -> None:
+        closed = self._closed()
+        if closed is not None:
+            raise closed
 
 
 def _answer(content: object) -> web.Response:

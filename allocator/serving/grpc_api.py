@@ -49,7 +49,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         preemption: chooses victims.
         states: reads the state of nodes.
         journal: writes down.
-        missing: what the view still waits for.
+        closed: why no question is answered now; None when they are.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         preemption: Preemption,
         states: NodeStates,
         journal: Journal,
-        missing: Callable[[], str | None],
+        closed: Callable[[], Refusal | None],
     ) -> None:
         self._cluster = cluster
         self._engine = engine
@@ -69,7 +69,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         self._preemption = preemption
         self._states = states
         self._journal = journal
-        self._missing = missing
+        self._closed = closed
 
     async def ValidateJob(self, request: pb.ValidateJobRequest, context: Context) -> pb.ValidateJobResponse:  # noqa: ARG002 - the wire's
         """Whether what a job asks for makes sense at all."""
@@ -122,7 +122,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
 
     async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
         """The caller has bound the pod."""
-        await self._require_view(context)
+        await self._require_open(context)
         try:
             return pb.ConfirmResponse(seen=self._committer.confirm(request.pod.uid, request.node))
         except Refusal as refusal:
@@ -130,7 +130,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         """Give back chips kept for a pod that was not bound."""
-        await self._require_view(context)
+        await self._require_open(context)
         return pb.ReleaseResponse(released=self._engine.release(request.pod_uid))
 
     async def SelectVictims(self, request: pb.SelectVictimsRequest, context: Context) -> pb.SelectVictimsResponse:
@@ -174,13 +174,13 @@ class AllocatorService(pb_grpc.AllocatorServicer):
 
     async def GetState(self, request: pb.GetStateRequest, context: Context) -> pb.GetStateResponse:
         """Nodes, chips and reservations as seen from here."""
-        await self._require_view(context)
+        await self._require_open(context)
         names = list(request.nodes) or sorted(self._cluster.nodes)
         return pb.GetStateResponse(nodes=map(self._states.read, names))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         """The state of nodes, then of those that change."""
-        await self._require_view(context)
+        await self._require_open(context)
         async for response in self._states.watch(frozenset(request.nodes)):
             yield response
 
@@ -189,17 +189,17 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         return seen is not None and bool(seen.spec.node_name)
 
     async def _pod(self, ref: pb.PodRef, context: Context) -> Pod:
-        await self._require_view(context)
+        await self._require_open(context)
         pod = self._cluster.pods.get(ref.uid)
         if pod is None:
             refusal = Refusal("PodUnknown", f"no pod with uid {ref.uid!r} ({_key(ref)}) is known")
             await abort(context, refusal, pod=_key(ref), pod_uid=ref.uid)
         return pod
 
-    async def _require_view(self, context: Context) -> None:
-        missing = self._missing()
-        if missing is not None:
-            await abort(context, Refusal("ViewIncomplete", missing))
+    async def _require_open(self, context: Context) -> None:
+        closed = self._closed()
+        if closed is not None:
+            await abort(context, closed)
 
 
 def _key(ref: pb.PodRef) -> str:

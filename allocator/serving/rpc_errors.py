@@ -6,6 +6,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from allocator.leader import NOT_LEADER
 from ascend.errors import AscendError, InvalidValue, NotFound, Refusal, Unreachable
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -20,6 +21,7 @@ _CODES: Final[dict[type[AscendError], grpc.StatusCode]] = {
 }
 _OF_REASONS: Final = {
     "PodUnknown": grpc.StatusCode.NOT_FOUND,
+    NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
     "ViewIncomplete": grpc.StatusCode.UNAVAILABLE,
     "DeadlineTooShort": grpc.StatusCode.DEADLINE_EXCEEDED,
 }

@@ -16,6 +16,7 @@ from aiohttp import web
 from allocator.commit import PodRef
 from allocator.injection import Injector
 from allocator.journal import Journal
+from allocator.leader import NOT_LEADER
 from ascend.annotations import OURS
 from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod
@@ -59,7 +60,7 @@ class Webhook:
     Args:
         injector: chooses chips for Bindings.
         journal: writes down.
-        missing: what keeps us from answering.
+        closed: why no Binding is judged now; None when they are.
         validate: raises a Refusal for a pod that makes no sense on any node.
         senseless: what becomes of such a pod.
     """
@@ -68,13 +69,13 @@ class Webhook:
         self,
         injector: Injector,
         journal: Journal,
-        missing: Callable[[], str | None],
+        closed: Callable[[], Refusal | None],
         validate: Callable[[Pod], object],
         senseless: Literal["deny", "warn"],
     ) -> None:
         self._injector = injector
         self._journal = journal
-        self._missing = missing
+        self._closed = closed
         self._validate = validate
         self._senseless = senseless
 
@@ -92,14 +93,14 @@ class Webhook:
         name = binding.name or asked.name
         ref = PodRef(asked.namespace or binding.metadata.namespace, name, binding.uid)
         with self._journal.timed("webhook"):
-            missing = self._missing()
-            if missing is not None:
-                return _refused(asked, Refusal("ViewIncomplete", missing), _UNAVAILABLE)
+            closed = self._closed()
+            if closed is not None:
+                return _refused(asked, closed, _UNAVAILABLE)
             try:
                 wanted = await self._injector.inject(ref, binding.target.name, dry_run=asked.dry_run)
             except Refusal as refusal:
                 self._journal.not_injected(ref, binding.target.name, refusal)
-                return _refused(asked, refusal)
+                return _refused(asked, refusal, _UNAVAILABLE if refusal.reason == NOT_LEADER else _FORBIDDEN)
             except AscendError as error:
                 self._journal.not_injected(ref, binding.target.name, error)
                 return _refused(asked, error, error.status if isinstance(error, ApiError) else _UNAVAILABLE)

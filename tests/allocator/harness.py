@@ -2,14 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import grpc
+import pytest
 import yaml
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from allocator.app import AllocatorApp
 from allocator.settings import Settings
@@ -123,6 +126,34 @@ class Allocator:
         async with self._http.delete(url) as response:
             assert response.status == 200
             return str((await response.json())["metadata"]["uid"])
+
+
+async def failure(call: Awaitable[Any]) -> tuple[grpc.StatusCode, error_details_pb2.ErrorInfo]:
+    """How a call failed: the code and what its details say."""
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    status = rpc_status.from_call(cast("Any", failed.value))  # the stub asks for more than is read
+    assert status is not None
+    info = error_details_pb2.ErrorInfo()
+    (detail,) = status.details
+    assert detail.Unpack(info)
+    assert status.message.startswith(f"{info.reason}: ")
+    assert info.domain == "ascend.allocator.v1"
+    return failed.value.code(), info
+
+
+async def review(allocator: Allocator, path: str, document: Json, **more: Any) -> Json:
+    """Ask a webhook as the API server does."""
+    metadata = document["metadata"]
+    request = {"uid": "r1", "object": document, "namespace": metadata.get("namespace", "default"), **more}
+    request.setdefault("name", metadata.get("name", ""))
+    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    url = f"http://{allocator.app.extender_address}/webhook/{path}"
+    async with aiohttp.ClientSession() as http, http.post(url, json=body) as response:
+        assert response.status == 200
+        answer: Json = (await response.json())["response"]
+        assert answer["uid"] == "r1"
+        return answer
 
 
 def node_manifest(name: str, *, chips: int = 8, npu: bool = True) -> Json:

@@ -1,20 +1,17 @@
 """``ascend.allocator.v1`` beyond placing one pod: errors for programs, confirming, preempting, explaining, watching."""
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from allocator.state.changes import Changes
 from allocator.state.ledger import Stage
 from ascend.chips import RESOURCE
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from sandbox.apiserver import ApiServer
-from tests.allocator.harness import Allocator, ref, running, until
+from tests.allocator.harness import Allocator, failure, ref, running, until
 
 
 @pytest.fixture
@@ -29,20 +26,6 @@ async def allocator(server: ApiServer, tmp_path: Path) -> AsyncIterator[Allocato
         await started.node("n1")
         await started.node("n2")
         yield started
-
-
-async def failure(call: Awaitable[Any]) -> tuple[grpc.StatusCode, error_details_pb2.ErrorInfo]:
-    """How a call failed: the code and what its details say."""
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await call
-    status = rpc_status.from_call(cast("Any", failed.value))  # the stub asks for more than is read
-    assert status is not None
-    info = error_details_pb2.ErrorInfo()
-    (detail,) = status.details
-    assert detail.Unpack(info)
-    assert status.message.startswith(f"{info.reason}: ")
-    assert info.domain == "ascend.allocator.v1"
-    return failed.value.code(), info
 
 
 async def test_a_refusal_can_be_read_by_programs(allocator: Allocator) -> None:

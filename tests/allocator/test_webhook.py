@@ -19,23 +19,9 @@ from sandbox.apiserver import ApiServer
 from sandbox.apiserver.jsonpatch import apply_json_patch
 from sandbox.apiserver.resources import PODS
 from sandbox.apiserver.status import forbidden
-from tests.allocator.harness import Allocator, pod_manifest, running, until
+from tests.allocator.harness import Allocator, pod_manifest, review, running, until
 
 Json = dict[str, Any]
-
-
-async def review(allocator: Allocator, path: str, document: Json, **more: Any) -> Json:
-    """Ask a webhook as the API server does."""
-    metadata = document["metadata"]
-    request = {"uid": "r1", "object": document, "namespace": metadata.get("namespace", "default"), **more}
-    request.setdefault("name", metadata.get("name", ""))
-    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    url = f"http://{allocator.app.extender_address}/webhook/{path}"
-    async with aiohttp.ClientSession() as http, http.post(url, json=body) as response:
-        assert response.status == 200
-        answer: Json = (await response.json())["response"]
-        assert answer["uid"] == "r1"
-        return answer
 
 
 def register(server: ApiServer, allocator: Allocator) -> None:
