@@ -1,9 +1,11 @@
 """What a node's agents report of it: its device plugin of the chips, NodeD of the node as a whole.
 
 The device plugin writes the ConfigMap ``kube-system/mindx-dl-deviceinfo-<node>``, NodeD writes
-``mindx-dl/mindx-dl-nodeinfo-<node>`` (spec/scheduling.md §2.1, §2.3).
+``mindx-dl/mindx-dl-nodeinfo-<node>`` (spec/scheduling.md §2.1, §2.3; spec/superpod.md §2.1). Both carry a CheckCode,
+the SHA-256 of what is told; where it is wrong, nothing of it is believed.
 """
 
+import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -64,7 +66,8 @@ class _NodeStatus(msgspec.Struct, frozen=True):
 
 
 class _NodeInfo(msgspec.Struct, frozen=True):
-    NodeInfo: _NodeStatus
+    NodeInfo: msgspec.Raw
+    CheckCode: str = ""
 
 
 def read_vitality(status: str) -> Vitality:
@@ -99,6 +102,11 @@ def read_node_health(config_map: ConfigMap) -> Vitality | Refusal:
     if text is None:
         return Refusal("InvalidReport", f"ConfigMap {config_map.key}: the key {NODE_INFO} is missing")
     try:
-        return read_vitality(msgspec.json.decode(text, type=_NodeInfo).NodeInfo.NodeStatus)
-    except UNREADABLE as error:
+        told = msgspec.json.decode(text, type=_NodeInfo)
+        # Over the very bytes NodeD wrote: what it tells of a node differs between its versions.
+        expected = hashlib.sha256(told.NodeInfo).hexdigest()
+        if told.CheckCode != expected:
+            raise InvalidReport(f"CheckCode is {told.CheckCode!r}, its content gives {expected!r}")
+        return read_vitality(msgspec.json.decode(told.NodeInfo, type=_NodeStatus).NodeStatus)
+    except (InvalidReport, *UNREADABLE) as error:
         return Refusal("InvalidReport", f"ConfigMap {config_map.key}: {NODE_INFO}: {error}")

@@ -1,5 +1,7 @@
 """Values for tests of the allocator, and a small world to decide in."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 
 from allocator.decide import DecisionEngine
@@ -96,6 +98,12 @@ def report(name: str, *, unhealthy: Iterable[int] = (), data: Mapping[str, str] 
         metadata=Metadata(name=config_map_name(name), namespace=NAMESPACE, labels=LABELS),
         data=dict(data) if data is not None else written,
     )
+
+
+def noded_says(content: object) -> str:
+    """What MindCluster's NodeD writes of a node: its findings, and the hash of them."""
+    told = json.dumps(content, separators=(",", ":"))
+    return f'{{"NodeInfo":{told},"CheckCode":"{hashlib.sha256(told.encode()).hexdigest()}"}}'
 
 
 class World:

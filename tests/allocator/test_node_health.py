@@ -1,5 +1,6 @@
 """Which nodes are fit for chips at all, and which chips for jobs of several pods."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,13 @@ from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Metadata, Node, NodeStatus, Pod
 from ascend.products import ASCEND_910B_8 as _EIGHT
 from sandbox.apiserver import ApiServer
-from tests.allocator.builders import World, node, pod, report
+from tests.allocator.builders import World, node, noded_says, pod, report
 from tests.allocator.harness import node_manifest, until
 from tests.allocator.test_families import CASES
 
 
 def health(name: str, content: object) -> ConfigMap:
-    text = content if isinstance(content, str) else json.dumps({"NodeInfo": content, "CheckCode": "x"})
+    text = content if isinstance(content, str) else noded_says(content)
     meta = Metadata(name=f"mindx-dl-nodeinfo-{name}", namespace="mindx-dl")
     return ConfigMap(metadata=meta, data={NODE_INFO: text})
 
@@ -85,7 +86,9 @@ def test_a_node_that_is_well_again_can_be_used_again() -> None:
     assert not world.cluster.nodes
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"NodeInfo":[]}', '{"NodeInfo":{"NodeStatus":7}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"NodeInfo":7}', noded_says([]), noded_says({"NodeStatus": 7})]
+)
 def test_what_a_node_s_agent_says_in_a_garbled_way_makes_the_node_unusable(content: str) -> None:
     world = World()
     world.add(node("n1"))
@@ -94,6 +97,40 @@ def test_what_a_node_s_agent_says_in_a_garbled_way_makes_the_node_unusable(conte
     assert isinstance(found, Refusal)
     assert found.reason == "InvalidReport"
     assert "mindx-dl/mindx-dl-nodeinfo-n1" in found.message
+
+
+@pytest.mark.parametrize("code", ["", "x", "0" * 64, "of another", "upper case"])
+def test_what_a_node_s_agent_says_counts_only_with_its_check_code(code: str) -> None:
+    told = '{"FaultDevList":[],"NodeStatus":"Healthy"}'
+    right = hashlib.sha256(told.encode()).hexdigest()
+    other = hashlib.sha256(told.replace("Healthy", "UnHealthy").encode()).hexdigest()
+    wrong = {"of another": other, "upper case": right.upper()}.get(code, code)
+    world = World()
+    world.add(node("n1"), node("n2"))
+    world.cluster.health_applied(health("n1", f'{{"NodeInfo":{told},"CheckCode":"{wrong}"}}'))
+    found = offer(world)
+    assert isinstance(found, Refusal)
+    assert found.reason == "InvalidReport"
+    assert (
+        f"mindx-dl/mindx-dl-nodeinfo-n1: NodeInfo: CheckCode is {wrong!r}, its content gives {right!r}" in found.message
+    )
+    assert world.engine.filter(pod("a")).fitting == ["n2"]
+    world.cluster.health_applied(health("n1", f'{{"NodeInfo":{told},"CheckCode":"{right}"}}'))
+    assert isinstance(offer(world), Vacancy)
+
+
+def test_the_check_code_of_an_older_agent_that_tells_more_is_right_as_well() -> None:
+    # The bytes, and what sha256sum says of the inner ones.
+    told = '{"FaultDevList":null,"HeartbeatTime":1700000000,"HeartbeatInterval":5,"NodeStatus":"Healthy"}'
+    world = World()
+    world.add(node("n1"))
+    world.cluster.health_applied(
+        health(
+            "n1",
+            f'{{"NodeInfo":{told},"CheckCode":"9f75b92a9ab192925614fd4f120f0d06393fb15319b4f0bf61591423f0d8f6ca"}}',
+        )
+    )
+    assert isinstance(offer(world), Vacancy)
 
 
 def test_config_maps_of_others_are_ignored() -> None:
@@ -205,7 +242,7 @@ async def test_what_noded_writes_is_watched_where_the_settings_say(tmp_path: Pat
         async with AllocatorApp(settings) as app:
             await app.synced()
             assert isinstance(app.cluster.nodes["n1"].offer, Vacancy)
-            info = json.dumps({"NodeInfo": {"FaultDevList": None, "NodeStatus": "UnHealthy"}, "CheckCode": ""})
+            info = noded_says({"FaultDevList": None, "NodeStatus": "UnHealthy"})
             meta = {"name": "mindx-dl-nodeinfo-n1", "namespace": "mindx-dl", "labels": LABELS}
             await server.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {NODE_INFO: info}})
             await until(lambda: isinstance(app.cluster.nodes["n1"].offer, Refusal))

@@ -34,6 +34,8 @@ HOLDER = f"/apis/coordination.k8s.io/v1/namespaces/{helm.NAMESPACE}/leases/{LEAS
 SLICE = f"/apis/discovery.k8s.io/v1/namespaces/{helm.NAMESPACE}/endpointslices/{LEASE}-leader"
 LEFT = (HOLDER, SLICE, f"/apis/ascend-affinity.io/v1alpha1/namespaces/{helm.NAMESPACE}/leaders/{LEASE}")
 """What the allocators have made; there is no garbage collector here."""
+HEALTH_NAMESPACE = "kube-public"
+"""Where NodeD would write: here a namespace that is there."""
 SERVER_NAME = f"{LEASE}.{helm.NAMESPACE}.svc"
 WEBHOOKS = {"bindings": "mutatingwebhookconfigurations", "pods": "validatingwebhookconfigurations"}
 # As the chart's securityContext has it: root without any capability, and a root file system nobody can write to.
@@ -57,7 +59,10 @@ class Installed:
 def installed(cluster: Cluster) -> Iterator[Installed]:
     where = (helm.RELEASE, "--namespace", helm.NAMESPACE)
     apps = f"/apis/apps/v1/namespaces/{helm.NAMESPACE}"
-    chosen = ("--set", "devicePlugin.driver.type=simulated,allocator.leaseDurationSeconds=5")  # there are no real chips
+    chosen = (
+        *("--set", "devicePlugin.driver.type=simulated"),  # there are no real chips
+        *("--set", f"allocator.leaseDurationSeconds=5,allocator.nodeHealthNamespace={HEALTH_NAMESPACE}"),
+    )
     notes = helm.run("install", *where, str(helm.CHART), *chosen, kubeconfig=cluster.kubeconfig_path)
     try:
         core = f"/api/v1/namespaces/{helm.NAMESPACE}"

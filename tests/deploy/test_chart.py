@@ -53,7 +53,7 @@ VARIANTS = {
             "--set-json",
             'devicePlugin.affinity={"podAffinity":{}}',
         ),
-        *("--set", "allocator.nodeSelector.zone=a"),
+        *("--set", "allocator.nodeSelector.zone=a,allocator.nodeHealthNamespace=default"),
     ),
 }
 
@@ -89,6 +89,7 @@ def test_helm_finds_nothing_to_complain_about(options: tuple[str, ...]) -> None:
         ("allocator.tls.clientNames[0]=scheduler", "/allocator/tls/clientNames"),
         ("allocator.webhooks.pods.senseless=shout", "/allocator/webhooks/pods/senseless"),
         ("allocator.policies.enabled=perhaps", "/allocator/policies/enabled"),
+        ("allocator.nodeHealthNamespace=Mindx_dl", "/allocator/nodeHealthNamespace"),
         ("allocator.reservationTtlSeconds=0", "/allocator/reservationTtlSeconds"),
         ("image.digest=latest", "/image/digest"),
         ("imagePullPolicy=Always", "'imagePullPolicy'"),
@@ -159,6 +160,7 @@ def test_the_programs_take_the_settings_they_are_given(
     with_clients = options == VARIANTS["everything set"]
     assert settings.client_names == (["spiffe://cluster.local/ns/a/sa/b", "scheduler"] if with_clients else [])
     assert len(allocator["ports"]) == (2 if with_clients else 1)
+    assert settings.node_health_namespace == ("default" if options == VARIANTS["everything set"] else "")
 
 
 def test_values_change_the_settings_they_are_named_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +238,19 @@ def test_the_rights_are_these_and_no_others() -> None:
         ("Role", f"endpointslices.discovery.k8s.io {LEASE}-leader"): {"patch"},
         ("Role", "configmaps"): {"list", "watch"},
     }
+
+
+def test_what_noded_writes_may_be_read_where_the_values_say_and_nowhere_else() -> None:
+    before = _rights(helm.render(), "allocator")
+    items = helm.render("--set", "allocator.nodeHealthNamespace=mindx-dl")
+    elsewhere = [each for each in items if each["metadata"].get("namespace") == "mindx-dl"]
+    role, binding = elsewhere
+    assert (role["kind"], binding["kind"]) == ("Role", "RoleBinding")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    account = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["serviceAccountName"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": helm.NAMESPACE}]
+    assert _rights([each for each in items if each not in elsewhere], "allocator") == before
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,24 @@ import asyncio
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from allocator.state.report import NODE_INFO, NODE_INFO_PREFIX
 from ascend.annotations import BASE_DEVICE_INFOS
 from ascend.chips import RESOURCE, parse_names
-from ascend.deviceinfo import config_map_name
+from ascend.deviceinfo import LABELS, config_map_name
 from ascend.kube.client import KubeClient
 from device_plugin.rules.rights import rights
+from tests.allocator.builders import noded_says
 from tests.cluster import binaries
 from tests.cluster.api import HTTPError, Server
 from tests.cluster.cluster import Cluster
 from tests.deploy import helm
 from tests.deploy.carried_out import (
+    HEALTH_NAMESPACE,
     LEASE,
     READY_S,
     REAL,
@@ -57,6 +61,29 @@ def test_the_example_gets_its_chips_under_the_charts_identities(cluster: Cluster
         assert BASE_DEVICE_INFOS in cluster.api.get(f"/api/v1/nodes/{node.name}")["metadata"]["annotations"]
     for program in (*(each.process for each in running.allocators), *running.device_plugins.values()):
         assert "forbidden" not in program.log.read_text().lower()
+
+
+@pytest.mark.usefixtures("running")
+def test_a_node_is_avoided_when_noded_says_so_under_the_charts_identities(cluster: Cluster) -> None:
+    ill = cluster.nodes[0]
+    told = {"apiVersion": "v1", "kind": "ConfigMap", "data": {NODE_INFO: noded_says({"NodeStatus": "UnHealthy"})}}
+    meta = {"name": f"{NODE_INFO_PREFIX}{ill.name}", "namespace": HEALTH_NAMESPACE, "labels": LABELS}
+    cluster.api.create({**told, "metadata": meta})
+    try:
+        pod = yaml.safe_load((helm.REPOSITORY / "deploy" / "examples" / "pod.yaml").read_text())
+        adapt_to_this_cluster(pod)
+        pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": ill.name}
+        cluster.api.create(pod)
+        path = "/api/v1/namespaces/default/pods/two-chips"
+        cluster.api.wait_for(path, _is_refused, timeout_s=READY_S, what="the pod is refused for what NodeD says")
+    finally:
+        cluster.api.delete(f"/api/v1/namespaces/{HEALTH_NAMESPACE}/configmaps/{meta['name']}")
+    assert cluster.wait_for_pod("two-chips")["spec"]["nodeName"] == ill.name
+
+
+def _is_refused(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any("NodeUnhealthy" in condition.get("message", "") for condition in conditions)
 
 
 def test_the_plugin_may_list_its_kubelets_pods_and_run_nothing_in_them(cluster: Cluster, running: Running) -> None:

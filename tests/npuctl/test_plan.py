@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from npuctl.cli import app
+from tests.allocator.builders import noded_says
 from tests.npuctl.manifests import Json, as_list, member, node, pod, pod_group, report
 
 NOW = "2026-01-01T00:00:00Z"
@@ -245,7 +246,7 @@ def test_what_a_nodes_agent_says_of_it_is_heeded(npuctl: Npuctl) -> None:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "mindx-dl-nodeinfo-node-a", "namespace": "mindx-dl"},
-        "data": {"NodeInfo": json.dumps({"NodeInfo": {"NodeStatus": "UnHealthy"}})},
+        "data": {"NodeInfo": noded_says({"NodeStatus": "UnHealthy"})},
     }
     answer = npuctl.plan(node("node-a"), health, pod("train", 2))
     assert answer["pending"][0]["reason"] == "NodeUnhealthy"
