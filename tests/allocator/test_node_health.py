@@ -13,9 +13,9 @@ from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.settings import Settings
 from allocator.state.report import HEALTH_ANNOTATION, NODE_INFO
 from ascend.annotations import BASE_DEVICE_INFOS
-from ascend.chips import RESOURCE, chip_set
+from ascend.chips import NAME_PREFIX, RESOURCE, chip_set, parse_names
 from ascend.deviceinfo import LABELS, SWITCH_INFO, DeviceReport, chip_fault, encode_report
-from ascend.errors import Refusal
+from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import ConfigMap, Metadata, Node, NodeStatus, Pod
 from ascend.products import ASCEND_910B_8 as _EIGHT
 from sandbox.apiserver import ApiServer
@@ -200,6 +200,43 @@ def test_free_is_what_no_pod_holds(case: dict[str, Any]) -> None:
     found = offer(world)
     assert isinstance(found, Vacancy)
     assert found.free == chip_set(case["free"])
+
+
+LEFT = CASES["plugin"]["remove_from_node_list"]["cases"]
+
+
+@pytest.mark.parametrize("case", LEFT, ids=str)
+def test_of_the_chips_a_node_reports_those_are_left_that_no_pod_holds(case: dict[str, Any]) -> None:
+    names = case["list"]
+    infos = None if names is None else json.dumps({name: {"IP": ""} for name in filter(None, names.split(","))})
+    reporting = Node(
+        metadata=Metadata(name="n1", annotations={} if infos is None else {BASE_DEVICE_INFOS: infos}),
+        status=node("n1").status,
+    )
+    world = World()
+    world.add(reporting, pod("holds", len(case["used"]), node="n1", chips=case["used"], phase="Running"))
+    found = offer(world)
+    if case.get("error"):
+        assert isinstance(found, Refusal)
+        assert found.reason == ("NotAnNpuNode" if names is None else "InvalidReport")
+    else:
+        left = found.free if isinstance(found, Vacancy) else 0
+        assert left == chip_set(parse_names(case["result"]))
+
+
+LISTS = CASES["plugin"]["parse_chip_list"]
+
+
+@pytest.mark.parametrize("case", LISTS["cases"], ids=str)
+def test_a_list_of_chips_is_read_as_a_whole_or_not_at_all(case: tuple[str, list[int] | None]) -> None:
+    text, ids = case
+    # The reference's rows are of another family, whose chips are named otherwise.
+    names = text.replace(LISTS["prefix"], NAME_PREFIX)
+    if ids is None:
+        with pytest.raises(InvalidValue, match=names):
+            parse_names(names)
+    else:
+        assert parse_names(names) == tuple(ids)
 
 
 # vNPUs are not placed here.
