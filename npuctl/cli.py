@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -48,6 +49,19 @@ _Values: TypeAlias = Annotated[
 _Now: TypeAlias = Annotated[str | None, typer.Option(metavar="RFC3339", help="The present.", show_default="the clock")]
 
 
+def _pods(context: typer.Context, begun: str) -> list[str]:
+    """The pods that are offered for the options typed so far."""
+    from npuctl.completing import pod_names
+    from npuctl.source import Source
+
+    typed = context.params
+    try:
+        source = Source.of(files=typed["files"] or (), kubeconfig=typed["kubeconfig"], context=typed["context"])
+    except InvalidValue:
+        return []
+    return pod_names(begun, typed["namespace"], source)
+
+
 @app.callback()
 def _npuctl() -> None:
     """Look at the Ascend NPUs of a cluster, and ask the allocator's rules."""
@@ -82,7 +96,7 @@ def plan(
 @app.command()
 def explain(
     *,
-    pod: Annotated[str, typer.Argument(help="The pod: its name, or namespace/name.")],
+    pod: Annotated[str, typer.Argument(help="The pod: its name, or namespace/name.", autocompletion=_pods)],
     namespace: Annotated[
         str | None, typer.Option("-n", "--namespace", help="The pod's.", show_default="the context's")
     ] = None,
@@ -195,6 +209,10 @@ def _exit(command: Callable[[], int]) -> None:
 def main() -> None:
     """Run the command line; exit status 1 with one line on standard error when the cluster can't be read."""
     logging.getLogger().addHandler(logging.NullHandler())  # what libraries log is not an answer to anybody
+    if os.environ.get(_COMPLETE, "").startswith("complete_"):
+        from npuctl.completing import end_in_time
+
+        end_in_time("")
     try:
         app()
     except AscendError as error:

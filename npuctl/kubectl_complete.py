@@ -4,6 +4,7 @@ It prints a candidate a line, and last what the shell is to do beside: here neve
 that takes some.
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from typer.main import get_command
 
 from npuctl.cli import app
+from npuctl.completing import end_in_time
 
 NO_FILES = ":4"
 FILES = ":0"
@@ -28,29 +30,33 @@ def complete(words: Sequence[str]) -> list[str]:
     if before and before[-1] in _OF_FILES:
         return [FILES]
     command: Any = get_command(app)
-    for word in before:
-        command = getattr(command, "commands", {}).get(word, command)
-    names = list(getattr(command, "commands", {}))
+    while before and (chosen := getattr(command, "commands", {}).get(before[0])) is not None:
+        command = chosen
+        del before[0]
     if begun.startswith("-"):
         names = [option for each in command.params for option in each.opts if option.startswith("--")]
-    elif not names:
-        names = _choices(command, before[-1])
+    else:
+        names = list(getattr(command, "commands", {})) or _values(command, before, begun)
     return [*sorted(name for name in names if name.startswith(begun)), NO_FILES]
 
 
-def _choices(command: Any, option: str) -> list[str]:
-    """The values the option before takes, or the first argument of a command."""
-    for each in command.params:
-        if option in each.opts or (each.param_type_name == "argument" and not option.startswith("-")):
-            # None for other types; a typer without it offers nothing.
-            choices = getattr(getattr(each, "type_descriptor", None), "choices", None)
-            return [str(choice.value) for choice in choices or ()]
-    return []
+def _values(command: Any, before: list[str], begun: str) -> list[str]:
+    """The values of the option before, or of the argument that is due."""
+    context = command.make_context(command.name, list(before), resilient_parsing=True)
+    arguments = [
+        each for each in command.params if each.param_type_name == "argument" and not context.params[each.name]
+    ]
+    options = [each for each in command.params if before and before[-1] in each.opts and not each.is_flag]
+    return [item.value for each in (*options, *arguments)[:1] for item in each.shell_complete(context, begun)]
 
 
 def main() -> None:
     """Print the candidates."""
-    sys.stdout.write("\n".join(complete(sys.argv[1:])) + "\n")
+    logging.getLogger().addHandler(logging.NullHandler())
+    limit = end_in_time(f"{NO_FILES}\n")
+    text = "\n".join(complete(sys.argv[1:]))
+    limit.cancel()
+    sys.stdout.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -75,12 +75,19 @@ class Source:
         """
         if self.files:
             return read_manifests(self.files).snapshot
+        async with await self.connect() as client:
+            return await Snapshot.fetch(client, self.settings.node_health_namespace)
+
+    async def connect(self) -> KubeClient:
+        """A client of the cluster.
+
+        Raises:
+            Unreachable: nothing says where it is.
+        """
         try:
-            client = await KubeClient.connect(self.kubeconfig, self.context)
+            return await KubeClient.connect(self.kubeconfig, self.context)
         except InvalidValue as error:
             raise Unreachable(error.message) from error
-        async with client:
-            return await Snapshot.fetch(client, self.settings.node_health_namespace)
 
     def namespace(self) -> str:
         """The namespace that is meant where none is named: that of the kubeconfig's context, as with kubectl."""

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from ascend.chips import chip_set
 from npuctl.cli import app
-from npuctl.kubectl_complete import complete
 from npuctl.manifests import read_manifests
 from npuctl.planning import plan
 from npuctl.source import Source
@@ -215,27 +214,3 @@ async def test_a_live_cluster_is_asked_in_the_namespace_of_the_context(tmp_path:
 
         assert "pod kube-public/train asks for 4 chips and waits: NodeNotReady" in await asked()
         assert "pod default/train asks for 2 chips and waits: NodeNotReady" in await asked("-n", "default")
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ([""], ["completion", "doctor", "explain", "plan", "topo", ":4"]),
-        (["e"], ["explain", ":4"]),
-        (["plan", "--c"], ["--candidates", "--config", ":4"]),
-        (["plan", "-o", ""], ["json", "table", "yaml", ":4"]),
-        (["plan", "-f", ""], [":0"]),
-        (["completion", "z"], ["zsh", ":4"]),
-        (["explain", ""], [":4"]),
-        ([], ["completion", "doctor", "explain", "plan", "topo", ":4"]),
-    ],
-)
-def test_kubectl_is_told_how_a_word_may_go_on(words: list[str], offered: list[str]) -> None:
-    assert complete(words) == offered
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_gets_its_completion(shell: str) -> None:
-    done = CliRunner().invoke(app, ["completion", shell])
-    assert done.exit_code == 0
-    assert "_NPUCTL_COMPLETE=complete_" + shell in done.stdout

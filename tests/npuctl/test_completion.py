@@ -1,0 +1,152 @@
+"""What the shells are offered: by kubectl's own completion, and by npuctl's."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from npuctl.cli import app
+from npuctl.kubectl_complete import complete
+from sandbox.apiserver import ApiServer
+from tests.npuctl.manifests import as_list, pod
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ([""], ["completion", "doctor", "explain", "plan", "topo", ":4"]),
+        (["e"], ["explain", ":4"]),
+        (["plan", "--c"], ["--candidates", "--config", ":4"]),
+        (["plan", "-o", ""], ["json", "table", "yaml", ":4"]),
+        (["plan", "-f", ""], [":0"]),
+        (["completion", "z"], ["zsh", ":4"]),
+        (["explain", ""], [":4"]),
+        ([], ["completion", "doctor", "explain", "plan", "topo", ":4"]),
+    ],
+)
+def test_kubectl_is_told_how_a_word_may_go_on(words: list[str], offered: list[str]) -> None:
+    assert complete(words) == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_gets_its_completion(shell: str) -> None:
+    done = CliRunner().invoke(app, ["completion", shell])
+    assert done.exit_code == 0
+    assert "_NPUCTL_COMPLETE=complete_" + shell in done.stdout
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as running:
+        for name, namespace in (("train-0", "default"), ("train-1", "default"), ("tune", "kube-public")):
+            await running.create(pod(name, "2", namespace=namespace))
+        await running.create(pod("web", None))
+        yield running
+
+
+@pytest.fixture
+def kubeconfig(server: ApiServer, tmp_path: Path) -> Path:
+    document = server.kubeconfig()
+    context = document["contexts"][0]
+    document["contexts"].append({"name": "public", "context": {**context["context"], "namespace": "kube-public"}})
+    path = tmp_path / "kubeconfig.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("typed", "begun", "offered"),
+    [
+        ("", "", ["train-0", "train-1"]),
+        ("-o json", "train-1", ["train-1"]),
+        ("", "x", []),
+        ("-n kube-public", "", ["tune"]),
+        ("--namespace=kube-public", "t", ["tune"]),
+        ("--context public", "", ["tune"]),
+        ("", "kube-public/t", ["kube-public/tune"]),
+        ("-n default", "kube-public/", ["kube-public/tune"]),
+        ("-n", "", []),
+        ("train-0", "", []),
+        ("--context gone", "", []),
+        ("--kubeconfig none", "", []),
+        ("-f none.yaml", "", []),
+        ("-f -", "", []),
+    ],
+)
+async def test_a_pod_is_offered_by_name(typed: str, begun: str, offered: list[str], kubeconfig: Path) -> None:
+    words = ["explain", "--kubeconfig", str(kubeconfig), *typed.split(), begun]
+    assert await asyncio.to_thread(complete, words) == [*offered, ":4"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_every_shell_offers_the_same(shell: str, kubeconfig: Path) -> None:
+    line = f"npuctl explain --kubeconfig {kubeconfig} -n kube-public t"
+    typed = {
+        "COMP_WORDS": line,
+        "COMP_CWORD": "6",
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_NPUCTL_COMPLETE": f"complete_{shell}",
+    }
+    done = await asyncio.to_thread(CliRunner().invoke, app, [], prog_name="npuctl", env=typed)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "tune" in done.stdout
+    assert "train" not in done.stdout
+
+
+def test_the_pods_of_files_are_offered_too(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(pod("train", 1), pod("web", None))))
+    assert complete(["explain", "-f", str(path), ""]) == ["train", ":4"]
+    path.write_text("{")
+    assert complete(["explain", "-f", str(path), ""]) == [":4"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "contexts: 7", "current-context: a", "contexts: [{name: a}]"])
+def test_a_garbled_kubeconfig_is_no_news_for_whoever_types(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    assert complete(["explain", "--kubeconfig", str(path), ""]) == [":4"]
+
+
+@pytest.mark.parametrize(("program", "said"), [("kubectl_complete-npu", ":4\n"), ("npuctl", "")])
+async def test_nobody_is_made_to_wait_for_a_silent_server(
+    program: str, said: str, server: ApiServer, kubeconfig: Path
+) -> None:
+    server.delay("/pods", 300)
+    words = ["explain", "--kubeconfig", str(kubeconfig), ""] if program != "npuctl" else []
+    line = f"npuctl explain --kubeconfig {kubeconfig} "
+    typed = {} if words else {"COMP_WORDS": line, "COMP_CWORD": "4", "_NPUCTL_COMPLETE": "complete_bash"}
+    # The client itself would wait for 15 s, and then say so.
+    async with asyncio.timeout(12):
+        assert await run(program, *words, **typed) == (0, said, "")
+    server.delay("/pods", 0)
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+async def test_a_server_that_refuses_is_not_heard(status: int, server: ApiServer, kubeconfig: Path) -> None:
+    server.fail_next("GET", "/pods", status, times=100)
+    words = ["explain", "--kubeconfig", str(kubeconfig), ""]
+    assert await run("kubectl_complete-npu", *words) == (0, ":4\n", "")
+
+
+async def run(program: str, *arguments: str, **environment: str) -> tuple[int | None, str, str]:
+    """Exit status, standard output and error of a program."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(Path(sys.executable).with_name(program)), *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
