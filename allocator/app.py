@@ -23,7 +23,8 @@ from allocator.reconsider import Reconsideration
 from allocator.selfaudit import SECOND_LOOK_S, SelfAudit
 from allocator.serving.clients import AllowedClients
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
-from allocator.serving.grpc_api import AllocatorService, GrpcServer, serve_grpc
+from allocator.serving.grpc_api import AllocatorService
+from allocator.serving.grpc_server import GrpcServer, serve_grpc
 from allocator.serving.node_states import NodeStates
 from allocator.serving.webhook import Webhook
 from allocator.settings import Settings

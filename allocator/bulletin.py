@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from allocator.commit import PodRef
+from allocator.bound import PodRef
 from ascend.errors import Refusal
 from ascend.kube.events import Regarding
 

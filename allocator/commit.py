@@ -7,19 +7,21 @@ reserved for a while.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Protocol
 
-from allocator.decide import SETTLED, DecisionEngine
+from allocator.bound import Bound, PodRef, elsewhere, read_bound
+from allocator.decide import DecisionEngine
 from allocator.inscription import inscribe
 from allocator.leader import Permit, unlimited
 from allocator.stamp import Stamps
 from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger, Reservation, Stage
-from ascend.annotations import Grant, read_grant
-from ascend.errors import ApiError, AscendError, Conflict, InvalidValue, NotFound, Refusal, Unreachable
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Reservation, Stage
+from ascend.annotations import Grant
+from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 
@@ -28,37 +30,6 @@ POST_TIMEOUT_S = 2.5
 
 ANSWER_TIMEOUT_S = 4.0
 """A caller is answered within this time; kube-scheduler's own patience with an extender is 5 s by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class PodRef:
-    """A pod as a scheduler names it."""
-
-    namespace: str
-    name: str
-    uid: str
-
-    @property
-    def key(self) -> str:
-        """``namespace/name``."""
-        return f"{self.namespace}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A pod on its node with its chips written on it.
-
-    Attributes:
-        node: the node.
-        grant: what is written on the pod.
-        repeated: this is the answer to an earlier question; nothing was done.
-        annotations: all that goes with a Binding the caller makes by itself; empty where it is made already.
-    """
-
-    node: str
-    grant: Grant
-    repeated: bool = False
-    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 class Outcome(Protocol):
@@ -131,7 +102,7 @@ class Committer:
             )
         bound = task.result()
         if bound.node != node:
-            raise _elsewhere(ref.key, bound.node)
+            raise elsewhere(ref.key, bound.node)
         return bound
 
     async def drain(self) -> None:
@@ -320,7 +291,7 @@ class Committer:
                 predicate_time=bound.grant.predicate_time,
             )
         if bound.node != node:
-            raise _elsewhere(ref.key, bound.node)
+            raise elsewhere(ref.key, bound.node)
         return bound
 
     async def _read(self, ref: PodRef) -> Pod:
@@ -328,27 +299,3 @@ class Committer:
         if pod.uid != ref.uid:
             raise Refusal("PodGone", f"pod {ref.key} is another one now: its uid is {pod.uid}, not {ref.uid}")
         return pod
-
-
-def read_bound(pod: Pod) -> Bound | None:
-    """How a pod is bound; None where it isn't.
-
-    Raises:
-        Refusal: it is finished, or bound without a readable list of chips.
-    """
-    if not pod.is_live:
-        raise Refusal("PodFinished", f"pod {pod.key} is {pod.status.phase}")
-    node = pod.spec.node_name
-    if not node:
-        return None
-    try:
-        grant = read_grant(pod.metadata.annotations)
-    except InvalidValue as error:
-        raise Refusal("UnreadablePod", f"pod {pod.key} on node {node}: {error}") from error
-    if grant is None:
-        raise Refusal(SETTLED, f"pod {pod.key} is bound to node {node}, but without chips")
-    return Bound(node, grant)
-
-
-def _elsewhere(pod: str, node: str) -> Refusal:
-    return Refusal(SETTLED, f"pod {pod} is bound to node {node}")

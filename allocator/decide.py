@@ -20,9 +20,10 @@ from allocator.rules.vacancy import OCCUPIED, Fit, Verdict
 from allocator.rules.validity import JobShape, validate_job, virtual_chips
 from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
-from allocator.state.ledger import Ledger, Reservation, Stage
+from allocator.state.ledger import Ledger
 from allocator.state.node import unknown_node
 from allocator.state.ranking import Bucket
+from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 

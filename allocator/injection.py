@@ -10,12 +10,13 @@ another node is refused during that time.
 
 from collections.abc import Callable, Mapping
 
-from allocator.commit import Bound, PodRef
+from allocator.bound import Bound, PodRef
 from allocator.decide import DecisionEngine
 from allocator.leader import Permit, unlimited
 from allocator.stamp import Stamps
 from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger, Reservation, Stage
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod

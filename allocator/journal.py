@@ -7,8 +7,8 @@ from typing import Final
 
 import structlog
 
+from allocator.bound import Bound, PodRef
 from allocator.bulletin import Bulletin
-from allocator.commit import Bound, PodRef
 from allocator.decide import Filtered
 from allocator.metrics import AllocatorMetrics
 from allocator.preempt import Sacrifice

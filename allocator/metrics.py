@@ -8,7 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from allocator.state.index import NodeIndex
-from allocator.state.ledger import Ledger, Stage
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Stage
 
 # From half a millisecond (a decision in memory) to the patience of a scheduler (a Binding through a slow API server).
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)

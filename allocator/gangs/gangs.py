@@ -22,8 +22,9 @@ from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.rules.request import Ask
 from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
-from allocator.state.ledger import Ledger, Reservation, Seat, Stage
+from allocator.state.ledger import Ledger
 from allocator.state.ranking import Bucket
+from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 

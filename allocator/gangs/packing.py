@@ -17,8 +17,8 @@ from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
 from allocator.state.index import NodeIndex
-from allocator.state.ledger import Seat
 from allocator.state.ranking import Bucket
+from allocator.state.reservation import Seat
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
 from allocator.state.index import NodeIndex
-from allocator.state.ledger import Seat
+from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 
 

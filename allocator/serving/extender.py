@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from allocator.commit import Committer, PodRef
+from allocator.bound import PodRef
+from allocator.commit import Committer
 from allocator.decide import DecisionEngine, Filtered, Tier
 from allocator.journal import Journal
 from allocator.preempt import Preemption, Suggestion

@@ -1,16 +1,12 @@
-"""The front end for any scheduler: ``ascend.allocator.v1.Allocator`` over gRPC, with health and reflection."""
+"""The front end for any scheduler: the calls of ``ascend.allocator.v1.Allocator``."""
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
-from allocator.commit import ANSWER_TIMEOUT_S, Bound, Committer, PodRef
+from allocator.bound import Bound, PodRef
+from allocator.commit import ANSWER_TIMEOUT_S, Committer
 from allocator.decide import DecisionEngine, Filtered
 from allocator.journal import Journal
 from allocator.preempt import Preemption, Sacrifice
@@ -23,10 +19,6 @@ from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1 import allocator_pb2_grpc as pb_grpc
-
-SERVICE = pb.DESCRIPTOR.services_by_name["Allocator"].full_name
-STOP_S = 2.0
-"""Calls under way get so long when the server stops."""
 
 _ANSWERING_S: Final = 0.05
 """Of a deadline so much is kept for the answer itself."""
@@ -251,65 +243,3 @@ def _allocated(bound: Bound, *, is_bound: bool) -> pb.AllocateResponse:
         annotations=bound.annotations or bound.grant.annotations(),
         bound=is_bound,
     )
-
-
-@asynccontextmanager
-async def serve_grpc(
-    service: AllocatorService,
-    address: str,
-    *,
-    credentials: grpc.ServerCredentials | None = None,
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-) -> AsyncIterator["GrpcServer"]:
-    """Serve within a ``with`` block.
-
-    Args:
-        service: answers the calls.
-        address: ``host:port`` (port 0 takes a free one) or ``unix:<path>``.
-        credentials: certificates; plaintext without.
-        interceptors: see every call first.
-
-    Raises:
-        InvalidValue: the address can't be listened on.
-    """
-    # Without this a second process could listen on the same port, and calls would be split between two ledgers.
-    server = grpc.aio.server(interceptors=interceptors, options=(("grpc.so_reuseport", 0),))
-    pb_grpc.add_AllocatorServicer_to_server(service, server)
-    checks = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    try:
-        if credentials is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise InvalidValue(f"cannot listen on {address}: {error}") from error
-    bound = address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
-    running = GrpcServer(bound, checks)
-    await running.show(serving=False)
-    await server.start()
-    try:
-        yield running
-    finally:
-        await running.show(serving=False)
-        await server.stop(STOP_S)
-
-
-class GrpcServer:
-    """A server that runs.
-
-    Args:
-        address: where it really listens.
-        checks: its health service.
-    """
-
-    def __init__(self, address: str, checks: health.aio.HealthServicer) -> None:
-        self.address = address
-        self._checks = checks
-
-    async def show(self, *, serving: bool) -> None:
-        """Answer health checks from now on with SERVING or NOT_SERVING."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE):
-            await self._checks.set(name, status)

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from allocator.commit import PodRef
+from allocator.bound import PodRef
 from allocator.injection import Injector
 from allocator.journal import Journal
 from allocator.leader import NOT_LEADER

@@ -8,7 +8,7 @@ import pytest
 
 from allocator.selfaudit import SelfAudit
 from allocator.state.audit import audit
-from allocator.state.ledger import Stage
+from allocator.state.reservation import Stage
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import ConfigMap, Node, Pod
 from sandbox.apiserver import ApiServer

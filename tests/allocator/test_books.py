@@ -19,7 +19,7 @@ from allocator.rules.job import VOLCANO, JobKey
 from allocator.rules.vacancy import Vacancy
 from allocator.stamp import Stamps
 from allocator.state.audit import audit
-from allocator.state.ledger import Stage
+from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE, held_chips
 from ascend.chips import chip_set
 from ascend.errors import NotFound, Refusal

@@ -8,8 +8,8 @@ import aiohttp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.bound import PodRef
 from allocator.bulletin import BURST, RATE_PER_S, REMIND_S, Bulletin
-from allocator.commit import PodRef
 from ascend.errors import Refusal
 from ascend.kube.events import Regarding
 from sandbox.apiserver import ApiServer

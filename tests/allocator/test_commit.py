@@ -6,10 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from allocator.commit import ANSWER_TIMEOUT_S, Bound, Committer, PodRef
+from allocator.bound import Bound, PodRef
+from allocator.commit import ANSWER_TIMEOUT_S, Committer
 from allocator.decide import SETTLED
 from allocator.stamp import Stamps
-from allocator.state.ledger import DOUBT_S, Stage
+from allocator.state.ledger import DOUBT_S
+from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED, DISTRIBUTED, MIN_AVAILABLE, PREDICATE_TIME
 from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Throttled, Unreachable
 from ascend.kube.client import KubeClient

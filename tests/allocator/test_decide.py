@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.decide import SETTLED, Tier
-from allocator.state.ledger import Stage
+from allocator.state.reservation import Stage
 from ascend.errors import Refusal
 from tests.allocator.builders import World, node, pod
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from allocator.state.ledger import Stage
+from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED, PREDICATE_TIME
 from sandbox.apiserver import ApiServer
 from tests.allocator.harness import pod_manifest, running, until

@@ -12,7 +12,7 @@ from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.job import VOLCANO, JobKey
 from allocator.rules.request import Ask
-from allocator.state.ledger import Stage
+from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import chip_set
 from ascend.errors import Refusal

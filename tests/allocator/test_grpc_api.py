@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from allocator.serving.grpc_api import SERVICE
+from allocator.serving.grpc_server import SERVICE
 from ascend.annotations import ALLOCATED, PREDICATE_TIME
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from sandbox.apiserver import ApiServer

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from allocator.rules.vacancy import Vacancy
-from allocator.state.ledger import Stage
+from allocator.state.reservation import Stage
 from ascend.chips import chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod

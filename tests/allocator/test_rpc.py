@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from allocator.state.changes import Changes
-from allocator.state.ledger import Stage
+from allocator.state.reservation import Stage
 from ascend.chips import RESOURCE
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from sandbox.apiserver import ApiServer

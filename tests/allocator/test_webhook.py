@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from allocator.state.ledger import Stage
+from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED, FENCE, PREDICATE_TIME
 from ascend.chips import RESOURCE
 from ascend.errors import ApiError

@@ -7,7 +7,8 @@ from typing import Final
 
 from allocator.decide import DecisionEngine
 from allocator.state.cluster import Cluster
-from allocator.state.ledger import Ledger, Stage
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
