@@ -234,4 +234,4 @@ PRODUCTS: dict[str, Product] = {
         PLAIN_16,
     )
 }
-"""By name; of those with the same chip, the smaller first."""
+"""By name; of those with the same chip, the smaller first. A job that names none gets the first that takes it."""

@@ -1,14 +1,14 @@
 """What a node has left, and the verdict on a pod for it."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from allocator.rules.families import RULES
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
-from ascend.products import Product
+from ascend.products import PRODUCTS, Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ class Fit:
     """A pod fits: where the node stands among others, and what the pod takes.
 
     Attributes:
-        key: order among nodes, the smaller the better.
-        score: a number for the same order, larger is better: the reference scheduler's where it has one.
+        key: order among nodes, the smaller the better; nodes of one product are together.
+        score: a number for the same order among nodes of one product, larger is better: the reference scheduler's where
+            it has one.
         chips: in selection order.
         taken: the same as a set.
     """
@@ -65,6 +66,10 @@ OCCUPIED = frozenset(
     {"NotEnoughChips", "RingTooSmall", "PairsBroken", "CardsBroken", "MeshTooSmall", "NoRoomAtKubelet"}
 )
 """Reasons that go away when other pods do; the others of a node need somebody to act."""
+
+_PREFERENCE: Final = {name: position for position, name in enumerate(PRODUCTS)}
+"""Of servers of different products those listed first are taken first. That is 910A, whose rule the reference gives to
+a job that names nothing (spec/scheduling.md §3.3)."""
 
 
 def judge(vacancy: Vacancy, ask: Ask) -> Verdict:
@@ -87,8 +92,9 @@ def judge(vacancy: Vacancy, ask: Ask) -> Verdict:
     if vacancy.sub_healthy:
         # It yields to an equally good one; the reference takes one point off (spec/scheduling.md §1.4).
         score = max(score - 1, 0)
-    # Where the score sees no difference, the healthier server is taken.
-    return Fit((*key, vacancy.sub_healthy, -vacancy.healthy), score, placement.chips, placement.taken)
+    # Keys of different products mean different things. Where the score sees no difference, the healthier server wins.
+    order = (_PREFERENCE[product.name], *key, vacancy.sub_healthy, -vacancy.healthy)
+    return Fit(order, score, placement.chips, placement.taken)
 
 
 def unsuitable_request(product: Product, ask: Ask) -> Refusal | None:

@@ -273,6 +273,28 @@ def test_of_equal_fits_on_a3_and_meshes_the_healthier_server_wins() -> None:
         assert fits[1].key < fits[0].key
 
 
+@given(data=st.data())
+def test_of_servers_of_different_products_the_first_of_the_list_wins_whatever_is_left_of_them(
+    data: st.DataObject,
+) -> None:
+    ask = Ask(data.draw(st.sampled_from((1, 2, 4, 8))))
+
+    def fit(product: Product) -> tuple[int, ...] | None:
+        faulty, taken = data.draw(st.integers(0, product.all_chips)), data.draw(st.integers(0, product.all_chips))
+        healthy = product.all_chips & ~faulty
+        verdict = judge(
+            Vacancy(product, healthy.bit_count(), healthy & ~taken, product.chips, faulty=faulty.bit_count()), ask
+        )
+        return verdict.key if isinstance(verdict, Fit) else None
+
+    keys = [key for product in PRODUCTS.values() if (key := fit(product)) is not None]
+    assert keys == sorted(keys)
+
+
+def test_a_job_that_names_nothing_goes_to_910a_servers_first() -> None:
+    assert [name for name in PRODUCTS if not name.startswith("910A")] == list(PRODUCTS)[2:]
+
+
 def test_a_server_with_fewer_cards_is_not_a_worse_one() -> None:
     cards = PRODUCTS["910-card"]
     two, eight = Vacancy(cards, 2, 0b11, 2), Vacancy(cards, 8, 0xFF, 8)
