@@ -14,12 +14,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from grpc_health.v1 import health
 
+from allocator.serving.rpc_errors import Context, abort
 from ascend.errors import Refusal
 
 ANONYMOUS_SERVICE = f"/{health.SERVICE_NAME}/"
 """Health may be asked by whoever has a certificate at all."""
 
-_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 _Method: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 
@@ -73,22 +73,22 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         return guarded
 
     def _guarded(self, behaviour: Any) -> Any:
-        async def answer(request: Any, context: _Context) -> Any:
+        async def answer(request: Any, context: Context) -> Any:
             await self._require(context)
             return await behaviour(request, context)
 
-        async def answers(request: Any, context: _Context) -> AsyncIterator[Any]:
+        async def answers(request: Any, context: Context) -> AsyncIterator[Any]:
             await self._require(context)
             async for each in behaviour(request, context):
                 yield each
 
         return answers if inspect.isasyncgenfunction(behaviour) else answer
 
-    async def _require(self, context: _Context) -> None:
+    async def _require(self, context: Context) -> None:
         found = context.auth_context().get("x509_subject_alternative_name", ())
         refusal = self._refusal({name.decode() for name in found})
         if refusal is not None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{refusal.reason}: {refusal}")
+            await abort(context, refusal)
 
     def _refusal(self, found: set[str]) -> Refusal | None:
         if found & self._names:

@@ -20,6 +20,7 @@ _CODES: Final[dict[type[AscendError], grpc.StatusCode]] = {
     Unreachable: grpc.StatusCode.UNAVAILABLE,
 }
 _OF_REASONS: Final = {
+    "ClientNotAllowed": grpc.StatusCode.PERMISSION_DENIED,
     "PodUnknown": grpc.StatusCode.NOT_FOUND,
     NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
     "ViewIncomplete": grpc.StatusCode.UNAVAILABLE,

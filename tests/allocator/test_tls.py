@@ -5,11 +5,12 @@ import shutil
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import grpc
 import pytest
+from grpc_status import rpc_status
 
 from allocator.settings import Settings
 from ascend.daemon.certificates import Certificates, TlsFiles
@@ -50,7 +51,9 @@ async def ask_grpc(allocator: Allocator, authority: Authority, client: Pair | No
         try:
             await AllocatorStub(channel).GetState(pb.GetStateRequest(), timeout=5)
         except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
+            status = rpc_status.from_call(cast("Any", error))  # the stub asks for more than is read
+            kinds = [detail.TypeName() for detail in status.details] if status is not None else []
+            return " ".join((f"{error.code().name}: {error.details()}", *kinds))
     return "OK"
 
 
@@ -74,6 +77,7 @@ async def test_only_clients_with_an_allowed_name_are_answered(tmp_path: Path, au
         assert await ask_grpc(allocator, authority, allowed) == "OK"
         refused = await ask_grpc(allocator, authority, other)
         assert refused.startswith("PERMISSION_DENIED: ClientNotAllowed: the client shows a certificate for other;")
+        assert refused.endswith(" google.rpc.ErrorInfo")
         assert (await ask_grpc(allocator, authority, None)).startswith("UNAVAILABLE")
         assert (await ask_http(allocator, authority, allowed))[0] == 200
         status, text = await ask_http(allocator, authority, other)
