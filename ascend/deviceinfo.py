@@ -7,6 +7,7 @@ Volcano's plugin and ClusterD read it; the latter drops it when the CheckCode do
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Final
 
 import msgspec
 
@@ -45,6 +46,9 @@ _UNHEALTHY = f"{RESOURCE}-Unhealthy"
 _NETWORK_UNHEALTHY = f"{RESOURCE}-NetworkUnhealthy"
 _RECOVERING = f"{RESOURCE}-Recovering"
 _FAULT = f"{RESOURCE}-Fault"
+
+_LATEST_S: Final = 253_402_300_799
+"""The end of the year 9999: a later time can't be written, and is one in milliseconds or worse."""
 
 # What Go's json.Marshal escapes and Python's encoders do not; the CheckCode is over Go's bytes (§5.3).
 _GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -140,7 +144,7 @@ class DeviceReport:
 
 class _DeviceInfo(msgspec.Struct, frozen=True):
     DeviceList: dict[str, str]
-    UpdateTime: int
+    UpdateTime: Annotated[int, msgspec.Meta(ge=0, le=_LATEST_S)]
 
 
 class _DeviceInfoCfg(msgspec.Struct, frozen=True):

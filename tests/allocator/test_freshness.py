@@ -1,5 +1,6 @@
 """A report that nobody keeps true any more is not believed."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,17 @@ def test_a_report_already_too_old_when_first_seen_is_not_believed() -> None:
     world = Ageing()
     world.reported(9_000)
     assert world.refusal == "StaleReport"
+
+
+@pytest.mark.parametrize("at_s", [-1, -(10**13), 253_402_300_800, 10**18, 10**400])
+def test_a_time_that_is_none_makes_the_report_unreadable_and_harms_nobody_else(at_s: int) -> None:
+    world = Ageing()
+    world.reported(at_s)
+    assert world.refusal == "InvalidReport"
+    assert isinstance(world.offer, Refusal)
+    assert "UpdateTime" in world.offer.message
+    world.reported(10_000)
+    assert world.refusal == ""
 
 
 def test_a_node_without_a_report_is_judged_by_its_annotation() -> None:
