@@ -230,11 +230,12 @@ class DecisionEngine:
     def may_fit(self, pod: Pod) -> bool:
         """Whether a pod that was refused could be placed now, on whatever node."""
         gang = self._gang_of(pod)
+        if gang is not None:
+            return self.gangs.may_fit(pod, gang)
         try:
-            ask = self.ask(pod)
+            return self._cluster.index.best(self.ask(pod)) is not None
         except Refusal:
             return False
-        return self._cluster.index.best(ask) is not None if gang is None else self.gangs.may_fit(pod, ask, gang)
 
     def is_of_gang(self, pod: Pod) -> bool:
         """Whether the pod is placed together with others, or not at all."""

@@ -35,9 +35,18 @@ NEVER = frozenset({INCOMPLETE, NO_GROUP})
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
-    version: int
+class _State:
+    """All that what a gang fits on depends on."""
+
+    nodes: int
     present: int
+    minimum: int
+    lacks_group: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    state: _State
     fits: bool
 
 
@@ -118,21 +127,22 @@ class Gangs:
             raise Refusal("GangDoesNotFit", f"job {job.key}: pod {pod.key} does not fit beside its peers")
         return node
 
-    def may_fit(self, pod: Pod, ask: Ask, job: Job) -> bool:
+    def may_fit(self, pod: Pod, job: Job) -> bool:
         """Whether asking again makes sense; found out anew only when something has changed since the last time."""
         held = self._ledger.get(pod.uid)
         if held is not None and held.stage is Stage.PLANNED:
             return True
-        version = self._cluster.index.version
+        cluster = self._cluster
+        state = _State(cluster.index.version, job.present, job.min_available, cluster.jobs.lacks_group(job))
         trial = self._trials.get(job.key.plan)
-        if trial is None or (trial.version, trial.present) != (version, job.present):
+        if trial is None or trial.state != state:
             try:
-                self.preview(pod, ask, job, None)
+                self.preview(pod, self._ask_of(pod), job, None)
                 fits = True
             except Refusal:
                 fits = False
-            self._trials = {name: each for name, each in self._trials.items() if each.version == version}
-            trial = self._trials[job.key.plan] = _Trial(version, job.present, fits)
+            self._trials = {name: each for name, each in self._trials.items() if each.state.nodes == state.nodes}
+            trial = self._trials[job.key.plan] = _Trial(state, fits)
         return trial.fits
 
     def resume(self) -> list[Job]:

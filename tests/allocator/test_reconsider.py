@@ -10,9 +10,11 @@ import pytest
 
 from allocator.metrics import AllocatorMetrics
 from allocator.reconsider import FORGET_S, LONGEST_WAIT_S, PERIOD_S, Reconsideration
+from allocator.rules.job import VOLCANO
 from ascend.annotations import MIN_AVAILABLE, RECONSIDERED
 from ascend.errors import NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
+from ascend.kube.objects import Metadata, PodGroup, PodGroupSpec
 from tests.allocator.builders import World, node, pod, report
 
 pytestmark = pytest.mark.looptime
@@ -175,3 +177,26 @@ async def test_a_gang_that_fits_again_is_touched_although_each_of_its_pods_fitte
         world.cluster.pod_deleted(pod("other", 8, node="n1"))
         await asyncio.sleep(1)
         assert [name for _, name, _ in api.taken] == ["train-0"]
+
+
+@pytest.mark.parametrize("change", ["the group comes", "its minimum falls"])
+async def test_a_gang_whose_group_changes_is_touched_although_no_node_and_no_pod_does(change: str) -> None:
+    world, api = World(), Patches()
+    world.add(node("n0"), node("n1"))
+    world.cluster.jobs.watched(VOLCANO)
+    if change == "its minimum falls":
+        world.cluster.jobs.group_applied(VOLCANO, group(3))
+    pods = [pod(f"train-{number}", 8, annotations={"scheduling.k8s.io/group-name": "train"}) for number in range(2)]
+    world.add(*pods)
+    async with reconsidering(world, api) as reconsideration:
+        for each in pods:
+            reconsideration.refused(each)
+        await asyncio.sleep(30)
+        assert not api.taken
+        world.cluster.jobs.group_applied(VOLCANO, group(2))
+        await asyncio.sleep(1)
+        assert [name for _, name, _ in api.taken] == ["train-0", "train-1"]
+
+
+def group(minimum: int) -> PodGroup:
+    return PodGroup(metadata=Metadata(name="train", namespace="default"), spec=PodGroupSpec(minimum))
