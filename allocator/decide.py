@@ -323,18 +323,7 @@ class DecisionEngine:
             ((_, verdict),) = self._verdicts(ask, candidates)
             if isinstance(verdict, Refusal):
                 return Refusal(verdict.reason, verdict.message)
-        reasons = self._cluster.index.reasons(ask) if candidates is None else self._reasons(ask, candidates)
-        return sum_up(pod.key, ask.chips, reasons)
-
-    def _reasons(self, ask: Ask, candidates: Iterable[str]) -> Counter[str]:
-        reasons: Counter[str] = Counter()
-        # Nodes that stand in one bucket are counted many times faster than they are judged.
-        ranking = self._cluster.index.ranking(ask)
-        for place, count in Counter(map(self._cluster.index.standing.get, candidates)).items():
-            verdict = ranking.verdict(place) if isinstance(place, Bucket) else place or unknown_node("")
-            if isinstance(verdict, Refusal):
-                reasons[verdict.reason] += count
-        return reasons
+        return sum_up(pod.key, ask.chips, self._cluster.index.reasons(ask, candidates))
 
 
 def _order(node: tuple[str, Fit]) -> tuple[OrderKey, str]:

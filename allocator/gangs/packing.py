@@ -80,18 +80,15 @@ class _Board:
 
     def reasons(self, ask: Ask, candidates: Collection[str] | None) -> Counter[str]:
         """How many nodes would refuse for which reason."""
-        reasons: Counter[str] = Counter()
+        reasons = self._index.reasons(ask, candidates)
         standing, ranking = self._index.standing, self._index.ranking(ask)
-        for name in standing if candidates is None else candidates:
-            place = standing.get(name)
-            if isinstance(place, Bucket):
-                changed = self._changed.get(name)
-                verdict = ranking.verdict(place) if changed is None else judge(changed, ask)
-            else:
-                verdict = place if place is not None else Refusal("UnknownNode", "")
-            if isinstance(verdict, Refusal):
-                reasons[verdict.reason] += 1
-        return reasons
+        for name, vacancy in self._changed.items():
+            place = standing[name]
+            if isinstance(place, Bucket) and (candidates is None or name in candidates):
+                for verdict, more in ((ranking.verdict(place), -1), (judge(vacancy, ask), 1)):
+                    if isinstance(verdict, Refusal):
+                        reasons[verdict.reason] += more
+        return +reasons
 
     def _entries(self, ask: Ask, candidates: Collection[str] | None) -> Iterator["_Entry"]:
         ranking = self._index.ranking(ask)
@@ -158,7 +155,9 @@ def _order(ask: Ask) -> tuple[bool, tuple[str, ...], bool]:
 
 def _misfit(request: GangRequest, ask: Ask, fitting: int, board: _Board) -> Refusal:
     reasons = board.reasons(ask, request.candidates)
-    summary = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "there are none"
+    # In an order of its own, so that the same state gives the same sentence.
+    ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
+    summary = ", ".join(f"{count} {reason}" for reason, count in ordered) or "there are none"
     chips = "chip" if ask.chips == 1 else "chips"
     return Refusal(
         "GangDoesNotFit",

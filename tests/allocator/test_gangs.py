@@ -12,6 +12,7 @@ from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.job import VOLCANO, JobKey
 from allocator.rules.request import Ask
+from allocator.state.ranking import Ranking
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import chip_set
@@ -346,6 +347,21 @@ def test_pods_of_different_sizes_are_planned_large_ones_first() -> None:
     assert nodes == ["n1", "n1", "n1", "n1", "n0", "n0"]
 
 
+def test_that_a_gang_does_not_fit_is_said_without_looking_at_every_node() -> None:
+    def verdicts(nodes: int) -> int:
+        world = world_of(nodes)
+        world.add(*(pod(f"other-{at}", 8, node=f"n{at}", chips=range(8), phase="Running") for at in range(1, nodes)))
+        world.add(*(pods := gang("train", 3)))
+        with (
+            mock.patch.object(Ranking, "verdict", autospec=True, side_effect=Ranking.verdict) as asked,
+            pytest.raises(Refusal, match=f"only 1 fit at once; .*: {nodes} NotEnoughChips"),
+        ):
+            world.engine.place(pods[0])
+        return asked.call_count
+
+    assert verdicts(20) == verdicts(200)
+
+
 asks = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=12)
 idle = st.lists(st.integers(0, 255), min_size=1, max_size=6)
 
@@ -370,6 +386,9 @@ def test_packing_gives_what_placing_one_after_the_other_gives(
             held = world.engine.place(pod(f"single-{len(one_by_one)}", chips), names)
         except Refusal:
             assert isinstance(found, Refusal)
+            reasons = world.cluster.index.reasons(Ask(chips), names)
+            counts = sorted(f"{count} {reason}" for reason, count in reasons.items())
+            assert sorted(found.message.rpartition("the nodes refuse: ")[2].split(", ")) == counts
             return
         one_by_one.append((chips, held.node, chip_set(held.chips)))
     assert not isinstance(found, Refusal)

@@ -82,6 +82,9 @@ def test_reasons_are_counted_over_all_nodes(changes: list[tuple[str, Offer | Non
             standing[name] = offer
     verdicts = [offer if isinstance(offer, Refusal) else judge(offer, Ask(4)) for offer in standing.values()]
     assert index.reasons(Ask(4)) == Counter(each.reason for each in verdicts if isinstance(each, Refusal))
+    named = [judge(offer, Ask(4)) if isinstance(offer, Vacancy) else offer for offer in map(standing.get, NAMES)]
+    counted = Counter("UnknownNode" if each is None else each.reason for each in named if not isinstance(each, Fit))
+    assert index.reasons(Ask(4), NAMES) == counted
 
 
 def test_a_node_that_comes_and_goes_leaves_no_heap_behind() -> None:
