@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member, Policy
+from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
 from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
@@ -39,7 +40,7 @@ class _State:
     """All that what a gang fits on depends on."""
 
     nodes: int
-    present: int
+    pods: int
     minimum: int
     lacks_group: bool
 
@@ -48,6 +49,14 @@ class _State:
 class _Trial:
     state: _State
     fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    job: JobKey
+    state: _State
+    ask: Ask
+    candidates: Collection[str] | None
 
 
 class Gangs:
@@ -76,6 +85,8 @@ class Gangs:
         self._ask_of = ask_of
         self._policy = policy
         self._trials: dict[str, _Trial] = {}
+        # A scheduler asks for pod after pod of a gang that does not fit, and each answer would take a plan of them all.
+        self._answered: tuple[_Question, Refusal] | None = None
 
     def place(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> Reservation:
         """The pod's seat, with the plan of its whole job made first where there is none.
@@ -132,8 +143,7 @@ class Gangs:
         held = self._ledger.get(pod.uid)
         if held is not None and held.stage is Stage.PLANNED:
             return True
-        cluster = self._cluster
-        state = _State(cluster.index.version, job.present, job.min_available, cluster.jobs.lacks_group(job))
+        state = self._state(job)
         trial = self._trials.get(job.key.plan)
         if trial is None or trial.state != state:
             try:
@@ -200,8 +210,27 @@ class Gangs:
         else:
             self._ledger.drop_plan(held.plan)
 
+    def _state(self, job: Job) -> _State:
+        jobs = self._cluster.jobs
+        return _State(self._cluster.index.version, job.version, job.min_available, jobs.lacks_group(job))
+
     def _plan(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         several = frozenset(candidates) if candidates is not None and len(candidates) > 1 else None
+        if candidates is not None and several is None:
+            return self._plan_anew(pod, ask, job, candidates, None)
+        question = _Question(job.key, self._state(job), ask, several)
+        if self._answered is not None and self._answered[0] == question:
+            refusal = self._answered[1]
+            raise Refusal(refusal.reason, refusal.message)
+        try:
+            return self._plan_anew(pod, ask, job, candidates, several)
+        except Refusal as refusal:
+            self._answered = question, refusal.with_traceback(None)
+            raise
+
+    def _plan_anew(
+        self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None, several: Collection[str] | None
+    ) -> list[Seat]:
         members: list[Member] = []
         placed: dict[int, str] = {}
         satisfied = 0

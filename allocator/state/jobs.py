@@ -5,12 +5,15 @@ pod is replaced by its controller, and counting both would take half a job for a
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import count
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from allocator.rules.job import SINGLE, JobKey, filling_order, find_job, own_rank, stated_minimum
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod, PodGroup
+
+_VERSIONS: Final = count(1)
 
 
 class Job:
@@ -22,6 +25,7 @@ class Job:
     Attributes:
         size: how many of its present pods ask for chips.
         present: how many pods it has that have not failed and are not being deleted, finished ones among them.
+        version: another one after every change of a pod, and never that of another job.
     """
 
     __slots__ = (
@@ -35,12 +39,14 @@ class Job:
         "present",
         "size",
         "stated_minimum",
+        "version",
     )
 
     def __init__(self, key: JobKey) -> None:
         self.key = key
         self.size = 0
         self.present = 0
+        self.version = next(_VERSIONS)
         self.group_minimum: int | None = None
         self.stated_minimum: int | None = None
         self._pods: dict[str, Pod] = {}
@@ -97,6 +103,7 @@ class Job:
         """A pod of it is present."""
         self.remove(pod.uid, given=False)
         self._pods[pod.uid] = pod
+        self.version = next(_VERSIONS)
         self.present += 1
         self.size += pod.asks_for_chips
         rank = own_rank(pod)
@@ -115,6 +122,7 @@ class Job:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
+        self.version = next(_VERSIONS)
         self.present -= 1
         self.size -= pod.asks_for_chips
         self._free(self._own.pop(uid, None), uid)

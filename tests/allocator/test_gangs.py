@@ -3,21 +3,25 @@
 import random
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allocator.decide import DecisionEngine
 from allocator.gangs import packing
+from allocator.gangs.gangs import Gangs
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.job import VOLCANO, JobKey
 from allocator.rules.request import Ask
+from allocator.state.index import NodeIndex
 from allocator.state.ranking import Ranking
-from allocator.state.reservation import Stage
+from allocator.state.reservation import Seat, Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import chip_set
 from ascend.errors import Refusal
-from ascend.kube.objects import Metadata, Pod, PodGroup, PodGroupSpec
+from ascend.kube.objects import Metadata, Pod, PodGroup, PodGroupSpec, PodStatus
 from tests.allocator.builders import World, node, pod, report
 
 TTL_S = 120.0
@@ -36,6 +40,7 @@ def world_of(nodes: int, **labels: str) -> World:
     return world
 
 
+TWO = {GROUP: "train", MIN_AVAILABLE: "2"}
 MESHES = {"accelerator-type": "module-910b-8"}
 """On such servers pods of a distributed job may be smaller than a server."""
 
@@ -360,6 +365,103 @@ def test_that_a_gang_does_not_fit_is_said_without_looking_at_every_node() -> Non
         return asked.call_count
 
     assert verdicts(20) == verdicts(200)
+
+
+@pytest.mark.parametrize("names", [None, ["n0", "n1", "n2"]])
+def test_a_gang_that_does_not_fit_is_planned_once_however_many_of_its_pods_are_asked_about(
+    names: list[str] | None,
+) -> None:
+    world, planned = world_of(3), 0
+
+    def counting(request: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
+        nonlocal planned
+        planned += 1
+        return pack(request, index)
+
+    world.engine.gangs = Gangs(world.cluster, world.ledger, ttl_s=TTL_S, ask_of=world.engine.ask, policy=counting)
+    world.add(*(pods := gang("train", 4)))
+    for each in pods:
+        assert reason(world, each, names) == "GangDoesNotFit"
+        assert world.engine.filter(each, names).fitting == []
+    assert planned == 1
+    world.add(node("n3"))
+    assert reason(world, pods[0], ["n0", "n1", "n2"]) == "GangDoesNotFit"
+    assert world.engine.place(pods[0]).node == "n0"
+
+
+changes = st.one_of(
+    st.tuples(st.sampled_from(["come", "come", "bind", "fail", "go"]), st.integers(0, 3), st.sampled_from([1, 4, 8])),
+    st.tuples(st.sampled_from(["other comes", "other goes", "node", "minimum"]), st.integers(1, 4), st.just(0)),
+)
+
+
+def happen(world: World, present: dict[int, Pod], what: str, number: int, chips: int) -> None:
+    """One thing changes; present are the pods of the gang."""
+    other = pod(f"other-{number}", 2, node="n0", chips=[2 * number - 2, 2 * number - 1], phase="Running")
+    mine = pod(f"train-{number}", chips or 8, annotations={GROUP: "train"})
+    match what:
+        case "come" | "bind":
+            if number in present:
+                world.cluster.pod_deleted(present[number])
+            if what == "bind":
+                mine = pod(mine.name, chips, node="n1", chips=range(chips), annotations={GROUP: "train"})
+            world.add(mine)
+            present[number] = mine
+        case "fail" | "go" if number in present:
+            gone = present.pop(number)
+            failed = msgspec.structs.replace(gone, status=PodStatus(phase="Failed"))
+            world.cluster.pod_applied(failed) if what == "fail" else world.cluster.pod_deleted(gone)
+        case "other comes":
+            world.add(other)
+        case "other goes":
+            world.cluster.pod_deleted(other)
+        case "node":
+            world.add(node(f"n{number}", labels=MESHES))
+        case "minimum":
+            group = PodGroup(metadata=Metadata(name="train", namespace="default"), spec=PodGroupSpec(number))
+            world.cluster.jobs.group_applied(VOLCANO, group)
+
+
+def test_a_small_pod_that_joins_a_running_gang_is_not_refused_for_a_large_one() -> None:
+    world = world_of(1, **MESHES)
+    world.add(*(pod(f"train-{at}", 2, node="n0", chips=[2 * at, 2 * at + 1], annotations=TWO) for at in range(2)))
+    large, small = pod("train-2", 8, annotations=TWO), pod("train-3", 1, annotations=TWO)
+    world.add(large, small)
+    assert reason(world, large) == "GangDoesNotFit"
+    assert world.engine.place(small).node == "n0"
+
+
+def test_a_job_that_is_made_anew_is_not_taken_for_the_one_before() -> None:
+    world = world_of(1, **MESHES)
+    for chips in (8, 4):
+        pods = [pod(f"train-{at}", each, annotations=TWO) for at, each in enumerate((4, chips))]
+        world.add(*pods)
+        if chips == 8:
+            assert reason(world, pods[0]) == "GangDoesNotFit"
+            for each in pods:
+                world.cluster.pod_deleted(each)
+    assert world.engine.place(pods[0]).node == "n0"
+
+
+@settings(max_examples=200, deadline=None)
+@given(history=st.lists(changes, max_size=12), names=st.none() | st.sets(st.sampled_from(["n0", "n1", "n2"])))
+def test_what_was_answered_before_is_never_the_answer_to_another_question(
+    history: list[tuple[str, int, int]], names: set[str] | None
+) -> None:
+    world = world_of(2, **MESHES)
+    world.cluster.jobs.watched(VOLCANO)
+    present: dict[int, Pod] = {}
+    # Three of which two fit, and then one thing after the other changes.
+    begun = [("minimum", 3, 0), *(("come", number, 8) for number in range(3))]
+    for change in (*begun, *history):
+        happen(world, present, *change)
+        fresh = DecisionEngine(world.cluster, world.ledger)
+        for each in present.values():
+            kept, anew = world.engine.filter(each, names), fresh.filter(each, names)
+            assert kept.fitting == anew.fitting
+            assert {name: str(why) for name, why in kept.refused.items()} == {
+                name: str(why) for name, why in anew.refused.items()
+            }
 
 
 asks = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=12)
