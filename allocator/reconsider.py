@@ -30,6 +30,10 @@ LONGEST_WAIT_S = 300.0
 PERIOD_S = 0.5
 AT_ONCE = 16
 """Pods reconsidered in one period; each of them costs the scheduler a cycle."""
+_REST = 9
+"""So many times as long as a look at all of them has taken, none is taken: others have work to do, too."""
+_BREATH = 256
+"""After so many pods others have a turn on the loop."""
 FORGET_S = 600.0
 """A pod that was never seen and not asked about for so long is gone."""
 
@@ -98,12 +102,16 @@ class Reconsideration:
 
     async def run(self) -> None:
         """Have pods reconsidered until cancelled."""
+        rest_s = PERIOD_S
         while True:
-            await asyncio.sleep(PERIOD_S)
-            for pod in self._due():
+            await asyncio.sleep(rest_s)
+            begun_s = self._monotonic()
+            due = await self._due()
+            rest_s = max(PERIOD_S, _REST * (self._monotonic() - begun_s))
+            for pod in due:
                 await self._touch(pod)
 
-    def _due(self) -> list[_Refused]:
+    async def _due(self) -> list[_Refused]:
         now_s = self._monotonic()
         due: list[_Refused] = []
         fits = {ask: self._cluster.index.best(ask) is not None for ask in self._asks()}
@@ -111,7 +119,11 @@ class Reconsideration:
         def may_fit(each: _Refused, seen: Pod | None) -> bool:
             return self._engine.may_fit(seen) if each.gang and seen is not None else fits[each.ask]
 
-        for each in list(self._refused.values()):
+        for number, each in enumerate(list(self._refused.values()), start=1):
+            if number % _BREATH == 0:
+                await asyncio.sleep(0)
+            if self._refused.get(each.uid) is not each:
+                continue  # accepted meanwhile
             seen = self._cluster.pods.get(each.uid)
             silent_s = now_s - each.asked_s
             if (seen is None and silent_s > FORGET_S) or (

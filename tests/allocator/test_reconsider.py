@@ -1,7 +1,8 @@
 """A refused pod is looked at again once it would fit, although its scheduler saw no reason to."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, cast
@@ -14,7 +15,7 @@ from allocator.rules.job import VOLCANO
 from ascend.annotations import MIN_AVAILABLE, RECONSIDERED
 from ascend.errors import NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import Metadata, PodGroup, PodGroupSpec
+from ascend.kube.objects import Metadata, Pod, PodGroup, PodGroupSpec
 from tests.allocator.builders import World, node, pod, report
 
 pytestmark = pytest.mark.looptime
@@ -38,14 +39,16 @@ class Patches:
 
 
 @asynccontextmanager
-async def reconsidering(world: World, api: Patches) -> AsyncIterator[Reconsideration]:
+async def reconsidering(
+    world: World, api: Patches, clock: Callable[[], float] | None = None
+) -> AsyncIterator[Reconsideration]:
     loop = asyncio.get_running_loop()
     reconsideration = Reconsideration(
         cast("KubeClient", api),
         world.cluster,
         world.engine,
         AllocatorMetrics(world.ledger, lambda: None, world.cluster.index),
-        monotonic=loop.time,
+        monotonic=clock or loop.time,
         now_ns=lambda: int(loop.time() * 1e9),
     )
     task = asyncio.create_task(reconsideration.run())
@@ -177,6 +180,31 @@ async def test_a_gang_that_fits_again_is_touched_although_each_of_its_pods_fitte
         world.cluster.pod_deleted(pod("other", 8, node="n1"))
         await asyncio.sleep(1)
         assert [name for _, name, _ in api.taken] == ["train-0"]
+
+
+async def test_however_many_gangs_wait_others_get_nine_tenths_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, api, loop = World(), Patches(), asyncio.get_running_loop()
+    pods = [pod(f"train-{number}", 8, annotations={MIN_AVAILABLE: "1000"}) for number in range(600)]
+    world.add(*pods)
+    looks: list[int] = []
+    turns: list[None] = []
+
+    def slow(_pod: Pod) -> bool:
+        looks.append(len(turns))
+        loop.call_soon(turns.append, None)
+        return False
+
+    # A look at one pod takes a millisecond.
+    def clock() -> float:
+        return loop.time() + len(looks) / 1000
+
+    monkeypatch.setattr(world.engine, "may_fit", slow)
+    async with reconsidering(world, api, clock) as reconsideration:
+        for each in pods:
+            reconsideration.refused(each)
+        await asyncio.sleep(54)
+    assert 5 < len(looks) / 1000 < 6.6
+    assert max(Counter(looks).values()) <= 256
 
 
 @pytest.mark.parametrize("change", ["the group comes", "its minimum falls"])
