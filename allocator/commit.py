@@ -167,12 +167,13 @@ class Committer:
             except AscendError:
                 # Released where the pod is gone, kept where it can't be read: either way nothing is left to do now.
                 continue
-            if (
-                bound is None
-                and reservation.stage is Stage.DOUBTFUL
-                and self._ledger.get(reservation.uid) is reservation
-            ):
+            if bound is not None or self._ledger.get(reservation.uid) is not reservation:
+                continue
+            if reservation.stage is Stage.DOUBTFUL:
                 self._ledger.withdraw(reservation.uid)
+            else:
+                # Its caller said too early that it had bound it, or wrongly: perhaps that is still to come.
+                self._ledger.advance(reservation.uid, Stage.DOUBTFUL)
 
     def _finished(self, uid: str, task: "asyncio.Task[Bound]") -> None:
         del self._running[uid]

@@ -33,6 +33,7 @@ class Server:
         self.before: list[AscendError] = []
         self.after: list[AscendError] = []
         self.unreadable: list[AscendError] = []
+        self.reads = 0
         self.gate: asyncio.Event | None = None
         self.asked = asyncio.Event()
 
@@ -61,6 +62,7 @@ class Server:
     async def get(self, resource: Resource[Pod], name: str, namespace: str = "") -> Pod:
         assert resource.plural == "pods"
         assert namespace == "default"
+        self.reads += 1
         if self.unreadable:
             raise self.unreadable.pop(0)
         if name not in self.pods:
@@ -329,6 +331,19 @@ async def test_chips_can_be_kept_for_a_caller_that_binds_by_itself() -> None:
     assert office.server.bindings == []
     later = await office.committer.bind(REF, kept.node)
     assert later.grant.chips == kept.grant.chips
+
+
+async def test_chips_confirmed_for_a_pod_that_is_never_bound_are_given_back_in_the_end() -> None:
+    office = Office(pod("a", 2))
+    office.committer.keep(pod("a", 2), None)
+    office.committer.confirm("uid-a", "n1")
+    for _ in range(int(30 + DOUBT_S)):
+        assert office.stage() is not None
+        await office.committer.verify()
+        office.world.now_s += 1
+    await office.committer.verify()
+    assert office.stage() is None
+    assert office.server.reads == 2
 
 
 GANG = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
