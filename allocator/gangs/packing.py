@@ -8,11 +8,11 @@ get neighbouring seats: a node is filled before the next one is begun, in the or
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from allocator.gangs.policy import GangRequest
+from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
@@ -28,10 +28,19 @@ _FEW = 16
 
 def pack(request: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
     """Seats for all members, or why not; see the policy's type."""
+    # Those with nodes of their own choose first: the others have more to choose from. Where a small one then breaks
+    # what a large one needs, the large ones do.
+    found = _packed(request, index, key=lambda each: (each.candidates is None, -each.ask.chips))
+    if isinstance(found, Refusal) and any(each.candidates is not None for each in request.members):
+        other = _packed(request, index, key=lambda each: (-each.ask.chips, each.candidates is None))
+        return found if isinstance(other, Refusal) else other
+    return found
+
+
+def _packed(request: GangRequest, index: NodeIndex, key: Callable[[Member], tuple[int, int]]) -> list[Seat] | Refusal:
     board = _Board(index)
     seats: dict[str, Seat] = {}
-    # Those with nodes of their own choose first: the others have more to choose from.
-    members = sorted(request.members, key=lambda each: (each.candidates is None, -each.ask.chips, _order(each.ask)))
+    members = sorted(request.members, key=lambda each: (*key(each), _order(each.ask)))
     for (pinned, ask), group in groupby(members, key=lambda each: (each.candidates is not None, each.ask)):
         for one in [[each] for each in group] if pinned else [list(group)]:
             found = board.take(ask, len(one), one[0].candidates if pinned else request.candidates)

@@ -182,6 +182,19 @@ def test_one_name_restricts_only_the_pod_asked_about() -> None:
     assert world.engine.place(one).node == "n0"
 
 
+def test_the_smallest_pod_asked_about_first_and_for_one_node_does_not_take_what_the_largest_needs() -> None:
+    world = World()
+    world.add(node("n0", chips=range(16), allocatable=16, labels={"accelerator-type": "module-910b-16"}))
+    # 4 chips of one ring and 5 of the other are free.
+    world.add(pod("other", 7, node="n0", chips=[4, 5, 6, 7, 13, 14, 15], phase="Running"))
+    annotations = {GROUP: "train", MIN_AVAILABLE: "3"}
+    pods = [pod(f"train-{chips}", chips, annotations=annotations) for chips in (4, 3, 2)]
+    world.add(*pods)
+    assert world.engine.filter(pods[2]).fitting == ["n0"]
+    assert world.engine.place(pods[2], ["n0"]).chips == (11, 12)
+    assert {world.engine.place(each, ["n0"]).node for each in pods} == {"n0"}
+
+
 def test_a_seat_waits_for_the_successor_of_a_deleted_pod() -> None:
     world = world_of(2)
     one, two = gang("train", 2)
