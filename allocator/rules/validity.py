@@ -12,7 +12,7 @@ from allocator.rules.narrowing import wanted_products, wants_super_pod
 from allocator.rules.request import requested_chips
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
-from ascend.kube.objects import Container, Pod
+from ascend.kube.objects import Container, Pod, whole_number
 from ascend.products import PRODUCTS, Product
 
 _VIRTUAL = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|huawei\.com/npu-core")
@@ -67,9 +67,11 @@ def virtual_chips(pod: Pod) -> int:
 
 def _virtual_chips(container: Container) -> int:
     asked = {**container.resources.requests, **container.resources.limits}
-    counts = [1 if name == "huawei.com/npu-core" else quantity for name, quantity in asked.items() if _is_virtual(name)]
+    counts = [
+        "1" if name == "huawei.com/npu-core" else quantity for name, quantity in asked.items() if _is_virtual(name)
+    ]
     # A quantity that is no number is the API server's to refuse; it stands for one.
-    return sum(int(count) if str(count).isascii() and str(count).isdigit() else 1 for count in counts)
+    return sum(1 if (number := whole_number(count)) is None else number for count in counts)
 
 
 def _is_virtual(resource: str) -> bool:

@@ -13,6 +13,14 @@ from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
 from ascend.slices import Ask
 
+_MAX_DIGITS = 19
+"""Of a quantity: the API server knows none above 2^63-1, and Python refuses to read thousands of digits."""
+
+
+def whole_number(text: str | None) -> int | None:
+    """A quantity that is a whole number; None where it is none."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
+
 
 class OwnerReference(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
     """An object that another one belongs to; all of its fields, so that it can be handed on whole."""
@@ -108,9 +116,10 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
             InvalidValue: the quantity is not a whole number.
         """
         text = self.resources.limits.get(RESOURCE) or self.resources.requests.get(RESOURCE) or "0"
-        if not (text.isascii() and text.isdigit()):
-            raise InvalidValue(f"container {self.name}: {RESOURCE}: {text!r} is not a whole number of chips")
-        return int(text)
+        number = whole_number(text)
+        if number is None:
+            raise InvalidValue(f"container {self.name}: {RESOURCE}: {text[:40]!r} is not a whole number of chips")
+        return number
 
 
 class PodSpec(msgspec.Struct, rename="camel", frozen=True):
@@ -243,16 +252,12 @@ class Node(KubeObject, frozen=True, kw_only=True):
     @property
     def allocatable_chips(self) -> int | None:
         """The chips the kubelet offers; None where the resource is not registered (then pods would run without)."""
-        return _whole_number(self.status.allocatable.get(RESOURCE))
+        return whole_number(self.status.allocatable.get(RESOURCE))
 
     @property
     def capacity_chips(self) -> int | None:
         """The chips the kubelet knows of, those it doesn't offer now as well; None where it names none."""
-        return _whole_number(self.status.capacity.get(RESOURCE))
-
-
-def _whole_number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+        return whole_number(self.status.capacity.get(RESOURCE))
 
 
 class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True):

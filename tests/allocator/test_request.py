@@ -26,6 +26,7 @@ def test_containers_that_ask_for_none_do_not_matter() -> None:
         (pod("p", 0), "InvalidRequest", "asks for 0"),
         (pod("p", containers=[container("main", "500m")]), "InvalidRequest", "'500m'"),
         (pod("p", 2, init_containers=[container("prepare", "-1")]), "InvalidRequest", "prepare"),
+        (pod("p", containers=[container("main", "9" * 5000)]), "InvalidRequest", "not a whole number"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(asking: Pod, reason: str, words: str) -> None:

@@ -174,6 +174,7 @@ def test_a_vnpu_next_to_whole_chips_or_to_another_is_refused() -> None:
     cores = asking("cores", {"huawei.com/npu-core": "12"})
     assert virtual_chips(whole) == 0
     assert virtual_chips(cores) == 1
+    assert virtual_chips(asking("many", {f"{RESOURCE}-2c": "9" * 5000})) == 1
     for pods, words in (([part, whole], "parts of chips"), ([part, cores], "asks for 2 vNPUs")):
         with pytest.raises(Refusal) as refused:
             validate_job(job_shape("job default/train", pods))
