@@ -49,7 +49,7 @@ class Cluster:
         self._now_s = now_s
         self._max_report_age_s = max_report_age_s
         self._ageing: list[tuple[float, str]] = []
-        self._entered: set[str] = set()
+        self._due: dict[str, float] = {}
         self._records: dict[str, NodeRecord] = {}
         self._pods: dict[str, Pod] = {}
         self.index = NodeIndex()
@@ -126,8 +126,10 @@ class Cluster:
         now_s = self._now_s()
         aged: list[str] = []
         while self._ageing and self._ageing[0][0] < now_s:
-            name = heapq.heappop(self._ageing)[1]
-            self._entered.discard(name)
+            due_s, name = heapq.heappop(self._ageing)
+            if self._due.get(name) != due_s:
+                continue  # an earlier one has taken its place
+            del self._due[name]
             record = self._records.get(name)
             if record is not None and record.stale is None and record.updated_s is not None:
                 self._judge_report(record)
@@ -143,9 +145,10 @@ class Cluster:
         record.stale = judge_freshness(record.name, record.updated_s, self._now_s(), self._max_report_age_s)
         expires_s = record.updated_s + self._max_report_age_s
         # One entry a node is enough: where its report was renewed meanwhile, it is entered again when its turn comes.
-        if record.stale is None and math.isfinite(expires_s) and record.name not in self._entered:
+        # It may have been renewed with an earlier time, by a clock that has been put right.
+        if record.stale is None and expires_s < self._due.get(record.name, math.inf):
             heapq.heappush(self._ageing, (expires_s, record.name))
-            self._entered.add(record.name)
+            self._due[record.name] = expires_s
 
     def pod_applied(self, pod: Pod) -> None:
         """A pod is new or has changed."""
