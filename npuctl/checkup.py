@@ -97,6 +97,7 @@ def _reports(patient: _Patient) -> Iterator[Finding]:
         for record in patient.npu_nodes()
         if record.updated_s and record.stale is None and now_s - record.updated_s > OLD_S
     ]
+    ahead = [record.name for record in patient.npu_nodes() if (record.updated_s or 0) - now_s > OLD_S]
     left = [f"{NAMESPACE}/{config_map_name(name)}" for name in sorted(reported - nodes)]
     if missing:
         advice = "all their chips count as healthy; their device plugins are to write reports"
@@ -104,9 +105,13 @@ def _reports(patient: _Patient) -> Iterator[Finding]:
     if old:
         told = f"older than {OLD_S} s, and to be renewed every 300 s: {some(old)}"
         yield Finding("reports", "warning", told, "npuctl doctor on these nodes says what is wrong")
+    if ahead:
+        told = f"of a time yet to come: {some(ahead)}"
+        advice = "set the clocks of these nodes; were their device plugins to end, that would be noticed late"
+        yield Finding("reports", "warning", told, advice)
     if left:
         yield Finding("reports", "warning", f"of nodes that are not there: {some(left)}", "delete these ConfigMaps")
-    if not (missing or old or left):
+    if not (missing or old or ahead or left):
         yield Finding("reports", "ok", f"all {len(reported)} are of nodes that are there, and not old")
 
 

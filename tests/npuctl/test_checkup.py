@@ -63,6 +63,11 @@ def test_nodes_that_can_not_be_used_are_told_by_reason(tmp_path: Path) -> None:
     assert found[1] == ("nodes", "warning", "NodeCordoned: node n9 is cordoned")
 
 
+def test_a_node_whose_clock_is_ahead_is_told(tmp_path: Path) -> None:
+    found = bad(tmp_path, node("n1"), node("n2"), report("n1"), report("n2", at_s=1_767_225_600 + 331))
+    assert found == [("reports", "warning", "of a time yet to come: n2")]
+
+
 def test_reports_that_are_missing_old_or_left_behind_are_told(tmp_path: Path) -> None:
     now_s = 1_767_225_600
     found = bad(tmp_path, node("n1"), node("n2"), report("n2", at_s=now_s - 331), report("gone"))
