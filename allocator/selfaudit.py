@@ -2,7 +2,7 @@
 
 While the objects are read the cluster goes on, so what differs once may only have happened meanwhile: a difference
 counts when a second look finds the same one. Objects are decoded and put together in a thread; the event loop only
-compares.
+compares, some nodes at a time.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 import structlog
 
-from allocator.state.audit import Difference, compare, rebuild
+from allocator.state.audit import Difference, compare_by_parts, rebuild
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.deviceinfo import LABELS, NAMESPACE
@@ -115,7 +115,11 @@ class SelfAudit:
                 twin, nodes=_decode(nodes, NODES), reports=_decode(reports, CONFIG_MAPS), pods=_decode(pods, PODS)
             )
         )
-        return compare(self._cluster, self._ledger, twin)
+        found: list[Difference] = []
+        for part in compare_by_parts(self._cluster, self._ledger, twin):
+            found += part
+            await asyncio.sleep(0)
+        return sorted(found)
 
     async def _read(self, resource: Resource[T], *, namespace: str = "", labels: str = "") -> list[msgspec.Raw]:
         items: list[msgspec.Raw] = []

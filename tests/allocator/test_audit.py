@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from allocator.selfaudit import SelfAudit
-from allocator.state.audit import audit
+from allocator.state.audit import audit, compare_by_parts
 from allocator.state.reservation import Stage
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import ConfigMap, Node, Pod
@@ -75,6 +75,21 @@ def test_what_is_kept_for_a_pod_that_has_its_place_is_found() -> None:
     world.add(*OBJECTS)
     world.ledger.reserve(uid="uid-a", pod="default/a", node="n1", chips=(5,), stage=Stage.BOUND)
     assert differences(world, OBJECTS) == ["pod default/a: reservation is on n1, should be none: it has its place"]
+
+
+def test_a_large_cluster_is_compared_in_small_parts() -> None:
+    world = World()
+    names = [f"n{number}" for number in range(200)]
+    objects = [each for name in names for each in (node(name), pod(f"on-{name}", 1, node=name, chips=[0]))]
+    world.add(*objects)
+    world.ledger.reserve(uid="uid-on-n1", pod="default/on-n1", node="n1", chips=(5,), stage=Stage.BOUND)
+    twin = world.cluster.twin()
+    parts = [list(map(str, part)) for part in compare_by_parts(world.cluster, world.ledger, twin)]
+    assert max(map(len, parts)) <= 64
+    found = [each for part in parts for each in part]
+    assert sorted(found) == sorted(differences(world, []))
+    # Each node and pod, each pod's job, and the reservation for a pod that has its place.
+    assert len(found) == 200 + 200 + 200 + 1
 
 
 def test_a_report_outlives_the_node_it_is_of() -> None:
