@@ -168,7 +168,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """Nodes, chips and reservations as seen from here."""
         await self._require_open(context)
         names = list(request.nodes) or sorted(self._cluster.nodes)
-        return pb.GetStateResponse(nodes=map(self._states.read, names))
+        return pb.GetStateResponse(nodes=await self._states.read_all(names))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         """The state of nodes, then of those that change."""
