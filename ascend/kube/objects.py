@@ -6,6 +6,7 @@ what they leave out can't be lost, because the programs never write a whole obje
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -313,12 +314,15 @@ class Resource(Generic[T]):
     namespaced: bool
 
     def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The path of a collection, an object or a subresource; no namespace means all of them."""
+        """The path of a collection, an object or a subresource; no namespace means all of them.
+
+        Names come from others as well, and must not lead to another object.
+        """
         parts = ["", self.prefix]
         if namespace and self.namespaced:
-            parts += ["namespaces", namespace]
+            parts += ["namespaces", quote(namespace, safe="")]
         parts.append(self.plural)
-        parts += [part for part in (name, subresource) if part]
+        parts += [quote(part, safe="") for part in (name, subresource) if part]
         return "/".join(parts)
 
 

@@ -46,6 +46,16 @@ async def test_a_binding_carries_node_and_annotations_in_one_step(client: KubeCl
     assert (bound.spec.node_name, bound.metadata.annotations) == ("n1", {"kept": "yes", "a": "b"})
 
 
+@pytest.mark.parametrize(
+    ("namespace", "name"),
+    [("default", "../pods/other"), ("default", "other?x="), ("x/../default", "other"), ("default", "other#")],
+)
+async def test_a_name_that_is_none_leads_to_no_other_object(client: KubeClient, namespace: str, name: str) -> None:
+    await client.create(PODS, pod("other"), "default")
+    with pytest.raises(NotFound):
+        await client.get(PODS, name, namespace)
+
+
 async def test_a_patch_with_a_uid_never_touches_another_pod_of_the_name(client: KubeClient) -> None:
     await client.create(PODS, pod("one"), "default")
     change = {"metadata": {"uid": "another", "annotations": {"a": "b"}}}
