@@ -141,12 +141,14 @@ def _patch(binding: msgspec.Raw, wanted: Mapping[str, str]) -> dict[str, str]:
 
     A scheduler may send along what it saw on the pod, or what somebody has invented.
     """
-    present = msgspec.json.decode(binding)["metadata"].get("annotations") or {}
+    document = msgspec.json.decode(binding)
+    present = document.get("metadata", {}).get("annotations") or {}
     kept = {key: value for key, value in present.items() if key not in OURS}
     annotations = {**kept, **wanted}
     if present == annotations:
         return {}
-    steps = [{"op": "add", "path": "/metadata/annotations", "value": annotations}]
+    steps = [] if "metadata" in document else [{"op": "add", "path": "/metadata", "value": {}}]
+    steps.append({"op": "add", "path": "/metadata/annotations", "value": annotations})
     return {"patchType": "JSONPatch", "patch": base64.b64encode(msgspec.json.encode(steps)).decode()}
 
 

@@ -144,7 +144,7 @@ async def failure(call: Awaitable[Any]) -> tuple[grpc.StatusCode, error_details_
 
 async def review(allocator: Allocator, path: str, document: Json, **more: Any) -> Json:
     """Ask a webhook as the API server does."""
-    metadata = document["metadata"]
+    metadata = document.get("metadata", {})
     request = {"uid": "r1", "object": document, "namespace": metadata.get("namespace", "default"), **more}
     request.setdefault("name", metadata.get("name", ""))
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}

@@ -167,6 +167,12 @@ async def test_a_dry_run_keeps_nothing_and_a_binding_by_hand_names_no_uid(tmp_pa
         (step,) = json.loads(base64.b64decode(answer["patch"]))
         assert (step["op"], step["path"]) == ("add", "/metadata/annotations")
         assert step["value"][ALLOCATED].count(",") == 7
+        bare: Json = {"target": {"kind": "Node", "name": "n1"}}
+        answer = await review(allocator, "bindings", bare, name="a")
+        assert (
+            ALLOCATED
+            in apply_json_patch(bare, json.loads(base64.b64decode(answer["patch"])))["metadata"]["annotations"]
+        )
         await allocator.pod("b", 8)
         refused = await review(
             allocator, "bindings", {"metadata": {"name": "b"}, "target": {"name": "n1"}}, dryRun=True
