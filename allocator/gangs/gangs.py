@@ -96,7 +96,8 @@ class Gangs:
             ask: what it asks of a node.
             job: its job, a gang.
             candidates: the only nodes it may be on. Where they are several, its peers are looked for among them too,
-                since pods of a job are made from one template; a single name says where this pod goes and no more.
+                since most pods of a job are made from one template; a peer with another node selector goes where that
+                says. A single name says where this pod goes and no more.
 
         Raises:
             Refusal: the gang is not complete, or does not fit.
@@ -233,6 +234,7 @@ class Gangs:
     ) -> list[Seat]:
         members: list[Member] = []
         placed: dict[int, str] = {}
+        selected: dict[frozenset[tuple[str, str]], Collection[str]] = {}
         satisfied = 0
         for rank, each in self._roll(job, pod):
             held = self._ledger.get(each.uid) if each.uid != pod.uid else None
@@ -242,6 +244,9 @@ class Gangs:
                 placed |= {rank: node} if node else {}
                 continue
             own = candidates if each.uid == pod.uid and several is None else None
+            if several is not None and each.spec.node_selector != pod.spec.node_selector:
+                selector = frozenset(each.spec.node_selector.items())
+                own = selected[selector] = selected.get(selector) or self._selected(selector)
             members.append(Member(each.uid, each.key, rank, ask if each.uid == pod.uid else self._ask_of(each), own))
         needed = job.min_available - satisfied
         if needed <= 0:
@@ -254,6 +259,13 @@ class Gangs:
         if isinstance(found, Refusal):
             raise found
         return found
+
+    def _selected(self, selector: frozenset[tuple[str, str]]) -> Collection[str]:
+        """The nodes with all these labels."""
+        records = self._cluster.nodes.values()
+        return frozenset(
+            each.name for each in records if each.node is not None and selector <= each.node.metadata.labels.items()
+        )
 
     def _back(self, request: GangRequest) -> list[Seat] | Refusal:
         """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""

@@ -41,15 +41,15 @@ def _packed(request: GangRequest, index: NodeIndex, key: Callable[[Member], tupl
     board = _Board(index)
     seats: dict[str, Seat] = {}
     members = sorted(request.members, key=lambda each: (*key(each), _order(each.ask)))
-    for (pinned, ask), group in groupby(members, key=lambda each: (each.candidates is not None, each.ask)):
-        for one in [[each] for each in group] if pinned else [list(group)]:
-            found = board.take(ask, len(one), one[0].candidates if pinned else request.candidates)
-            if len(found) < len(one):
-                return _misfit(request, ask, len(seats) + len(found), board)
-            found.sort()
-            one.sort(key=lambda each: each.rank)
-            for member, (node, chips) in zip(one, found, strict=True):
-                seats[member.uid] = Seat(member.uid, member.pod, node, chips)
+    for (_, ask), group in groupby(members, key=lambda each: (id(each.candidates), each.ask)):
+        equals = sorted(group, key=lambda each: each.rank)
+        own = equals[0].candidates
+        allowed = request.candidates if own is None else own
+        found = board.take(ask, len(equals), allowed)
+        if len(found) < len(equals):
+            return _misfit(request, ask, len(seats) + len(found), board.reasons(ask, allowed))
+        for member, (node, chips) in zip(equals, sorted(found), strict=True):
+            seats[member.uid] = Seat(member.uid, member.pod, node, chips)
     return [seats[member.uid] for member in request.members]
 
 
@@ -162,8 +162,7 @@ def _order(ask: Ask) -> tuple[bool, tuple[str, ...], bool]:
     return ask.distributed, tuple(sorted(ask.products or ())), ask.shuns_sub_health
 
 
-def _misfit(request: GangRequest, ask: Ask, fitting: int, board: _Board) -> Refusal:
-    reasons = board.reasons(ask, request.candidates)
+def _misfit(request: GangRequest, ask: Ask, fitting: int, reasons: Counter[str]) -> Refusal:
     # In an order of its own, so that the same state gives the same sentence.
     ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
     summary = ", ".join(f"{count} {reason}" for reason, count in ordered) or "there are none"

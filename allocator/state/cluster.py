@@ -81,6 +81,8 @@ class Cluster:
     def node_applied(self, node: Node) -> None:
         """A node is new or has changed."""
         record = self._record(node.name)
+        if record.node is None or record.node.metadata.labels != node.metadata.labels:
+            self.index.version += 1  # a gang goes by labels, too
         record.node, record.server = node, read_server(node)
         self._refresh(node.name)
 

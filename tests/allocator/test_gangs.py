@@ -174,6 +174,37 @@ def test_a_pod_with_candidates_outside_the_plan_is_planned_anew_alone() -> None:
     assert len(world.ledger) == 2
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_pods_of_a_gang_with_node_selectors_of_their_own_are_planned_where_those_say(first: int) -> None:
+    world = World()
+    pools = {"a": ["a0", "a1"], "b": ["b0", "b1"]}
+    world.add(*(node(name, labels={"pool": pool}) for pool, names in pools.items() for name in names))
+    pods: list[Pod] = []
+    for number, pool in enumerate("abb"):
+        made = pod(f"train-{number}", 8, annotations={GROUP: "train", MIN_AVAILABLE: "3"})
+        pods.append(
+            msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, node_selector={"pool": pool}))
+        )
+    world.add(*pods)
+    for each in (*pods[first:], *pods[:first]):
+        pool = each.spec.node_selector["pool"]
+        assert world.engine.place(each, pools[pool]).node in pools[pool]
+        assert world.ledger.count(Stage.PLANNED) == 3
+
+
+def test_a_gang_whose_nodes_get_their_labels_late_is_placed_then() -> None:
+    world = World()
+    world.add(node("a0", labels={"pool": "a"}), node("a1", labels={"pool": "a"}), node("b0"))
+    pods = gang("train", 2)
+    spec = msgspec.structs.replace(pods[1].spec, node_selector={"pool": "b"})
+    pods[1] = msgspec.structs.replace(pods[1], spec=spec)
+    world.add(*pods)
+    assert reason(world, pods[0], ["a0", "a1"]) == "GangDoesNotFit"
+    world.add(node("b0", labels={"pool": "b"}))
+    assert world.engine.place(pods[0], ["a0", "a1"]).node == "a0"
+    assert world.engine.place(pods[1], ["b0"]).node == "b0"
+
+
 def test_one_name_restricts_only_the_pod_asked_about() -> None:
     world = world_of(3)
     one, two = gang("train", 2)
