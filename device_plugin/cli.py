@@ -1,27 +1,34 @@
-"""The command ``ascend-device-plugin``: the daemon itself (``run``, or nothing), and ``inventory``."""
+"""The command ``ascend-device-plugin``: the daemon itself (``run``, or nothing), and ``inventory``.
+
+Each loads no more than it needs: the daemon no tables, the inventory no kubelet.
+"""
 
 import sys
 
-from ascend.daemon.run import run_daemon
-from ascend.daemon.settings import SettingsSource
-from device_plugin.app import Plugin
-from device_plugin.settings import Settings
+from ascend.daemon.lean import lean_imports
 
 
 def main() -> None:
     """Run the plugin until it is asked to end, or the command that was named."""
     command = "".join(sys.argv[1:2])
     if command == "inventory":
-        # Not above: laying out tables takes memory that the daemon need not have.
         from device_plugin import inventory_command
 
         sys.exit(inventory_command.main(sys.argv[2:]))
-    arguments = sys.argv[2:] if command == "run" else sys.argv[1:]
-    run_daemon("ascend-device-plugin", Settings, _serve, arguments)
+    _run(sys.argv[2:] if command == "run" else sys.argv[1:])
 
 
-async def _serve(settings: Settings, source: SettingsSource[Settings]) -> None:
-    await Plugin(settings, source=source).run()
+def _run(arguments: list[str]) -> None:
+    with lean_imports():
+        from ascend.daemon.run import run_daemon
+        from ascend.daemon.settings import SettingsSource
+        from device_plugin.app import Plugin
+        from device_plugin.settings import Settings
+
+    async def serve(settings: Settings, source: SettingsSource[Settings]) -> None:
+        await Plugin(settings, source=source).run()
+
+    run_daemon("ascend-device-plugin", Settings, serve, arguments)
 
 
 if __name__ == "__main__":

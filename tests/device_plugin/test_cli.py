@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -161,3 +162,13 @@ async def test_a_node_that_is_not_there_yet_is_waited_for(folder: Path) -> None:
         )
         await running.logs("learned this node's address")
         assert running.logged[-1]["address"] == "10.0.0.9"
+
+
+def test_the_daemon_loads_nothing_that_only_people_at_a_terminal_need() -> None:
+    command = [sys.executable, "-X", "importtime", "-c", "from device_plugin.cli import main; main()", "run", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert loaded >= {"aiohttp.connector", "device_plugin.app", "grpc.aio", "structlog.dev"}
+    # An import that fails is listed by its name too; what is below it is not.
+    assert [name for name in loaded if name.startswith(("rich.", "pygments.", "typer.", "kubernetes."))] == []
