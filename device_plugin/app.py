@@ -19,7 +19,7 @@ from ascend.daemon.settings import SettingsSource
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
-from ascend.kube.objects import PODS, Node, Pod
+from ascend.kube.objects import PODS, Pod
 from ascend.kube.reflector import Reflector
 from ascend.observe.probes import Check, add_probes, serve_http
 from device_plugin.board import Board
@@ -118,46 +118,47 @@ class Plugin:
         settings = self._settings
         page = web.Application()
         # The page is there from the first moment on; it says what is missing as long as something is.
-        ready: dict[str, Check] = {"start": lambda: "waiting for this node's Node object"}
-        started = ready.copy()
-        add_probes(page, registry=self.metrics.registry, ready=ready, live=self._live, started=started)
-        async with (
-            await KubeClient.connect(settings.kubeconfig) as client,
-            serve_http(page, settings.http_address) as self.http_address,
-        ):
-            log.info("started", node=settings.node_name, http=self.http_address)
-            node_object = NodeWriter(client, settings.node_name)
-            node = await node_object.learn()
-            if not self._host_ip:
-                self._host_ip = node.internal_ip
-                log.info("learned this node's address", address=self._host_ip)
-            url = settings.kubelet_pods_url or f"https://{self._host_ip}:10250/pods"
+        async with await KubeClient.connect(settings.kubeconfig) as client:
+            url = self._kubelet_pods_url
             async with KubeletPods(url, client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet_pods:
+                node_object = NodeWriter(client, settings.node_name)
                 events = EventRecorder(client, COMPONENT, settings.node_name)
                 chips = self._chip_side(client, node_object, events)
                 kubelet = self._kubelet_side(client, kubelet_pods, events, chips.reporter)
-                ready.clear()
-                ready |= {
+                # The page is there from the first moment on; it says what is missing as long as something is.
+                started: dict[str, Check] = {
+                    "node": lambda: node_object.problem,
+                    "chips": lambda: None if self.snapshots.value is not None else "no chip has been judged yet",
+                    "lock": lambda: kubelet.lock.problem,
+                    "kubelet": lambda: kubelet.registration.problem,
+                }
+                ready: dict[str, Check] = {
+                    "node": lambda: node_object.problem,
                     "driver": lambda: chips.scanner.problem,
                     "pods": lambda: None if kubelet.watch.synced.is_set() else "the node's pods are not listed yet",
                     "lock": lambda: kubelet.lock.problem,
                     "kubelet": lambda: kubelet.registration.problem,
                     "report": lambda: chips.reporter.problem,
                 }
-                started.clear()
-                started |= {
-                    "chips": lambda: None if self.snapshots.value is not None else "no chip has been judged yet",
-                    "lock": lambda: kubelet.lock.problem,
-                    "kubelet": lambda: kubelet.registration.problem,
-                }
-                try:
-                    await self._work(client, events, chips, kubelet, node)
-                finally:
-                    await kubelet.claims.close()
-                    await chips.reporter.sign_off()
+                add_probes(page, registry=self.metrics.registry, ready=ready, live=self._live, started=started)
+                async with serve_http(page, settings.http_address) as self.http_address:
+                    log.info("started", node=settings.node_name, http=self.http_address)
+                    try:
+                        await self._work(client, events, chips, kubelet, node_object)
+                    finally:
+                        await kubelet.claims.close()
+                        await chips.reporter.sign_off()
+
+    def _kubelet_pods_url(self) -> str:
+        return self._settings.kubelet_pods_url or f"https://{self._host_ip}:10250/pods"
 
     async def _work(
-        self, client: KubeClient, events: EventRecorder, chips: _ChipSide, kubelet: _KubeletSide, node: Node
+        self,
+        client: KubeClient,
+        events: EventRecorder,
+        chips: _ChipSide,
+        kubelet: _KubeletSide,
+        node_object: NodeWriter,
     ) -> None:
         name = self._settings.node_name
         async with asyncio.TaskGroup() as tasks:
@@ -165,11 +166,15 @@ class Plugin:
             def start(what: str, work: Coroutine[Any, Any, None]) -> None:
                 self._live[what] = alive(tasks.create_task(work))
 
+            # All that is waited for at the start is read side by side: the driver, the pods, and what restore() takes.
             start("scanner", chips.scanner.run())
             self._live["scanner's loop"] = beats(lambda: chips.scanner.turned_s, lambda: chips.scanner.period_s)
             start("pods", kubelet.watch.run())
             start("events", events.run())
-            await restore(client, node, chips.fault_config, chips.board, chips.health)
+            node = await restore(client, node_object, chips.fault_config, chips.board, chips.health)
+            if not self._host_ip:
+                self._host_ip = node.internal_ip
+                log.info("learned this node's address", address=self._host_ip)
             start("settings", self._follow_settings(chips))
             start("fault rules", chips.fault_config.watch(client).run())
             start("health", chips.health.run())

@@ -27,6 +27,8 @@ class NodeWriter:
         self._node = node
         self._written: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self._keeps_server_type = False
+        self.problem: str | None = "waiting for this node's Node object"
+        """Why nothing is known of the Node yet; None once it was there."""
 
     async def learn(self) -> Node:
         """The Node, as soon as there is one; whoever has set its ``servertype`` knows better."""
@@ -39,6 +41,7 @@ class NodeWriter:
                 await asyncio.sleep(backoff.next_s())
             else:
                 self._keeps_server_type = SERVER_TYPE_LABEL in node.metadata.labels
+                self.problem = None
                 return node
 
     def forget(self) -> None:

@@ -1,6 +1,8 @@
 """At the start: the site's rules, and what an earlier plugin knew of the chips, are taken up before any is judged."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 
@@ -12,33 +14,35 @@ from ascend.kube.objects import Node
 from device_plugin.board import Board
 from device_plugin.fault_config import FaultConfig
 from device_plugin.health import HealthKeeper
+from device_plugin.node_object import NodeWriter
 from device_plugin.readmission import CHIPS, PORTS, read_label
 from device_plugin.rules.report import read_upgrades as read_reasons
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+R = TypeVar("R")
+
 
 async def restore(
-    client: KubeClient, node: Node, fault_config: FaultConfig, board: Board, health: HealthKeeper
-) -> None:
+    client: KubeClient, node_object: NodeWriter, fault_config: FaultConfig, board: Board, health: HealthKeeper
+) -> Node:
     """Take up the rules, and what is in the report and on the node's labels; tries until the API server tells.
 
     Args:
         client: the API server.
-        node: this node's object.
+        node_object: learns this node's object.
         fault_config: told of the rules.
         board: the report.
         health: told of what an earlier plugin knew.
+
+    Returns:
+        This node's object.
     """
-    backoff = Backoff(limit_s=5.0)
-    while True:
-        try:
-            await fault_config.fetch(client)
-            data = await board.fetch()
-            break
-        except (ApiError, Unreachable) as error:
-            log.warning("rules and the earlier report can't be read yet", error=str(error))
-            await asyncio.sleep(backoff.next_s())
+    async with asyncio.TaskGroup() as reads:
+        learning = reads.create_task(node_object.learn())
+        reads.create_task(_told("the site's fault rules", lambda: fault_config.fetch(client)))
+        fetching = reads.create_task(_told("the earlier report", board.fetch))
+    node, data = learning.result(), fetching.result()
     try:
         upgrades = read_upgrades(data)
     except InvalidReport as error:
@@ -51,3 +55,14 @@ async def restore(
         awaiting=read_label(labels, CHIPS),
         network_awaiting=read_label(labels, PORTS),
     )
+    return node
+
+
+async def _told(what: str, read: Callable[[], Awaitable[R]]) -> R:
+    backoff = Backoff(limit_s=5.0)
+    while True:
+        try:
+            return await read()
+        except (ApiError, Unreachable) as error:
+            log.warning("not told yet", what=what, error=str(error))
+            await asyncio.sleep(backoff.next_s())

@@ -105,7 +105,8 @@ class ClusterSide:
         address = settings.host_ip or (self._node.internal_ip if self._node is not None else "")
         url = settings.kubelet_pods_url or f"https://{address}:10250/pods"
         try:
-            async with KubeletPods(url, self._client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet:
+            headers = self._client.identity_headers
+            async with KubeletPods(lambda: url, headers, ca_file=settings.kubelet_ca_file) as kubelet:
                 pods = await kubelet.list()
         except (Unreachable, OSError) as error:
             advice = "grant get on nodes/pods (nodes/proxy before Kubernetes 1.33), and let the node reach its own port"

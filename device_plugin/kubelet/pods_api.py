@@ -27,14 +27,18 @@ class KubeletPods:
     """Lists the kubelet's pods. Use as an async context manager.
 
     Args:
-        url: of the list, as ``https://10.0.0.5:10250/pods``.
+        url: says where the list is, as ``https://10.0.0.5:10250/pods``; asked at every request.
         headers: gives the headers that identify us, fresh for every request.
         ca_file: verifies the kubelet's certificate; without it the certificate is not verified, because kubelets sign
             their own unless told otherwise, and the address is this node's own.
     """
 
     def __init__(
-        self, url: str, headers: Callable[[], Awaitable[Mapping[str, str]]], *, ca_file: str | None = None
+        self,
+        url: Callable[[], str],
+        headers: Callable[[], Awaitable[Mapping[str, str]]],
+        *,
+        ca_file: str | None = None,
     ) -> None:
         self._url = url
         self._headers = headers
@@ -61,15 +65,16 @@ class KubeletPods:
         """
         if self._session is None:
             raise Unreachable("the session is not open")
+        url = self._url()
         try:
-            async with self._session.get(self._url, headers=await self._headers()) as response:
+            async with self._session.get(url, headers=await self._headers()) as response:
                 body = await response.read()
                 if response.status != 200:  # noqa: PLR2004 - OK
-                    raise Unreachable(f"{self._url} answered {response.status} {response.reason}")
+                    raise Unreachable(f"{url} answered {response.status} {response.reason}")
             return msgspec.json.decode(body, type=_PodList).items or []
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             # The last two are msgspec's: also for what is not UTF-8, or too deep.
-            raise Unreachable(f"{self._url}: {str(error) or type(error).__name__}") from error
+            raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
 
 
 def _unverified() -> ssl.SSLContext:

@@ -164,6 +164,14 @@ async def test_a_node_that_is_not_there_yet_is_waited_for(folder: Path) -> None:
         assert running.logged[-1]["address"] == "10.0.0.9"
 
 
+async def test_a_node_that_is_late_does_not_hold_up_the_driver(folder: Path) -> None:
+    async with whole_node(folder) as whole, program(whole, node_name="later") as running:
+        await running.logs("discovered")
+        assert not list(whole.node.kubelet.socket_dir.glob("ascend910-*.sock"))
+        await whole.cluster.server.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "later"}})
+        await running.logs("registered")
+
+
 def test_the_daemon_loads_nothing_that_only_people_at_a_terminal_need() -> None:
     command = [sys.executable, "-X", "importtime", "-c", "from device_plugin.cli import main; main()", "run", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

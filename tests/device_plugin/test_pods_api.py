@@ -31,7 +31,7 @@ async def kubelet(client: RecordingClient, folder: Path) -> AsyncIterator[Kubele
 
 @pytest.fixture
 async def pods(kubelet: Kubelet) -> AsyncIterator[KubeletPods]:
-    async with KubeletPods(kubelet.pods_url, identified) as listing:
+    async with KubeletPods(lambda: kubelet.pods_url, identified) as listing:
         yield listing
 
 
@@ -66,7 +66,7 @@ async def test_a_kubelet_that_does_not_answer_in_time_is_unreachable(
 ) -> None:
     monkeypatch.setattr(pods_api, "DEADLINE_S", 0.05)
     kubelet.pods_answer.hold()
-    async with KubeletPods(kubelet.pods_url, identified) as pods:
+    async with KubeletPods(lambda: kubelet.pods_url, identified) as pods:
         with pytest.raises(Unreachable, match="Timeout"):
             await pods.list()
         kubelet.pods_answer.release()
@@ -83,14 +83,14 @@ async def test_a_token_that_can_not_be_read_is_unreachable(kubelet: Kubelet) -> 
     async def unreadable() -> Mapping[str, str]:
         raise PermissionError("token: permission denied")
 
-    async with KubeletPods(kubelet.pods_url, unreadable) as pods:
+    async with KubeletPods(lambda: kubelet.pods_url, unreadable) as pods:
         with pytest.raises(Unreachable, match="permission denied"):
             await pods.list()
 
 
 async def test_it_is_unreachable_before_it_is_opened(kubelet: Kubelet) -> None:
     with pytest.raises(Unreachable, match="not open"):
-        await KubeletPods(kubelet.pods_url, identified).list()
+        await KubeletPods(lambda: kubelet.pods_url, identified).list()
 
 
 @asynccontextmanager
@@ -126,11 +126,11 @@ async def answering(body: bytes) -> AsyncIterator[str]:
     ids=lambda body: repr(body[:40]),
 )
 async def test_an_answer_that_is_no_list_of_pods_is_unreachable(body: bytes) -> None:
-    async with answering(body) as url, KubeletPods(url, identified) as pods:
+    async with answering(body) as url, KubeletPods(lambda: url, identified) as pods:
         with pytest.raises(Unreachable, match=url):
             await pods.list()
 
 
 async def test_an_empty_list_may_be_null() -> None:
-    async with answering(b'{"items": null}') as url, KubeletPods(url, identified) as pods:
+    async with answering(b'{"items": null}') as url, KubeletPods(lambda: url, identified) as pods:
         assert await pods.list() == []
