@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from rich.text import Text
@@ -16,6 +15,7 @@ from rich.text import Text
 from ascend.chips import ChipSet
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from tests.bench.outcome import Outcome, Run, p50, table
+from tests.bench.plugin_returns import NOTES, another, identity, measure_returns, watched_s
 from tests.bench.plugin_rig import PluginRig, plugin_rig
 from tests.bench.reference import REFERENCE
 from tests.bench.sightings import seen
@@ -68,6 +68,7 @@ async def measure(run: Run) -> Outcome:
         await _allocations(run, rig, size, rng, samples)
         await _swaps(run, rig, size.pairs, samples)
         await _faults(run, rig, size, rng, samples)
+        await measure_returns(run, rig, size.restarts, samples.add)
         for _ in run.steps("kubelet restarts", size.restarts):
             await _kubelet(rig, rng, samples)
     return _outcome(size, samples)
@@ -213,17 +214,17 @@ async def _kubelet(rig: PluginRig, rng: random.Random, samples: _Samples) -> Non
     if not node.ledger():
         await asyncio.to_thread(node.place, "holds", 2, 3)
         await asyncio.to_thread(node.check, "holds", 2, 3)
-    before = _identity(socket)
+    before = identity(socket)
     await asyncio.to_thread(node.node.kubelet.kill)
     await asyncio.sleep(0.5 + rng.uniform(0, 0.5))
     await asyncio.to_thread(node.node.kubelet.start)
-    while _identity(socket) in {before, None}:  # noqa: ASYNC110 - another process's file
-        await asyncio.sleep(_POLL_S)
+    await another(socket, before)
     offered = rig.offered(8)
-    there_s = time.perf_counter()
+    there_s, there_at_s = time.perf_counter(), time.time()
     while (registered_s := rig.registered_s(there_s - 0.5)) is None:  # noqa: ASYNC110 - another process's log
         await asyncio.sleep(_POLL_S)
     samples.add("kubelet.sock → registered", registered_s - there_s)
+    samples.add("kubelet.sock → watched", await watched_s(node, there_at_s) - there_at_s)
     samples.add("kubelet.sock → allocatable 8", max(0.0, await seen(offered, "the chips are offered") - there_s))
     await asyncio.to_thread(node.wait_until, partial(_has, node), "the kubelet knows its pod")
     await asyncio.to_thread(node.check, "holds", 2, 3)
@@ -232,14 +233,6 @@ async def _kubelet(rig: PluginRig, rng: random.Random, samples: _Samples) -> Non
 
 def _has(node: PluginNode) -> bool:
     return node.node.server.answers("/healthz") and ("holds", "main") in node.ledger()
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_ctime_ns
 
 
 def _outcome(size: _Size, samples: _Samples) -> Outcome:
@@ -261,6 +254,7 @@ def _outcome(size: _Size, samples: _Samples) -> Outcome:
         "reference: spec/baseline-device-plugin.md, quoted; ∞: not within 40 s.",
         "Allocate: mean by the kubelet's own histogram; the bound its p99 lies below is a bucket's.",
         "allocatable: contains up to 1 s of the kubelet's own delay; not offered before, so the median is no promise.",
+        *NOTES,
         *samples.notes,
         *(() if size is _FULL else ("Quick: these numbers mean little.",)),
     )
