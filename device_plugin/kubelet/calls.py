@@ -10,6 +10,9 @@ CHANNEL_OPTIONS = (
     # A percent-encoded path as authority is refused by some kubelets (spec/kubernetes.md §8.3).
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
+    # Else all channels to an address share one connection, and with it the pause of a second after it was refused, for
+    # as long as Python has not collected a call that failed: a new kubelet would be refused in the name of a dead one.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 

@@ -92,7 +92,9 @@ async def _socket_wiped(node: PluginNode) -> float:
 
 async def _folder_made_anew(node: PluginNode) -> float:
     await asyncio.to_thread(node.node.kubelet.stop)
-    await asyncio.to_thread(shutil.rmtree, node.node.device_plugin_dir)
+    folder = node.node.device_plugin_dir
+    # At once, as the plugin may be making another socket there.
+    await asyncio.to_thread(shutil.rmtree, folder.rename(folder.with_name("replaced")))
     return await _kubelet_started(node)
 
 

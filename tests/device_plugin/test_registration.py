@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
+import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -155,6 +157,33 @@ async def test_a_socket_nobody_listens_on_is_no_kubelet(folder: Path, client: Re
         (folder / "device-plugins" / "kubelet.sock").unlink()
         async with Kubelet(NODE, client, folder, seed=1) as kubelet:
             await registered(face, kubelet)
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Python takes its time to collect what is no longer used."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_what_a_dead_kubelet_has_refused_is_not_held_against_the_next(
+    folder: Path, client: RecordingClient
+) -> None:
+    (folder / "device-plugins").mkdir()
+    path = folder / "device-plugins" / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    face = Face(folder / "device-plugins")
+    async with running(face.registration.run()):
+        await until(lambda: face.registered("failed") >= 1)
+        path.unlink()
+        await until(lambda: face.registration.problem == f"waiting for {path}")
+        refused = face.registered("failed")
+        async with Kubelet(NODE, client, folder, seed=1) as kubelet:
+            await registered(face, kubelet)
+    assert face.registered("failed") == refused
 
 
 async def test_sockets_an_earlier_instance_left_are_removed_and_no_others(folder: Path) -> None:
