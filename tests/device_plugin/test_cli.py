@@ -172,6 +172,16 @@ async def test_a_node_that_is_late_does_not_hold_up_the_driver(folder: Path) -> 
         await running.logs("registered")
 
 
+@pytest.mark.parametrize("what", ["mindx-dl-fault-config", "mindx-dl-deviceinfo-"])
+async def test_what_the_api_server_does_not_tell_at_the_start_is_asked_again(folder: Path, what: str) -> None:
+    async with whole_node(folder) as whole:
+        whole.cluster.server.fail_next("GET", f"configmaps/{what}", 503, times=1)
+        async with program(whole) as running:
+            await running.logs("not told yet")
+            assert not list(whole.node.kubelet.socket_dir.glob("ascend910-*.sock"))
+            await running.logs("registered")
+
+
 def test_the_daemon_loads_nothing_that_only_people_at_a_terminal_need() -> None:
     command = [sys.executable, "-X", "importtime", "-c", "from device_plugin.cli import main; main()", "run", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

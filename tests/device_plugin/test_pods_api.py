@@ -88,6 +88,10 @@ async def test_a_token_that_can_not_be_read_is_unreachable(kubelet: Kubelet) -> 
             await pods.list()
 
 
+async def test_the_machine_s_authorities_are_not_read_where_none_is_asked() -> None:
+    assert KubeletPods(lambda: "", identified)._ssl.cert_store_stats()["x509"] == 0
+
+
 async def test_it_is_unreachable_before_it_is_opened(kubelet: Kubelet) -> None:
     with pytest.raises(Unreachable, match="not open"):
         await KubeletPods(lambda: kubelet.pods_url, identified).list()
