@@ -2,21 +2,23 @@
 
 Every chip has a thread of its own: a call that hangs keeps its thread, no second one is started beside it, and the
 other chips are read on. The chip's state then grows old, until it counts as unhealthy: unknown is not healthy. Events
-of the driver come in between; polling is the net underneath, which also catches an event that was lost.
+of the driver come in between; polling is the net underneath, which also catches an event that was lost. As long as all
+is calm the net has wider meshes: a chip without a fault is only glanced at, by one call every few seconds.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
-from ascend.chips import chip_name
+from ascend.chips import ChipSet, chip_name
 from ascend.errors import AscendError, DriverError
 from ascend.kube.backoff import Backoff
-from device_plugin.driver import ChipFacts, ChipState, Driver, FaultEvent, Inventory
+from device_plugin.driver import ChipState, Driver, FaultEvent, Inventory
+from device_plugin.reader import Listener, Reader
 from device_plugin.rules.verdict import Moment
+from device_plugin.state.calm import Calm
 from device_plugin.threads import CallThread
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -31,71 +33,11 @@ CONFIRM_S = 0.3
 """How long after a fault was announced to be over its chip is read, before its hold has passed: another fault of the
 same code may be there still (spec/node-agent.md §4.5). The driver is given a moment to agree with itself."""
 
+LATE_S = 2.0
+"""How much later than its reading a fault may be announced without the event counting as lost."""
 
-class Listener(Protocol):
-    """Who is told what the driver says; ``at`` is when the call was made, or the event came."""
-
-    def discovered(self, server: Inventory, at: Moment) -> None:
-        """The chips there are."""
-
-    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
-        """How a chip is."""
-
-    def announced(self, event: FaultEvent, at: Moment) -> None:
-        """A fault came or went."""
-
-
-class _Reader:
-    """Reads one chip.
-
-    Args:
-        driver: what to read.
-        chip: which chip; replaced when its facts change.
-    """
-
-    def __init__(self, driver: Driver, chip: ChipFacts) -> None:
-        self._driver = driver
-        self.chip = chip
-        self._thread = CallThread(f"chip {chip.phy_id}")
-        self._call: asyncio.Future[ChipState] | None = None
-        self._started = Moment(0.0, 0)
-        self.problem: str | None = "not read yet"
-        """Why its state is not known; None while it is."""
-
-    def poll(self, listener: Listener, at: Moment, deadline_s: float) -> None:
-        """Ask for the chip's state, unless it still owes the last answer."""
-        if self._call is not None:
-            if at.mono_s - self._started.mono_s >= deadline_s:
-                self._note(f"the driver does not answer within {deadline_s:g} s")
-            return
-        chip = self.chip
-        self._started = at
-        self._call = self._thread.call(lambda: self._driver.read(chip))
-        self._call.add_done_callback(lambda call: self._settle(call, listener))
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.close()
-
-    def _settle(self, call: "asyncio.Future[ChipState]", listener: Listener) -> None:
-        self._call = None
-        if call.cancelled():
-            return
-        error = call.exception()
-        if error is None:
-            self._note(None)
-            listener.polled(self.chip.phy_id, call.result(), self._started)
-        else:
-            self._note(str(error))
-
-    def _note(self, problem: str | None) -> None:
-        if problem != self.problem:
-            name = chip_name(self.chip.phy_id)
-            if problem is not None:
-                log.warning("a chip can't be read", chip=name, error=problem)
-            elif self.problem != "not read yet":
-                log.info("a chip can be read again", chip=name)
-        self.problem = problem
+CALM_DISCOVERIES = 5
+"""So many times as seldom is it looked what chips there are while all is calm."""
 
 
 class Scanner:
@@ -105,8 +47,10 @@ class Scanner:
         driver: what to read.
         listener: who is told.
         period_s: time between polls of a chip.
-        discover_s: time between looks at what chips there are.
+        calm_s: time between glances at a chip while all is calm.
+        discover_s: time between looks at what chips there are, unless all is calm.
         deadline_s: how long a call may take before it counts as late.
+        recovering: the chips that are watched until they count as healthy again; they are never only glanced at.
         moment: the clocks.
     """
 
@@ -116,20 +60,27 @@ class Scanner:
         listener: Listener,
         *,
         period_s: float = 1.0,
+        calm_s: float = 4.0,
         discover_s: float = 60.0,
         deadline_s: float = 2.0,
+        recovering: Callable[[], ChipSet] = lambda: 0,
         moment: Callable[[], Moment] = present_moment,
     ) -> None:
         self._driver = driver
         self._listener = listener
         self.period_s = period_s
+        self.calm_s = calm_s
         self._discover_s = discover_s
         self._deadline_s = deadline_s
+        self._recovering = recovering
         self._moment = moment
         self._thread = CallThread("driver")
         # Apart, so that a driver that is slow to take a subscriber holds up neither readings nor discoveries.
         self._subscribing = CallThread("subscription")
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, Reader] = {}
+        self._gone: set[int] = set()  # chips that were there once
+        self._calm = Calm()
+        self._turn = 0
         self._discovering: asyncio.Future[Inventory] | None = None
         self._server: Inventory | None = None
         self.problem: str | None = "the driver has not been read yet"
@@ -144,12 +95,12 @@ class Scanner:
             await self._find_chips()
             subscription = asyncio.create_task(self._subscribe())
             loop = asyncio.get_running_loop()
-            discover_at_s = loop.time() + self._discover_s
+            discovered_s = loop.time()
             while True:
                 self.turned_s = loop.time()
                 self._poll()
-                if loop.time() >= discover_at_s and self._discovering is None:
-                    discover_at_s = loop.time() + self._discover_s
+                if loop.time() >= discovered_s + self._discovery_s() and self._discovering is None:
+                    discovered_s = loop.time()
                     self._discover().add_done_callback(self._rediscovered)
                 await asyncio.sleep(self.period_s)
         finally:
@@ -199,19 +150,49 @@ class Scanner:
         except AscendError as error:
             log.info("the driver announces no faults, polling alone", poll_s=self.period_s, error=str(error))
         else:
-            log.info("the driver announces faults", poll_s=self.period_s)
+            self._calm.announced = True
+            log.info("the driver announces faults", poll_s=self.period_s, calm_poll_s=self.calm_s)
         finally:
             call.cancel()
 
     def _announced(self, event: FaultEvent, at: Moment) -> None:
+        self._calm.stir(self._moment().mono_s)
+        for reader in self._of(event.logic_id):
+            reader.hear(event, at)
         self._listener.announced(event, at)
         if event.assertion == "recover":
             asyncio.get_running_loop().call_later(CONFIRM_S, self._look_at, event.logic_id)
 
+    def _of(self, logic_id: int) -> list[Reader]:
+        return [reader for reader in self._readers.values() if reader.chip.logic_id == logic_id]
+
     def _look_at(self, logic_id: int) -> None:
-        for reader in self._readers.values():
-            if reader.chip.logic_id == logic_id:
-                reader.poll(self._listener, self._moment(), self._deadline_s)
+        for reader in self._of(logic_id):
+            reader.poll(self._listener, self._moment(), self._deadline_s)
+
+    def _changed(self, reader: Reader, before: tuple[ChipState, Moment] | None, state: ChipState) -> None:
+        """A chip is otherwise than it was; a fault that came should be announced about now."""
+        self._calm.stir(self._moment().mono_s)
+        if before is None or before[0].dropped or not self._calm.announced:
+            return
+        if codes := set(state.codes) - set(before[0].codes):
+            since_s = before[1].mono_s - LATE_S
+            asyncio.get_running_loop().call_later(LATE_S, self._expect, reader, codes, since_s)
+
+    def _expect(self, reader: Reader, codes: set[int], since_s: float) -> None:
+        missed = sorted(code for code in codes if reader.heard_s.get(code, since_s - 1.0) < since_s)
+        if missed:
+            self._calm.miss(self._moment().mono_s)
+            log.warning(
+                "the driver did not announce a fault; chips are read often for an hour",
+                chip=chip_name(reader.chip.phy_id),
+                codes=[f"{code:08X}" for code in missed],
+            )
+
+    def _discovery_s(self) -> float:
+        calm = self._calm.holds(self._moment().mono_s) and not self._gone
+        quiet = calm and all(reader.problem is None for reader in self._readers.values())
+        return self._discover_s * (CALM_DISCOVERIES if quiet else 1)
 
     def _discover(self) -> "asyncio.Future[Inventory]":
         self._discovering = self._thread.call(self._driver.discover)
@@ -232,21 +213,30 @@ class Scanner:
         if server != self._server:
             log.info("discovered", product=server.chip_type, chips=len(server.chips), driver=server.driver_version)
             self._server = server
+            self._calm.stir(self._moment().mono_s)
         found = {chip.phy_id: chip for chip in server.chips}
         for phy_id in self._readers.keys() - found.keys():
             log.warning("a chip is no longer there", chip=chip_name(phy_id))
             self._readers.pop(phy_id).close()
+            self._gone.add(phy_id)
+        self._gone -= found.keys()
         for phy_id, chip in found.items():
             if phy_id in self._readers:
                 self._readers[phy_id].chip = chip
             else:
-                self._readers[phy_id] = _Reader(self._driver, chip)
+                self._readers[phy_id] = Reader(self._driver, chip, self._changed)
         self._listener.discovered(server, self._moment())
 
     def _poll(self) -> None:
         at = self._moment()
-        for reader in self._readers.values():
-            reader.poll(self._listener, at, self._deadline_s)
+        calm, recovering = self._calm.holds(at.mono_s), self._recovering()
+        # Chips have their turns one after the other, so that one trouble of all is seen by the first of them.
+        self._turn += 1
+        turns = max(1, int(self.calm_s / self.period_s))
+        for number, (phy_id, reader) in enumerate(self._readers.items()):
+            glance = calm and reader.is_quiet and not recovering >> phy_id & 1
+            if not glance or (self._turn + number) % turns == 0:
+                reader.poll(self._listener, at, self._deadline_s, glance=glance)
         problems = [reader.problem for reader in self._readers.values()]
         self._note(problems[0] if problems and None not in problems else None)
 

@@ -53,6 +53,14 @@ class Settings(DriverSettings, DaemonSettings):
     scan_period_s: float = Field(
         default=1.0, gt=0, le=60, description="seconds between readings of each chip", json_schema_extra=RELOADED
     )
+    calm_scan_period_s: float = Field(
+        default=4.0,
+        gt=0,
+        le=60,
+        description="seconds between glances at a chip without a fault, while the driver announces faults and nothing "
+        "has happened lately; at most half of stale_s",
+        json_schema_extra=RELOADED,
+    )
     stale_s: float = Field(
         default=10.0,
         gt=0,
@@ -80,3 +88,8 @@ class Settings(DriverSettings, DaemonSettings):
     cdi_dir: Path = Field(default=Path("/var/run/cdi"), description="where container runtimes look for CDI files")
     device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")
     http_address: Address = Field(default="0.0.0.0:11251", description="where /livez, /readyz and /metrics are served")
+
+    @property
+    def glance_s(self) -> float:
+        """Seconds between glances at a chip; never so many that a chip which is well grows stale in between."""
+        return min(self.calm_scan_period_s, self.stale_s / 2)

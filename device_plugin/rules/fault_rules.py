@@ -24,6 +24,7 @@ CUSTOM_FILE = "faultCustomization.json"
 SWITCH_FILE = "SwitchFaultCode.json"
 """Faults of the switches of a SuperPod server; none are read here."""
 POLL_INTERVAL = "PollInterval"
+"""How often the reference reads the ConfigMap; it is watched here, so there is nothing to be read more often."""
 
 _CHIP_LISTS = {
     "NotHandleFaultCodes": Level.NOT_HANDLE,
@@ -88,7 +89,7 @@ def read_rules(data: Mapping[str, str], default: FaultRules) -> tuple[FaultRules
     if (custom := _read_object(data, CUSTOM_FILE, refused)) is not None:
         rules = _with_customization(rules, custom, refused)
     if (text := data.get(POLL_INTERVAL)) is not None:
-        rules = replace(rules, poll_s=_poll_s(text, default.poll_s, refused))
+        _check_poll_interval(text, refused)
     return rules, tuple(refused)
 
 
@@ -223,12 +224,12 @@ def _whole(entry: Mapping[str, Any], field: str, bounds: tuple[int, int]) -> int
     return value
 
 
-def _poll_s(text: str, default_s: int, refused: list[str]) -> int:
+def _check_poll_interval(text: str, refused: list[str]) -> None:
     low, high = _POLL_S
-    if _SECONDS.fullmatch(text) and low <= int(text) <= high:
-        return int(text)
-    refused.append(f"{POLL_INTERVAL} is {_shown(text)}, not whole seconds of {low} to {high}; {default_s} hold")
-    return default_s
+    if not (_SECONDS.fullmatch(text) and low <= int(text) <= high):
+        refused.append(
+            f"{POLL_INTERVAL} is {_shown(text)}, not whole seconds of {low} to {high}; it has no effect here anyway"
+        )
 
 
 def _shown(value: Any) -> str:

@@ -52,7 +52,6 @@ class FaultRules:
         frequency: by code, in the order written.
         duration: by code, in the order written.
         spellings: how codes with leading zeros are written.
-        poll_s: how often the site's rules are read again, where they can't be watched.
     """
 
     chip: Mapping[int, Level]
@@ -60,7 +59,6 @@ class FaultRules:
     frequency: Mapping[int, tuple[FrequencyRule, ...]]
     duration: Mapping[int, tuple[DurationRule, ...]]
     spellings: Mapping[int, str]
-    poll_s: int = 300
 
     def level(self, code: int, severity: int | None = None) -> Level:
         """The level a code has by itself.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ascend.annotations import ChipAddress
 from ascend.chips import ChipSet, chip_set
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.rules.verdict import Assessment, UpgradeReason, Verdict
+from device_plugin.rules.verdict import RECOVERING, Assessment, UpgradeReason, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ class Snapshot:
     def healthy(self) -> ChipSet:
         """The chips fit for use."""
         return chip_set(chip.chip_id for chip in self.chips if chip.verdict.healthy)
+
+    @property
+    def recovering(self) -> ChipSet:
+        """The chips without a fault that are still watched before they are used again."""
+        return chip_set(chip.chip_id for chip in self.chips if chip.verdict.reason == RECOVERING)
 
     @property
     def network_unhealthy(self) -> ChipSet:

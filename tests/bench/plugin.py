@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ascend.chips import ChipSet
 from ascend.deviceinfo import NAMESPACE, config_map_name
+from device_plugin.state.calm import CALM_AFTER_S
 from tests.bench.outcome import Outcome, Run, p50, table
 from tests.bench.plugin_returns import NOTES, another, identity, measure_returns, watched_s
 from tests.bench.plugin_rig import PluginRig, plugin_rig
@@ -176,10 +177,14 @@ async def _faults(run: Run, rig: PluginRig, size: _Size, rng: random.Random, sam
     node, chips = rig.node, rig.node.chips
     chip = itertools.count(rng.randrange(8))
 
-    async def series(what: str, count: int, breaks: Callable[[int], None]) -> None:
+    async def series(
+        what: str, count: int, breaks: Callable[[int], None], prepare: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         for _ in run.steps(what, count):
             which = next(chip) % 8
-            await asyncio.sleep(1.0 + rng.uniform(0, 1.0))  # the last report is over a second old, as it mostly is
+            if prepare is not None:
+                await prepare()
+            await asyncio.sleep(1.0 + rng.uniform(0, 4.0))  # the last report is over a second old, as it mostly is
             reported, offered = rig.reported(partial(_is_bad, which)), rig.offered(7)
             started_s = time.perf_counter()
             breaks(which)
@@ -196,9 +201,16 @@ async def _faults(run: Run, rig: PluginRig, size: _Size, rng: random.Random, sam
         await asyncio.to_thread(node.start_plugin)
 
     await series("fault by event", size.faults, chips.fail)
-    await series("card dropped", size.faults, chips.drop)
-    await anew(chips.lose_events)
-    await series("event lost", size.faults, chips.fail)
+
+    async def calm() -> None:
+        await asyncio.sleep(CALM_AFTER_S)  # a chip that is read seldom is found out later
+
+    async def trusting() -> None:
+        await anew(chips.lose_events)  # from the first event it misses on, it relies on none
+        await calm()
+
+    await series("card dropped", size.faults, chips.drop, calm)
+    await series("event lost", size.faults, chips.fail, trusting)
     await anew(chips.refuse_events)
     await series("fault by polling", size.faults, chips.fail)
     await anew(chips.repair_all)

@@ -10,7 +10,7 @@
  *       ip=                                 of its RoCE port, v4 or v6; without one, asking fails
  *       sdid= pod= server=                  its place in a SuperPod; without pod, asking fails
  *       affinity= bdf=                      CPUs as 0-23; PCI address as 0000:c1:00.0; without them, asking fails
- *       health=                             what dcmi_get_device_health tells
+ *       health=                             what dcmi_get_device_health tells, at least: it is that of the worst fault
  *       codes=HEX[:SEVERITY],...            its faults (severity 2 where none is given)
  *       vnpus=ID[:TEMPLATE],...             virtual chips cut out of it
  *       dropped=1                           health and error codes answer -8012
@@ -526,6 +526,8 @@ EXPORT int dcmi_get_device_health(int card, int device, unsigned int *health) {
     BEGIN(dcmi_get_device_health, card, device, &chip);
     if (chip.dropped) return DCMI_NOT_READY;
     *health = chip.health;
+    for (int each = 0; each < chip.code_count; each++)
+        if (chip.codes[each].severity > *health) *health = chip.codes[each].severity;
     return DCMI_OK;
 }
 

@@ -37,7 +37,6 @@ def test_the_default_rules_are_those_of_an_installation() -> None:
     assert rules.frequency[0x80E18005] == (FrequencyRule(0x80E18005, 86_400, 3, Level.MANUALLY_SEPARATE, None),)
     assert rules.frequency[LINK_DOWN] == (FrequencyRule(LINK_DOWN, 86_400, 5, Level.MANUALLY_SEPARATE, 172_800),)
     assert rules.duration == {LINK_DOWN: (DurationRule(LINK_DOWN, 20, 60, Level.PRE_SEPARATE),)}
-    assert rules.poll_s == 300
 
 
 def test_the_default_rules_stand_in_the_form_of_the_config_map() -> None:
@@ -114,11 +113,14 @@ def test_a_key_nobody_knows_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize(("text", "poll_s"), [("30", 30), ("3600", 3600), ("29", 300), ("3601", 300), ("-5", 300)])
-def test_the_poll_interval_has_bounds(text: str, poll_s: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "good"), [("30", True), ("3600", True), ("29", False), ("3601", False), ("-5", False), ("5 min", False)]
+)
+def test_the_poll_interval_is_checked_and_changes_nothing(text: str, *, good: bool) -> None:
     rules, refused = read_rules({"PollInterval": text}, default_rules())
-    assert rules.poll_s == poll_s
-    assert len(refused) == (str(poll_s) != text)
+    assert rules == default_rules()
+    expected = f'PollInterval is "{text}", not whole seconds of 30 to 3600; it has no effect here anyway'
+    assert refused == (() if good else (expected,))
 
 
 def test_the_rules_of_a_site_replace_the_defaults() -> None:
