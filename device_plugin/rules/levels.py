@@ -13,6 +13,12 @@ LINK_DOWN = 0x81078603
 NETWORK_CODES = frozenset({LINK_DOWN, 0x81078607, 0x110000002, 0x110001024})
 """Faults of a chip's network port; all others are the chip's own (spec/node-agent.md §4.1)."""
 
+HBM_DOUBLE_BIT = 0x80E01801
+"""The chip's memory has an error that it can't correct (spec/node-agent.md §4.4)."""
+
+BUS_ERRORS = frozenset({0x80C98009, 0x80CB8009})
+"""Errors of the AI cores' buses, cube and vector; they may merely follow from the former (spec/node-agent.md §4.4)."""
+
 MAJOR = 2
 """The severity from which the driver calls a fault more than a suggestion or minor."""
 

@@ -7,6 +7,7 @@ from device_plugin.driver import ChipState, FaultEvent
 from device_plugin.rules.levels import CARD_DROP, NETWORK_CODES, Level
 from device_plugin.rules.rulebook import FaultRules
 from device_plugin.rules.verdict import NO_CODE, RECOVERING, FaultRecord, Moment, UpgradeReason, Verdict
+from device_plugin.state.association import Association
 from device_plugin.state.damping import Damper, Damping
 from device_plugin.state.presence import Presence, Turn
 from device_plugin.state.upgrades import Upgrades, raised
@@ -47,6 +48,7 @@ class ChipHealth:
     """The health of one chip; ``settle`` comes before and after what is told of it."""
 
     __slots__ = (
+        "_association",
         "_awaits",
         "_faults",
         "_network",
@@ -66,6 +68,7 @@ class ChipHealth:
         self.cut = False
         """It is cut into virtual chips, so it can't be given whole."""
         self._presence = Presence()
+        self._association = Association()
         self._upgrades = Upgrades()
         self._separated_ms: int | None = None  # by an operator
         self._faults = Damper()  # faults that bar any use
@@ -89,12 +92,14 @@ class ChipHealth:
             self._upgrades.agree(self._presence, at)
 
     def _apply(self, turns: Iterator[Turn], policy: Policy) -> None:
-        for turn in turns:
+        for turn in self._association.take(turns, policy.rules):
             self._upgrades.turn(turn, policy.rules)
 
     def configure(self, rules: FaultRules, at: Moment) -> None:
         """Other rules hold from now on."""
-        self._upgrades.configure(rules, self._presence, at)
+        for turn in self._association.configure(rules):
+            self._upgrades.turn(turn, rules)
+        self._upgrades.configure(rules, self._presence, at, hidden=self._association.hidden)
 
     def restore(self, reasons: Iterable[UpgradeReason], *, separated: bool, at: Moment, policy: Policy) -> None:
         """What was so before a restart. Who is not separated any more was released while nobody looked."""
@@ -137,6 +142,8 @@ class ChipHealth:
 
     def settle(self, now_s: float, policy: Policy) -> None:
         """Let time pass, and let the dampers see how things are."""
+        for turn in self._association.advance(now_s):
+            self._upgrades.turn(turn, policy.rules)
         self._upgrades.advance(now_s, policy.rules)
         found = self._findings(policy)
         silent = self._is_silent(now_s, policy)
@@ -158,7 +165,8 @@ class ChipHealth:
     def next_s(self, now_s: float, policy: Policy) -> float | None:
         """The earliest time at which anything changes by itself, after ``settle``."""
         dampers = (self._faults, self._reserve, self._silence, self._network)
-        times = [self._upgrades.next_s(policy.rules), *(damper.due_s(policy.damping) for damper in dampers)]
+        times = [self._association.next_s(), self._upgrades.next_s(policy.rules)]
+        times += [damper.due_s(policy.damping) for damper in dampers]
         if self._presence.read_s is not None and not self._is_silent(now_s, policy):
             times.append(self._presence.read_s + policy.stale_s)
         return min((time for time in times if time is not None), default=None)
@@ -189,7 +197,8 @@ class ChipHealth:
         upgrades = raised(self._upgrades.reasons())
         own: list[FaultRecord] = []
         network: list[FaultRecord] = []
-        for code in upgrades.keys() | self._presence.codes.keys():
+        seen = self._presence.codes.keys() - self._association.hidden
+        for code in upgrades.keys() | seen:
             record = self._record(code, upgrades.get(code), policy.rules)
             (network if code in NETWORK_CODES else own).append(record)
         for records in (own, network):

@@ -1,6 +1,7 @@
 """What the rules of frequency and duration make of one chip's faults."""
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from device_plugin.rules.levels import Level
 from device_plugin.rules.rulebook import DurationRule, FaultRules
@@ -97,13 +98,15 @@ class Upgrades:
         for rule, debounce in self._debounces.items():
             debounce.turn(present=presence.is_there(rule.code), at=at, counts=False)
 
-    def configure(self, rules: FaultRules, presence: Presence, at: Moment) -> None:
-        """Other rules hold from now on: what is present is judged anew, nothing of it counts as new."""
+    def configure(
+        self, rules: FaultRules, presence: Presence, at: Moment, *, hidden: AbstractSet[int] = frozenset()
+    ) -> None:
+        """Other rules hold from now on: what is present and not hidden is judged anew, nothing of it counts as new."""
         lasting = {rule for each in rules.duration.values() for rule in each}
         self._debounces = {rule: debounce for rule, debounce in self._debounces.items() if rule in lasting}
         for code, since in presence.codes.items():
             for rule in rules.duration.get(code, ()):
-                if rule not in self._debounces and presence.is_there(code):
+                if rule not in self._debounces and presence.is_there(code) and code not in hidden:
                     self._debounces[rule] = Debounce(rule)
                     self._debounces[rule].turn(present=True, at=since, counts=False)
         for code, counter in list(self._counters.items()):
