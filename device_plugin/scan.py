@@ -17,6 +17,7 @@ from ascend.errors import AscendError, DriverError
 from ascend.kube.backoff import Backoff
 from device_plugin.driver import ChipState, Driver, FaultEvent, Inventory
 from device_plugin.reader import Listener, Reader
+from device_plugin.rules.levels import RESET_FINISHED
 from device_plugin.rules.verdict import Moment
 from device_plugin.state.calm import Calm
 from device_plugin.threads import CallThread
@@ -160,6 +161,8 @@ class Scanner:
         for reader in self._of(event.logic_id):
             reader.hear(event, at)
         self._listener.announced(event, at)
+        if event.code == RESET_FINISHED:
+            self._look_at(event.logic_id)  # nobody announces the end of what it had before
         if event.assertion == "recover":
             asyncio.get_running_loop().call_later(CONFIRM_S, self._look_at, event.logic_id)
 

@@ -7,6 +7,9 @@ from ascend.errors import InvalidValue
 CARD_DROP = 0x40F84E00
 """The chip does not answer any more (spec/node-agent.md §4.1)."""
 
+RESET_FINISHED = 0x8C2FA009
+"""The chip has been reset, which may have ended any of its faults (spec/node-agent.md §4.1)."""
+
 LINK_DOWN = 0x81078603
 """The chip's network port has no link (spec/node-agent.md §4.1)."""
 

@@ -272,6 +272,18 @@ async def test_a_fault_announced_to_be_over_is_looked_after_at_once(monkeypatch:
         assert [rig.heard.count(chip_id) for chip_id in (2, 4)] == [1, 1]
 
 
+async def test_a_chip_whose_reset_is_announced_is_read_at_once() -> None:
+    rig = Rig(period_s=1000.0)
+    rig.driver.states[3] = FAULT
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.count(3) == 1 and rig.driver.subscribed is not None)
+        rig.driver.states.clear()
+        rig.announce(FaultEvent(3, 0x8C2FA009, "once", 0))
+        await until(lambda: rig.heard.count(3) == 2)
+        assert rig.heard.states[3][1][0] == ChipState()
+        assert [rig.heard.count(chip_id) for chip_id in (2, 4)] == [1, 1]
+
+
 async def test_chips_without_a_fault_are_glanced_at_in_turn_while_all_is_calm(rig: Rig) -> None:
     async with running(rig.scanner.run()):
         await rig.calm_down()
@@ -335,6 +347,7 @@ async def test_an_announced_fault_ends_the_calm_for_a_while_and_one_that_was_not
     async with running(rig.scanner.run()):
         await rig.calm_down()
         rig.announce(EVENT)
+        await until(lambda: {*rig.driver.calls} == {*range(8)})
         rig.driver.states[3] = FAULT
         await until(lambda: rig.heard.states[3][-1][0] == FAULT)
         rig.driver.states.clear()
@@ -353,6 +366,18 @@ async def test_an_announced_fault_ends_the_calm_for_a_while_and_one_that_was_not
         await until(lambda: len(rig.driver.calls) > 20)
         assert rig.driver.glances == []
         rig.later_s += DISTRUST_S
+        await rig.calm_down()
+
+
+async def test_the_faults_of_a_chip_that_had_dropped_off_were_not_missed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_module, "LATE_S", 0.0)
+    async with running(rig.scanner.run()):
+        await rig.calm_down()
+        for state in (ChipState(dropped=True), FAULT, ChipState()):
+            rig.driver.states[3] = state
+            await until(lambda state=state: rig.heard.states[3][-1][0] == state)  # type: ignore[misc]
         await rig.calm_down()
 
 
