@@ -241,7 +241,7 @@ class Plugin:
             metrics=self.metrics,
             announce=announce,
         )
-        board = Board(client, settings.node_name, health.edited)
+        board = Board(client, settings.node_name, health.edited, health.misnamed)
         reporter = Reporter(
             board,
             node_object,

@@ -2,6 +2,7 @@
 
 Every write carries the resourceVersion it was made for, so an operator's edit is never overwritten: the write fails,
 the edit is taken up, and the report is made anew. Only our keys are patched; those of others, and their labels, stay.
+So do entries of an operator's that are no names of chips: whoever wrote them knows what they were to be.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,6 +22,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 OnEdit = Callable[[ChipSet, ChipSet], None]
 """Told which chips an operator has added to ManuallySeparateNPU, and which removed."""
 
+OnSlip = Callable[[tuple[str, ...]], None]
+"""Told which entries there, not told of before, are no names of chips."""
+
 
 class Board:
     """A node's ConfigMap; a handler for the reflector that watches it.
@@ -29,14 +33,17 @@ class Board:
         client: the API server.
         node: the node's name.
         on_edit: told of operators' edits.
+        on_slip: told of what they wrote there by mistake.
     """
 
-    def __init__(self, client: KubeClient, node: str, on_edit: OnEdit) -> None:
+    def __init__(self, client: KubeClient, node: str, on_edit: OnEdit, on_slip: OnSlip) -> None:
         self._client = client
         self._name = config_map_name(node)
         self._on_edit = on_edit
+        self._on_slip = on_slip
         self._version: str | None = None
         self._separated: ChipSet = 0
+        self._slips: tuple[str, ...] = ()
         self.lost: Observable[None] = Observable(None)
         """Set when somebody has deleted the ConfigMap."""
 
@@ -83,14 +90,16 @@ class Board:
             Unreachable: it does not answer; what was written is unknown.
         """
         metadata: JsonObject = {"labels": LABELS}
+        listed = ",".join(filter(None, (data.get(MANUALLY_SEPARATED), *self._slips)))
+        whole = {**data, MANUALLY_SEPARATED: listed}
         try:
             if self._version is None:
                 metadata |= {"name": self._name, "namespace": NAMESPACE}
-                body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(data)}
+                body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": whole}
                 written = await self._client.create(CONFIG_MAPS, body, NAMESPACE)
             else:
                 metadata |= {"resourceVersion": self._version}
-                body = {"metadata": metadata, "data": dict(data)}
+                body = {"metadata": metadata, "data": whole}
                 written = await self._client.patch(CONFIG_MAPS, self._name, body, namespace=NAMESPACE)
         except NotFound:
             self._version = None
@@ -117,8 +126,10 @@ class Board:
 
     def _read(self, obj: ConfigMap) -> ChipSet:
         chips, slips = read_manually_separated(obj.data)
-        if slips:
-            log.warning("not chip names", config_map=obj.key, key=MANUALLY_SEPARATED, entries=slips)
+        slips = tuple(dict.fromkeys(slips))
+        if new := tuple(slip for slip in slips if slip not in self._slips):
+            self._on_slip(new)
+        self._slips = slips
         return chips
 
 

@@ -24,6 +24,9 @@ from device_plugin.state.used import used_chips
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+_SHOWN, _MOST = 60, 5
+"""So much of a slip is shown, and so many of them."""
+
 FIRST_S = 1.0
 """How long the first judgement waits for chips that have not answered yet."""
 
@@ -68,6 +71,7 @@ class HealthKeeper:
         self._told: Observable[None] = Observable(None)
         self._all_read = asyncio.Event()
         self._began = False
+        self._strangers: ChipSet = 0  # taken out, and not of this node
         self._next_s: float | None = None
 
     def discovered(self, server: Inventory, at: Moment) -> None:
@@ -137,16 +141,20 @@ class HealthKeeper:
 
     def edited(self, added: ChipSet, removed: ChipSet) -> None:
         """An operator has taken chips out, or lets such in again."""
-        ours = chip_set(self._known)
-        if foreign := added & ~ours:
-            log.warning("taken out by an operator, but not of this node", chips=join_names(chip_ids(foreign)))
-        if added & ours:
-            log.warning("taken out by an operator", chips=join_names(chip_ids(added & ours)))
-            self._book.separate(added & ours, self._moment())
+        if added:
+            log.warning("taken out by an operator", chips=join_names(chip_ids(added)))
+            self._book.separate(added, self._moment())
         if removed:
             log.info("let in by an operator", chips=join_names(chip_ids(removed)))
             self._book.release(removed, self._moment())
         self._tell_now()
+
+    def misnamed(self, entries: Sequence[str]) -> None:
+        """An operator has written something that is no chip's name where chips are taken out."""
+        shown = ", ".join(repr(entry if len(entry) <= _SHOWN else f"{entry[:_SHOWN]}…") for entry in entries[:_MOST])
+        log.warning("taken out by an operator, but no chip of this node", entries=shown)
+        sentence = f"ManuallySeparateNPU: {shown} is no chip of this node; it stays there, and takes nothing out"
+        self._announce("NPUSeparationUnknown", sentence, True)  # noqa: FBT003 - a callback's plain word
 
     def readmit(self, chips: ChipSet, network: ChipSet) -> None:
         """An operator lets recovered chips in again."""
@@ -186,6 +194,10 @@ class HealthKeeper:
     def _judge(self, server: Inventory) -> None:
         assessment = self._book.assess(used_chips(self._pods, self._handovers), self._moment())
         self._next_s = assessment.next_s
+        strangers = assessment.manually_separated & ~chip_set(self._known)
+        if new := strangers & ~self._strangers:
+            self.misnamed([chip_name(chip_id) for chip_id in chip_ids(new)])
+        self._strangers = strangers
         before, snapshot = self._snapshots.value, take(server, self._known, assessment)
         if snapshot != before:
             self._snapshots.set(snapshot)

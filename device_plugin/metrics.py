@@ -48,6 +48,13 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
+        self.report_writes = Counter(
+            "ascend_dp_report_writes",
+            "Writes of the node's ConfigMap by result: written, conflict (an edit came first, made anew), refused, or "
+            "unreachable",
+            ["result"],
+            registry=self.registry,
+        )
         self.registrations = Counter(
             "ascend_dp_registrations", "Registrations with the kubelet by result", ["result"], registry=self.registry
         )

@@ -40,6 +40,8 @@ KUBELET_SHOWS_S = 1.5
 SIGN_OFF_S = 1.0
 SIGN_OFF_RETRY_S = 0.02
 
+_RESULTS: Mapping[type[Exception], str] = {Conflict: "conflict", Unreachable: "unreachable"}
+
 
 class Reporter:
     """Keeps the node's report true.
@@ -140,7 +142,7 @@ class Reporter:
     async def _write_last(self) -> None:
         while (snapshot := self._snapshots.value) is not None:
             with contextlib.suppress(Conflict):  # an operator's edit, or a write of ours that the end cut off
-                await self._board.write(encode_report(self._report(snapshot)))
+                await self._post(self._report(snapshot))
                 return
             # A moment for whoever else writes; the deadline is the caller's.
             await asyncio.sleep(SIGN_OFF_RETRY_S)
@@ -154,11 +156,19 @@ class Reporter:
             await self._node_object.write(annotations, labels)
         except ApiError as error:
             refused = error  # a Node that takes no patch must not keep a fault out of the ConfigMap
-        await self._board.write(encode_report(replace(report, update_time_s=int(self._now_s()))))
+        await self._post(replace(report, update_time_s=int(self._now_s())))
         self._has_reported = True
         self.unhealthy.set(report.unhealthy)
         if refused is not None:
             raise refused
+
+    async def _post(self, report: DeviceReport) -> None:
+        try:
+            await self._board.write(encode_report(report))
+        except (ApiError, Unreachable) as error:
+            self._metrics.report_writes.labels(result=_RESULTS.get(type(error), "refused")).inc()
+            raise
+        self._metrics.report_writes.labels(result="written").inc()
 
     async def _wait(self, error: ApiError | Unreachable, backoff: Backoff) -> None:
         wait_s = backoff.next_s()

@@ -21,7 +21,8 @@ class Rig:
     def __init__(self, client: RecordingClient) -> None:
         self.client = client
         self.edits: list[tuple[ChipSet, ChipSet]] = []
-        self.board = Board(client, NODE, lambda added, removed: self.edits.append((added, removed)))
+        self.slips: list[tuple[str, ...]] = []
+        self.board = Board(client, NODE, lambda added, removed: self.edits.append((added, removed)), self.slips.append)
 
     async def edit(self, text: str | None) -> None:
         """What an operator does."""
@@ -60,7 +61,7 @@ async def test_what_an_earlier_plugin_left_is_read_and_is_no_edit(rig: Rig, clie
         (None, (0, 0b110)),
         ("Ascend910-1", (0, 0b100)),
         ("Ascend910-1,Ascend910-2,Ascend910-7", (0x80, 0)),
-        ("Ascend910-7, Ascend910-1,nonsense", (0x80, 0b100)),
+        ("Ascend910-7, Ascend910-1", (0x80, 0b100)),
     ],
 )
 async def test_a_write_after_an_edit_fails_and_tells_of_the_edit(
@@ -75,6 +76,28 @@ async def test_a_write_after_an_edit_fails_and_tells_of_the_edit(
     await rig.board.write(written(5, told="newest"))
     assert (await rig.there()).data == written(5, told="newest")
     assert rig.edits == [edit]
+
+
+async def test_what_names_no_chip_is_told_of_once_and_stays(rig: Rig, client: RecordingClient) -> None:
+    await rig.board.write(written(1))
+    await rig.edit("Ascend910-x, Ascend910-7,all of them,Ascend910-x")
+    with pytest.raises(Conflict):
+        await rig.board.write(written(1))
+    assert (rig.edits, rig.slips) == ([(0x80, 0b10)], [("Ascend910-x", "all of them")])
+    for chips in ((7,), ()):
+        await rig.board.write(written(*chips))
+        listed = [f"Ascend910-{chip_id}" for chip_id in chips]
+        assert (await rig.there()).data["ManuallySeparateNPU"] == ",".join([*listed, "Ascend910-x", "all of them"])
+    later = Rig(client)
+    await later.board.fetch()
+    await later.board.write(written(3))
+    assert (await rig.there()).data["ManuallySeparateNPU"] == "Ascend910-3,Ascend910-x,all of them"
+    await rig.edit("Ascend910-3,all of them")
+    with pytest.raises(Conflict):
+        await later.board.write(written(3))
+    await later.board.write(written(3))
+    assert (await rig.there()).data["ManuallySeparateNPU"] == "Ascend910-3,all of them"
+    assert (later.edits, later.slips) == ([], [("Ascend910-x", "all of them")])
 
 
 async def test_the_watch_tells_of_edits_at_once_and_never_of_our_own_writes(rig: Rig) -> None:

@@ -136,6 +136,31 @@ async def test_an_operator_takes_a_chip_out_and_lets_it_in_again(site: Site) -> 
     await site.offered(8)
 
 
+async def test_what_an_operator_took_out_that_is_no_chip_of_the_node_stays_written_and_is_told_of(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin() as plugin:
+            site = Site(whole, plugin)
+            await site.reported(free=0xFF)
+            await site.edit("Ascend910-5,Ascend910-77,Ascend910-x")
+            await site.reported(unhealthy=0b10_0000)
+            listed = "Ascend910-5,Ascend910-77,Ascend910-x"
+            assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
+            note = await site.announced("NPUSeparationUnknown")
+            assert "is no chip of this node" in note
+            await site.edit("Ascend910-77,Ascend910-x")
+            await site.reported(unhealthy=0)
+        listed = "Ascend910-77,Ascend910-x"
+        assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
+        async with whole.plugin() as plugin:
+            site = Site(whole, plugin)
+            await site.reported(free=0xFF)
+            assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
+            await site.edit("")
+            whole.node.edit_chip(0, fault_codes=["80E18402"])
+            await site.reported(unhealthy=1)
+            assert (await site.config_map()).data["ManuallySeparateNPU"] == ""
+
+
 async def test_a_chip_an_operator_took_out_stays_out_over_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin() as plugin:

@@ -42,7 +42,7 @@ class Rig:
         self.kubelet_healthy: Observable[ChipSet] = Observable(0)
         self.kubelet_healthy.set(0xFF)
         self.edits: list[tuple[ChipSet, ChipSet]] = []
-        self.board = Board(client, NODE, self._edited)
+        self.board = Board(client, NODE, self._edited, lambda _slips: None)
         seconds = itertools.count(1_700_000_000)
         self.reporter = Reporter(
             self.board,
@@ -72,6 +72,16 @@ class Rig:
         found = self.metrics.registry.collect()
         samples = [each for family in found if family.name == "ascend_dp_devices" for each in family.samples]
         return sum(each.value for each in samples if each.labels["state"] == state)
+
+    def counted(self) -> dict[str, float]:
+        """How many writes had which result."""
+        metric = self.metrics.report_writes.collect()
+        return {
+            each.labels["result"]: each.value
+            for family in metric
+            for each in family.samples
+            if each.name == "ascend_dp_report_writes_total"
+        }
 
     async def written(self, count: int) -> None:
         """Wait until the report has been sent so often, and sent well."""
@@ -160,6 +170,7 @@ async def test_an_operator_s_edit_between_two_reports_is_taken_up_and_not_undone
     await until(lambda: reporting.reporter.unhealthy.value == 0b10)
     assert reporting.edits == [(0b100, 0)]
     assert (await reporting.report()).manually_separated == 0b100
+    assert reporting.counted() == {"written": 2, "conflict": 1}
 
 
 async def test_a_chip_the_kubelet_was_not_told_of_is_not_reported_free(reporting: Rig) -> None:
@@ -290,6 +301,7 @@ async def test_an_api_server_that_fails_is_a_problem_and_is_tried_again(
     await until(written)
     assert any(problem is not None and problem.startswith("the report is not written: ") for problem in problems)
     assert (await reporting.report()).unhealthy == 0xFF
+    assert reporting.counted().get("refused", 0) == (3 if path == "/configmaps/" else 0)
 
 
 async def test_a_node_that_takes_no_patch_keeps_no_fault_out_of_the_config_map(
@@ -322,6 +334,7 @@ async def test_a_report_whose_answer_is_lost_is_written_again(reporting: Rig, se
     reporting.snapshots.set(snapshot(1))
     await until(lambda: reporting.reporter.unhealthy.value == 0b10)
     assert (await reporting.report()).unhealthy == 0b10
+    assert reporting.counted()["unreachable"] == 1
 
 
 async def node_annotations(client: KubeClient) -> dict[str, str]:
