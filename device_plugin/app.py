@@ -36,7 +36,7 @@ from device_plugin.kubelet.servicer import DevicePluginServicer
 from device_plugin.lock import InstanceLock
 from device_plugin.metrics import Metrics
 from device_plugin.node_object import NodeWriter
-from device_plugin.readmission import Readmission
+from device_plugin.readmission import CHIPS, PORTS, Readmission
 from device_plugin.reconcile import Reconciler
 from device_plugin.report import Reporter
 from device_plugin.restore import restore
@@ -117,11 +117,11 @@ class Plugin:
         """
         settings = self._settings
         page = web.Application()
-        # The page is there from the first moment on; it says what is missing as long as something is.
         async with await KubeClient.connect(settings.kubeconfig) as client:
             url = self._kubelet_pods_url
             async with KubeletPods(url, client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet_pods:
-                node_object = NodeWriter(client, settings.node_name)
+                waits = settings.readmission == "manual"
+                node_object = NodeWriter(client, settings.node_name, () if waits else (CHIPS, PORTS))
                 events = EventRecorder(client, COMPONENT, settings.node_name)
                 chips = self._chip_side(client, node_object, events)
                 kubelet = self._kubelet_side(client, kubelet_pods, events, chips.reporter)

@@ -1,7 +1,7 @@
 """Writes what the node's own object tells of its chips: annotations and labels."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import structlog
 
@@ -20,11 +20,13 @@ class NodeWriter:
     Args:
         client: the API server.
         node: the node's name.
+        outdated: labels of ours that say nothing any more; taken away where an earlier plugin left them.
     """
 
-    def __init__(self, client: KubeClient, node: str) -> None:
+    def __init__(self, client: KubeClient, node: str, outdated: Collection[str] = ()) -> None:
         self._client = client
         self._node = node
+        self._outdated = outdated
         self._written: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self._keeps_server_type = False
         self.problem: str | None = "waiting for this node's Node object"
@@ -42,6 +44,7 @@ class NodeWriter:
             else:
                 self._keeps_server_type = SERVER_TYPE_LABEL in node.metadata.labels
                 self.problem = None
+                self._outdated = [key for key in self._outdated if key in node.metadata.labels]
                 return node
 
     def forget(self) -> None:
@@ -58,6 +61,9 @@ class NodeWriter:
         if self._keeps_server_type:
             labels = {key: value for key, value in labels.items() if key != SERVER_TYPE_LABEL}
         if (annotations, labels) != self._written:
-            body = {"metadata": {"annotations": dict(annotations), "labels": dict(labels)}}
-            await self._client.patch(NODES, self._node, body)
+            told = {**labels, **dict.fromkeys(self._outdated)}
+            await self._client.patch(
+                NODES, self._node, {"metadata": {"annotations": dict(annotations), "labels": told}}
+            )
+            self._outdated = ()
             self._written = (annotations, labels)

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import DeviceReport, config_map_name, decode_report
 from ascend.errors import NotFound
-from ascend.kube.objects import CONFIG_MAPS, ConfigMap, JsonObject
+from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from device_plugin.app import Plugin
+from device_plugin.readmission import CHIPS
 from tests.device_plugin.api import NODE, until
 from tests.device_plugin.whole import Whole, whole_node
 
@@ -51,11 +53,23 @@ class Site:
         body: JsonObject = {"data": {"ManuallySeparateNPU": text}}
         await self.whole.client.patch(CONFIG_MAPS, REPORT, body, namespace=KUBE_SYSTEM)
 
-    async def events(self) -> dict[str, str]:
-        """The Events about the Node: reason to note."""
+    async def all_events(self) -> list[tuple[str, str]]:
+        """The Events about the Node: reason and note."""
         answer = await self.whole.client.request("GET", "/apis/events.k8s.io/v1/events")
         found: dict[str, Any] = json.loads(answer)
-        return {each["reason"]: each["note"] for each in found["items"] if each["regarding"]["kind"] == "Node"}
+        return [(each["reason"], each["note"]) for each in found["items"] if each["regarding"]["kind"] == "Node"]
+
+    async def events(self) -> dict[str, str]:
+        """The Events about the Node: reason to note."""
+        return dict(await self.all_events())
+
+    async def labelled(self, chips: str | None) -> None:
+        """Wait until the Node lists these chips as waiting to be readmitted."""
+        async with asyncio.timeout(20.0):
+            while True:
+                if (await self.whole.client.get(NODES, NODE)).metadata.labels.get(CHIPS) == chips:
+                    return
+                await asyncio.sleep(0.01)
 
     async def announced(self, reason: str) -> str:
         """Wait for an Event; its note."""
@@ -138,17 +152,20 @@ async def test_an_operator_takes_a_chip_out_and_lets_it_in_again(site: Site) -> 
 
 async def test_what_an_operator_took_out_that_is_no_chip_of_the_node_stays_written_and_is_told_of(folder: Path) -> None:
     async with whole_node(folder) as whole:
-        async with whole.plugin() as plugin:
-            site = Site(whole, plugin)
-            await site.reported(free=0xFF)
-            await site.edit("Ascend910-5,Ascend910-77,Ascend910-x")
-            await site.reported(unhealthy=0b10_0000)
-            listed = "Ascend910-5,Ascend910-77,Ascend910-x"
-            assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
-            note = await site.announced("NPUSeparationUnknown")
-            assert "is no chip of this node" in note
-            await site.edit("Ascend910-77,Ascend910-x")
-            await site.reported(unhealthy=0)
+        with structlog.testing.capture_logs() as logs:
+            async with whole.plugin() as plugin:
+                site = Site(whole, plugin)
+                await site.reported(free=0xFF)
+                await site.edit("Ascend910-5,Ascend910-77,Ascend910-x")
+                await site.reported(unhealthy=0b10_0000)
+                listed = "Ascend910-5,Ascend910-77,Ascend910-x"
+                assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
+                assert "is no chip of this node" in await site.announced("NPUSeparationUnknown")
+                await site.edit("Ascend910-77,Ascend910-x")
+                await site.reported(unhealthy=0)
+                told = [note for reason, note in await site.all_events() if reason == "NPUSeparationUnknown"]
+                assert sorted(note.split(" ")[1] for note in told) == ["'Ascend910-77'", "'Ascend910-x'"]
+        assert sum("no chip of this node" in line["event"] for line in logs) == 2
         listed = "Ascend910-77,Ascend910-x"
         assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
         async with whole.plugin() as plugin:
@@ -181,6 +198,21 @@ async def test_a_chip_an_operator_took_out_stays_out_over_a_restart(folder: Path
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_labels_of_chips_that_wait_are_gone_once_chips_come_back_by_themselves(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin(recovery_hold_s=0.05, readmission="manual") as plugin:
+            site = Site(whole, plugin)
+            await site.reported(free=0xFF)
+            whole.node.edit_chip(3, fault_codes=["80E18402"])
+            await site.reported(unhealthy=0b1000)
+            whole.node.edit_chip(3, fault_codes=[])
+            await site.labelled("3")
+        async with whole.plugin() as plugin:
+            site = Site(whole, plugin)
+            await site.reported(free=0xFF, unhealthy=0)
+            await site.labelled(None)
 
 
 async def test_a_site_s_own_rules_hold_as_soon_as_they_are_there_and_the_defaults_when_they_go(site: Site) -> None:

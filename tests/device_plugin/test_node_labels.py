@@ -95,3 +95,16 @@ async def test_a_server_type_somebody_has_set_is_left_alone(client: RecordingCli
     await writer.learn()
     await writer.write({}, {"servertype": "Ascend910B-20", "accelerator": "huawei-Ascend910"})
     assert (await node(client))["labels"] == {"servertype": "soc", "accelerator": "huawei-Ascend910"}
+
+
+async def test_labels_that_say_nothing_any_more_are_taken_away_once(client: RecordingClient) -> None:
+    labels = {"of": "others", "ours": "0.3"}
+    await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": labels}})
+    writer = NodeWriter(client, NODE, outdated=("ours", "never there"))
+    await writer.learn()
+    await writer.write({}, {"accelerator": "huawei-Ascend910"})
+    assert (await node(client))["labels"] == {"of": "others", "accelerator": "huawei-Ascend910"}
+    await client.patch(NODES, NODE, {"metadata": {"labels": {"ours": "of-somebody"}}})
+    writer.forget()
+    await writer.write({}, {"accelerator": "huawei-Ascend910"})
+    assert (await node(client))["labels"]["ours"] == "of-somebody"

@@ -225,6 +225,34 @@ def test_a_fault_found_by_the_first_reading_is_no_new_occurrence() -> None:
     assert watch.chip(4).level is Level.SEPARATE
 
 
+def test_a_fault_told_of_before_its_chip_is_listed_is_counted_no_more_than_once() -> None:
+    watch = Watch(rules_of(often(2)), read=False, discover=False)
+    watch.read(1, CODE)
+    assert not watch.event(1, CODE)
+    watch.discover(2)
+    assert watch.event(2, CODE)  # found to be there, as far as anybody knows
+    watch.read(3, CODE)
+    assert watch.event(4, CODE)
+    assert watch.chip(4).level is Level.NOT_HANDLE
+    watch.read(5)
+    watch.event(6, CODE)
+    assert watch.chip(6).level is Level.NOT_HANDLE
+    watch.read(7)
+    watch.event(8, CODE)
+    assert watch.chip(8).level is Level.SEPARATE
+
+
+def test_a_fault_of_a_chip_that_is_not_listed_for_a_while_is_counted_once() -> None:
+    watch = Watch(rules_of(often(2)))
+    watch.event(1, CODE)
+    watch.book.discovered([], moment(2))
+    assert not watch.event(3, CODE)
+    watch.discover(4)
+    watch.read(5, CODE)
+    watch.event(5, CODE)
+    assert watch.chip(5).level is Level.NOT_HANDLE
+
+
 def test_each_fault_that_happened_once_counts_once() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE, "once")
