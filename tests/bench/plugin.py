@@ -267,6 +267,7 @@ def _outcome(size: _Size, samples: _Samples) -> Outcome:
         "Allocate: mean by the kubelet's own histogram; the bound its p99 lies below is a bucket's.",
         "allocatable: contains up to 1 s of the kubelet's own delay; not offered before, so the median is no promise.",
         *NOTES,
+        "card dropped, event lost: chips that nothing has happened to for a while, so they are read seldom.",
         *samples.notes,
         *(() if size is _FULL else ("Quick: these numbers mean little.",)),
     )
