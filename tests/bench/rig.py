@@ -21,8 +21,8 @@ from sandbox.kubelet import Kubelet
 from tests.allocator.harness import pod_manifest
 from tests.bench.sightings import PATIENCE_S, Sightings, seen, watching
 from tests.cluster.api import free_ports
-from tests.e2e.sandboxed import BIN, SandboxProgram
-from tests.e2e.world import DEVICE_NODES, is_ready, plugin_command, write_kubeconfig
+from tests.e2e.programs import BIN, DEVICE_NODES, is_ready, plugin_command, write_kubeconfig
+from tests.e2e.sandboxed import SandboxProgram
 
 NODE: Final = "n1"
 

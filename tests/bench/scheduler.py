@@ -22,8 +22,7 @@ from tests.cluster.api import Server, free_ports
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import extender
 from tests.cluster.processes import Process
-from tests.e2e.sandboxed import BIN
-from tests.e2e.world import allocator_command
+from tests.e2e.programs import BIN, allocator_command
 
 SIDES: Final = ("stock", "ours")
 _READY_S: Final = 30.0

@@ -24,8 +24,8 @@ from tests.bench.free_sets import node_name
 from tests.bench.outcome import Outcome, Run, p50, table
 from tests.bench.usage import cpu_of_pid, peak_mib, rss_mib
 from tests.cluster.api import free_ports
-from tests.e2e.sandboxed import BIN, SandboxProgram
-from tests.e2e.world import allocator_command, is_ready, write_kubeconfig
+from tests.e2e.programs import BIN, allocator_command, is_ready, write_kubeconfig
+from tests.e2e.sandboxed import SandboxProgram
 
 _PATIENCE_S: Final = 120.0
 _POLL_S: Final = 0.01

@@ -14,7 +14,7 @@ from tests.conformance.chips import Chips
 from tests.conformance.node import GatedNode, Kubeconfig
 from tests.conformance.passage import Passage
 from tests.dcmi.compiler import require_compiler
-from tests.e2e.world import write_kubeconfig
+from tests.e2e.programs import write_kubeconfig
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,8 +24,7 @@ from tests.cluster.processes import Process, wait_until
 from tests.conformance.chips import Chips
 from tests.conformance.passage import Passage
 from tests.conformance.wire import read_ledger
-from tests.e2e.sandboxed import BIN
-from tests.e2e.world import DEVICE_NODES
+from tests.e2e.programs import BIN, DEVICE_NODES
 
 PATIENCE_S: Final = 30.0
 ALL: Final = 0xFF

@@ -1,34 +1,30 @@
 """The scenarios' world on the real cluster: etcd, kube-apiserver, kube-scheduler, kubelets, containers."""
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import base64
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, Pod
-from ascend.products import ASCEND_910A
+from ascend.kube.objects import CONFIG_MAPS, NODES, Pod
 from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.rules.node_labels import CHIP_MEMORY, CHIP_NAME, DRIVER_VERSION, SERVER_TYPE_LABEL, SUPER_POD_LABEL
 from tests.cluster import nodes as cluster_nodes
 from tests.cluster.api import free_ports
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import pod as pod_manifest
 from tests.cluster.processes import Process
+from tests.dcmi.fake import FakeChip, FakeDcmi
+from tests.e2e.node import ContainerView, WorldNode
+from tests.e2e.programs import BIN, DEVICE_NODES, Program, plugin_command, write_kubeconfig
 from tests.e2e.proxy import ApiProxy
-from tests.e2e.world import (
-    DEVICE_NODES,
-    ContainerView,
-    Program,
-    World,
-    WorldNode,
-    allocator_command,
-    plugin_command,
-    write_kubeconfig,
-)
+from tests.e2e.world import Setup, World
 
-BIN = Path(sys.executable).parent
+WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+LEASE: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/ascend-allocator"
 
 
 class RealProgram(Program):
@@ -36,6 +32,10 @@ class RealProgram(Program):
 
     def __init__(self, process: Process) -> None:
         self.process = process
+
+    @property
+    def runs(self) -> bool:
+        return self.process.alive
 
     async def start(self) -> None:
         await asyncio.to_thread(self.process.start)
@@ -81,46 +81,96 @@ class RealWorld(World):
 
 
 @asynccontextmanager
-async def real_world(cluster: Cluster, folder: Path) -> AsyncIterator[RealWorld]:
-    """Both programs on the shared real cluster; afterwards it is as it was."""
-    world = RealWorld()
-    (port,) = free_ports(1)
-    address = f"127.0.0.1:{port}"
-    world.allocator_url = f"http://{address}"
-    async with (
-        await KubeClient.connect(str(cluster.kubeconfig_path)) as world.client,
-        ApiProxy(cluster.url, cluster.ca) as world.api,
-    ):
+async def real_world(
+    cluster: Cluster, folder: Path, setup: Setup, *, driver: Callable[[], list[FakeChip]] | None = None
+) -> AsyncIterator[RealWorld]:
+    """Both programs on the shared real cluster; afterwards it is as it was.
+
+    Args:
+        cluster: the cluster.
+        folder: for files.
+        setup: what the scenario needs.
+        driver: the chips of a node, told of by the real driver's binding to a fake library; without it, simulated.
+    """
+    world = RealWorld(setup, folder)
+    async with AsyncExitStack() as stack:
+        client = await KubeClient.connect(str(cluster.kubeconfig_path))
+        world.client = await stack.enter_async_context(client)
+        world.api = await stack.enter_async_context(ApiProxy(cluster.url, cluster.ca))
+        await stack.enter_async_context(world.service)
         kubeconfig = write_kubeconfig(folder / "kubeconfig.json", world.api.url, cluster.admin_token)
-        command = allocator_command(BIN / "ascend-allocator", kubeconfig=kubeconfig, address=address)
-        world.allocator = RealProgram(cluster.process("ascend-allocator", command))
-        world.nodes = [_node(node, kubeconfig) for node in cluster.nodes]
-        await asyncio.to_thread(cluster.restart_scheduler, f"{world.allocator_url}/scheduler")
-        programs = [world.allocator, *(node.plugin for node in world.nodes)]
-        try:
-            await asyncio.gather(*(program.start() for program in programs))
-            await world.all_ready()
-            yield world
-        finally:
-            await world.remove_pods()
-            await asyncio.gather(*(program.stop() for program in programs))
-            await world.client.request("DELETE", CONFIG_MAPS.path(namespace="kube-system"))
+        world.add_allocators(kubeconfig, lambda name, command: RealProgram(cluster.process(name, command)))
+        world.nodes = [_node(node, kubeconfig, setup, folder, driver) for node in cluster.nodes]
+        programs = [*world.allocators, *(node.plugin for node in world.nodes)]
+        stack.push_async_callback(_remove_traces, world)
+        for program in programs:
+            stack.push_async_callback(program.stop)
+        stack.push_async_callback(world.clear)
+        await asyncio.gather(
+            asyncio.to_thread(cluster.restart_scheduler, world.extender_url), *(program.start() for program in programs)
+        )
+        await world.all_ready()
+        if setup.by_webhook:
+            await world.client.request("POST", WEBHOOKS, body=_webhook(world))
+        yield world
 
 
-def _node(node: cluster_nodes.Node, kubeconfig: Path) -> RealNode:
+def _node(
+    node: cluster_nodes.Node, kubeconfig: Path, setup: Setup, folder: Path, driver: Callable[[], list[FakeChip]] | None
+) -> RealNode:
     world_node = RealNode(node)
-    SimulatedServer.full(ASCEND_910A).save(world_node.state_file)
+    environment = {}
+    if driver is None:
+        SimulatedServer.full(setup.product).save(world_node.state_file)
+    else:
+        library = folder / f"dcmi-{node.name}"
+        library.mkdir()
+        environment = FakeDcmi(library, driver()).environment()
     (port,) = free_ports(1)
     world_node.plugin_url = f"http://127.0.0.1:{port}"
     command = plugin_command(
         BIN / "ascend-device-plugin",
         kubeconfig=kubeconfig,
         node=node.name,
-        state_file=world_node.state_file,
+        state_file=world_node.state_file if driver is None else None,
         device_root=cluster_nodes.make_device_nodes(node.folder / "chips", DEVICE_NODES),
         pods_url=node.pods_url,
         http_address=f"127.0.0.1:{port}",
         injection="both",
     )
-    world_node.plugin = RealProgram(node.process("ascend-device-plugin", command))
+    world_node.plugin = RealProgram(node.process("ascend-device-plugin", command, **environment))
     return world_node
+
+
+def _webhook(world: World) -> dict[str, Any]:
+    """As the chart has it, but for all namespaces, and for all who make Bindings."""
+    authority = base64.b64encode(world.authority.cert.read_bytes()).decode()
+    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/binding"]}
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": "scenario"},
+        "webhooks": [
+            {
+                "name": "bindings.ascend-affinity.io",
+                "admissionReviewVersions": ["v1"],
+                "clientConfig": {"url": world.webhook_url, "caBundle": authority},
+                "rules": [rule],
+                "failurePolicy": "Fail",
+                "sideEffects": "NoneOnDryRun",
+                "timeoutSeconds": 5,
+            }
+        ],
+    }
+
+
+async def _remove_traces(world: World) -> None:
+    """Other modules of this cluster have servers of another kind, and our programs take no label back."""
+    labels = dict.fromkeys((CHIP_NAME, CHIP_MEMORY, SERVER_TYPE_LABEL, DRIVER_VERSION, SUPER_POD_LABEL))
+    for node in world.nodes:
+        await world.client.patch(NODES, node.name, {"metadata": {"labels": labels}})
+    await world.client.request("DELETE", CONFIG_MAPS.path(namespace="kube-system"))
+    with suppress(NotFound):
+        await world.client.request("DELETE", LEASE)
+    with suppress(NotFound):
+        await world.client.request("DELETE", f"{WEBHOOKS}/scenario")

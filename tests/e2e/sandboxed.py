@@ -1,30 +1,29 @@
 """The scenarios' world in the sandbox: API server, kubelets and scheduler here, our programs as processes."""
 
 import asyncio
+import base64
+import json
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from ascend.kube.objects import Pod
-from ascend.products import ASCEND_910A, Product
+from sandbox.apiserver.jsonpatch import apply_json_patch
+from sandbox.apiserver.registry import AdmissionHook
+from sandbox.apiserver.resources import Resource
+from sandbox.apiserver.status import forbidden
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
 from tests.cluster.api import free_ports
+from tests.e2e.node import ContainerView, WorldNode
+from tests.e2e.programs import BIN, Program, plugin_command
 from tests.e2e.proxy import ApiProxy
-from tests.e2e.world import (
-    ContainerView,
-    Program,
-    World,
-    WorldNode,
-    allocator_command,
-    plugin_command,
-)
-
-BIN = Path(sys.executable).parent
+from tests.e2e.world import Setup, World
 
 
 class SandboxProgram(Program):
@@ -41,6 +40,10 @@ class SandboxProgram(Program):
         """The process's id; it must have been started."""
         assert self._process is not None, f"{self._name} was never started"
         return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
         environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"}
@@ -88,38 +91,53 @@ class SandboxWorld(World):
 
 
 @asynccontextmanager
-async def sandbox_world(folder: Path, product: Product = ASCEND_910A) -> AsyncIterator[SandboxWorld]:
+async def sandbox_world(folder: Path, setup: Setup) -> AsyncIterator[SandboxWorld]:
     """Two nodes, a scheduler and both programs, from nothing."""
-    world = SandboxWorld()
-    world.chips_per_node = product.chips
-    allocator_port, *plugin_ports = free_ports(3)
-    world.allocator_url = f"http://127.0.0.1:{allocator_port}"
+    world = SandboxWorld(setup, folder)
     async with AsyncExitStack() as stack:
         # Unix sockets have short paths only, pytest's folders long ones.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
-        cluster = await stack.enter_async_context(SandboxCluster(short, ("n1", "n2"), product=product))
+        cluster = await stack.enter_async_context(SandboxCluster(short, ("n1", "n2"), product=setup.product))
         world.client = cluster.client
         world.api = await stack.enter_async_context(ApiProxy(cluster.server.url))
+        await stack.enter_async_context(world.service)
         kubeconfig = cluster.write_kubeconfig("programs", world.api.url)
-        command = allocator_command(
-            BIN / "ascend-allocator", kubeconfig=kubeconfig, address=f"127.0.0.1:{allocator_port}"
-        )
-        world.allocator = SandboxProgram("ascend-allocator", command, folder / "allocator.log")
-        world.nodes = [
-            _node(node, kubeconfig, port, folder) for node, port in zip(cluster.nodes, plugin_ports, strict=True)
-        ]
-        await cluster.start_scheduler(f"{world.allocator_url}/scheduler")
-        programs = [world.allocator, *(node.plugin for node in world.nodes)]
-        try:
-            await asyncio.gather(*(program.start() for program in programs))
-            await world.all_ready()
-            yield world
-        finally:
-            await asyncio.gather(*(program.stop() for program in programs))
+        world.add_allocators(kubeconfig, lambda name, command: SandboxProgram(name, command, folder / f"{name}.log"))
+        world.nodes = [_node(node, kubeconfig, folder) for node in cluster.nodes]
+        await cluster.start_scheduler(world.extender_url)
+        programs = [*world.allocators, *(node.plugin for node in world.nodes)]
+        for program in programs:
+            stack.push_async_callback(program.stop)
+        await asyncio.gather(*(program.start() for program in programs))
+        await world.all_ready()
+        if setup.by_webhook:
+            cluster.server.admission.append(_shown_to(world.webhook_url))
+        yield world
 
 
-def _node(node: SandboxNode, kubeconfig: Path, port: int, folder: Path) -> SandboxWorldNode:
+def _shown_to(url: str) -> AdmissionHook:
+    """What the API server does that has a webhook for Bindings."""
+
+    async def show(operation: str, resource: Resource, subresource: str, document: dict[str, Any]) -> dict[str, Any]:
+        if subresource != "binding":
+            return document
+        name, namespace = document["metadata"]["name"], document["metadata"].get("namespace", "default")
+        request = {"uid": "1", "operation": operation, "name": name, "namespace": namespace, "object": document}
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+        async with aiohttp.ClientSession() as http, http.post(url, json=review, ssl=False) as answer:
+            response = (await answer.json())["response"]
+        if not response["allowed"]:
+            raise forbidden(resource, name, f"admission webhook denied the request: {response['status']['message']}")
+        steps = json.loads(base64.b64decode(response.get("patch", "W10=")))
+        patched: dict[str, Any] = apply_json_patch(document, steps)
+        return patched
+
+    return show
+
+
+def _node(node: SandboxNode, kubeconfig: Path, folder: Path) -> SandboxWorldNode:
     world_node = SandboxWorldNode(node)
+    (port,) = free_ports(1)
     world_node.plugin_url = f"http://127.0.0.1:{port}"
     command = plugin_command(
         BIN / "ascend-device-plugin",

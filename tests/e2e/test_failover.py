@@ -23,8 +23,8 @@ from sandbox.apiserver.resources import PODS as POD_RESOURCE
 from sandbox.apiserver.status import forbidden
 from tests.allocator.harness import node_manifest, pod_manifest
 from tests.cluster.api import free_ports
+from tests.e2e.programs import is_ready
 from tests.e2e.proxy import ApiProxy
-from tests.e2e.world import is_ready
 
 LEASE_S = 3
 

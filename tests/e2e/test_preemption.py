@@ -3,16 +3,16 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import pytest
+import pytest_asyncio
 
 from ascend.errors import Conflict, NotFound
 from tests.cluster.cluster import Cluster
 from tests.e2e.real import real_world
 from tests.e2e.test_main_job import REAL, RIGHT, check_hand_over
-from tests.e2e.world import World, annotated
+from tests.e2e.world import Setup, World, annotated
 
 pytestmark = pytest.mark.real
 
@@ -20,9 +20,9 @@ CLASSES: Final = {"least": 1, "modest": 10, "urgent": 1000}
 _PATH: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
-@pytest.fixture
-async def world(cluster: Cluster, tmp_path: Path) -> AsyncIterator[World]:
-    async with real_world(cluster, tmp_path) as real:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_world(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    async with real_world(cluster, tmp_path_factory.mktemp("world"), Setup()) as real:
         for name, value in CLASSES.items():
             body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
             with suppress(Conflict):

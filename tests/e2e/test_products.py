@@ -1,64 +1,142 @@
-"""Servers other than the 910A, from the driver to the container: each is placed by its own rule."""
+"""Servers other than the 910A, from the driver to the container: each is placed by its own rule.
+
+On the real cluster the chips are told of by the binding to the driver's library, in the sandbox they are simulated.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
+import pytest_asyncio
 
 from ascend.annotations import KUBELET_IDS, REAL
-from ascend.chips import RESOURCE, chip_ids
+from ascend.chips import RESOURCE, chip_set
 from ascend.products import ASCEND_910B_8, ASCEND_910B_16, ASCEND_A3_16, Product
+from device_plugin.rules.node_labels import SERVER_TYPE_LABEL
+from protos.ascend.allocator.v1 import allocator_pb2 as pb
+from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
+from tests.dcmi.compiler import require_compiler
+from tests.dcmi.fake import FakeChip, ascend_910b, ascend_a3
+from tests.e2e.real import real_world
 from tests.e2e.sandboxed import sandbox_world
-from tests.e2e.world import World, annotated
+from tests.e2e.world import Setup, World, annotated
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Pods in their order, and the sizes of the groups of linked chips they take; then one that no server takes.
+    """A server in pieces beside an empty one of its kind, and pods in their order.
 
     Attributes:
-        product: the nodes.
-        chips: by pod size, the chips it gets on an empty cluster, one after the other on the same node.
-        invalid: a size the product doesn't take.
+        product: the two servers.
+        server_type: their label.
+        driver: their chips, as the driver's library tells of them.
+        held: chips of the first server that somebody else has.
+        refused: sizes for which the first server has chips enough, and why they will not do.
+        placed: which server each pod gets, and which chips there, in the order of the rule.
     """
 
     product: Product
-    chips: tuple[tuple[int, ...], ...]
-    invalid: int
+    server_type: str
+    driver: Callable[[], list[FakeChip]]
+    held: tuple[int, ...]
+    refused: dict[int, str]
+    placed: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 SCENARIOS = [
-    # Any chips of the full mesh.
-    Scenario(ASCEND_910B_8, ((0, 1, 2), (3, 4, 5, 6, 7)), 9),
-    # Ten are five pairs of chips i and i+8; three stay within one ring.
-    Scenario(ASCEND_910B_16, ((0, 8, 1, 9, 2, 10, 3, 11, 4, 12), (5, 6, 7)), 11),
-    # A single die breaks a card; the next one takes its other half; pods of more take whole cards.
-    Scenario(ASCEND_A3_16, ((0,), (2, 3, 4, 5), (1,)), 3),
+    # Any chips of the full mesh will do: the pieces are taken first, so that the other server stays whole for eight.
+    # Who counts takes the emptier one; and the four are in no ring of a 910A.
+    Scenario(
+        ASCEND_910B_8,
+        "Ascend910B-20",
+        lambda: ascend_910b(8),
+        held=(1, 3, 6),
+        refused={},
+        placed=((0, (0, 2, 4, 5)), (1, tuple(range(8))), (0, (7,))),
+    ),
+    # Ten are free, five in each ring; of the pairs i and i+8 only 6 and 7 are. The last five fit one ring of the first
+    # server exactly, and none of the second.
+    Scenario(
+        ASCEND_910B_16,
+        "Ascend910B-20",
+        lambda: ascend_910b(16),
+        held=(0, 1, 2, 11, 12, 13),
+        refused={
+            6: "6 chips asked for must be linked by one ring",
+            10: "10 chips asked for must be 5 pairs of chips i and i+8; 2 pairs are free",
+            9: "9",
+        },
+        placed=((1, (0, 8, 1, 9, 2, 10, 3, 11, 4, 12)), (0, (3, 4, 5, 6, 7)), (1, (5, 6, 7))),
+    ),
+    # Ten dies are free, but only two cards are whole. A single die takes the half of a broken card.
+    Scenario(
+        ASCEND_A3_16,
+        "Ascend910A3-24",
+        ascend_a3,
+        held=(1, 2, 5, 7, 8, 10),
+        refused={6: "6 chips asked for must be 3 whole cards; 2 are free as a whole", 3: "3"},
+        placed=((1, (0, 1, 2, 3, 4, 5)), (0, (0,)), (0, (12, 13, 14, 15)), (1, tuple(range(6, 16)))),
+    ),
 ]
 
 
-@pytest.fixture(params=SCENARIOS, ids=lambda scenario: scenario.product.name)
-async def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[World, Scenario]]:
-    async with sandbox_world(tmp_path, request.param.product) as world:
-        yield world, request.param
+@pytest.fixture(params=["sandbox", pytest.param("real", marks=pytest.mark.real)])
+def where(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=SCENARIOS, ids=lambda scenario: scenario.product.name)
+async def scenario(request: pytest.FixtureRequest, where: str, tmp_path: Path) -> AsyncIterator[tuple[World, Scenario]]:
+    each: Scenario = request.param
+    setup = Setup(each.product)
+    if where == "sandbox":
+        async with sandbox_world(tmp_path, setup) as world:
+            yield world, each
+    else:
+        require_compiler()
+        async with real_world(request.getfixturevalue("cluster"), tmp_path, setup, driver=each.driver) as world:
+            yield world, each
+
+
+async def check_servers(world: World, expected: Scenario) -> None:
+    """The servers are known for what they are: by their labels, their reports, and to the allocator."""
+    async with grpc.aio.insecure_channel(world.grpc_address) as channel:
+        state = await AllocatorStub(channel).GetState(pb.GetStateRequest())
+    assert {node.node: (node.product, len(node.chips)) for node in state.nodes} == {
+        node.name: (expected.product.name, expected.product.chips) for node in world.nodes
+    }
+    for node in world.nodes:
+        assert (await world.node_object(node.name)).metadata.labels[SERVER_TYPE_LABEL] == expected.server_type
+        assert (await world.report(node.name)).free == expected.product.all_chips
+
+
+async def check_container(world: World, name: str, chips: tuple[int, ...]) -> str:
+    """A pod was given these chips in this order, and everybody says so, its container above all; its node."""
+    pod = await world.running(name)
+    assert pod.metadata.annotations[RESOURCE] == ",".join(f"Ascend910-{chip}" for chip in chips)
+    assert annotated(pod, REAL) == annotated(pod, KUBELET_IDS) == chip_set(chips)
+    container = await world.node(pod.spec.node_name).container(pod)
+    assert container.devices == {"davinci_manager", *(f"davinci{chip}" for chip in chips)}
+    assert container.env["ASCEND_VISIBLE_DEVICES"] == ",".join(map(str, sorted(chips)))
+    return pod.spec.node_name
 
 
 async def test_each_product_is_placed_by_its_own_rule(scenario: tuple[World, Scenario]) -> None:
     world, expected = scenario
-    nodes = set()
-    for number, chips in enumerate(expected.chips):
-        name = f"pod-{number}"
-        await world.create(name, len(chips))
-        pod = await world.running(name)
-        assert pod.metadata.annotations[RESOURCE] == ",".join(f"Ascend910-{chip}" for chip in chips)
-        taken = annotated(pod, RESOURCE)
-        assert annotated(pod, REAL) == annotated(pod, KUBELET_IDS) == taken
-        container = await world.node(pod.spec.node_name).container(pod)
-        assert container.devices == {"davinci_manager", *(f"davinci{chip}" for chip in chip_ids(taken))}
-        nodes.add(pod.spec.node_name)
-    assert len(nodes) == 1  # the started server is filled first
-    await asyncio.gather(world.create("odd", expected.invalid), world.create("whole", expected.product.chips))
-    assert annotated(await world.running("whole"), RESOURCE) == expected.product.all_chips
-    assert not (await world.pod("odd")).spec.node_name
+    await check_servers(world, expected)
+    first = world.nodes[0].name
+    holder = await world.create("holder", len(expected.held), schedulerName="none")
+    await world.bind(holder, first, *expected.held, predicate_time=time.time_ns())
+    await check_container(world, "holder", expected.held)
+    here = {"kubernetes.io/hostname": first}
+    await asyncio.gather(*(world.create(f"no-{size}", size, nodeSelector=here) for size in expected.refused))
+    for size, why in expected.refused.items():
+        assert why in await world.pending_because(f"no-{size}")
+    for number, (index, chips) in enumerate(expected.placed):
+        await world.create(f"pod-{number}", len(chips))
+        assert await check_container(world, f"pod-{number}", chips) == world.nodes[index].name
+    assert not [pod.name for pod in await world.pods() if pod.name.startswith("no-") and pod.spec.node_name]

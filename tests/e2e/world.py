@@ -1,19 +1,15 @@
-"""A cluster with both programs in it, as the scenarios see it: the sandbox and the real one look alike.
-
-The programs are the installed console scripts, as processes of their own, so that they can be killed.
-"""
+"""A cluster with both programs in it, as the scenarios see it: the sandbox and the real one look alike."""
 
 import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
-
-import aiohttp
-import msgspec
 
 from ascend.annotations import KUBELET_IDS
 from ascend.chips import RESOURCE, chip_set, parse_names
@@ -21,87 +17,60 @@ from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_r
 from ascend.errors import Conflict, NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, EVENTS, NODES, PODS, Node, Pod
-from device_plugin.driver.simulated import SimulatedServer
-from device_plugin.kubelet.pod_resources import read_ledger
+from ascend.products import ASCEND_910A, Product
+from tests.allocator.authority import Authority
+from tests.bench.fake_cluster import fake_node
+from tests.cluster.api import free_ports
+from tests.e2e.node import WorldNode
+from tests.e2e.programs import BIN, Program, allocator_command, is_ready
 from tests.e2e.proxy import ApiProxy
+from tests.e2e.service import Service
 
 R = TypeVar("R")
 
 PATIENCE_S = 40.0
-DEVICE_NODES = ("davinci_manager", *(f"davinci{chip_id}" for chip_id in range(8)))
+LEASE_S = 5
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerView:
-    """What a container sees: its environment, and the davinci nodes below /dev."""
+class Setup:
+    """What a scenario needs.
 
-    env: Mapping[str, str]
-    devices: frozenset[str]
+    Attributes:
+        product: of both nodes.
+        by_webhook: the scheduler asks nobody; the API server shows its Bindings to the allocator.
+        allocators: how many run; of several one leads.
+    """
 
-
-class Program(ABC):
-    """One of our programs."""
-
-    @abstractmethod
-    async def start(self) -> None:
-        """Start it."""
-
-    @abstractmethod
-    async def kill(self) -> None:
-        """Kill it at once (SIGKILL)."""
-
-    @abstractmethod
-    async def stop(self) -> None:
-        """Ask it to end, and wait."""
+    product: Product = ASCEND_910A
+    by_webhook: bool = False
+    allocators: int = 1
 
 
-class WorldNode(ABC):
-    """A node: its kubelet, its device plugin, its simulated chips."""
-
-    name: str
-    plugin: Program
-    plugin_url: str
-    state_file: Path
-    pod_resources_socket: Path
-
-    @abstractmethod
-    async def restart_kubelet(self) -> None:
-        """Restart the kubelet; its containers stay."""
-
-    @abstractmethod
-    async def container(self, pod: Pod) -> ContainerView:
-        """What the pod's container sees."""
-
-    async def ledger(self) -> dict[str, tuple[int, ...]]:
-        """The kubelet's own ledger: ``namespace/name`` to physical ids."""
-        pods = (await read_ledger(self.pod_resources_socket)).pods
-        return {key: tuple(sorted(chip for ids in held.values() for chip in ids)) for key, held in pods.items() if held}
-
-    def edit_chip(self, chip_id: int, **fields: Any) -> None:
-        """Change a simulated chip while the plugin runs."""
-        server = msgspec.json.decode(self.state_file.read_bytes(), type=SimulatedServer)
-        for name, value in fields.items():
-            setattr(server.chips[chip_id], name, value)
-        server.save(self.state_file)
-
-
+@dataclass
 class World(ABC):
     """A cluster with both programs in it.
 
     Attributes:
+        setup: what it was made for.
+        folder: for files of its own.
         client: the API server, as an administrator.
         api: the proxy the programs talk to it through.
         nodes: the nodes.
-        allocator: the allocator.
-        chips_per_node: how many chips each node has.
+        allocators: the allocators; the first is started first.
+        service: leads to the one that is ready.
+        grpc_address: where the first allocator serves gRPC.
     """
 
-    client: KubeClient
-    api: ApiProxy
-    nodes: list[WorldNode]
-    allocator: Program
-    allocator_url: str
-    chips_per_node: int = 8
+    setup: Setup
+    folder: Path
+    client: KubeClient = field(init=False)
+    api: ApiProxy = field(init=False)
+    nodes: list[WorldNode] = field(default_factory=list)
+    allocators: list[Program] = field(default_factory=list)
+    service: Service = field(default_factory=Service)
+    grpc_address: str = ""
+    _fakes: list[str] = field(default_factory=list)
 
     @abstractmethod
     def pod_manifest(self, name: str, chips: int, **spec: Any) -> dict[str, Any]:
@@ -116,6 +85,12 @@ class World(ABC):
         manifest = self.pod_manifest(name, chips, **spec)
         manifest["metadata"]["annotations"] = dict(annotations or {})
         return await self.client.create(PODS, manifest, "default")
+
+    async def add_fake_nodes(self, *names: str) -> None:
+        """Add 910A servers that nobody runs: pods can be bound to them, and stay as they are then."""
+        for name in names:
+            self._fakes.append(name)
+            await self.client.create(NODES, fake_node(name))
 
     async def delete(self, *names: str) -> None:
         """Delete pods and wait until their kubelets have ended them."""
@@ -213,87 +188,82 @@ class World(ABC):
         await self.eventually(self.allocator_ready, "the allocator is ready")
 
     async def _offers(self, node: WorldNode) -> bool:
-        return await self.allocatable(node.name) == self.chips_per_node
+        return await self.allocatable(node.name) == self.setup.product.chips
 
     async def allocator_ready(self) -> bool:
-        """Whether the allocator's probe says so."""
-        return await is_ready(self.allocator_url)
+        """Whether the probe of an allocator says so."""
+        return await self.service.leader() is not None
 
-    async def remove_pods(self) -> None:
-        """Delete all pods and wait until they are gone."""
+    async def clear(self) -> None:
+        """Delete all pods and fake nodes, and wait until they are gone."""
         for pod in await self.pods():
-            try:
-                await self.client.delete(PODS, pod.name, "default")
-            except (NotFound, Conflict):
-                continue
+            # Nobody would end a pod of a fake node.
+            at_once = {"gracePeriodSeconds": "0"} if pod.spec.node_name in self._fakes else {}
+            with suppress(NotFound, Conflict):
+                path = PODS.path(namespace="default", name=pod.name)
+                await self.client.request("DELETE", path, query=at_once)
 
         async def none_left() -> bool:
             return not await self.pods()
 
         await self.eventually(none_left, "all pods are gone")
+        while self._fakes:
+            await self.client.delete(NODES, self._fakes.pop())
 
+    async def mend(self) -> None:
+        """Whatever a test did: both programs run on healthy, empty nodes."""
+        await self.clear()
+        await asyncio.gather(*(node.mend(self.setup.product) for node in self.nodes))
+        for allocator in self.allocators:
+            if not allocator.runs:
+                await allocator.start()
+        await self.all_ready()
 
-async def is_ready(url: str) -> bool:
-    """Whether a program's readiness probe says so."""
-    try:
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
-            return answer.status == 200
-    except aiohttp.ClientError:
-        return False
+        async def all_free() -> bool:
+            reports = [await self.report(node.name) for node in self.nodes]
+            return {(each.free, each.unhealthy) for each in reports} == {(self.setup.product.all_chips, 0)}
+
+        await self.eventually(all_free, "all chips are reported free")
+
+    def add_allocators(self, kubeconfig: Path, launch: Callable[[str, list[str]], Program]) -> None:
+        """Add as many allocators as the scenario needs, not started yet."""
+        for number in range(1, self.setup.allocators + 1):
+            address, grpc_address = (f"127.0.0.1:{port}" for port in free_ports(2))
+            flags = {}
+            if self.setup.by_webhook:
+                pair = self.authority.sign("allocator", "IP:127.0.0.1")
+                flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key)}
+            if self.setup.allocators > 1:
+                flags |= {"leader_election": "true", "lease_duration_s": str(LEASE_S)}
+            program = BIN / "ascend-allocator"
+            command = allocator_command(
+                program, kubeconfig=kubeconfig, address=address, grpc_address=grpc_address, **flags
+            )
+            self.allocators.append(launch(f"ascend-allocator-{number}", command))
+            self.service.backends.append(f"{'https' if self.setup.by_webhook else 'http'}://{address}")
+            self.grpc_address = self.grpc_address or grpc_address
+
+    @cached_property
+    def authority(self) -> Authority:
+        """Vouches for the allocators."""
+        return Authority(self.folder)
+
+    @property
+    def extender_url(self) -> str | None:
+        """What the scheduler asks; None where it asks nobody."""
+        return None if self.setup.by_webhook else f"http://{self.service.address}/scheduler"
+
+    @property
+    def webhook_url(self) -> str:
+        """Whom the API server shows Bindings to."""
+        return f"https://{self.service.address}/webhook/bindings"
+
+    @property
+    def allocator(self) -> Program:
+        """The one allocator, or the first of several."""
+        return self.allocators[0]
 
 
 def annotated(pod: Pod, key: str) -> int:
     """The set of chips in an annotation."""
     return chip_set(parse_names(pod.metadata.annotations[key]))
-
-
-def plugin_command(
-    program: Path,
-    *,
-    kubeconfig: Path,
-    node: str,
-    state_file: Path,
-    device_root: Path,
-    pods_url: str,
-    http_address: str,
-    **flags: str,
-) -> list[str]:
-    """The command line of a device plugin."""
-    more = [part for name, text in flags.items() for part in (f"--{name.replace('_', '-')}", text)]
-    return [
-        *(str(program), "--kubeconfig", str(kubeconfig), "--node-name", node),
-        *(
-            "--driver",
-            "simulated",
-            "--simulated-state",
-            str(state_file),
-            "--device-root",
-            str(device_root),
-            "--kubelet-pods-url",
-            pods_url,
-        ),
-        *("--http-address", http_address, "--scan-period-s", "0.1"),
-        *more,
-    ]
-
-
-def allocator_command(program: Path, *, kubeconfig: Path, address: str) -> list[str]:
-    """The command line of the allocator."""
-    return [
-        *(str(program), "--kubeconfig", str(kubeconfig)),
-        *("--extender-address", address, "--grpc-address", "127.0.0.1:0"),
-    ]
-
-
-def write_kubeconfig(path: Path, server: str, token: str) -> Path:
-    """A kubeconfig file for whoever the token belongs to."""
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": {"token": token}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    path.write_text(json.dumps(document))
-    return path

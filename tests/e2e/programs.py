@@ -1,0 +1,96 @@
+"""Our two programs as the scenarios run them: the installed console scripts, as processes that can be killed."""
+
+import json
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from ascend.products import ASCEND_910B_16
+from device_plugin.rules.injection import MANAGER_NODE
+
+BIN: Final = Path(sys.executable).parent
+DEVICE_NODES: Final = (MANAGER_NODE, *(f"davinci{chip_id}" for chip_id in range(ASCEND_910B_16.chips)))
+"""Of the largest server."""
+
+
+class Program(ABC):
+    """One of our programs."""
+
+    @property
+    @abstractmethod
+    def runs(self) -> bool:
+        """Whether it was started and has not ended."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start it."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """Kill it at once (SIGKILL)."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Ask it to end, and wait."""
+
+
+async def is_ready(url: str) -> bool:
+    """Whether a program's readiness probe says so."""
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz", ssl=False) as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+def plugin_command(
+    program: Path,
+    *,
+    kubeconfig: Path,
+    node: str,
+    state_file: Path | None,
+    device_root: Path,
+    pods_url: str,
+    http_address: str,
+    **flags: str,
+) -> list[str]:
+    """The command line of a device plugin; without a file of simulated chips it has a real driver's library."""
+    driver = ("simulated", "--simulated-state", str(state_file)) if state_file is not None else ("dcmi",)
+    return [
+        *(str(program), "--kubeconfig", str(kubeconfig), "--node-name", node),
+        *("--driver", *driver, "--device-root", str(device_root), "--kubelet-pods-url", pods_url),
+        *("--http-address", http_address, "--scan-period-s", "0.1"),
+        *_flags(flags),
+    ]
+
+
+def allocator_command(
+    program: Path, *, kubeconfig: Path, address: str, grpc_address: str = "127.0.0.1:0", **flags: str
+) -> list[str]:
+    """The command line of the allocator."""
+    return [
+        *(str(program), "--kubeconfig", str(kubeconfig)),
+        *("--extender-address", address, "--grpc-address", grpc_address),
+        *_flags(flags),
+    ]
+
+
+def write_kubeconfig(path: Path, server: str, token: str) -> Path:
+    """A kubeconfig file for whoever the token belongs to."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def _flags(flags: dict[str, str]) -> list[str]:
+    return [part for name, text in flags.items() for part in (f"--{name.replace('_', '-')}", text)]

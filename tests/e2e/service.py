@@ -1,0 +1,81 @@
+"""What a Service does on a cluster with a network: one address that leads to whichever allocator is ready."""
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from tests.e2e.programs import is_ready
+
+_CHUNK = 1 << 16
+
+
+class Service:
+    """Use as an async context manager.
+
+    Attributes:
+        backends: base addresses of those that may be ready.
+        address: host and port to connect to.
+    """
+
+    def __init__(self) -> None:
+        self.backends: list[str] = []
+        self.address = ""
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def leader(self) -> str | None:
+        """The base address of one that is ready."""
+        for url in self.backends:
+            if await is_ready(url):
+                return url
+        return None
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            leader = await self.leader()
+            if leader is None:
+                return
+            host, port = leader.rpartition("/")[2].split(":")
+            back_reader, back_writer = await asyncio.open_connection(host, int(port))
+            try:
+                passing = [asyncio.create_task(_pass(*way)) for way in ((reader, back_writer), (back_reader, writer))]
+                try:
+                    # Either end that closes closes both, as the death of a pod behind a Service does.
+                    await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for each in passing:
+                        each.cancel()
+                    await asyncio.gather(*passing, return_exceptions=True)
+            finally:
+                back_writer.close()
+        except OSError:
+            return
+        finally:
+            writer.close()
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while chunk := await reader.read(_CHUNK):
+            writer.write(chunk)
+            await writer.drain()
