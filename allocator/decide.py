@@ -89,8 +89,11 @@ class DecisionEngine:
         """What the rules have to know of a pod.
 
         Raises:
-            Refusal: its request makes no sense on any node.
+            Refusal: its request makes no sense on any node; or it is gone, which its scheduler may learn after us: what
+                was kept for it now, nobody would give back before its time.
         """
+        if self._cluster.is_gone(pod.uid):
+            raise Refusal("PodGone", f"pod {pod.key} is gone")
         stated_minimum(pod)
         ask = Ask(
             requested_chips(pod),

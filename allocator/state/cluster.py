@@ -24,6 +24,10 @@ from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Node, Pod
 
 
+REMEMBERED_GONE = 10_000
+"""So many of the pods that went last are known to be gone: more than a scheduler may still be asking about."""
+
+
 class Cluster:
     """Nodes, their reports and the pods on them, with the ledger's reservations taken off.
 
@@ -52,6 +56,7 @@ class Cluster:
         self._due: dict[str, float] = {}
         self._records: dict[str, NodeRecord] = {}
         self._pods: dict[str, Pod] = {}
+        self._gone: dict[str, None] = {}
         self.index = NodeIndex()
         self.changes = Changes()
         self.jobs = Jobs()
@@ -71,6 +76,10 @@ class Cluster:
     def pods(self) -> Mapping[str, Pod]:
         """Every pod, by uid."""
         return self._pods
+
+    def is_gone(self, uid: str) -> bool:
+        """Whether a pod was seen to go, of late; one that was never seen may be too new for that."""
+        return uid in self._gone
 
     def predicate_times(self) -> list[int]:
         """The times of the decisions written on live bound pods that the device plugin has not claimed yet."""
@@ -156,6 +165,7 @@ class Cluster:
         """A pod is new or has changed."""
         old = self._pods.get(pod.uid)
         self._pods[pod.uid] = pod
+        self._gone.pop(pod.uid, None)
         self.jobs.pod_applied(pod)
         if old is not None and old.spec.node_name != pod.spec.node_name:
             self._unhold(old)
@@ -177,6 +187,9 @@ class Cluster:
     def pod_deleted(self, pod: Pod) -> None:
         """A pod is gone, and its containers with it."""
         self._pods.pop(pod.uid, None)
+        self._gone[pod.uid] = None
+        if len(self._gone) > REMEMBERED_GONE:
+            del self._gone[next(iter(self._gone))]
         self._unhold(pod)
         self._ledger.vacate(pod.uid)
         job = self.jobs.job_of(pod)

@@ -228,6 +228,18 @@ async def test_chips_of_a_deleted_pod_are_free_again(tmp_path: Path) -> None:
         assert await allocator.schedule(await allocator.pod("b", 8), ["n1"]) == "n1"
 
 
+async def test_nothing_is_kept_for_a_pod_that_its_scheduler_does_not_know_to_be_gone(tmp_path: Path) -> None:
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        await allocator.node("n1")
+        gone = await allocator.pod("gone", 8)
+        uid = await allocator.delete("gone")
+        await until(lambda: uid not in allocator.app.cluster.pods)
+        answer = await allocator.filter(gone, ["n1"])
+        assert answer["NodeNames"] == []
+        assert "pod default/gone is gone" in str(answer)
+        assert (await allocator.filter(await allocator.pod("next", 8), ["n1"]))["NodeNames"] == ["n1"]
+
+
 async def test_decisions_are_counted(tmp_path: Path) -> None:
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         await allocator.node("n1")
