@@ -1,6 +1,5 @@
 """What the API server is told to ask us, and to refuse by itself: webhooks and policies, on the real one."""
 
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -95,29 +94,6 @@ def test_a_stock_scheduler_gives_every_pod_its_ring_by_the_webhook(
         lambda: cluster.api.request("POST", pod_path(kube_namespace, "d", "binding"), binding("d", "n1", {}))
     )
     assert "denied the request: NotEnoughChips: 1 chips asked for, 0 free of 8 healthy" in refused
-
-
-def test_what_a_scheduler_that_only_counts_is_refused_stands_in_the_pods_event(
-    cluster: Cluster, running_beside_a_stock_scheduler: Running, kube_namespace: str
-) -> None:
-    assert running_beside_a_stock_scheduler.allocator.alive
-    label(cluster, kube_namespace)
-    # Three chips of each ring are taken on both nodes; two free ones are counted, but no ring has them.
-    for number, (node, _) in enumerate(itertools.product(("n1", "n2"), range(6))):
-        cluster.api.create(pod(f"one-{number}", 1, namespace=kube_namespace, schedulerName="none"))
-        posted = binding(f"one-{number}", node, {})
-        path = pod_path(kube_namespace, f"one-{number}", "binding")
-        cluster.api.request("POST", path, posted)
-    bound = [cluster.api.get(pod_path(kube_namespace, f"one-{number}")) for number in range(12)]
-    assert all(ALLOCATED in each["metadata"]["annotations"] for each in bound)
-    cluster.api.create(pod("two", 4, namespace=kube_namespace))
-    events = f"/api/v1/namespaces/{kube_namespace}/events?fieldSelector=involvedObject.name=two"
-    cluster.api.wait_for(
-        events,
-        lambda found: any("FailedScheduling" in event["reason"] for event in found["items"]),
-        timeout_s=READY_S,
-        what="the scheduler says why",
-    )
 
 
 def test_only_its_writers_may_write_the_annotations_by_which_chips_are_counted(

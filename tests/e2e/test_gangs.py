@@ -1,11 +1,13 @@
 """Gangs through kube-scheduler as it comes: nobody starts before all can, and then all do."""
 
-from ascend.annotations import DISTRIBUTED, MIN_AVAILABLE, RANK
-from ascend.kube.objects import PODS, Pod
+from ascend.annotations import ALLOCATED, DISTRIBUTED, MIN_AVAILABLE, RANK
+from ascend.kube.objects import Pod
 from tests.e2e.test_main_job import check_hand_over
-from tests.e2e.world import World
+from tests.e2e.world import World, annotated
 
 GANG = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
+FOUR = {**GANG, MIN_AVAILABLE: "4"}
+FAKES = ("fake-1", "fake-2")
 
 
 async def check_together(world: World) -> list[Pod]:
@@ -14,6 +16,25 @@ async def check_together(world: World) -> list[Pod]:
     assert {pod.spec.node_name for pod in pods} == {node.name for node in world.nodes}
     assert sorted(pod.metadata.annotations[RANK] for pod in pods) == ["0", "1"]
     assert {pod.metadata.annotations[DISTRIBUTED] for pod in pods} == {"true"}
+    return pods
+
+
+async def check_four(world: World) -> dict[str, Pod]:
+    """The four pods of a job have a server each, whole; those on real ones run with its chips. By name."""
+
+    async def bound() -> dict[str, Pod] | None:
+        pods = {pod.name: pod for pod in await world.pods() if pod.name.startswith("train-")}
+        return pods if all(pod.spec.node_name for pod in pods.values()) else None
+
+    pods = await world.eventually(bound, "all four pods are bound")
+    real = {node.name for node in world.nodes}
+    assert {pod.spec.node_name for pod in pods.values()} == {*real, *FAKES}
+    assert {annotated(pod, ALLOCATED) for pod in pods.values()} == {0xFF}
+    assert sorted(pod.metadata.annotations[RANK] for pod in pods.values()) == ["0", "1", "2", "3"]
+    assert {pod.metadata.annotations[DISTRIBUTED] for pod in pods.values()} == {"true"}
+    for name, pod in pods.items():
+        if pod.spec.node_name in real:
+            await check_hand_over(world, name, 8)
     return pods
 
 
@@ -45,6 +66,18 @@ async def test_a_gang_survives_the_allocators_death_between_its_pods(world: Worl
     await world.allocator.start()
     await world.eventually(world.allocator_ready, "the allocator is ready")
     await world.create("thief", 1)
-    await world.client.patch(PODS, "train-1", {"spec": {"schedulingGates": None}}, namespace="default")
+    await world.open_gate("train-1")
     assert (await check_together(world))[0].spec.node_name == first.spec.node_name
     await world.pending_because("thief")
+
+
+async def test_a_gang_of_four_servers_takes_real_and_fake_ones_once_the_last_is_free(world: World) -> None:
+    await world.add_fake_nodes(*FAKES)
+    await world.create("other", 1, nodeSelector={"kubernetes.io/hostname": world.nodes[1].name})
+    await world.running("other")
+    for number in range(4):
+        await world.create(f"train-{number}", 8, annotations=FOUR)
+    assert "only 3 fit at once" in await world.pending_because("train-3")
+    assert not [pod.name for pod in await world.pods() if pod.name != "other" and pod.spec.node_name]
+    await world.delete("other")
+    await check_four(world)

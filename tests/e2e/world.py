@@ -29,7 +29,7 @@ from tests.e2e.service import Service
 R = TypeVar("R")
 
 PATIENCE_S = 40.0
-LEASE_S = 5
+LEASE_S = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,10 @@ class World(ABC):
         for name in names:
             self._fakes.append(name)
             await self.client.create(NODES, fake_node(name))
+
+    async def open_gate(self, name: str) -> None:
+        """Take a pod's scheduling gates away."""
+        await self.client.patch(PODS, name, {"spec": {"schedulingGates": None}}, namespace="default")
 
     async def delete(self, *names: str) -> None:
         """Delete pods and wait until their kubelets have ended them."""
@@ -193,6 +197,12 @@ class World(ABC):
     async def allocator_ready(self) -> bool:
         """Whether the probe of an allocator says so."""
         return await self.service.leader() is not None
+
+    async def kill_leader(self) -> None:
+        """Kill the allocator that leads."""
+        leader = await self.service.leader()
+        assert leader is not None, "no allocator leads"
+        await self.allocators[self.service.backends.index(leader)].kill()
 
     async def clear(self) -> None:
         """Delete all pods and fake nodes, and wait until they are gone."""
