@@ -23,7 +23,6 @@ from ascend.deviceinfo import node_name
 from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Node, Pod
 
-
 REMEMBERED_GONE = 10_000
 """So many of the pods that went last are known to be gone: more than a scheduler may still be asking about."""
 

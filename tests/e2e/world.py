@@ -239,7 +239,7 @@ class World(ABC):
         """Add as many allocators as the scenario needs, not started yet."""
         for number in range(1, self.setup.allocators + 1):
             address, grpc_address = (f"127.0.0.1:{port}" for port in free_ports(2))
-            flags = {}
+            flags: dict[str, str] = {}
             if self.setup.by_webhook:
                 pair = self.authority.sign("allocator", "IP:127.0.0.1")
                 flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key)}
