@@ -68,7 +68,7 @@ SCENARIOS = [
         refused={
             6: "6 chips asked for must be linked by one ring",
             10: "10 chips asked for must be 5 pairs of chips i and i+8; 2 pairs are free",
-            9: "9",
+            9: "14, 16 chips of a 910B-16 server, not 9",
         },
         placed=((1, (0, 8, 1, 9, 2, 10, 3, 11, 4, 12)), (0, (3, 4, 5, 6, 7)), (1, (5, 6, 7))),
     ),
@@ -78,7 +78,10 @@ SCENARIOS = [
         "Ascend910A3-24",
         ascend_a3,
         held=(1, 2, 5, 7, 8, 10),
-        refused={6: "6 chips asked for must be 3 whole cards; 2 are free as a whole", 3: "3"},
+        refused={
+            6: "6 chips asked for must be 3 whole cards; 2 are free as a whole",
+            3: "14, 16 chips of a A3-16 server, not 3",
+        },
         placed=((1, (0, 1, 2, 3, 4, 5)), (0, (0,)), (0, (12, 13, 14, 15)), (1, tuple(range(6, 16)))),
     ),
 ]
