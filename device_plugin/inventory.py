@@ -165,4 +165,4 @@ class _Watcher:
 
 
 def _codes(state: ChipState) -> frozenset[int]:
-    return frozenset(state.codes) | ({CARD_DROP} if state.dropped else frozenset())
+    return frozenset(state.codes or ()) | ({CARD_DROP} if state.dropped else frozenset())

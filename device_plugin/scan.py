@@ -178,7 +178,7 @@ class Scanner:
         self._calm.stir(self._moment().mono_s)
         if before is None or before[0].dropped or not self._calm.announced:
             return
-        if codes := set(state.codes) - set(before[0].codes):
+        if codes := set(state.codes or ()) - set(before[0].codes or ()):
             since_s = before[1].mono_s - LATE_S
             asyncio.get_running_loop().call_later(LATE_S, self._expect, reader, codes, since_s)
 

@@ -85,12 +85,13 @@ class ChipState:
     """How a chip is now, as polled.
 
     Attributes:
-        codes: the faults present, numbers as the driver has them, chip and network alike.
+        codes: the faults present, numbers as the driver has them, chip and network alike; None where this driver tells
+            of faults by events only.
         dropped: the chip does not answer any more ("card drop", spec/node-agent.md §4.5).
         link_up: whether its network port has a link; None where nobody can tell.
     """
 
-    codes: tuple[int, ...] = ()
+    codes: tuple[int, ...] | None = ()
     dropped: bool = False
     link_up: bool | None = None
 

@@ -124,10 +124,14 @@ class Presence:
 
     def _codes(self, state: ChipState) -> set[int]:
         """The codes a reading stands for."""
-        codes = set(state.codes)
+        codes = set(state.codes or ())
+        known = {code for code in self._present if self.is_there(code)}
         if state.dropped:
             # A chip that does not answer can't tell its other faults; they are no news when it answers again.
-            return codes | {code for code in self._present if self.is_there(code)} | {CARD_DROP}
+            return codes | known | {CARD_DROP}
+        if state.codes is None:
+            # Events alone tell of them; that it answers, and has a link, it tells.
+            codes = known - {CARD_DROP} - ({LINK_DOWN} if state.link_up else set())
         if state.link_up is False and not codes & NETWORK_CODES:
             codes.add(LINK_DOWN)
         return codes

@@ -107,12 +107,12 @@ def test_faults_that_can_not_be_read_now_are_an_error_that_names_the_chip_and_th
     assert (raised.value.code, raised.value.card_id, raised.value.device_id) == (-8006, 1, 1)
 
 
-def test_a_driver_that_tells_no_faults_when_polled_is_believed_while_it_answers_at_all(make_fake: MakeFake) -> None:
+def test_a_driver_that_tells_no_faults_when_polled_is_well_while_it_answers_at_all(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     driver = DcmiDriver()
     chip = discovered(driver)[0]
     with fake.fail("dcmi_get_device_errorcode_v2", -8255):
-        assert driver.read(chip) == ChipState()
+        assert driver.read(chip) == ChipState(codes=None)
         with fake.fail("dcmi_get_device_health", -8255), pytest.raises(DriverError, match="-8255"):
             driver.read(chip)
 

@@ -141,6 +141,32 @@ def test_a_card_that_dropped_is_not_healthy_and_keeps_the_faults_it_can_not_tell
 # Events and readings.
 
 
+def test_what_a_driver_tells_by_events_alone_is_there_until_an_event_ends_it() -> None:
+    watch = Watch(hold_s=0)
+    watch.event(1, UNKNOWN, severity=0)
+    watch.event(1, SEPARATE)
+    watch.answer(2)
+    watch.answer(3, dropped=True)
+    assert watch.why(3) == "CardDropped"
+    watch.answer(4)
+    assert [fault.code for fault in watch.chip(4).faults] == [SEPARATE, UNKNOWN]
+    watch.event(5, SEPARATE, "recover")
+    watch.answer(6)
+    assert watch.chip(6).healthy
+    assert [(fault.code, fault.level) for fault in watch.chip(6).faults] == [(UNKNOWN, Level.NOT_HANDLE)]
+
+
+def test_a_link_is_up_again_when_it_is_found_to_be_also_where_events_alone_tell_of_faults() -> None:
+    watch = Watch(hold_s=0)
+    watch.event(1, LINK_DOWN)
+    watch.answer(2)
+    assert [fault.code for fault in watch.chip(2).network_faults] == [LINK_DOWN]
+    watch.answer(3, link_up=False)
+    assert [fault.code for fault in watch.chip(3).network_faults] == [LINK_DOWN]
+    watch.answer(4, link_up=True)
+    assert not watch.chip(4).network_faults
+
+
 def test_a_reading_finds_a_fault_and_a_recovery_that_no_event_announced() -> None:
     watch = Watch(hold_s=0)
     watch.read(5, SEPARATE)

@@ -51,6 +51,10 @@ class Watch:
     ) -> None:
         self.book.polled(phy_id, ChipState(codes, dropped, link_up), moment(at_s))
 
+    def answer(self, at_s: float, *, dropped: bool = False, link_up: bool | None = None) -> None:
+        """A reading of chip 0 by a driver that tells of faults by events only."""
+        self.book.polled(0, ChipState(None, dropped, link_up), moment(at_s))
+
     def event(
         self, at_s: float, code: int, assertion: Assertion = "occur", *, severity: int = 2, phy_id: int = 0
     ) -> bool:

@@ -226,12 +226,12 @@ class DcmiDriver:
             return True
         return False
 
-    def _codes(self, calls: Calls, place: Place, *, silent: bool) -> tuple[int, ...]:
+    def _codes(self, calls: Calls, place: Place, *, silent: bool) -> tuple[int, ...] | None:
         try:
             return calls.fault_codes(place)
         except DcmiError as error:
             if error.permanent and not silent:
-                return ()  # this driver tells faults by events only, and the chip does answer
+                return None  # this driver tells faults by events only, and the chip does answer
             raise
 
 
