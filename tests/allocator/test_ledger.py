@@ -44,18 +44,21 @@ def test_one_that_is_being_bound_or_is_bound_never_expires() -> None:
 def test_the_watch_ends_a_reservation_whatever_its_stage() -> None:
     world = World()
     world.add(node("n1"))
-    for stage in Stage:
-        for shown in (pod("a", node="n1", chips=[0]), pod("a", phase="Failed"), None):
-            world.engine.place(pod("a"))
-            world.ledger.advance("uid-a", stage)
-            world.add(pod("a"))
-            assert world.ledger.get("uid-a") is not None
-            if shown is not None:
-                world.add(shown)
+    for number, stage in enumerate(Stage):
+        for end in ("bound", "failed", "deleted"):
+            name = f"{end}-{number}"
+            world.engine.place(pod(name))
+            world.ledger.advance(f"uid-{name}", stage)
+            world.add(pod(name))
+            assert world.ledger.get(f"uid-{name}") is not None
+            if end == "bound":
+                world.add(pod(name, node="n1", chips=[0]))
+            elif end == "failed":
+                world.add(pod(name, phase="Failed"))
             else:
-                world.cluster.pod_deleted(pod("a"))
-            assert world.ledger.get("uid-a") is None
-            world.cluster.pod_deleted(pod("a"))
+                world.cluster.pod_deleted(pod(name))
+            assert world.ledger.get(f"uid-{name}") is None
+            world.cluster.pod_deleted(pod(name))
 
 
 def test_advancing_what_the_watch_has_ended_does_nothing() -> None:
