@@ -148,6 +148,7 @@ def test_a_fault_is_told_on_the_node(node: PluginNode) -> None:
         )
 
     node.wait_until(told, "an Event tells of it")
+    node.wait_until(lambda: node.counts() == (8, 7), "one chip less is offered")
 
 
 def health(node: PluginNode, pod: str) -> dict[str, str]:
