@@ -214,7 +214,7 @@ class Reconciler:
         for pod in self._pods:
             if pod.key in ledger.pods and pod.key not in ledger.ambiguous:
                 self._adopt_pod(pod, ledger.pods[pod.key], admitted=pod.uid in admitted)
-        if not self._unexplained():
+        if not self._unexplained() and not self._handovers.guessed:
             self._handovers.astray.clear()
         return True
 
@@ -234,8 +234,7 @@ class Reconciler:
 
     def _take_back(self, pod: NodePod, held: dict[str, tuple[int, ...]]) -> bool:
         """Whether what this pod has was answered for another one; it is entered under this one's name then."""
-        known = [each for uid in self._handovers.guessed if (each := self._handovers.get(uid)) is not None]
-        donors = [each for each in known if (other := self._pods.get(each.uid)) is None or not other.past_admission]
+        donors = [each for uid in self._handovers.guessed if (each := self._handovers.get(uid)) is not None]
         parts = [*self._handovers.astray, *(part for donor in donors for part in donor.parts)]
         truth = untangle(pod, held, parts)
         if truth is None:

@@ -395,6 +395,43 @@ async def test_what_was_answered_for_a_pod_that_is_gone_goes_to_the_one_that_has
     assert books.handovers.astray == []
 
 
+async def test_what_was_answered_for_a_pod_that_is_found_admitted_meanwhile_goes_to_the_one_that_has_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    handed(books, "guess", 0, 1, guessed=True)
+    handed(books, "other", 2, 3, guessed=True)
+    books.pods.applied(pod("guess", 2, 0, 1, time=1))
+    books.pods.applied(pod("other", 2, 2, 3, time=2))
+    books.pods.applied(pod("real", 2, 4, 5, time=3, started=True))
+
+    async def read(_socket: Path) -> KubeletLedger:
+        books.pods.applied(pod("guess", 2, 0, 1, time=1, started=True))
+        return KubeletLedger({"default/real": {"main": (0, 1)}, "default/guess": {"main": (2, 3)}})
+
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(reconcile_module, "read_ledger", read)
+    async with running(books.reconciler.run()):
+        await until(lambda: len(books.told) == 2)
+    assert books.entries == {"default/real": ((0, 1), (0, 1)), "default/guess": ((2, 3), (2, 3))}
+
+
+async def test_an_answer_is_remembered_until_the_pod_that_has_it_is_seen_admitted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, first=(2, 3), second=(0, 1))
+    handed(books, "first", 0, 1, guessed=True)
+    handed(books, "second", 2, 3, guessed=True)
+    books.pods.applied(pod("first", 2, 0, 1, time=1))
+    books.pods.applied(pod("second", 2, 2, 3, time=2, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: len(books.told) == 1)
+        books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
+        await until(lambda: len(books.told) == 2)
+    assert books.entries == {"default/first": ((2, 3), (2, 3)), "default/second": ((0, 1), (0, 1))}
+
+
 async def test_a_chain_of_wrong_guesses_is_followed_to_its_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, first=(2, 3), last=(0, 1))
