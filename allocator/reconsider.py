@@ -32,6 +32,7 @@ AT_ONCE = 16
 """Pods reconsidered in one period; each of them costs the scheduler a cycle."""
 _REST = 9
 """So many times as long as a look at all of them has taken, none is taken: others have work to do, too."""
+_REST_LIMIT_S = 30.0
 _BREATH = 256
 """After so many pods others have a turn on the loop."""
 FORGET_S = 600.0
@@ -107,7 +108,7 @@ class Reconsideration:
             await asyncio.sleep(rest_s)
             begun_s = self._monotonic()
             due = await self._due()
-            rest_s = max(PERIOD_S, _REST * (self._monotonic() - begun_s))
+            rest_s = min(max(PERIOD_S, _REST * (self._monotonic() - begun_s)), _REST_LIMIT_S)
             for pod in due:
                 await self._touch(pod)
 

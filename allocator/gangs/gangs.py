@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member, Policy
+from allocator.gangs.pools import MemberPools
 from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
 from allocator.state.cluster import Cluster
@@ -218,23 +219,22 @@ class Gangs:
     def _plan(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         several = frozenset(candidates) if candidates is not None and len(candidates) > 1 else None
         if candidates is not None and several is None:
-            return self._plan_anew(pod, ask, job, candidates, None)
+            return self._plan_anew(pod, ask, job, candidates)
         question = _Question(job.key, self._state(job), ask, several)
         if self._answered is not None and self._answered[0] == question:
             refusal = self._answered[1]
             raise Refusal(refusal.reason, refusal.message)
         try:
-            return self._plan_anew(pod, ask, job, candidates, several)
+            return self._plan_anew(pod, ask, job, several)
         except Refusal as refusal:
             self._answered = question, refusal.with_traceback(None)
             raise
 
-    def _plan_anew(
-        self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None, several: Collection[str] | None
-    ) -> list[Seat]:
+    def _plan_anew(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> list[Seat]:
+        is_one = candidates is not None and len(candidates) == 1
+        pools = MemberPools(self._cluster.pools, pod.spec.node_selector, None if is_one else candidates)
         members: list[Member] = []
         placed: dict[int, str] = {}
-        selected: dict[frozenset[tuple[str, str]], Collection[str]] = {}
         satisfied = 0
         for rank, each in self._roll(job, pod):
             held = self._ledger.get(each.uid) if each.uid != pod.uid else None
@@ -243,38 +243,27 @@ class Gangs:
                 satisfied += 1
                 placed |= {rank: node} if node else {}
                 continue
-            own = candidates if each.uid == pod.uid and several is None else None
-            if several is not None and each.spec.node_selector != pod.spec.node_selector:
-                selector = frozenset(each.spec.node_selector.items())
-                own = selected[selector] = selected.get(selector) or self._selected(selector)
+            own = candidates if each.uid == pod.uid and is_one else pools.of(each.spec.node_selector)
             members.append(Member(each.uid, each.key, rank, ask if each.uid == pod.uid else self._ask_of(each), own))
         needed = job.min_available - satisfied
         if needed <= 0:
             # The gang stands; this pod is one more, or takes the place of one that has ended.
             needed = 1
             members = [member for member in members if member.uid == pod.uid]
-        found = self._back(GangRequest(job.key, tuple(members), placed, several))
+        found = self._back(GangRequest(job.key, tuple(members), placed, pools.common))
         if isinstance(found, Refusal) and needed < len(members):
-            found = self._back(GangRequest(job.key, tuple(members[:needed]), placed, several))
+            found = self._back(GangRequest(job.key, tuple(members[:needed]), placed, pools.common))
         if isinstance(found, Refusal):
             raise found
         return found
-
-    def _selected(self, selector: frozenset[tuple[str, str]]) -> Collection[str]:
-        """The nodes with all these labels."""
-        records = self._cluster.nodes.values()
-        return frozenset(
-            each.name for each in records if each.node is not None and selector <= each.node.metadata.labels.items()
-        )
 
     def _back(self, request: GangRequest) -> list[Seat] | Refusal:
         """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
         previous = self._cluster.previous.of(request.job) if self._cluster.previous is not None else {}
         bound = tuple(
             replace(member, candidates=(node,))
-            if member.candidates is None
-            and (node := previous.get(member.rank)) is not None
-            and (request.candidates is None or node in request.candidates)
+            if (node := previous.get(member.rank)) is not None
+            and ((allowed := request.allowed(member)) is None or node in allowed)
             and self._fits(node, member.ask)
             else member
             for member in request.members

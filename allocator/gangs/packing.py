@@ -43,8 +43,7 @@ def _packed(request: GangRequest, index: NodeIndex, key: Callable[[Member], tupl
     members = sorted(request.members, key=lambda each: (*key(each), _order(each.ask)))
     for (_, ask), group in groupby(members, key=lambda each: (id(each.candidates), each.ask)):
         equals = sorted(group, key=lambda each: each.rank)
-        own = equals[0].candidates
-        allowed = request.candidates if own is None else own
+        allowed = request.allowed(equals[0])
         found = board.take(ask, len(equals), allowed)
         if len(found) < len(equals):
             return _misfit(request, ask, len(seats) + len(found), board.reasons(ask, allowed))

@@ -51,6 +51,10 @@ class GangRequest:
     placed: Mapping[int, str] = field(default_factory=dict)
     candidates: Collection[str] | None = None
 
+    def allowed(self, member: Member) -> Collection[str] | None:
+        """The only nodes for a member; None for all."""
+        return self.candidates if member.candidates is None else member.candidates
+
 
 Policy: TypeAlias = Callable[[GangRequest, NodeIndex], list[Seat] | Refusal]
 """Gives one seat for each member, in their order."""

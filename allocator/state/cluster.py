@@ -16,6 +16,7 @@ from allocator.state.node import (
     read_server,
     unknown_node,
 )
+from allocator.state.pools import NodePools
 from allocator.state.previous import PreviousNodes
 from allocator.state.report import NO_REPORT, Vitality, node_of_health, read_node_health, read_report
 from ascend.annotations import CLAIMED, read_predicate_time
@@ -57,6 +58,7 @@ class Cluster:
         self._pods: dict[str, Pod] = {}
         self._gone: dict[str, None] = {}
         self.index = NodeIndex()
+        self.pools = NodePools(self._records)
         self.changes = Changes()
         self.jobs = Jobs()
         ledger.subscribe(self._refresh)
@@ -90,6 +92,7 @@ class Cluster:
         """A node is new or has changed."""
         record = self._record(node.name)
         if record.node is None or record.node.metadata.labels != node.metadata.labels:
+            self.pools.forget()
             self.index.version += 1  # a gang goes by labels, too
         record.node, record.server = node, read_server(node)
         self._refresh(node.name)
@@ -98,6 +101,7 @@ class Cluster:
         """A node is gone; what its pods hold is remembered for the case that it comes back."""
         record = self._record(node.name)
         record.node, record.server = None, unknown_node(node.name)
+        self.pools.forget()
         self._tidy(node.name)
 
     def report_applied(self, report: ConfigMap) -> None:

@@ -192,6 +192,23 @@ def test_pods_of_a_gang_with_node_selectors_of_their_own_are_planned_where_those
         assert world.ledger.count(Stage.PLANNED) == 3
 
 
+@pytest.mark.parametrize("candidates", [None, ["a0"]])
+def test_a_gang_is_not_begun_where_a_peer_s_own_nodes_are_full(candidates: list[str] | None) -> None:
+    world = World()
+    world.add(*(node(f"{pool}0", labels={"pool": pool}) for pool in "abc"))
+    world.add(pod("other", 8, node="b0", chips=range(8), phase="Running"))
+    pods = [
+        msgspec.structs.replace(each, spec=msgspec.structs.replace(each.spec, node_selector={"pool": pool}))
+        for each, pool in zip(gang("train", 2), "ab", strict=True)
+    ]
+    world.add(*pods)
+    assert reason(world, pods[0], candidates) == "GangDoesNotFit"
+    assert not world.engine.may_fit(pods[0])
+    world.add(pod("other", 8, node="b0", chips=range(8), phase="Succeeded"))
+    assert world.engine.may_fit(pods[0])
+    assert [world.engine.place(each).node for each in pods] == ["a0", "b0"]
+
+
 def test_a_gang_whose_nodes_get_their_labels_late_is_placed_then() -> None:
     world = World()
     world.add(node("a0", labels={"pool": "a"}), node("a1", labels={"pool": "a"}), node("b0"))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from allocator.decide import DecisionEngine
@@ -34,7 +35,7 @@ def world(*, remembers: bool = True) -> World:
     made = World()
     made.cluster = Cluster(made.ledger, now_s=lambda: made.now_s, previous=PreviousNodes() if remembers else None)
     made.engine = DecisionEngine(made.cluster, made.ledger)
-    made.add(*(node(f"n{number}") for number in range(4)))
+    made.add(*(node(f"n{number}", labels={"pool": "a"}) for number in range(4)))
     return made
 
 
@@ -61,7 +62,8 @@ def test_a_pod_leaves_the_previous_nodes_of_its_peers_to_them() -> None:
     assert made.engine.place(of_job("d", 1), ["n0", "n1", "n3"]).node == "n1"
 
 
-def test_a_gang_comes_back_to_its_nodes_rank_by_rank_as_far_as_they_are_free() -> None:
+@pytest.mark.parametrize("selected", [(), (0,), (0, 1, 2)], ids=str)
+def test_a_gang_comes_back_to_its_nodes_rank_by_rank_as_far_as_they_are_free(selected: tuple[int, ...]) -> None:
     made = world()
     old = [of_job(f"old-{rank}", rank, at=f"n{3 - rank}", minimum=3) for rank in range(3)]
     made.add(*old)
@@ -69,6 +71,9 @@ def test_a_gang_comes_back_to_its_nodes_rank_by_rank_as_far_as_they_are_free() -
         made.cluster.pod_deleted(each)
     made.add(pod("other", 8, node="n2", chips=range(8)))
     new = [of_job(f"new-{rank}", rank, minimum=3) for rank in range(3)]
+    for rank in selected:
+        spec = msgspec.structs.replace(new[rank].spec, node_selector={"pool": "a"})
+        new[rank] = msgspec.structs.replace(new[rank], spec=spec)
     made.add(*new)
     assert [made.engine.place(each).node for each in new] == ["n3", "n0", "n1"]
 
