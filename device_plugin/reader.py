@@ -54,8 +54,11 @@ class Reader:
 
     @property
     def is_quiet(self) -> bool:
-        """It has been read, owes no answer, and has no fault."""
-        return self._call is None and self.problem is None and self._state is not None and self._state[0].is_clean
+        """It has been read, owes no answer, and has no fault, as it says when it is asked."""
+        if self._call is not None or self.problem is not None or self._state is None:
+            return False
+        state, _ = self._state
+        return state.is_clean and state.codes is not None
 
     def poll(self, listener: Listener, at: Moment, deadline_s: float, *, glance: bool = False) -> None:
         """Ask for the chip's state, unless it still owes the last answer.

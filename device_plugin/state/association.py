@@ -34,7 +34,8 @@ class Association:
 
     def take(self, turns: Iterable[Turn], rules: FaultRules) -> Iterator[Turn]:
         """Of what came and went, what counts now."""
-        for turn in turns:
+        # What one reading finds came in no order that is known.
+        for turn in sorted(turns, key=lambda each: each.code != HBM_DOUBLE_BIT):
             if turn.code == HBM_DOUBLE_BIT and turn.present:
                 self._memory_s = turn.at.mono_s
                 self._drop()
@@ -62,6 +63,10 @@ class Association:
                 gone = max(number for number, each in enumerate(self._held) if each.code == turn.code)
                 del self._held[gone]
                 return False
+            if not self._is_near(turn):
+                # The first reading found it. A chip that was known to be bad before a restart is so after it.
+                self._told.add(turn.code)
+                return True
         self._told.discard(turn.code)
         self._dropped.discard(turn.code)
         self._held.append(turn)
@@ -74,10 +79,13 @@ class Association:
         held, self._held = self._held, []
         for turn in held:
             if turn.present:
-                near[turn.code] = self._memory_s is not None and abs(turn.at.mono_s - self._memory_s) <= HOLD_S
+                near[turn.code] = self._is_near(turn)
             if not near[turn.code]:
                 self._held.append(turn)
         self._dropped |= {code for code, is_near in near.items() if is_near}
+
+    def _is_near(self, turn: Turn) -> bool:
+        return self._memory_s is not None and abs(turn.at.mono_s - self._memory_s) <= HOLD_S
 
     def advance(self, now_s: float) -> list[Turn]:
         """Let time pass: what has been held for long enough is told, as of when it was."""

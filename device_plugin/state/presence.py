@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from device_plugin.driver import ChipState, FaultEvent
-from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, NETWORK_CODES
+from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, NETWORK_CODES, RESET_FINISHED
 from device_plugin.rules.verdict import Moment
 
 
@@ -33,7 +33,16 @@ class Turn:
 class Presence:
     """The faults of one chip."""
 
-    __slots__ = ("_fleeting", "_heard", "_present", "_severities", "_unconfirmed", "read_s")
+    __slots__ = (
+        "_by_events",
+        "_fleeting",
+        "_heard",
+        "_link_found",
+        "_present",
+        "_severities",
+        "_unconfirmed",
+        "read_s",
+    )
 
     def __init__(self) -> None:
         self.read_s: float | None = None
@@ -42,6 +51,8 @@ class Presence:
         self._fleeting: set[int] = set()  # present only to be seen: they happened once and are over
         self._heard: dict[int, tuple[float, bool]] = {}  # by code, when the last event was and whether it came
         self._severities: dict[int, int] = {}
+        self._by_events = False  # this driver tells of faults by events only
+        self._link_found = False  # LINK_DOWN was found by asking the link, not announced
         self._unconfirmed: dict[int, Moment] = {}  # announced to be over, not read to be; since when they were there
 
     @property
@@ -60,6 +71,8 @@ class Presence:
     def announce(self, event: FaultEvent, at: Moment) -> Iterator[Turn]:
         """An event: what came and went by it."""
         code, came = event.code, event.assertion != "recover"
+        if code == RESET_FINISHED and self._by_events:
+            yield from self._begin_anew(at)
         if came and (code in self._present or self.read_s is None or at.mono_s >= self.read_s):
             self._severities[code] = max(event.severity, self._severities.get(code, event.severity))
         if self.read_s is not None and at.mono_s < self.read_s:
@@ -73,6 +86,7 @@ class Presence:
             return
         self._heard[code] = at.mono_s, True
         self._unconfirmed.pop(code, None)
+        self._link_found &= code != LINK_DOWN
         if self.is_there(code):
             return
         self._present.setdefault(code, at)
@@ -83,6 +97,11 @@ class Presence:
             yield Turn(code, present=False, at=at)
         else:
             self._fleeting.discard(code)
+
+    def _begin_anew(self, at: Moment) -> Iterator[Turn]:
+        """The chip was reset: nobody announces the end of what it had before, and no reading tells."""
+        for code in [code for code in self._present if code != CARD_DROP]:
+            yield from self._recover(code, at)
 
     def _recover(self, code: int, at: Moment) -> Iterator[Turn]:
         if at.mono_s == self.read_s:
@@ -99,7 +118,7 @@ class Presence:
         """A reading started at this moment: what came and went by it; one older than the last says nothing new."""
         if self.read_s is not None and at.mono_s < self.read_s:
             return
-        codes = self._codes(state)
+        codes, self._by_events = self._codes(state), state.codes is None
         self._heard = {code: heard for code, heard in self._heard.items() if heard[0] >= at.mono_s}
         # At the very same time whoever says that it is there is believed.
         codes |= {code for code, (_, came) in self._heard.items() if came and code in self._present}
@@ -112,6 +131,7 @@ class Presence:
                 yield Turn(code, present=False, at=at)
         for code in sorted(codes):
             if not self.is_there(code) and not self._heard.get(code, (0.0, False))[1]:
+                self._link_found |= code == LINK_DOWN
                 # One of several of its kind is over, the driver still reports another: it is no new fault (§4.5).
                 still = self._unconfirmed.pop(code, None)
                 counts = self.read_s is not None and code not in self._fleeting and still is None
@@ -130,8 +150,8 @@ class Presence:
             # A chip that does not answer can't tell its other faults; they are no news when it answers again.
             return codes | known | {CARD_DROP}
         if state.codes is None:
-            # Events alone tell of them; that it answers, and has a link, it tells.
-            codes = known - {CARD_DROP} - ({LINK_DOWN} if state.link_up else set())
+            # Events alone begin and end them; that it answers, and has a link again that was found lost, it tells.
+            codes = known - {CARD_DROP} - ({LINK_DOWN} if self._link_found and state.link_up else set())
         if state.link_up is False and not codes & NETWORK_CODES:
             codes.add(LINK_DOWN)
         return codes

@@ -65,6 +65,15 @@ def test_a_bus_error_within_5_s_of_the_memorys_error_is_none(
     assert faults(watch, 100) == expected
 
 
+def test_a_bus_error_alone_that_the_first_reading_finds_is_there_at_once() -> None:
+    watch = Watch(RULES, read=False)
+    watch.read(1, AIC)
+    assert faults(watch, 1) == {AIC}
+    assert not watch.chip(1).healthy
+    watch.event(2, HBM_DOUBLE_BIT)
+    assert faults(watch, 2) == {AIC, HBM_DOUBLE_BIT}
+
+
 def test_both_found_by_the_first_reading_are_one_error() -> None:
     watch = Watch(RULES, read=False)
     watch.read(1, AIC, HBM_DOUBLE_BIT)

@@ -6,7 +6,7 @@ import pytest
 
 from ascend.chips import chip_set
 from device_plugin.driver import ChipFacts
-from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, Level
+from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, RESET_FINISHED, Level
 from device_plugin.rules.snapshot import take
 from device_plugin.state.health import FaultRecord, UpgradeReason
 from tests.device_plugin.builders import server
@@ -156,15 +156,30 @@ def test_what_a_driver_tells_by_events_alone_is_there_until_an_event_ends_it() -
     assert [(fault.code, fault.level) for fault in watch.chip(6).faults] == [(UNKNOWN, Level.NOT_HANDLE)]
 
 
-def test_a_link_is_up_again_when_it_is_found_to_be_also_where_events_alone_tell_of_faults() -> None:
+def test_where_events_alone_tell_of_faults_a_link_is_up_again_as_it_was_found_to_be_down() -> None:
     watch = Watch(hold_s=0)
-    watch.event(1, LINK_DOWN)
-    watch.answer(2)
-    assert [fault.code for fault in watch.chip(2).network_faults] == [LINK_DOWN]
-    watch.answer(3, link_up=False)
-    assert [fault.code for fault in watch.chip(3).network_faults] == [LINK_DOWN]
-    watch.answer(4, link_up=True)
-    assert not watch.chip(4).network_faults
+    watch.answer(1, link_up=False)
+    assert [fault.code for fault in watch.chip(1).network_faults] == [LINK_DOWN]
+    watch.answer(2, link_up=True)
+    assert not watch.chip(2).network_faults
+    watch.event(3, LINK_DOWN)
+    watch.answer(4, link_up=True)  # it may have been asked before
+    assert [fault.code for fault in watch.chip(4).network_faults] == [LINK_DOWN]
+    watch.event(5, LINK_DOWN, "recover")
+    watch.answer(6, link_up=True)
+    assert not watch.chip(6).network_faults
+
+
+def test_a_reset_ends_what_events_alone_tell_of() -> None:
+    watch = Watch(hold_s=0)
+    watch.answer(1)
+    watch.event(2, SEPARATE)
+    watch.event(3, RESET_FINISHED, "once")
+    watch.answer(4)
+    assert watch.chip(4).healthy
+    watch.read(5, SEPARATE)
+    watch.event(6, RESET_FINISHED, "once")
+    assert watch.why(6) == "Fault"  # a reading will tell
 
 
 def test_a_reading_finds_a_fault_and_a_recovery_that_no_event_announced() -> None:
