@@ -167,11 +167,14 @@ class Plugin:
                 self._live[what] = alive(tasks.create_task(work))
 
             # All that is waited for at the start is read side by side: the driver, the pods, and what restore() takes.
-            start("scanner", chips.scanner.run())
+            restored = asyncio.Event()
+            start("scanner", chips.scanner.run(restored))
             self._live["scanner's loop"] = beats(lambda: chips.scanner.turned_s, lambda: chips.scanner.period_s)
             start("pods", kubelet.watch.run())
             start("events", events.run())
             node = await restore(client, node_object, chips.fault_config, chips.board, chips.health)
+            # What was so before has to be known before the first reading says what of it is still so.
+            restored.set()
             if not self._host_ip:
                 self._host_ip = node.internal_ip
                 log.info("learned this node's address", address=self._host_ip)

@@ -7,6 +7,7 @@ is calm the net has wider meshes: a chip without a fault is only glanced at, by 
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -89,11 +90,19 @@ class Scanner:
         self.turned_s = 0.0
         """When the loop came round last, by the event loop's clock: it does so whatever the driver does."""
 
-    async def run(self) -> None:
-        """Scan until cancelled."""
+    async def run(self, begin: asyncio.Event | None = None) -> None:
+        """Scan until cancelled.
+
+        Args:
+            begin: chips are read, and faults heard of, once it is set; without it, as soon as they are found.
+        """
         subscription: asyncio.Task[None] | None = None
         try:
             await self._find_chips()
+            while begin is not None and not begin.is_set():
+                self.turned_s = asyncio.get_running_loop().time()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(begin.wait(), self.period_s)
             subscription = asyncio.create_task(self._subscribe())
             loop = asyncio.get_running_loop()
             discovered_s = loop.time()
@@ -194,6 +203,7 @@ class Scanner:
 
     def _discovery_s(self) -> float:
         calm = self._calm.holds(self._moment().mono_s) and not self._gone
+        calm = calm and self._server is not None and self._server.complete
         quiet = calm and all(reader.problem is None for reader in self._readers.values())
         return self._discover_s * (CALM_DISCOVERIES if quiet else 1)
 

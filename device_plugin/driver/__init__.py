@@ -69,6 +69,7 @@ class Inventory:
         board_id: tells variants of a chip type apart; 0 where unknown.
         super_pod_id: -2 where the driver can't tell.
         server_index: the server's index within its SuperPod; -2 where the driver can't tell.
+        complete: every card that is listed has told of its chips.
     """
 
     chip_type: ChipType
@@ -78,6 +79,7 @@ class Inventory:
     board_id: int = 0
     super_pod_id: int = UNKNOWN
     server_index: int = UNKNOWN
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

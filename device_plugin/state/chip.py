@@ -101,6 +101,11 @@ class ChipHealth:
             self._upgrades.turn(turn, rules)
         self._upgrades.configure(rules, self._presence, at, hidden=self._association.hidden)
 
+    @property
+    def was_read(self) -> bool:
+        """The driver has told of it."""
+        return self._presence.read_s is not None
+
     def restore(self, reasons: Iterable[UpgradeReason], *, separated: bool, at: Moment, policy: Policy) -> None:
         """What was so before a restart. Who is not separated any more was released while nobody looked."""
         autofill = [why for why in reasons if why.kind == "FaultAutofill"]

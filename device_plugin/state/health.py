@@ -79,7 +79,12 @@ class HealthBook:
 
         Whoever is in ``manually_separated`` is separated, with or without a reason; reasons of manual separation of
         others are dropped, an operator released them meanwhile (spec/node-agent.md §4.8, §8.13).
+
+        Raises:
+            ValueError: a chip was read before: a fault that had ended by then would never end.
         """
+        if any(chip.was_read for chip in self._chips.values()):
+            raise ValueError("what was so before a restart comes after the first reading")
         self._turn_to(at)
         waiting = awaiting | network_awaiting
         for phy_id in sorted({*chip_ids(manually_separated | waiting), *reasons}):

@@ -1,5 +1,6 @@
 """The scanner and drivers that fail, hang and come back; drivers run in real threads."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -151,6 +152,28 @@ async def test_every_chip_is_read_again_and_again(rig: Rig) -> None:
         await until(lambda: rig.heard.states[5][-1][0] == FAULT)
         await until(lambda: rig.scanner.problem is None)
     assert rig.heard.servers == [server()]
+
+
+async def test_chips_are_found_but_neither_read_nor_heard_of_before_it_may_begin(rig: Rig) -> None:
+    begin = asyncio.Event()
+    async with running(rig.scanner.run(begin)):
+        await until(lambda: rig.heard.servers)
+        turned_s = rig.scanner.turned_s
+        await until(lambda: rig.scanner.turned_s > turned_s + 5 * rig.scanner.period_s)
+        assert (rig.driver.calls, rig.driver.subscribed) == ([], None)
+        begin.set()
+        await until(lambda: all(rig.heard.count(chip_id) for chip_id in range(8)))
+        await until(lambda: rig.driver.subscribed is not None)
+
+
+async def test_a_driver_that_tells_of_faults_by_events_only_is_never_merely_glanced_at(rig: Rig) -> None:
+    rig.driver.states[3] = ChipState(codes=None)
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.driver.subscribed is not None)
+        await until(lambda: all(rig.heard.count(chip_id) for chip_id in range(8)))
+        rig.later_s += CALM_AFTER_S
+        await until(lambda: len(rig.driver.glances) >= 21)
+        assert 3 not in {chip_id for chip_id, _ in rig.driver.glances}
 
 
 async def test_an_answer_is_dated_when_it_was_asked_for(rig: Rig) -> None:
@@ -406,6 +429,10 @@ async def test_chips_are_discovered_seldom_while_all_is_calm() -> None:
         seen, started_s = len(rig.heard.servers), time.monotonic()
         await until(lambda: len(rig.heard.servers) >= seen + 3)
         assert time.monotonic() - started_s >= 2 * 5 * 0.05
+        rig.driver.server = replace(server(), complete=False)
+        await until(lambda: rig.heard.servers[-1] == rig.driver.server)
+        rig.later_s += CALM_AFTER_S
+        assert rig.scanner._discovery_s() == 0.05  # a card is silent: it may tell any time
         rig.driver.server = server(*(ChipFacts(chip_id, chip_id) for chip_id in range(7)))
         await until(lambda: rig.heard.servers[-1] == rig.driver.server)
         rig.later_s += CALM_AFTER_S

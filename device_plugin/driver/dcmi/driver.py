@@ -174,6 +174,7 @@ class DcmiDriver:
             board_id=next((each.board_id for each in found if each.board_id), 0),
             super_pod_id=super_pod.super_pod_id if super_pod is not None else UNKNOWN,
             server_index=super_pod.server_index if super_pod is not None else UNKNOWN,
+            complete=not any(self._problems.get(card) for card in cards),
         )
 
     def _survey(self, calls: Calls, cards: list[int]) -> None:
