@@ -102,7 +102,8 @@ class Scanner:
             while begin is not None and not begin.is_set():
                 self.turned_s = asyncio.get_running_loop().time()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(begin.wait(), self.period_s)
+                    async with asyncio.timeout(self.period_s):
+                        await begin.wait()
             subscription = asyncio.create_task(self._subscribe())
             loop = asyncio.get_running_loop()
             discovered_s = loop.time()
@@ -202,10 +203,10 @@ class Scanner:
             )
 
     def _discovery_s(self) -> float:
-        calm = self._calm.holds(self._moment().mono_s) and not self._gone
-        calm = calm and self._server is not None and self._server.complete
-        quiet = calm and all(reader.problem is None for reader in self._readers.values())
-        return self._discover_s * (CALM_DISCOVERIES if quiet else 1)
+        complete = self._server is not None and self._server.complete and not self._gone
+        quiet = all(reader.problem is None for reader in self._readers.values())
+        calm = complete and quiet and self._calm.holds(self._moment().mono_s)
+        return self._discover_s * (CALM_DISCOVERIES if calm else 1)
 
     def _discover(self) -> "asyncio.Future[Inventory]":
         self._discovering = self._thread.call(self._driver.discover)
