@@ -43,7 +43,7 @@ format: setup ## format and fix what can be fixed
 bench: setup ## measure; prints ratios side by side
 	@$(RUN) python -m tests.bench
 
-soak: setup ## restarts and races by the thousand on the sandbox, a quarter of an hour; a tenth of it is in `make test`
+soak: setup ## restarts and races by the thousand on the sandbox, twenty minutes; a tenth of it is in `make test`
 	@$(RUN) python -m tests.soak
 
 docs: setup ## write the tables of docs/ that the code knows, and what commands print
