@@ -92,12 +92,16 @@ class DecisionEngine:
             Refusal: its request makes no sense on any node; or it is gone, which its scheduler may learn after us: what
                 was kept for it now, nobody would give back before its time.
         """
+        return self._read(pod)[0]
+
+    def _read(self, pod: Pod) -> tuple[Ask, Job]:
         if self._cluster.is_gone(pod.uid):
             raise Refusal("PodGone", f"pod {pod.key} is gone")
         stated_minimum(pod)
+        job = self._cluster.jobs.job_of(pod)
         ask = Ask(
             requested_chips(pod),
-            distributed=self._is_distributed(pod),
+            distributed=job.is_distributed_with(pod),
             products=wanted_products(pod),
             shuns_sub_health=shuns_sub_health(pod),
         )
@@ -111,7 +115,7 @@ class DecisionEngine:
                 super_pod=wants_super_pod(pod),
             )
         )
-        return ask
+        return ask, job
 
     def filter(self, pod: Pod, candidates: Iterable[str] | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing.
@@ -123,12 +127,12 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        ask = self.ask(pod)
+        ask, job = self._read(pod)
         self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
             return self._filter_settled(pod, settled, candidates)
-        if self._gang_of(pod) is not None:
+        if self._if_gang(job) is not None:
             return self._filter_gang(pod, ask, candidates)
         with self._ledger.suspended(pod.uid):
             fitting, refused = [], {}
@@ -145,12 +149,12 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        ask = self.ask(pod)
+        ask, job = self._read(pod)
         self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
             return [Tier(1, 0, [settled])] if candidates is None or settled in set(candidates) else []
-        if self._gang_of(pod) is not None:
+        if self._if_gang(job) is not None:
             return [Tier(1, 0, fitting)] if (fitting := self._filter_gang(pod, ask, candidates).fitting) else []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         with self._ledger.suspended(pod.uid):
@@ -180,7 +184,7 @@ class DecisionEngine:
         Raises:
             Refusal: it fits nowhere; says why (the reason of the node where there is only one candidate).
         """
-        ask = self.ask(pod)
+        ask, job = self._read(pod)
         self._ledger.expire()
         held = self._ledger.get(pod.uid)
         settled = self.settled_node(pod)
@@ -188,7 +192,7 @@ class DecisionEngine:
             raise Refusal(SETTLED, f"pod {pod.key} is bound to node {settled}, or about to be")
         if held is not None and settled is not None:
             return held
-        gang = self._gang_of(pod)
+        gang = self._if_gang(job)
         if gang is not None:
             return self.gangs.place(pod, ask, gang, candidates)
         if held is not None:
@@ -200,7 +204,7 @@ class DecisionEngine:
         with self._ledger.suspended(pod.uid):
             best = self._best(ask, candidates)
             if best is not None:
-                best = self._before(pod, ask, candidates) or best
+                best = self._before(pod, job, ask, candidates) or best
         if best is None:
             self._ledger.release(pod.uid)
             raise self._nowhere(pod, ask, candidates)
@@ -245,11 +249,10 @@ class DecisionEngine:
         return self._gang_of(pod) is not None
 
     def _gang_of(self, pod: Pod) -> Job | None:
-        job = self._cluster.jobs.job_of(pod)
-        return job if job.is_gang or self._cluster.jobs.lacks_group(job) else None
+        return self._if_gang(self._cluster.jobs.job_of(pod))
 
-    def _is_distributed(self, pod: Pod) -> bool:
-        return self._cluster.jobs.is_distributed(pod)
+    def _if_gang(self, job: Job) -> Job | None:
+        return job if job.is_gang or self._cluster.jobs.lacks_group(job) else None
 
     def _filter_gang(self, pod: Pod, ask: Ask, candidates: Iterable[str] | None) -> Filtered:
         names = list(self._cluster.index.standing if candidates is None else candidates)
@@ -303,11 +306,10 @@ class DecisionEngine:
         best_named = ((name, fit) for name, fit in named if fit is not None) if tier else ()
         return min(best_named, key=lambda each: each[0], default=None)
 
-    def _before(self, pod: Pod, ask: Ask, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
+    def _before(self, pod: Pod, job: Job, ask: Ask, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
         """The place that where the pod's job was before speaks for; None where nothing does, or nobody wants it."""
-        cluster = self._cluster
-        job = cluster.jobs.job_of(pod)
-        nodes = cluster.previous.of(job.key) if cluster.previous is not None else {}
+        previous = self._cluster.previous
+        nodes = previous.of(job.key) if previous is not None else {}
         if not nodes:
             return None
         fits = {name: fit for name, fit in self._verdicts(ask, candidates) if isinstance(fit, Fit)}

@@ -80,6 +80,13 @@ class Job:
         """Whether several pods must be placed together."""
         return self.min_available > 1
 
+    def is_distributed_with(self, pod: Pod) -> bool:
+        """Whether several of its pods, this one included, ask for chips and work together (spec/scheduling.md)."""
+        if not (self.is_gang or self.key.cooperates):
+            return False
+        unseen = pod.uid not in self._pods and pod.asks_for_chips
+        return self.size + unseen > 1
+
     def rank_of(self, pod: Pod) -> int:
         """The pod's rank: its own, else the one it was given, else the lowest free one, which it keeps from now on."""
         rank = self._known_rank(pod)
@@ -174,12 +181,8 @@ class Jobs:
         return job if job is not None else self._new(key, pod)
 
     def is_distributed(self, pod: Pod) -> bool:
-        """Whether its job has several pods that ask for chips (spec/scheduling.md, vocabulary) and work together."""
-        job = self.job_of(pod)
-        if not (job.is_gang or job.key.cooperates):
-            return False
-        unseen = pod.uid not in job.pods and pod.asks_for_chips
-        return job.size + unseen > 1
+        """Whether the pod's job is distributed."""
+        return self.job_of(pod).is_distributed_with(pod)
 
     def lacks_group(self, job: Job) -> bool:
         """Whether the job's pods name a group that is not there, so that its minimum is not known.
