@@ -40,7 +40,7 @@ class _Size:
     pairs: int
 
 
-_FULL: Final = _Size(starts=6, pods=20, faults=6, restarts=6, idle_s=60.0, pairs=PAIRS)
+_FULL: Final = _Size(starts=6, pods=100, faults=6, restarts=6, idle_s=60.0, pairs=PAIRS)
 _QUICK: Final = _Size(starts=1, pods=2, faults=1, restarts=1, idle_s=3.0, pairs=2)
 
 
@@ -109,7 +109,7 @@ async def _idle(rig: PluginRig, idle_s: float, samples: _Samples) -> None:
 
 async def _allocations(run: Run, rig: PluginRig, size: _Size, rng: random.Random, samples: _Samples) -> None:
     node = rig.node
-    series = {(0, 1): size.pods, (3,): max(size.pods // 2, 1), tuple(range(8)): max(size.pods // 6, 1)}
+    series = {(0, 1): size.pods, (3,): max(size.pods // 10, 1), tuple(range(8)): max(size.pods // 33, 1)}
     for chips, count in series.items():
         what = f"{len(chips)} chip{'s' if len(chips) > 1 else ''}"
         before = _histogram(rig)
