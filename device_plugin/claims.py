@@ -19,6 +19,10 @@ from device_plugin.state.grants import HandOver
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+BEHIND_S = 0.002
+"""So much later than it is asked for a claim is begun: the kubelet's answer goes out first, and a new connection to the
+API server costs the event loop as much time as the answer itself."""
+
 
 def claim_annotations(handover: HandOver, snapshot: Snapshot | None, *, pod_name: str, host_ip: str) -> dict[str, str]:
     """What is written on a pod that was given its chips (spec/node-agent.md §0.3; spec/baseline-device-plugin.md §3.6).
@@ -85,6 +89,7 @@ class ClaimWriter:
         backoff = Backoff(limit_s=10.0)
         pod = f"{namespace}/{name}"
         written: Mapping[str, str] = {}
+        await asyncio.sleep(BEHIND_S)
         while written != self._wanted[uid]:
             annotations = self._wanted[uid]
             body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}

@@ -207,6 +207,28 @@ async def test_however_many_gangs_wait_others_get_nine_tenths_of_the_time(monkey
     assert max(Counter(looks).values()) <= 256
 
 
+async def test_after_a_look_that_took_very_long_the_next_one_comes_within_half_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, api, loop = World(), Patches(), asyncio.get_running_loop()
+    waits = pod("train-0", 8, annotations={MIN_AVAILABLE: "2"})
+    world.add(waits)
+    looks: list[float] = []
+
+    def held_up(_pod: Pod) -> bool:
+        looks.append(loop.time())
+        return False
+
+    def clock() -> float:
+        return loop.time() + 60 * len(looks)
+
+    monkeypatch.setattr(world.engine, "may_fit", held_up)
+    async with reconsidering(world, api, clock) as reconsideration:
+        reconsideration.refused(waits)
+        await asyncio.sleep(70)
+    assert len(looks) >= 3
+
+
 @pytest.mark.parametrize("change", ["the group comes", "its minimum falls"])
 async def test_a_gang_whose_group_changes_is_touched_although_no_node_and_no_pod_does(change: str) -> None:
     world, api = World(), Patches()

@@ -8,7 +8,7 @@ import pytest
 from ascend.annotations import CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, write_claim
 from ascend.kube.client import MERGE_PATCH
 from ascend.kube.objects import PODS, Pod
-from device_plugin.claims import ClaimWriter
+from device_plugin.claims import BEHIND_S, ClaimWriter
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import RecordingClient, bound_pod, until
 
@@ -62,6 +62,16 @@ async def test_a_claim_is_one_patch_that_names_the_pod_by_its_uid(
         }
     }
     assert await annotations(client) == {"of": "others", **CLAIM}
+
+
+async def test_a_claim_lets_the_kubelets_answer_go_first(
+    client: RecordingClient, claims: ClaimWriter, pod: Pod
+) -> None:
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    write(claims, pod)
+    await until(lambda: client.sent)
+    assert loop.time() - started_s >= BEHIND_S
 
 
 async def test_a_claim_is_tried_until_it_succeeds(

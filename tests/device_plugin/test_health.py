@@ -170,6 +170,12 @@ def test_where_events_alone_tell_of_faults_a_link_is_up_again_as_it_was_found_to
     assert not watch.chip(6).network_faults
 
 
+def test_what_was_so_before_a_restart_is_not_taken_up_after_a_reading() -> None:
+    watch = Watch()
+    with pytest.raises(ValueError, match="after the first reading"):
+        watch.book.restore(manually_separated=0, reasons={}, awaiting=0, network_awaiting=0, at=moment(1))
+
+
 def test_a_reset_ends_what_events_alone_tell_of() -> None:
     watch = Watch(hold_s=0)
     watch.answer(1)
