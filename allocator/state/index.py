@@ -18,6 +18,7 @@ MAX_RANKINGS: Final = 64
 """Kinds of asks remembered; beyond, the one not used for longest is forgotten."""
 
 _SPARE_JOURNAL = 1024
+_SPARE_BUCKETS = 64
 
 
 class NodeIndex:
@@ -38,8 +39,8 @@ class NodeIndex:
 
     @property
     def buckets(self) -> Collection[Bucket]:
-        """Nodes with equal vacancies, together."""
-        return self._buckets.values()
+        """Nodes with equal vacancies, together; none is empty."""
+        return [bucket for bucket in self._buckets.values() if bucket]
 
     @property
     def standing(self) -> Mapping[str, Bucket | Refusal]:
@@ -55,6 +56,7 @@ class NodeIndex:
             return
         bucket = self._buckets.get(offer)
         if bucket is None:
+            self._sweep()
             bucket = self._buckets[offer] = Bucket(offer)
         if bucket.add(name):
             self._note(bucket)
@@ -66,8 +68,6 @@ class NodeIndex:
         old = self._standing.pop(name, None)
         if isinstance(old, Bucket):
             old.discard(name)
-            if not old:
-                del self._buckets[old.vacancy]
         elif old is not None:
             self._refusals[old.reason] -= 1
 
@@ -76,7 +76,7 @@ class NodeIndex:
         ranking = self.ranking(ask)
         if ranking.read_to < 0:
             ranking.clear()
-            for bucket in self._buckets.values():
+            for bucket in self.buckets:
                 ranking.enter(bucket)
         else:
             for bucket in self._journal[ranking.read_to :]:
@@ -110,7 +110,7 @@ class NodeIndex:
         places: Iterable[tuple[Bucket | Refusal | None, int]]
         if candidates is None:
             reasons = self.refusals()
-            places = ((bucket, len(bucket)) for bucket in self._buckets.values())
+            places = ((bucket, len(bucket)) for bucket in self.buckets)
         else:
             reasons = Counter()
             places = Counter(map(self._standing.get, candidates)).items()
@@ -119,6 +119,11 @@ class NodeIndex:
             if isinstance(verdict, Refusal):
                 reasons[verdict.reason] += count
         return reasons
+
+    def _sweep(self) -> None:
+        # What a node leaves another soon comes to, and an empty bucket remembers its verdicts; but not for ever.
+        if len(self._buckets) > 2 * len(self._standing) + _SPARE_BUCKETS:
+            self._buckets = {vacancy: bucket for vacancy, bucket in self._buckets.items() if bucket}
 
     def _note(self, bucket: Bucket) -> None:
         if len(self._journal) > 4 * len(self._buckets) + _SPARE_JOURNAL:

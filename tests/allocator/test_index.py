@@ -103,6 +103,16 @@ def test_a_node_that_comes_and_goes_leaves_no_heap_behind() -> None:
     assert index.best(Ask(4)) == ("n1", judge(other, Ask(4)))
 
 
+def test_what_no_node_has_left_any_more_is_forgotten_in_time() -> None:
+    index = NodeIndex()
+    for free in range(256):
+        index.put("n1", Vacancy(ASCEND_910A, 8, free, 8))
+        index.best(Ask(1))
+    assert [bucket.vacancy.free for bucket in index.buckets] == [255]
+    assert len(index._buckets) < 100
+    assert index.best(Ask(8)) == ("n1", judge(Vacancy(ASCEND_910A, 8, 0xFF, 8), Ask(8)))
+
+
 def test_a_ranking_sees_that_a_bucket_begins_with_another_node_now() -> None:
     index = NodeIndex()
     left, right = Vacancy(ASCEND_910A, 8, 0xF, 8), Vacancy(ASCEND_910A, 8, 0xF0, 8)
