@@ -1,5 +1,7 @@
 """The command ``ascend-allocator``."""
 
+import uvloop
+
 from allocator.app import serve
 from allocator.settings import Settings
 from ascend.daemon.run import run_daemon
@@ -7,7 +9,7 @@ from ascend.daemon.run import run_daemon
 
 def main() -> None:
     """Run the allocator until it is asked to end."""
-    run_daemon("ascend-allocator", Settings, lambda settings, _source: serve(settings))
+    run_daemon("ascend-allocator", Settings, lambda settings, _source: serve(settings), new_loop=uvloop.new_event_loop)
 
 
 if __name__ == "__main__":

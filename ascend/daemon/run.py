@@ -22,6 +22,8 @@ def run_daemon(
     kind: type[D],
     serve: Callable[[D, SettingsSource[D]], Coroutine[Any, Any, None]],
     arguments: Sequence[str] | None = None,
+    *,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Run a program until SIGTERM or SIGINT, and leave with an exit status.
 
@@ -32,6 +34,7 @@ def run_daemon(
         kind: its settings.
         serve: does its work until cancelled; given the settings, and where they can be read again.
         arguments: the command line without the program; ``sys.argv`` if not given.
+        new_loop: makes the event loop it runs on; asyncio's own if not given.
     """
     try:
         source = SettingsSource(kind, program, arguments)
@@ -41,7 +44,8 @@ def run_daemon(
         sys.exit(EXIT_USAGE)
     configure_logs(program, level=settings.log_level)
     try:
-        asyncio.run(_until_signalled(serve(settings, source)))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(_until_signalled(serve(settings, source)))
     except* AscendError as errors:
         for failure in _leaves(errors):
             sys.stderr.write(f"{program}: {failure}\n")

@@ -90,7 +90,8 @@ class KubeClient:
         self._reload = reload
         # With trust_env aiohttp would look the proxy up anew, in a thread, for every request; once is enough.
         connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=access.tls)
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        # An API server gives no cookies; looking for some would be done for every request.
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar())
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Self:
@@ -340,7 +341,8 @@ class KubeClient:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         path = PODS.path(namespace=namespace, name=name, subresource="binding")
-        query = {"timeout": f"{math.ceil(timeout_s * 1000)}ms"}
+        # Nor does it look for fields it does not know: that is a second reading, for each pod of a cluster.
+        query = {"timeout": f"{math.ceil(timeout_s * 1000)}ms", "fieldValidation": "Ignore"}
         await self.request("POST", path, query=query, body=body, timeout_s=timeout_s)
 
 
