@@ -165,10 +165,11 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         return explained
 
     async def GetState(self, request: pb.GetStateRequest, context: Context) -> pb.GetStateResponse:
-        """Nodes, chips and reservations as seen from here."""
+        """Nodes, chips and reservations as seen from here, a page at a time."""
         await self._require_open(context)
-        names = list(request.nodes) or sorted(self._cluster.nodes)
-        return pb.GetStateResponse(nodes=await self._states.read_all(names))
+        if request.page_size < 0:
+            await abort(context, InvalidValue(f"page_size is {request.page_size}; it can't be negative"))
+        return await self._states.page(request.nodes, request.page_size, request.page_token)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
         """The state of nodes, then of those that change."""

@@ -1,7 +1,8 @@
 """Nodes as dashboards see them: chips, their health and who holds them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Final
 
 from allocator.state.cluster import Cluster
@@ -14,7 +15,7 @@ from protos.ascend.allocator.v1 import allocator_pb2 as pb
 PERIOD_S: Final = 0.2
 """Changes are gathered for so long before they are sent."""
 
-_AT_ONCE: Final = 500
+AT_ONCE: Final = 500
 """Nodes in one message; gRPC's clients take 4 MiB by default, and a node with 16 chips has about 2 KiB."""
 
 _BREATH: Final = 64
@@ -46,14 +47,23 @@ class NodeStates:
             state.chips.extend(self._chips(record, record.server))
         return state
 
-    async def read_all(self, names: Iterable[str]) -> list[pb.NodeState]:
-        """Nodes by name, some at a time: ten thousand would hold everybody up for half a second."""
-        states: list[pb.NodeState] = []
-        for name in names:
-            states.append(self.read(name))
-            if len(states) % _BREATH == 0:
-                await asyncio.sleep(0)
-        return states
+    async def page(self, only: Collection[str], size: int, after: str) -> pb.GetStateResponse:
+        """A part of the nodes, in the order of their names.
+
+        Args:
+            only: names of nodes, known or not; empty for all that are known.
+            size: how many at most; ``AT_ONCE`` where it is 0 or more than that.
+            after: the token of the page before; empty for the first one.
+        """
+        names = sorted(set(only) or self._cluster.nodes)
+        start = bisect_right(names, after) if after else 0
+        end = start + min(size or AT_ONCE, AT_ONCE)
+        page = pb.GetStateResponse(next_page_token=names[end - 1] if end < len(names) else "")
+        for number, name in enumerate(names[start:end], start=1):
+            page.nodes.append(self.read(name))
+            if number % _BREATH == 0:
+                await asyncio.sleep(0)  # a whole page at once would hold everybody up
+        return page
 
     async def watch(self, only: Collection[str]) -> AsyncIterator[pb.WatchResponse]:
         """Every node, then those that change, for ever.
@@ -70,8 +80,8 @@ class NodeStates:
                     names = sorted(self._cluster.nodes)
                 if only:
                     names = [name for name in names if name in only]
-                for start in range(0, max(len(names), 1 if seen is None else 0), _AT_ONCE):
-                    yield self._changed(names[start : start + _AT_ONCE], revision)
+                for start in range(0, max(len(names), 1 if seen is None else 0), AT_ONCE):
+                    yield self._changed(names[start : start + AT_ONCE], revision)
                 seen = revision
             await asyncio.sleep(PERIOD_S)
 

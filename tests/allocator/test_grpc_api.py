@@ -80,6 +80,13 @@ async def test_the_state_shows_who_holds_and_who_will(tmp_path: Path) -> None:
         assert state.nodes[1].refusal.reason == "NotAnNpuNode"
         (unknown,) = (await allocator.stub.GetState(pb.GetStateRequest(nodes=["nowhere"]))).nodes
         assert unknown.refusal.reason == "UnknownNode"
+        first = await allocator.stub.GetState(pb.GetStateRequest(page_size=1))
+        rest = await allocator.stub.GetState(pb.GetStateRequest(page_size=1, page_token=first.next_page_token))
+        assert [each.node for each in (*first.nodes, *rest.nodes)] == ["n1", "plain"]
+        assert not rest.next_page_token
+        with pytest.raises(grpc.aio.AioRpcError, match="page_size is -1") as wrong:
+            await allocator.stub.GetState(pb.GetStateRequest(page_size=-1))
+        assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_refusals_are_answers_in_filter_and_a_status_in_allocate(tmp_path: Path) -> None:

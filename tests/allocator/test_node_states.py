@@ -1,14 +1,24 @@
-"""The state of nodes is read without holding up those who ask for decisions."""
+"""The state of nodes is read a page at a time, and without holding up those who ask for decisions."""
 
 import asyncio
 
-from allocator.serving.node_states import NodeStates
-from tests.allocator.builders import World, node
+import pytest
+
+from allocator.serving.node_states import AT_ONCE, NodeStates
+from tests.allocator.builders import World, node, pod
+
+GRPC_LIMIT = 4 << 20
+"""What a client of gRPC takes by default."""
 
 
-async def test_others_have_their_turn_while_the_state_of_all_nodes_is_read() -> None:
+def of(count: int) -> tuple[World, NodeStates]:
     world = World()
-    world.add(*(node(f"n{number:03}") for number in range(200)))
+    world.add(*(node(f"n{number:03}") for number in range(count)))
+    return world, NodeStates(world.cluster, world.ledger)
+
+
+async def test_others_have_their_turn_while_a_page_is_read() -> None:
+    _, states = of(200)
     turns = 0
 
     async def count() -> None:
@@ -18,7 +28,54 @@ async def test_others_have_their_turn_while_the_state_of_all_nodes_is_read() -> 
             turns += 1
 
     counting = asyncio.create_task(count())
-    states = await NodeStates(world.cluster, world.ledger).read_all(sorted(world.cluster.nodes))
+    await states.page([], 0, "")
     counting.cancel()
-    assert [state.node for state in states] == sorted(world.cluster.nodes)
     assert turns >= 2
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 10, 11])
+async def test_the_pages_have_every_node_once_in_the_order_of_names(size: int) -> None:
+    world, states = of(10)
+    seen, token = list[str](), ""
+    for _ in range(10):
+        page = await states.page([], size, token)
+        assert len(page.nodes) <= (size or 10)
+        seen += [each.node for each in page.nodes]
+        token = page.next_page_token
+        if not token:
+            break
+    assert seen == sorted(world.cluster.nodes)
+    assert not token
+
+
+async def test_a_node_that_goes_between_two_pages_takes_no_other_with_it() -> None:
+    world, states = of(4)
+    first = await states.page([], 2, "")
+    gone = world.cluster.nodes["n001"].node
+    assert gone is not None
+    world.cluster.node_deleted(gone)
+    assert first.next_page_token == "n001"
+    assert [each.node for each in (await states.page([], 2, first.next_page_token)).nodes] == ["n002", "n003"]
+
+
+async def test_named_nodes_are_paged_as_well_known_or_not() -> None:
+    _, states = of(4)
+    first = await states.page(["n003", "nowhere", "n001", "n003"], 2, "")
+    assert [each.node for each in first.nodes] == ["n001", "n003"]
+    (unknown,) = (await states.page(["n003", "nowhere", "n001"], 2, first.next_page_token)).nodes
+    assert unknown.refusal.reason == "UnknownNode"
+
+
+async def test_a_page_of_the_largest_servers_in_full_use_is_below_what_clients_take() -> None:
+    world = World()
+    for number in range(AT_ONCE + 1):
+        name = f"node-{number:04}.rack-17.room-3.example"
+        world.add(node(name, chips=range(16), allocatable=16, labels={"accelerator-type": "module-910b-16"}))
+        for chip in range(16):
+            world.add(pod(f"a-training-job-of-some-length-worker-{number}-{chip}", 1, node=name, chips=[chip]))
+    states = NodeStates(world.cluster, world.ledger)
+    page = await states.page([], 1_000_000, "")
+    assert len(page.nodes) == AT_ONCE
+    assert all(chip.holders for each in page.nodes for chip in each.chips)
+    assert sum(len(each.chips) for each in page.nodes) == 16 * AT_ONCE
+    assert page.ByteSize() < GRPC_LIMIT

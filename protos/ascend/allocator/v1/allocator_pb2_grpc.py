@@ -149,7 +149,7 @@ class AllocatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetState(self, request, context):
-        """GetState reads nodes, chips and reservations as the allocator sees them.
+        """GetState reads nodes, chips and reservations as the allocator sees them, a page at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

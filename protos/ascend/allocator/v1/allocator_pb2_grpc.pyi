@@ -65,7 +65,7 @@ class AllocatorStub:
     Explain: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ExplainRequest, _allocator_pb2.ExplainResponse]
     """Explain says why a pod is not placed, or where it would be: reasons with the number of nodes each stands for."""
     GetState: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.GetStateRequest, _allocator_pb2.GetStateResponse]
-    """GetState reads nodes, chips and reservations as the allocator sees them."""
+    """GetState reads nodes, chips and reservations as the allocator sees them, a page at a time."""
     Watch: _grpc.UnaryStreamMultiCallable[_allocator_pb2.WatchRequest, _allocator_pb2.WatchResponse]
     """Watch sends the state of every node, and then of the nodes that change, for dashboards. Changes that come faster than
     the caller reads are sent as one. It ends when the caller ends it.
@@ -97,7 +97,7 @@ class AllocatorAsyncStub(AllocatorStub):
     Explain: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ExplainRequest, _allocator_pb2.ExplainResponse]  # type: ignore[assignment]
     """Explain says why a pod is not placed, or where it would be: reasons with the number of nodes each stands for."""
     GetState: _aio.UnaryUnaryMultiCallable[_allocator_pb2.GetStateRequest, _allocator_pb2.GetStateResponse]  # type: ignore[assignment]
-    """GetState reads nodes, chips and reservations as the allocator sees them."""
+    """GetState reads nodes, chips and reservations as the allocator sees them, a page at a time."""
     Watch: _aio.UnaryStreamMultiCallable[_allocator_pb2.WatchRequest, _allocator_pb2.WatchResponse]  # type: ignore[assignment]
     """Watch sends the state of every node, and then of the nodes that change, for dashboards. Changes that come faster than
     the caller reads are sent as one. It ends when the caller ends it.
@@ -180,7 +180,7 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request: _allocator_pb2.GetStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.GetStateResponse, _abc.Awaitable[_allocator_pb2.GetStateResponse]]:
-        """GetState reads nodes, chips and reservations as the allocator sees them."""
+        """GetState reads nodes, chips and reservations as the allocator sees them, a page at a time."""
 
     @_abc_1.abstractmethod
     def Watch(
