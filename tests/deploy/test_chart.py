@@ -145,6 +145,7 @@ def test_the_programs_take_the_settings_they_are_given(
         wanted.add(str(read.simulated_state.parent))
     else:
         wanted.add(environment["LD_LIBRARY_PATH"].split(":")[0].removesuffix("/lib64"))
+        wanted.add(str(read.device_root))
     if read.injection == "cdi":
         wanted.add(str(read.cdi_dir))
     assert mounted == wanted
@@ -293,11 +294,13 @@ def test_the_containers_can_do_little_to_their_nodes(options: tuple[str, ...]) -
         assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_what_of_the_node_is_mounted_is_not_written_to_but_for_the_kubelets_folder() -> None:
+def test_what_of_the_node_is_mounted_is_not_written_to_but_for_the_kubelets_folder_and_the_chips() -> None:
     workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
     volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
     writable = {mount["name"] for mount in _container(workload)["volumeMounts"] if not mount.get("readOnly")}
-    assert {name for name in writable if "hostPath" in volumes[name]} == {"device-plugins"}
+    assert {name for name in writable if "hostPath" in volumes[name]} == {"device-plugins", "dev"}
+    # The kubelet would put the container's last words into the node's /dev.
+    assert not _container(workload)["terminationMessagePath"].startswith("/dev/")
     assert volumes["driver"]["hostPath"]["path"] == "/usr/local/Ascend/driver"
 
 
