@@ -1,9 +1,9 @@
 """The device plugin's settings."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ascend.daemon.settings import RELOADED, Address, DaemonSettings
@@ -51,7 +51,11 @@ class Settings(DriverSettings, DaemonSettings):
         default=None, description="verifies the kubelet's certificate; kubelets sign their own unless told otherwise"
     )
     scan_period_s: float = Field(
-        default=1.0, gt=0, le=60, description="seconds between readings of each chip", json_schema_extra=RELOADED
+        default=1.0,
+        gt=0,
+        le=60,
+        description="seconds between readings of each chip; at most half of stale_s",
+        json_schema_extra=RELOADED,
     )
     calm_scan_period_s: float = Field(
         default=4.0,
@@ -88,6 +92,15 @@ class Settings(DriverSettings, DaemonSettings):
     cdi_dir: Path = Field(default=Path("/var/run/cdi"), description="where container runtimes look for CDI files")
     device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")
     http_address: Address = Field(default="0.0.0.0:11251", description="where /livez, /readyz and /metrics are served")
+
+    @model_validator(mode="after")
+    def _hears_in_time(self) -> Self:
+        if self.scan_period_s > self.stale_s / 2:
+            raise ValueError(
+                f"scan_period_s: {self.scan_period_s:g} is more than half of stale_s ({self.stale_s:g}): chips that "
+                "are well would count as unhealthy between two readings"
+            )
+        return self
 
     @property
     def glance_s(self) -> float:

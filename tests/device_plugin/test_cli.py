@@ -14,6 +14,7 @@ import pytest
 
 from ascend.chips import RESOURCE
 from ascend.daemon.settings import read_settings
+from ascend.errors import InvalidValue
 from device_plugin.cli import main
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
@@ -28,7 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
 def test_flags_override_the_environment_and_that_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text("node_name: from-file\nhost_ip: 10.0.0.1\nscan_period_s: 7\ninjection: devices\n")
+    file.write_text("node_name: from-file\nhost_ip: 10.0.0.1\nscan_period_s: 4\ninjection: devices\n")
     monkeypatch.setenv("ASCEND_DP_SCAN_PERIOD_S", "3")
     monkeypatch.setenv("ASCEND_DP_INJECTION", "runtime")
     settings = read_settings(Settings, "p", ["--config", str(file), "--scan-period-s", "2"])
@@ -58,6 +59,16 @@ def test_all_that_is_wrong_is_said_at_once(
     assert said.startswith("ascend-device-plugin: ")
     wrong = ("node_name", "colour", "scan_period_s", "'magic'", "'nowhere'", "'dcmi'", "'LOUD'")
     assert [word for word in wrong if word not in said] == []
+
+
+@pytest.mark.parametrize("given", ["scan_period_s: 6\n", "stale_s: 1.5\n", "scan_period_s: 30\nstale_s: 59\n"])
+def test_chips_are_not_read_so_seldom_that_they_would_count_as_silent(tmp_path: Path, given: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"node_name: n1\n{given}")
+    with pytest.raises(InvalidValue, match=r"scan_period_s: [\d.]+ is more than half of stale_s"):
+        read_settings(Settings, "p", ["--config", str(file)])
+    file.write_text("node_name: n1\nscan_period_s: 30\nstale_s: 60\n")
+    assert read_settings(Settings, "p", ["--config", str(file)]).scan_period_s == 30
 
 
 def test_the_daemon_may_be_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
