@@ -42,6 +42,11 @@ class Metrics:
             "Hand-overs in which the kubelet's own ledger has other ids",
             registry=self.registry,
         )
+        self.without_chips = Gauge(
+            "ascend_dp_pods_without_chips",
+            "Running pods with a container that asks for chips and has none",
+            registry=self.registry,
+        )
         self.preferences = Counter(
             "ascend_dp_preferences",
             "GetPreferredAllocation calls by result: steered, none, or failed for a fault of ours",

@@ -149,7 +149,8 @@ class Reconciler:
     def _announce_mismatches(self) -> None:
         """Tell of pods of which the kubelet believes something else, and forget what was told of pods that are gone."""
         self._announced = {(uid, reason) for uid, reason in self._announced if self._pods.get(uid) is not None}
-        self._without = {uid for uid in self._without if self._pods.get(uid) is not None}
+        self._without = {uid for uid in self._without if (pod := self._pods.get(uid)) is not None and pod.live}
+        self._metrics.without_chips.set(len(self._without))
         for handover in self._handovers:
             pod = self._pods.get(handover.uid)
             if pod is not None and not handover.matches_kubelet:
@@ -266,6 +267,7 @@ class Reconciler:
             return
         if admitted and (lacking := without_chips(pod, held)):
             self._without.add(pod.uid)
+            self._metrics.without_chips.set(len(self._without))
             self._tell(
                 pod,
                 WITHOUT,

@@ -554,11 +554,19 @@ async def test_a_pod_that_runs_without_its_chips_is_told_of_once_and_not_asked_a
                 await asyncio.sleep(0.001)
                 if number == 0:
                     reads.clear()
+            assert without(books) == 1
+            books.pods.deleted(one)
+            await until(lambda: without(books) == 0)
         ((key, reason, sentence),) = books.told
         assert (key, reason) == ("default/one", "NPURunsWithoutChips")
         assert sentence.startswith("container main asks for chips and runs without")
         assert len(reads) <= 1
         assert books.entries == {}
+
+
+def without(books: Books) -> float | None:
+    """What is counted of pods without chips."""
+    return books.metrics.registry.get_sample_value("ascend_dp_pods_without_chips")
 
 
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
