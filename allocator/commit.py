@@ -219,7 +219,7 @@ class Committer:
                 self._ledger.advance(ref.uid, Stage.DOUBTFUL)
 
     async def _bind_plain(self, ref: PodRef, pod: Pod, node: str) -> Bound:
-        """Bind a pod that asks for no chips: without managedResources the extender is left every pod to bind."""
+        """Bind a pod that asks for no chips: it names the resource with 0, or every pod is left to the extender."""
         nothing = Grant((), None)
         if pod.spec.node_name:
             return Bound(pod.spec.node_name, nothing, repeated=True)

@@ -34,12 +34,9 @@ def requested_chips(pod: Pod) -> int:
     if not pod.asks_for_chips:
         raise Refusal("InvalidRequest", f"pod {pod.key} does not ask for {RESOURCE}")
     try:
-        request = effective_request(pod.asks)
+        return effective_request(pod.asks)
     except InvalidValue as error:
         raise Refusal("InvalidRequest", f"pod {pod.key}: {error}") from error
-    if not request:
-        raise Refusal("InvalidRequest", f"pod {pod.key} asks for 0 of {RESOURCE}")
-    return request
 
 
 def counted_chips(pod: Pod) -> int:

@@ -27,6 +27,7 @@ from allocator.serving.extender_wire import (
     HostPriority,
     NodeNames,
     PreemptionArgs,
+    PreemptionResult,
     decode,
     preemption_result,
     read_args,
@@ -89,7 +90,7 @@ class Extender:
         try:
             pod, names = self._question(body)
             if not pod.asks_for_chips:
-                # managedResources is not configured: pods that ask for none are not our business.
+                # It names the resource with 0, or managedResources is not configured: not our business.
                 return FilterResult(node_names=list(names))
             with self._journal.timed("filter"):
                 return self._filtered(pod, names)
@@ -144,6 +145,8 @@ class Extender:
             self._require_open()
             if args.victims is None:
                 raise InvalidValue(NODE_CACHE)
+            if not args.pod.asks_for_chips:
+                return _answer(PreemptionResult(args.victims))
             with self._journal.timed("preempt"):
                 suggested = {
                     node: Suggestion(tuple(each.uid for each in victims.pods), victims.pdb_violations)

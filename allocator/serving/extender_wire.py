@@ -105,7 +105,7 @@ class PreemptionArgs(msgspec.Struct):
 
 
 class PreemptionResult(msgspec.Struct):
-    """The answer of preempt: a part of the nodes, each with at least one victim, the most important first."""
+    """The answer of preempt: some of the nodes asked about, each with at least one victim, the most important first."""
 
     victims: dict[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
 

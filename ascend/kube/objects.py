@@ -116,11 +116,20 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
         Raises:
             InvalidValue: the quantity is not a whole number.
         """
-        text = self.resources.limits.get(RESOURCE) or self.resources.requests.get(RESOURCE) or "0"
+        text = self._quantity
         number = whole_number(text)
         if number is None:
             raise InvalidValue(f"container {self.name}: {RESOURCE}: {text[:40]!r} is not a whole number of chips")
         return number
+
+    @property
+    def asks_for_chips(self) -> bool:
+        """Whether it asks for chips: 0 of them are none, a quantity that can't be read is a request to be refused."""
+        return whole_number(self._quantity) != 0
+
+    @property
+    def _quantity(self) -> str:
+        return self.resources.limits.get(RESOURCE) or self.resources.requests.get(RESOURCE) or "0"
 
 
 class PodSpec(msgspec.Struct, rename="camel", frozen=True):
@@ -197,11 +206,8 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def asks_for_chips(self) -> bool:
-        """Whether any container names the resource, with whatever quantity."""
-        return any(
-            RESOURCE in each.resources.limits or RESOURCE in each.resources.requests
-            for each in (*self.spec.init_containers, *self.spec.containers)
-        )
+        """Whether any container asks for chips; schedulers ask about pods that name the resource with 0, too."""
+        return any(each.asks_for_chips for each in (*self.spec.init_containers, *self.spec.containers))
 
 
 class Taint(msgspec.Struct, rename="camel", frozen=True):

@@ -139,13 +139,18 @@ async def test_bound_elsewhere_than_advised_the_chips_move_along(tmp_path: Path)
         assert (await allocator.filter(await allocator.pod("b", 8), NODES))["NodeNames"] == ["n1"]
 
 
-async def test_a_pod_that_asks_for_no_chips_is_none_of_our_business(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [None, 0])
+async def test_a_pod_that_asks_for_no_chips_is_none_of_our_business(tmp_path: Path, count: int | None) -> None:
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         await allocator.node("plain", npu=False)
-        pod = await allocator.pod("a", None)
+        pod = await allocator.pod("a", count)
         assert (await allocator.filter(pod, ["plain"]))["NodeNames"] == ["plain"]
         assert await allocator.prioritize(pod, ["plain"]) == {"plain": 0}
-        # Without managedResources the scheduler leaves every pod to the extender that binds.
+        victims = {"plain": {"Pods": [{"UID": "of-another"}], "NumPDBViolations": 1}}
+        assert await allocator.post("preempt", {"Pod": pod, "NodeNameToMetaVictims": victims}) == {
+            "NodeNameToMetaVictims": victims
+        }
+        # The scheduler asks about whatever names the resource, and without managedResources about every pod.
         assert await allocator.bind(pod, "plain") == ""
         assert (await allocator.read("a"))["spec"]["nodeName"] == "plain"
         assert "annotations" not in (await allocator.read("a"))["metadata"]

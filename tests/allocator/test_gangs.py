@@ -80,6 +80,19 @@ def test_no_pod_of_a_gang_is_placed_before_as_many_are_there_as_it_needs() -> No
     assert world.engine.place(pods[0]).node
 
 
+@pytest.mark.parametrize("none", [None, 0])
+def test_a_launcher_that_asks_for_no_chips_is_one_of_its_gang_and_needs_no_seat(none: int | None) -> None:
+    world = world_of(2)
+    launcher = pod("launcher", none, annotations={GROUP: "train", MIN_AVAILABLE: "3"})
+    workers = gang("train", 2, minimum=3)
+    world.add(*workers)
+    assert reason(world, workers[0]) == "GangIncomplete"
+    world.add(launcher)
+    world.engine.place(workers[0])
+    assert world.ledger.count(Stage.PLANNED) == 2
+    assert {bind(world, each).spec.node_name for each in workers} == {"n0", "n1"}
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_all_seats_are_kept_at_once_and_handed_out_in_any_order(seed: int) -> None:
     world = world_of(4)

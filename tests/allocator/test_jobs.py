@@ -129,9 +129,10 @@ def test_the_group_says_the_minimum_and_the_pods_only_where_it_leaves_it_at_one(
     assert jobs.job_of(each).min_available == 2
 
 
-def test_only_pods_that_ask_for_chips_make_a_job_distributed() -> None:
+@pytest.mark.parametrize("none", [None, 0])
+def test_only_pods_that_ask_for_chips_make_a_job_distributed(none: int | None) -> None:
     jobs = Jobs()
-    asks, plain = marked("a", owner="StatefulSet"), marked("b", None, owner="StatefulSet")
+    asks, plain = marked("a", owner="StatefulSet"), marked("b", none, owner="StatefulSet")
     jobs.pod_applied(asks)
     jobs.pod_applied(plain)
     assert not jobs.is_distributed(asks)

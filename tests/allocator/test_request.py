@@ -23,7 +23,7 @@ def test_containers_that_ask_for_none_do_not_matter() -> None:
     ("asking", "reason", "words"),
     [
         (pod("p", None), "InvalidRequest", "does not ask"),
-        (pod("p", 0), "InvalidRequest", "asks for 0"),
+        (pod("p", 0), "InvalidRequest", "does not ask"),
         (pod("p", containers=[container("main", "500m")]), "InvalidRequest", "'500m'"),
         (pod("p", 2, init_containers=[container("prepare", "-1")]), "InvalidRequest", "prepare"),
         (pod("p", containers=[container("main", "9" * 5000)]), "InvalidRequest", "not a whole number"),

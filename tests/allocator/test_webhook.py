@@ -91,12 +91,13 @@ async def test_a_binding_that_does_not_fit_is_refused_with_the_reason(tmp_path: 
         assert 'outcome="refused",reason="UnknownNode"' in (await allocator.get("/metrics"))[1]
 
 
-async def test_pods_without_chips_pass_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [None, 0])
+async def test_pods_without_chips_pass_as_they_are(tmp_path: Path, count: int | None) -> None:
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         register(server, allocator)
         async with await connect(server, tmp_path) as scheduler:
-            assert await bind(scheduler, await allocator.pod("plain", None), "anywhere") == ""
-            pod = await allocator.pod("invents", None)
+            assert await bind(scheduler, await allocator.pod("plain", count), "anywhere") == ""
+            pod = await allocator.pod("invents", count)
             assert await bind(scheduler, pod, "anywhere", **{ALLOCATED: "Ascend910-0", "note": "kept"}) == ""
         assert "annotations" not in (await allocator.read("plain"))["metadata"]
         assert (await allocator.read("invents"))["metadata"]["annotations"] == {"note": "kept"}
@@ -235,7 +236,8 @@ async def test_a_pod_no_node_could_take_is_denied_with_the_filters_sentence(tmp_
         said = (await allocator.filter(created, ["n1"]))["FailedAndUnresolvableNodes"]["n1"]
         assert denied["status"]["message"] == said
         assert (await review(allocator, "pods", pod_manifest("good", 4)))["allowed"]
-        assert (await review(allocator, "pods", pod_manifest("plain", None)))["allowed"]
+        for count in (None, 0):
+            assert await review(allocator, "pods", pod_manifest("plain", count)) == {"uid": "r1", "allowed": True}
         del senseless["metadata"]["name"]
         senseless["metadata"]["generateName"] = "worker-"
         assert "pod default/worker-… " in (await review(allocator, "pods", senseless))["status"]["message"]
@@ -243,7 +245,7 @@ async def test_a_pod_no_node_could_take_is_denied_with_the_filters_sentence(tmp_
 
 async def test_it_only_warns_where_that_is_wanted(tmp_path: Path) -> None:
     async with ApiServer() as server, running(server, tmp_path, senseless_pods="warn") as allocator:
-        answer = await review(allocator, "pods", pod_manifest("odd", 0))
+        answer = await review(allocator, "pods", pod_manifest("odd", 17))
         assert answer["allowed"]
         assert "InvalidRequest: " in answer["warnings"][0]
 

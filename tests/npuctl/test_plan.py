@@ -90,7 +90,7 @@ def test_nodes_without_chips_do_not_blur_the_reason(npuctl: Npuctl) -> None:
 
 
 def test_a_request_that_makes_no_sense_is_refused_by_every_node(npuctl: Npuctl) -> None:
-    (pending,) = npuctl.plan(node("node-a"), pod("none", 0))["pending"]
+    (pending,) = npuctl.plan(node("node-a"), pod("odd", 17))["pending"]
     assert (pending["reason"], pending["nodes"]["node-a"]["reason"]) == ("InvalidRequest", "InvalidRequest")
 
 
@@ -101,6 +101,7 @@ def test_pods_on_nodes_are_load_and_pods_that_are_finished_leaving_or_without_ch
         pod("done", 4, phase="Succeeded"),
         pod("leaves", 4, deletionTimestamp=NOW),
         pod("plain", None),
+        pod("none", 0),
         pod("train", 4),
     )
     assert [(each["name"], each["chips"][0]) for each in answer["pods"]] == [("train", "Ascend910-4")]
