@@ -177,7 +177,7 @@ class AllocatorApp:
                 kept=journal.kept,
             )
             senseless = self._settings.senseless_pods
-            Webhook(injector, journal, office.closed, self.engine.ask, senseless).add_routes(http)
+            Webhook(injector, journal, office.closed, self.engine.validate, senseless).add_routes(http)
             preemption = Preemption(self.cluster, self.ledger, self.engine)
             self.extender = Extender(
                 engine=self.engine,

@@ -17,7 +17,7 @@ from allocator.rules.previous import prefer
 from allocator.rules.request import Ask, requested_chips
 from allocator.rules.summary import sum_up
 from allocator.rules.vacancy import OCCUPIED, Fit, Verdict
-from allocator.rules.validity import JobShape, validate_job, virtual_chips
+from allocator.rules.validity import JobShape, excess_of_parts, validate_job, virtual_chips
 from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
 from allocator.state.ledger import Ledger
@@ -85,6 +85,19 @@ class DecisionEngine:
         self._ledger = ledger
         self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, ask_of=self.ask)
 
+    def concerns(self, pod: Pod) -> bool:
+        """Whether a pod is ours to judge: it asks for chips, or for more parts of chips than it may have."""
+        return pod.asks_for_chips or self._excess_of_parts(pod) is not None
+
+    def validate(self, pod: Pod) -> None:
+        """Let a pod pass that some node could take, or that is not ours to judge.
+
+        Raises:
+            Refusal: what it asks for makes no sense on any node.
+        """
+        if self.concerns(pod):
+            self.ask(pod)
+
     def ask(self, pod: Pod) -> Ask:
         """What the rules have to know of a pod.
 
@@ -97,6 +110,8 @@ class DecisionEngine:
     def _read(self, pod: Pod) -> tuple[Ask, Job]:
         if self._cluster.is_gone(pod.uid):
             raise Refusal("PodGone", f"pod {pod.key} is gone")
+        if not pod.asks_for_chips and (excess := self._excess_of_parts(pod)) is not None:
+            raise excess
         stated_minimum(pod)
         job = self._cluster.jobs.job_of(pod)
         ask = Ask(
@@ -116,6 +131,10 @@ class DecisionEngine:
             )
         )
         return ask, job
+
+    def _excess_of_parts(self, pod: Pod) -> Refusal | None:
+        job = self._cluster.jobs.job_of(pod)
+        return excess_of_parts(pod, job.key, job.parts_with(pod))
 
     def filter(self, pod: Pod, candidates: Iterable[str] | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing.

@@ -89,7 +89,8 @@ def _verdict(answer: Explanation) -> Text:
         case "fits":
             count = len(answer.candidates)
             return Text(f"{asked} and fits on {count} node{'s' if count != 1 else ''} now; it is not bound yet")
-    return Text.assemble(f"{asked} and waits: ", (answer.reason, "yellow"), f": {answer.message}")
+    waits = f"{asked} and waits: " if answer.request else "waits: "
+    return Text.assemble(waits, (answer.reason, "yellow"), f": {answer.message}")
 
 
 def _groups(answer: Explanation) -> Table:

@@ -15,7 +15,7 @@ from ascend.deviceinfo import NAMESPACE, node_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import ConfigMap, Pod
 from npuctl.output import Group, group
-from npuctl.planning import Candidate, Why, candidates_of, job_name, refusals
+from npuctl.planning import Candidate, Why, candidates_of, job_name, refusals, waits
 from npuctl.remedies import Remedy, Scene, pods_to_end, remedies
 from npuctl.snapshot import Allocation, Snapshot
 
@@ -79,7 +79,7 @@ def explain(pod: Pod, snapshot: Snapshot, settings: Settings, now_ns: int) -> Ex
     allocation = Allocation.of(snapshot, settings, lambda: now_ns / 1e9)
     namespace, name, job = pod.metadata.namespace, pod.name, job_name(allocation.cluster.jobs, pod)
     begun = Explanation(namespace, name, job, counted_chips(pod), "none", scheduler=_condition(pod))
-    if not pod.asks_for_chips:
+    if not pod.asks_for_chips and not waits(pod, allocation.engine):
         return begun
     if not pod.is_live:
         why = pod.status.message or "its containers have ended"

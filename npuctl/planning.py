@@ -102,7 +102,7 @@ def plan(snapshot: Snapshot, settings: Settings, now_ns: int, *, candidates: boo
     stamps = Stamps(lambda: now_ns, allocation.cluster.predicate_times)
     planned: list[Planned] = []
     pending: list[Pending] = []
-    for pod in in_order(snapshot.pods, allocation.cluster.jobs):
+    for pod in in_order(snapshot.pods, allocation):
         job = job_name(allocation.cluster.jobs, pod)
         offered = candidates_of(allocation.engine, pod) if candidates else msgspec.UNSET
         try:
@@ -122,20 +122,20 @@ def plan(snapshot: Snapshot, settings: Settings, now_ns: int, *, candidates: boo
     return Plan(tuple(planned), tuple(pending))
 
 
-def waits(pod: Pod) -> bool:
-    """Whether a pod waits for a node and chips: schedulers leave alone what is being deleted."""
-    return pod.is_live and not pod.is_terminating and not pod.spec.node_name and pod.asks_for_chips
+def waits(pod: Pod, engine: DecisionEngine) -> bool:
+    """Whether a pod waits for a node and a word of ours: schedulers leave alone what is being deleted."""
+    return pod.is_live and not pod.is_terminating and not pod.spec.node_name and engine.concerns(pod)
 
 
-def in_order(pods: Iterable[Pod], jobs: Jobs) -> list[Pod]:
+def in_order(pods: Iterable[Pod], allocation: Allocation) -> list[Pod]:
     """The pods that wait: jobs by creation and name, pods of one job by rank and by the numbers in their names.
 
     What was not created yet comes after what was.
     """
     waiting: dict[JobKey, list[Pod]] = {}
     for pod in pods:
-        if waits(pod):
-            waiting.setdefault(jobs.job_of(pod).key, []).append(pod)
+        if waits(pod, allocation.engine):
+            waiting.setdefault(allocation.cluster.jobs.job_of(pod).key, []).append(pod)
     ordered = sorted(waiting.items(), key=lambda job: (min(_created(pod) for pod in job[1]), job[0]))
     return [pod for _, members in ordered for pod in sorted(members, key=_number)]
 

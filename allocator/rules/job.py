@@ -38,6 +38,7 @@ _ORDINAL = "apps.kubernetes.io/pod-index"
 _STATEFUL_SET_POD = "statefulset.kubernetes.io/pod-name"
 _VOLCANO_INDEX = "volcano.sh/task-index"
 _INDEPENDENT = frozenset({SINGLE, "ReplicaSet", "ReplicationController", "Job"})
+_REPLICAS = frozenset({"ReplicaSet", "ReplicationController"})
 _NO_JOBS = frozenset({"DaemonSet", "Node"})
 _LEADERS = frozenset({"master", "chief", "launcher"})
 _MAX_DIGITS = 7
@@ -66,6 +67,11 @@ class JobKey:
     def cooperates(self) -> bool:
         """Whether its pods work together: replicas of a Deployment, and those of a Job that has no index, don't."""
         return self.kind not in _INDEPENDENT
+
+    @property
+    def shares_a_part(self) -> bool:
+        """Whether one vNPU is all its pods may have together (seed 000); a replica of a Deployment trains nothing."""
+        return self.kind not in _REPLICAS
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from allocator.rules.job import JobKey
 from allocator.rules.narrowing import wanted_products, wants_super_pod
 from allocator.rules.request import requested_chips
 from ascend.chips import RESOURCE
@@ -15,7 +16,8 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Container, Pod, whole_number
 from ascend.products import PRODUCTS, Product
 
-_VIRTUAL = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|huawei\.com/npu-core")
+_CORES = "huawei.com/npu-core"
+_VIRTUAL = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|" + re.escape(_CORES))
 """Resources that are a part of a chip: cut out beforehand, or on demand (spec/scheduling.md §5)."""
 
 
@@ -67,15 +69,13 @@ def virtual_chips(pod: Pod) -> int:
 
 def _virtual_chips(container: Container) -> int:
     asked = {**container.resources.requests, **container.resources.limits}
-    counts = [
-        "1" if name == "huawei.com/npu-core" else quantity for name, quantity in asked.items() if _is_virtual(name)
-    ]
+    return sum(_parts(name, quantity) for name, quantity in asked.items() if _VIRTUAL.fullmatch(name))
+
+
+def _parts(resource: str, quantity: str) -> int:
+    number = whole_number(quantity)
     # A quantity that is no number is the API server's to refuse; it stands for one.
-    return sum(1 if (number := whole_number(count)) is None else number for count in counts)
-
-
-def _is_virtual(resource: str) -> bool:
-    return _VIRTUAL.fullmatch(resource) is not None
+    return 1 if number is None or (number and resource == _CORES) else number
 
 
 def invalidity(shape: JobShape) -> Refusal | None:
@@ -110,6 +110,20 @@ def validate_job(shape: JobShape) -> None:
     refusal = invalidity(shape)
     if refusal is not None:
         raise Refusal(refusal.reason, refusal.message)
+
+
+def excess_of_parts(pod: Pod, job: JobKey, in_job: int) -> Refusal | None:
+    """Why a pod may not have the parts of chips (vNPUs) it asks for; None where it may, or asks for none.
+
+    Args:
+        pod: the pod.
+        job: its job.
+        in_job: how many the pods of the job have or ask for, this one included.
+    """
+    own = virtual_chips(pod)
+    if not own:
+        return None
+    return invalidity(JobShape(f"pod {pod.key}" if own > 1 else f"job {job}", frozenset(), virtual=max(own, in_job)))
 
 
 def _takes(product: Product, shape: JobShape) -> bool:

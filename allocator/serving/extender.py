@@ -89,7 +89,7 @@ class Extender:
         """Answer the question of filter; one that is not understood as well."""
         try:
             pod, names = self._question(body)
-            if not pod.asks_for_chips:
+            if not self._engine.concerns(pod):
                 # It names the resource with 0, or managedResources is not configured: not our business.
                 return FilterResult(node_names=list(names))
             with self._journal.timed("filter"):

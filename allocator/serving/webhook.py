@@ -61,7 +61,7 @@ class Webhook:
         injector: chooses chips for Bindings.
         journal: writes down.
         closed: why no Binding is judged now; None when they are.
-        validate: raises a Refusal for a pod that makes no sense on any node.
+        validate: raises a Refusal for a pod that makes no sense on any node; others are not its business.
         senseless: what becomes of such a pod.
     """
 
@@ -112,8 +112,6 @@ class Webhook:
             pod = _named(msgspec.json.decode(asked.object, type=Pod), asked)
         except UNREADABLE as error:
             return _unreadable(error)
-        if not pod.asks_for_chips:
-            return _answer(asked, {"allowed": True})
         try:
             self._validate(pod)
         except Refusal as refusal:

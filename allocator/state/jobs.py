@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from allocator.rules.job import SINGLE, JobKey, filling_order, find_job, own_rank, stated_minimum
+from allocator.rules.validity import virtual_chips
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod, PodGroup
 
@@ -32,6 +33,7 @@ class Job:
         "_given",
         "_lowest",
         "_own",
+        "_parts",
         "_pods",
         "_ranks",
         "group_minimum",
@@ -51,6 +53,7 @@ class Job:
         self.stated_minimum: int | None = None
         self._pods: dict[str, Pod] = {}
         self._own: dict[str, int] = {}
+        self._parts: dict[str, int] = {}
         self._ranks: dict[int, str] = {}
         self._given: dict[str, int] = {}
         self._lowest = 0
@@ -87,6 +90,11 @@ class Job:
         unseen = pod.uid not in self._pods and pod.asks_for_chips
         return self.size + unseen > 1
 
+    def parts_with(self, pod: Pod) -> int:
+        """How many parts of chips (vNPUs) its pods that have not ended ask for, this one included."""
+        others = (parts for uid, parts in self._parts.items() if uid != pod.uid)
+        return virtual_chips(pod) + (sum(others) if self.key.shares_a_part else 0)
+
     def rank_of(self, pod: Pod) -> int:
         """The pod's rank: its own, else the one it was given, else the lowest free one, which it keeps from now on."""
         rank = self._known_rank(pod)
@@ -113,6 +121,9 @@ class Job:
         self.version = next(_VERSIONS)
         self.present += 1
         self.size += pod.asks_for_chips
+        parts = virtual_chips(pod) if pod.is_live else 0
+        if parts:
+            self._parts[pod.uid] = parts
         rank = own_rank(pod)
         if rank is not None:
             self._own[pod.uid] = rank
@@ -132,6 +143,7 @@ class Job:
         self.version = next(_VERSIONS)
         self.present -= 1
         self.size -= pod.asks_for_chips
+        self._parts.pop(uid, None)
         self._free(self._own.pop(uid, None), uid)
         if given:
             self._free(self._given.pop(uid, None), uid)

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from allocator.rules.narrowing import SCHEDULE_POLICY, shuns_sub_health, wanted_products
 from allocator.rules.validity import JobShape, invalidity, job_shape, validate_job, virtual_chips
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
-from ascend.kube.objects import Container, Metadata, Pod, PodSpec, Resources
+from ascend.kube.objects import Container, Metadata, OwnerReference, Pod, PodSpec, PodStatus, Resources
 from tests.allocator.builders import World, node
 from tests.allocator.test_families import CASES
 
@@ -174,6 +175,7 @@ def test_a_vnpu_next_to_whole_chips_or_to_another_is_refused() -> None:
     cores = asking("cores", {"huawei.com/npu-core": "12"})
     assert virtual_chips(whole) == 0
     assert virtual_chips(cores) == 1
+    assert virtual_chips(asking("none", {"huawei.com/npu-core": "0", f"{RESOURCE}-2c": "0"})) == 0
     assert virtual_chips(asking("many", {f"{RESOURCE}-2c": "9" * 5000})) == 1
     for pods, words in (([part, whole], "parts of chips"), ([part, cores], "asks for 2 vNPUs")):
         with pytest.raises(Refusal) as refused:
@@ -183,6 +185,45 @@ def test_a_vnpu_next_to_whole_chips_or_to_another_is_refused() -> None:
     world = World()
     with pytest.raises(Refusal, match="parts of chips"):
         world.engine.filter(asking("both", {RESOURCE: "1", f"{RESOURCE}-2c": "1"}))
+
+
+def owned(name: str, kind: str, phase: str = "Pending") -> Pod:
+    """A pod that asks for one vNPU."""
+    made = asking(name, {f"{RESOURCE}-4c": "1"})
+    owner = OwnerReference(kind=kind, name="train", uid="u", controller=True)
+    metadata = msgspec.structs.replace(made.metadata, owner_references=[owner])
+    return msgspec.structs.replace(made, metadata=metadata, status=PodStatus(phase=phase))
+
+
+@pytest.mark.parametrize("kind", ["Job", "StatefulSet", "PyTorchJob"])
+def test_the_pods_of_a_job_have_one_vnpu_together(kind: str) -> None:
+    world = World()
+    first, second = owned("a", kind), owned("b", kind)
+    launcher = msgspec.structs.replace(first, metadata=msgspec.structs.replace(first.metadata, uid="l"), spec=PodSpec())
+    world.add(launcher, first)
+    assert not world.engine.concerns(first)
+    for _ in range(2):
+        # Whether its object was seen before or not.
+        with pytest.raises(Refusal, match=r"^job default/train asks for 2 vNPUs; a job may have one$") as refused:
+            world.engine.validate(second)
+        assert refused.value.reason == "InvalidRequest"
+        world.add(second)
+    assert world.engine.concerns(first)
+    assert not world.engine.concerns(launcher)
+    world.add(owned("a", kind, phase="Succeeded"))
+    world.engine.validate(second)
+    world.add(first)
+    world.cluster.pod_deleted(first)
+    world.engine.validate(second)
+
+
+def test_every_replica_of_a_deployment_may_have_its_vnpu() -> None:
+    world = World()
+    replicas = [owned(name, "ReplicaSet") for name in "ab"]
+    world.add(*replicas)
+    for each in replicas:
+        world.engine.validate(each)
+    assert world.engine.concerns(asking("two", {f"{RESOURCE}-2c": "2"}))
 
 
 def test_pods_of_a_job_that_are_for_different_products_contradict_each_other() -> None:

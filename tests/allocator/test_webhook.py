@@ -24,6 +24,13 @@ from tests.allocator.harness import Allocator, pod_manifest, review, running, un
 Json = dict[str, Any]
 
 
+def asking(name: str, resources: Json, **metadata: Any) -> Json:
+    """A pod that asks for other resources than whole chips."""
+    manifest = pod_manifest(name, None, **metadata)
+    manifest["spec"]["containers"][0]["resources"] = {"limits": resources, "requests": resources}
+    return manifest
+
+
 def register(server: ApiServer, allocator: Allocator) -> None:
     """Have the API server show all Bindings to the allocator."""
 
@@ -241,6 +248,36 @@ async def test_a_pod_no_node_could_take_is_denied_with_the_filters_sentence(tmp_
         del senseless["metadata"]["name"]
         senseless["metadata"]["generateName"] = "worker-"
         assert "pod default/worker-… " in (await review(allocator, "pods", senseless))["status"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"), [({f"{RESOURCE}-2c": "2"}, 2), ({f"{RESOURCE}-2c": "1", f"{RESOURCE}-4c.1cpu.8g": "1"}, 2)]
+)
+async def test_a_pod_of_more_than_one_vnpu_is_denied_with_the_filters_sentence(
+    tmp_path: Path, asked: Json, count: int
+) -> None:
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        parts = asking("parts", asked)
+        denied = await review(allocator, "pods", parts)
+        sentence = f"InvalidRequest: pod default/parts asks for {count} vNPUs; a job may have one"
+        assert (denied["allowed"], denied["status"]["message"]) == (False, sentence)
+        created = await allocator.server.create(parts)
+        assert (await allocator.filter(created, ["n1"]))["FailedAndUnresolvableNodes"] == {"n1": sentence}
+
+
+async def test_a_job_may_have_one_vnpu_in_all_its_pods(tmp_path: Path) -> None:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
+    first, second = (asking(name, {"huawei.com/npu-core": "10"}, ownerReferences=[owner]) for name in "ab")
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        assert await review(allocator, "pods", first) == {"uid": "r1", "allowed": True}
+        created = await server.create(first)
+        await until(lambda: created["metadata"]["uid"] in allocator.app.cluster.pods)
+        assert (await allocator.filter(created, ["n1"]))["NodeNames"] == ["n1"]
+        denied = await review(allocator, "pods", second)
+        sentence = "InvalidRequest: job default/train asks for 2 vNPUs; a job may have one"
+        assert (denied["allowed"], denied["status"]["message"]) == (False, sentence)
+        created = await server.create(second)
+        assert (await allocator.filter(created, ["n1"]))["FailedAndUnresolvableNodes"] == {"n1": sentence}
 
 
 async def test_it_only_warns_where_that_is_wanted(tmp_path: Path) -> None:

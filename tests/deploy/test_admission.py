@@ -142,6 +142,14 @@ def test_a_pod_no_node_could_take_is_denied_at_once_and_no_other_pod_depends_on_
 ) -> None:
     senseless = pod("odd", 17, namespace=kube_namespace)
     settled(dry_run(cluster.api, senseless), "denied the request: InvalidRequest: pod ")
+    parts = pod("parts", 2, namespace=kube_namespace, resource="huawei.com/Ascend910-2c")
+    assert "asks for 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, parts))
+    cores = pod("cores", 1, namespace=kube_namespace, resource="huawei.com/npu-core")
+    (container,) = cores["spec"]["containers"]
+    cores["spec"]["initContainers"] = [{**container, "name": "before"}]
+    assert "asks for 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, cores))
+    del cores["spec"]["initContainers"]
+    dry_run(cluster.api, cores)()
     for each in running.allocators:
         each.process.kill()
     # Nobody answers now: pods without chips aren't asked about, those with chips are created all the same.

@@ -50,6 +50,13 @@ def pod(
     return manifest
 
 
+def parts(name: str, count: str, **more: Any) -> Json:
+    """A pod that asks for parts of a chip."""
+    manifest = pod(name, None, **more)
+    manifest["spec"]["containers"][0]["resources"] = {"limits": {f"{RESOURCE}-2c": count}}
+    return manifest
+
+
 def report(name: str, *, unhealthy: int = 0, at_s: int = 1_767_225_600) -> Json:
     made = DeviceReport(free=0xFF & ~unhealthy, unhealthy=unhealthy, network_unhealthy=0, update_time_s=at_s)
     return {

@@ -18,7 +18,7 @@ from npuctl.manifests import read_manifests
 from npuctl.planning import plan
 from npuctl.source import Source
 from sandbox.apiserver import ApiServer
-from tests.npuctl.manifests import Json, as_list, member, node, pod, pod_group, report
+from tests.npuctl.manifests import Json, as_list, member, node, parts, pod, pod_group, report
 
 NOW = "2026-01-01T00:00:00Z"
 
@@ -40,6 +40,17 @@ def people(folder: Path, *objects: Json, name: str = "train") -> str:
 
 def helps(answer: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(each["kind"], each["node"], tuple(each["targets"])) for each in answer["remedies"]]
+
+
+def test_a_pod_of_two_vnpus_is_told_that_it_may_have_one(tmp_path: Path) -> None:
+    answer = explain(tmp_path, node("n1"), parts("train", "2"))
+    assert (answer["state"], answer["reason"], answer["remedies"]) == ("waits", "InvalidRequest", [])
+    said = people(tmp_path, node("n1"), parts("train", "2"))
+    assert said.startswith(
+        "pod default/train waits: InvalidRequest: pod default/train asks for 2 vNPUs; a job may have"
+    )
+    for other in (parts("train", "1"), parts("train", "2", node="n1"), pod("train", 0)):
+        assert explain(tmp_path, node("n1"), other)["state"] == "none"
 
 
 def test_the_pods_are_named_whose_end_would_make_room(tmp_path: Path) -> None:

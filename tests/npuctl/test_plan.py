@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from npuctl.cli import app
 from tests.allocator.builders import noded_says
-from tests.npuctl.manifests import Json, as_list, member, node, pod, pod_group, report
+from tests.npuctl.manifests import Json, as_list, member, node, parts, pod, pod_group, report
 
 NOW = "2026-01-01T00:00:00Z"
 NOW_NS = 1_767_225_600 * 10**9
@@ -92,6 +92,19 @@ def test_nodes_without_chips_do_not_blur_the_reason(npuctl: Npuctl) -> None:
 def test_a_request_that_makes_no_sense_is_refused_by_every_node(npuctl: Npuctl) -> None:
     (pending,) = npuctl.plan(node("node-a"), pod("odd", 17))["pending"]
     assert (pending["reason"], pending["nodes"]["node-a"]["reason"]) == ("InvalidRequest", "InvalidRequest")
+
+
+def test_what_asks_for_more_than_one_vnpu_waits_and_one_is_not_ours_to_place(npuctl: Npuctl) -> None:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
+    pods = [parts(f"train-{number}", "1", ownerReferences=[owner]) for number in range(2)]
+    answer = npuctl.plan(node("node-a"), parts("one", "1"), parts("two", "2"), *pods, pod("whole", 8))
+    assert [each["name"] for each in answer["pods"]] == ["whole"]
+    said = {each["name"]: (each["message"], each["nodes"]["node-a"]["message"]) for each in answer["pending"]}
+    job = "job default/train asks for 2 vNPUs; a job may have one"
+    alone = "pod default/two asks for 2 vNPUs; a job may have one"
+    assert said == {"train-0": (job, job), "train-1": (job, job), "two": (alone, alone)}
+    bound = npuctl.plan(node("node-a"), parts("two", "2", node="node-a"), parts("done", "2", phase="Succeeded"))
+    assert bound["pending"] == []
 
 
 def test_pods_on_nodes_are_load_and_pods_that_are_finished_leaving_or_without_chips_are_nothing(npuctl: Npuctl) -> None:
