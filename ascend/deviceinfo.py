@@ -7,7 +7,7 @@ Volcano's plugin and ClusterD read it; the latter drops it when the CheckCode do
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -21,7 +21,6 @@ from ascend.chips import (
     join_names,
     join_names_sorted,
     parse_chip_name,
-    parse_names,
 )
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue
 
@@ -46,6 +45,8 @@ _UNHEALTHY = f"{RESOURCE}-Unhealthy"
 _NETWORK_UNHEALTHY = f"{RESOURCE}-NetworkUnhealthy"
 _RECOVERING = f"{RESOURCE}-Recovering"
 _FAULT = f"{RESOURCE}-Fault"
+
+_T = TypeVar("_T")
 
 _LATEST_S: Final = 253_402_300_799
 """The end of the year 9999: a later time can't be written, and is one in milliseconds or worse."""
@@ -85,6 +86,17 @@ def chip_fault(*, chip_id: int, level: str, codes: Mapping[str, FaultTime], netw
         fault_code=",".join(codes),
         fault_time_and_level_map=dict(sorted(codes.items())),
     )
+
+
+class _FaultRead(msgspec.Struct, frozen=True):
+    # Which chip it is and how ill decides where pods go; what only people look at must not spoil that.
+    fault_type: str = ""
+    npu_name: str = ""
+    large_model_fault_level: msgspec.Raw = msgspec.Raw()
+    fault_level: str = ""
+    fault_handling: str = ""
+    fault_code: msgspec.Raw = msgspec.Raw()
+    fault_time_and_level_map: msgspec.Raw = msgspec.Raw()
 
 
 class Upgrade(msgspec.Struct, frozen=True):
@@ -204,10 +216,12 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
 def decode_report(data: Mapping[str, str]) -> DeviceReport:
     """The report in a ConfigMap's ``data``, ours or the reference plugin's.
 
-    It is without the upgrades: only the node's own plugin needs them (``read_upgrades``).
+    It is without the upgrades: only the node's own plugin needs them (``read_upgrades``). What forbids nobody a chip
+    is read as far as it can be: the list of free chips, and of a fault its codes and times (spec/scheduling.md §8.10).
 
     Raises:
-        InvalidReport: ``DeviceInfoCfg`` is missing or malformed, or its CheckCode does not match what it covers.
+        InvalidReport: ``DeviceInfoCfg`` is missing or malformed, an element of a list that keeps pods off a chip can't
+            be read, or its CheckCode does not match what it covers.
     """
     text = data.get(DEVICE_INFO)
     if text is None:
@@ -219,12 +233,12 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
         if cfg.CheckCode != expected:
             raise InvalidReport(f"CheckCode is {cfg.CheckCode!r}, its content gives {expected!r}")
         return DeviceReport(
-            free=_listed(listed, RESOURCE),
+            free=_read_names(listed.get(RESOURCE, ""))[0],
             unhealthy=_listed(listed, _UNHEALTHY),
             network_unhealthy=_listed(listed, _NETWORK_UNHEALTHY),
             update_time_s=cfg.DeviceInfo.UpdateTime,
             recovering=_listed(listed, _RECOVERING),
-            faults=tuple(msgspec.json.decode(listed.get(_FAULT, "") or "[]", type=list[Fault])),
+            faults=_read_faults(listed.get(_FAULT, "")),
             super_pod_id=cfg.SuperPodID,
             server_index=cfg.ServerIndex,
             manually_separated=read_manually_separated(data)[0],
@@ -241,14 +255,7 @@ def read_manually_separated(data: Mapping[str, str]) -> tuple[ChipSet, tuple[str
 
     People write this list by hand, and a slip in one entry must not undo the others (spec/node-agent.md §4.8).
     """
-    chips: ChipSet = 0
-    slips = []
-    for entry in filter(None, map(str.strip, data.get(MANUALLY_SEPARATED, "").split(","))):
-        try:
-            chips |= 1 << parse_chip_name(entry)
-        except InvalidValue:
-            slips.append(entry)
-    return chips, tuple(slips)
+    return _read_names(data.get(MANUALLY_SEPARATED, ""))
 
 
 def read_upgrades(data: Mapping[str, str]) -> dict[int, tuple[Upgrade, ...]]:
@@ -265,4 +272,45 @@ def read_upgrades(data: Mapping[str, str]) -> dict[int, tuple[Upgrade, ...]]:
 
 
 def _listed(device_list: Mapping[str, str], key: str) -> ChipSet:
-    return chip_set(parse_names(device_list.get(key, ""), key))
+    """A list that keeps pods off chips: of an element that can't be read nobody knows which chip it would free."""
+    text = device_list.get(key, "")
+    try:
+        return chip_set(map(parse_chip_name, text.split(","))) if text else 0
+    except InvalidValue as error:
+        raise InvalidValue(f"{key}: {error}") from None
+
+
+def _read_names(text: str) -> tuple[ChipSet, tuple[str, ...]]:
+    """The chips of a list, and its entries that name none."""
+    chips: ChipSet = 0
+    slips = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        try:
+            chips |= 1 << parse_chip_name(entry)
+        except InvalidValue:
+            slips.append(entry)
+    return chips, tuple(slips)
+
+
+def _read_faults(text: str) -> tuple[Fault, ...]:
+    # Go writes a list that was never filled as null.
+    return tuple(map(_fault, msgspec.json.decode(text or "[]", type=list[_FaultRead] | None) or ()))
+
+
+def _fault(read: _FaultRead) -> Fault:
+    return Fault(
+        fault_type=read.fault_type,
+        npu_name=read.npu_name,
+        large_model_fault_level=_decoded(read.large_model_fault_level, str, ""),
+        fault_level=read.fault_level,
+        fault_handling=read.fault_handling,
+        fault_code=_decoded(read.fault_code, str, ""),
+        fault_time_and_level_map=_decoded(read.fault_time_and_level_map, dict[str, FaultTime], {}),
+    )
+
+
+def _decoded(raw: msgspec.Raw, kind: type[_T], otherwise: _T) -> _T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except UNREADABLE:
+        return otherwise

@@ -1,12 +1,14 @@
 """What a node offers, and that whatever is unclear makes it unusable rather than its chips free."""
 
+import json
+
 import pytest
 
 from allocator.rules.vacancy import Vacancy
 from allocator.state.report import NodeReport, read_report
 from ascend.annotations import ALLOCATED, CLAIMED, PREDICATE_TIME, REAL
-from ascend.chips import chip_set
-from ascend.deviceinfo import DEVICE_INFO, DeviceReport, encode_report
+from ascend.chips import RESOURCE, chip_set
+from ascend.deviceinfo import DEVICE_INFO, DeviceReport, check_code, encode_report
 from ascend.errors import Refusal
 from ascend.kube.objects import Metadata, Node, Pod
 from tests.allocator.builders import World, node, pod, report
@@ -173,3 +175,21 @@ def test_a_pod_whose_chips_are_unclear_makes_its_node_unusable_while_it_lives(ho
 def test_a_chip_an_operator_took_out_is_not_given() -> None:
     taken_out = DeviceReport(free=0xFF, unhealthy=0, network_unhealthy=0, update_time_s=1, manually_separated=0b100)
     assert read_report(report("n1", data=encode_report(taken_out))) == NodeReport(0b100, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "garbled",
+    [
+        {RESOURCE: "Ascend910-4, Ascend910-5"},
+        {f"{RESOURCE}-Unhealthy": "Ascend910-3,Ascend910-3"},
+        {f"{RESOURCE}-Fault": '[{"npu_name":"Ascend910-3","fault_time_and_level_map":null}]'},
+    ],
+    ids=["free", "twice", "null"],
+)
+def test_a_slip_in_what_placing_does_not_need_leaves_the_node_in_use(garbled: dict[str, str]) -> None:
+    device_list = {f"{RESOURCE}-Unhealthy": "Ascend910-3", **garbled}
+    inner = {"DeviceList": device_list, "UpdateTime": 1}
+    data = {DEVICE_INFO: json.dumps({"DeviceInfo": inner, "CheckCode": check_code(device_list, 1)})}
+    world = World()
+    world.add(node("n1"), report("n1", data=data))
+    assert free(world) == [0, 1, 2, 4, 5, 6, 7]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ascend.chips import RESOURCE
 from ascend.deviceinfo import (
     DEVICE_INFO,
     MANUALLY_SEPARATED,
@@ -125,3 +126,48 @@ def test_the_reference_s_upgrades_are_read() -> None:
     upgrade = Upgrade(1795250167592, "81078603", "PreSeparateNPU", "FaultDuration")
     assert read_upgrades({UPGRADE_REASONS: golden}) == {1: (upgrade,)}
     assert read_upgrades({}) == {}
+
+
+def listing(**lists: str) -> dict[str, str]:
+    """A report of these lists and no others, as any plugin may write it."""
+    device_list = {RESOURCE + key.replace("_", "-"): text for key, text in lists.items()}
+    inner = {"DeviceList": device_list, "UpdateTime": 1}
+    return {DEVICE_INFO: json.dumps({"DeviceInfo": inner, "CheckCode": check_code(device_list, 1)})}
+
+
+def test_a_slip_in_the_list_of_free_chips_costs_only_itself() -> None:
+    told = decode_report(listing(**{"": "Ascend910-0, Ascend910-1,,card,Ascend910-2c-100-1"}))
+    assert told.free == 0b11
+
+
+def test_a_list_may_name_a_chip_twice() -> None:
+    twice = "Ascend910-3,Ascend910-3"
+    told = decode_report(listing(_Unhealthy=twice, _NetworkUnhealthy=twice, _Recovering=twice))
+    assert (told.unhealthy, told.network_unhealthy, told.recovering) == (8, 8, 8)
+
+
+@pytest.mark.parametrize("key", ["_Unhealthy", "_NetworkUnhealthy", "_Recovering"])
+@pytest.mark.parametrize("text", ["Ascend910-0, Ascend910-1", "Ascend910-0,", "card", "Ascend910-999"])
+def test_an_element_that_can_t_be_read_frees_no_chip(key: str, text: str) -> None:
+    with pytest.raises(InvalidReport, match=f"^DeviceInfoCfg: {RESOURCE}{key.replace('_', '-')}: "):
+        decode_report(listing(**{key: text}))
+
+
+@pytest.mark.parametrize("codes", ["null", "{}", '{"80E18402":null}', '{"80E18402":{"fault_time":"now"}}', "7", None])
+def test_a_fault_counts_whatever_is_told_of_its_codes(codes: str | None) -> None:
+    times = "" if codes is None else f',"fault_time_and_level_map":{codes}'
+    entry = f'{{"npu_name":"Ascend910-3","fault_handling":"SubHealthFault","fault_code":"80E18402"{times}}}'
+    (fault,) = decode_report(listing(_Fault=f"[{entry}]")).faults
+    assert (fault.npu_name, fault.fault_handling, fault.fault_code) == ("Ascend910-3", "SubHealthFault", "80E18402")
+    assert fault.fault_time_and_level_map == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null"])
+def test_no_faults_may_be_written_in_every_way_go_has_for_it(text: str) -> None:
+    assert decode_report(listing(_Fault=text)).faults == ()
+
+
+@pytest.mark.parametrize("text", ["garbage", "{}", "[7]", '[{"npu_name":7}]', '[{"fault_level":null}]', "[" * 100_000])
+def test_faults_whose_chip_or_level_can_t_be_read_are_refused(text: str) -> None:
+    with pytest.raises(InvalidReport, match="DeviceInfoCfg"):
+        decode_report(listing(_Fault=text))
