@@ -5,7 +5,7 @@ Volcano's plugin and ClusterD read it; the latter drops it when the CheckCode do
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final, TypeVar
 
@@ -46,6 +46,10 @@ _NETWORK_UNHEALTHY = f"{RESOURCE}-NetworkUnhealthy"
 _RECOVERING = f"{RESOURCE}-Recovering"
 _FAULT = f"{RESOURCE}-Fault"
 
+_OF_NETWORK: Final = "CardNetworkUnhealthy"
+_OF_CHIP: Final = "CardUnhealthy"
+_PRE_SEPARATE: Final = "PreSeparateNPU"
+
 _T = TypeVar("_T")
 
 _LATEST_S: Final = 253_402_300_799
@@ -78,7 +82,7 @@ class Fault(msgspec.Struct, frozen=True):
 def chip_fault(*, chip_id: int, level: str, codes: Mapping[str, FaultTime], network: bool = False) -> Fault:
     """The entry for one chip: codes are upper-case hex without ``0x``, ``level`` is the most serious of theirs."""
     return Fault(
-        fault_type="CardNetworkUnhealthy" if network else "CardUnhealthy",
+        fault_type=_OF_NETWORK if network else _OF_CHIP,
         npu_name=chip_name(chip_id),
         large_model_fault_level=level,
         fault_level=level,
@@ -248,6 +252,22 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
         raise
     except (*UNREADABLE, InvalidValue) as error:
         raise InvalidReport(f"{DEVICE_INFO}: {error}") from error
+
+
+def read_separating(faults: Iterable[Fault]) -> ChipSet:
+    """The chips that are left to the pods that hold them, and are to be given to no other.
+
+    Their level is PreSeparateNPU, and the list of unhealthy chips has them only while no pod holds them (§4.1). A
+    network of that level keeps no pod of its own off the chip.
+
+    Raises:
+        InvalidReport: such a fault names no chip.
+    """
+    severe = (each for each in faults if _PRE_SEPARATE in {each.fault_level, each.fault_handling})
+    try:
+        return chip_set(parse_chip_name(each.npu_name) for each in severe if each.fault_type != _OF_NETWORK)
+    except InvalidValue as error:
+        raise InvalidReport(f"{DEVICE_INFO}: {_FAULT}: {error}") from error
 
 
 def read_manually_separated(data: Mapping[str, str]) -> tuple[ChipSet, tuple[str, ...]]:

@@ -13,7 +13,14 @@ from msgspec import structs
 
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
-from ascend.deviceinfo import DEVICE_INFO, MANUALLY_SEPARATED, DeviceReport, decode_report, encode_report
+from ascend.deviceinfo import (
+    DEVICE_INFO,
+    MANUALLY_SEPARATED,
+    DeviceReport,
+    decode_report,
+    encode_report,
+    read_separating,
+)
 from ascend.errors import InvalidReport, InvalidValue
 from ascend.kube.objects import Condition, ConfigMap, Node, Pod
 from npuctl.snapshot import Snapshot
@@ -125,9 +132,10 @@ def _sick(scene: Scene) -> ChipSet:
         return 0
     try:
         report = decode_report(scene.report.data)
+        separating = read_separating(report.faults)
     except InvalidReport:
         return 0
-    return report.unhealthy | report.network_unhealthy | report.recovering | report.manually_separated
+    return separating | report.unhealthy | report.network_unhealthy | report.recovering | report.manually_separated
 
 
 def _cured(scene: Scene, chips: ChipSet) -> Scene:

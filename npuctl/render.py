@@ -20,12 +20,14 @@ _IN_LINE = 8
 _MARKS = {
     "unhealthy": ("✗", "bold red"),
     "separated": ("⊘", "bold red"),
+    "separating": ("⊖", "bold yellow"),
     "recovering": ("↻", "bold yellow"),
     "network-unhealthy": ("≁", "bold yellow"),
 }
 _MEANINGS = {
     "unhealthy": "unhealthy",
     "separated": "taken out",
+    "separating": "for no pod but the one that holds it",
     "recovering": "being reset",
     "network-unhealthy": "network unhealthy: no good for jobs of several pods",
 }

@@ -6,6 +6,7 @@ from msgspec import structs
 
 from allocator.settings import Settings
 from allocator.state.node import NodeRecord, Server, read_server
+from allocator.state.report import NO_REPORT
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
 from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
 from ascend.errors import InvalidReport, Refusal
@@ -31,8 +32,8 @@ class ChipView:
         ring: the number of the group of chips that it is linked with.
         healthy: it may be given to pods.
         holders: the pods (``namespace/name``) that hold it.
-        health: ``healthy``, ``unhealthy``, ``recovering`` (being reset), ``separated`` (taken out) or
-            ``network-unhealthy`` (no good for jobs of several pods).
+        health: ``healthy``, ``unhealthy``, ``recovering`` (being reset), ``separated`` (taken out),
+            ``separating`` (left to the pod that holds it) or ``network-unhealthy`` (no good for jobs of several pods).
         faults: the codes of its faults.
     """
 
@@ -108,25 +109,27 @@ def _view(record: NodeRecord, server: Server | Refusal | None, report: DeviceRep
     reason, message = (offer.reason, offer.message) if isinstance(offer, Refusal) else (None, None)
     if not isinstance(server, Server):
         return NodeView(record.name, "", (), reason, message)
-    unhealthy: ChipSet = record.unhealthy if isinstance(record.unhealthy, int) else 0
+    told = NO_REPORT if isinstance(record.report, Refusal) else record.report
+    barred = told.unhealthy | told.separating
     chips = []
     for chip_id in chip_ids(server.reported):
         chip, name = chip_set((chip_id,)), chip_name(chip_id)
         ring = next(number for number, ring in enumerate(server.product.rings) if ring & chip)
         holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
-        health, faults = _health(chip, report), _faults(name, report)
-        chips.append(ChipView(name, ring, not unhealthy & chip, holders, health, faults))
+        health, faults = _health(chip, report, told.separating), _faults(name, report)
+        chips.append(ChipView(name, ring, not barred & chip, holders, health, faults))
     group = _GROUPS[server.product.family]
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
 
 
-def _health(chip: ChipSet, report: DeviceReport | None) -> str:
+def _health(chip: ChipSet, report: DeviceReport | None, separating: ChipSet) -> str:
     if report is None:
         return "healthy"
     worst_first = {
         "separated": report.manually_separated,
         "recovering": report.recovering,
         "unhealthy": report.unhealthy,
+        "separating": separating,
         "network-unhealthy": report.network_unhealthy,
     }
     return next((health for health, chips in worst_first.items() if chips & chip), "healthy")

@@ -1,7 +1,7 @@
 """What one node offers, read from its object, its report and the pods on it: a vacancy, or why it can't be used.
 
-Free = reported - unhealthy - held by live pods - reserved (spec/scheduling.md §2.2). Whatever can't be read with
-certainty makes the node unusable rather than its chips free: a chip must never be given twice.
+Free = reported - unhealthy - left to their pods - held by live pods - reserved (spec/scheduling.md §2.2). Whatever
+can't be read with certainty makes the node unusable rather than its chips free: a chip must never be given twice.
 """
 
 from collections.abc import Mapping
@@ -198,7 +198,8 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
     if isinstance(vitality, Refusal):
         return vitality
     unhealthy = report.unhealthy
-    taken, room = unhealthy, server.allocatable
+    # Without a pod such a chip is unhealthy too, but the report says so a moment later than the pod is seen to end.
+    taken, room = unhealthy | report.separating, server.allocatable
     for holding in record.holdings.values():
         if holding.unreadable is not None:
             return Refusal(

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from ascend.chips import ChipSet
-from ascend.deviceinfo import SWITCH_INFO, decode_report
+from ascend.deviceinfo import SWITCH_INFO, decode_report, read_separating
 from ascend.errors import UNREADABLE, InvalidReport, Refusal
 from ascend.kube.objects import ConfigMap
 
@@ -46,12 +46,14 @@ class NodeReport:
         network_unhealthy: those no good for distributed jobs.
         updated_s: when it was made, Unix seconds; None for no report.
         vitality: what the server's switches and faults that only slow a chip down make of the node.
+        separating: the chips that the pods which hold them may keep, and no other may have.
     """
 
     unhealthy: ChipSet
     network_unhealthy: ChipSet
     updated_s: int | None
     vitality: Vitality = Vitality.HEALTHY
+    separating: ChipSet = 0
 
 
 NO_REPORT: Final = NodeReport(0, 0, None)
@@ -79,6 +81,7 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
     """What a node's device plugin reports, or why it can't be trusted."""
     try:
         decoded = decode_report(config_map.data)
+        separating = read_separating(decoded.faults)
         switches = msgspec.json.decode(config_map.data.get(SWITCH_INFO) or "{}", type=_Switches)
     except (InvalidReport, *UNREADABLE) as error:
         return Refusal("InvalidReport", f"ConfigMap {config_map.key}: {error}")
@@ -88,6 +91,7 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
         decoded.network_unhealthy,
         decoded.update_time_s,
         max(read_vitality(switches.NodeStatus), Vitality.SUB_HEALTHY if slowed else Vitality.HEALTHY),
+        separating,
     )
 
 

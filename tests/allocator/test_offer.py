@@ -4,13 +4,14 @@ import json
 
 import pytest
 
+from allocator.preempt import Preemption, Sacrifice
 from allocator.rules.vacancy import Vacancy
 from allocator.state.report import NodeReport, read_report
 from ascend.annotations import ALLOCATED, CLAIMED, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE, chip_set
-from ascend.deviceinfo import DEVICE_INFO, DeviceReport, check_code, encode_report
+from ascend.deviceinfo import DEVICE_INFO, DeviceReport, check_code, chip_fault, encode_report
 from ascend.errors import Refusal
-from ascend.kube.objects import Metadata, Node, Pod
+from ascend.kube.objects import ConfigMap, Metadata, Node, Pod
 from tests.allocator.builders import World, node, pod, report
 
 CLAIM = {PREDICATE_TIME: str(CLAIMED)}
@@ -177,6 +178,13 @@ def test_a_chip_an_operator_took_out_is_not_given() -> None:
     assert read_report(report("n1", data=encode_report(taken_out))) == NodeReport(0b100, 0, 1)
 
 
+def listing(device_list: dict[str, str]) -> ConfigMap:
+    """A report of these lists and no others, as any plugin may write it."""
+    inner = {"DeviceList": device_list, "UpdateTime": 1}
+    code = check_code(device_list, 1)
+    return report("n1", data={DEVICE_INFO: json.dumps({"DeviceInfo": inner, "CheckCode": code})})
+
+
 @pytest.mark.parametrize(
     "garbled",
     [
@@ -187,9 +195,59 @@ def test_a_chip_an_operator_took_out_is_not_given() -> None:
     ids=["free", "twice", "null"],
 )
 def test_a_slip_in_what_placing_does_not_need_leaves_the_node_in_use(garbled: dict[str, str]) -> None:
-    device_list = {f"{RESOURCE}-Unhealthy": "Ascend910-3", **garbled}
-    inner = {"DeviceList": device_list, "UpdateTime": 1}
-    data = {DEVICE_INFO: json.dumps({"DeviceInfo": inner, "CheckCode": check_code(device_list, 1)})}
     world = World()
-    world.add(node("n1"), report("n1", data=data))
+    world.add(node("n1"), listing({f"{RESOURCE}-Unhealthy": "Ascend910-3", **garbled}))
     assert free(world) == [0, 1, 2, 4, 5, 6, 7]
+
+
+def told_of(chip: int, level: str, *, network: bool = False, unhealthy: int = 0) -> ConfigMap:
+    """What a device plugin reports of a chip with a fault of this level."""
+    fault = chip_fault(chip_id=chip, level=level, codes={}, network=network)
+    return report("n1", data=encode_report(DeviceReport(0xFF, unhealthy, 0, update_time_s=1, faults=(fault,))))
+
+
+def test_a_chip_left_to_its_pod_is_not_given_again_before_the_report_says_that_it_is_unhealthy() -> None:
+    world = World()
+    holder = pod("a", 1, node="n1", chips=[3], phase="Running")
+    world.add(node("n1"), holder, told_of(3, "PreSeparateNPU"))
+    assert (free(world), vacancy(world).healthy, vacancy(world).faulty) == ([0, 1, 2, 4, 5, 6, 7], 8, 0)
+    world.cluster.pod_deleted(holder)
+    assert free(world) == [0, 1, 2, 4, 5, 6, 7]
+    world.add(told_of(3, "PreSeparateNPU", unhealthy=0b1000))
+    assert (free(world), vacancy(world).healthy, vacancy(world).faulty) == ([0, 1, 2, 4, 5, 6, 7], 7, 1)
+    world.add(report("n1"))
+    assert free(world) == list(range(8))
+
+
+def test_preempting_the_pod_on_a_chip_that_is_left_to_it_frees_nothing() -> None:
+    world = World()
+    holders = [pod(f"h{chip}", 1, node="n1", chips=[chip], phase="Running") for chip in range(8)]
+    world.add(node("n1"), *holders, told_of(3, "PreSeparateNPU"))
+    preemption = Preemption(world.cluster, world.ledger, world.engine)
+    found = preemption.sacrifice(pod("urgent", 4, priority=9), "n1")
+    assert isinstance(found, Sacrifice)
+    assert sorted(victim.pod for victim in found.victims) == [f"default/h{chip}" for chip in range(4, 8)]
+
+
+@pytest.mark.parametrize("level", ["NormalNPU", "NotHandleFault", "SubHealthFault"])
+def test_a_chip_with_a_lighter_fault_is_given(level: str) -> None:
+    world = World()
+    world.add(node("n1"), told_of(3, level))
+    assert free(world) == list(range(8))
+
+
+def test_a_network_of_that_level_keeps_no_pod_of_its_own_off_the_chip() -> None:
+    world = World()
+    world.add(node("n1"), told_of(3, "PreSeparateNPU", network=True))
+    assert free(world) == list(range(8))
+
+
+@pytest.mark.parametrize("entry", ['"npu_name":"card"', '"npu_name":""', '"fault_type":""'])
+@pytest.mark.parametrize("key", ["fault_level", "fault_handling"])
+def test_a_fault_that_keeps_pods_off_a_chip_must_name_it(key: str, entry: str) -> None:
+    world = World()
+    world.add(node("n1"), listing({f"{RESOURCE}-Fault": f'[{{{entry},"{key}":"PreSeparateNPU"}}]'}))
+    found = offer(world)
+    assert isinstance(found, Refusal)
+    assert found.reason == "InvalidReport"
+    assert "huawei.com/Ascend910-Fault" in found.message

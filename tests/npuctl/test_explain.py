@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ascend.chips import chip_set
+from ascend.deviceinfo import DeviceReport, chip_fault, encode_report
 from npuctl.cli import app
 from npuctl.manifests import read_manifests
 from npuctl.planning import plan
@@ -64,6 +65,13 @@ def test_a_chip_is_named_whose_recovery_would_make_room(tmp_path: Path) -> None:
     right = pod("right", 4, node="n1", chips=range(4, 8))
     answer = explain(tmp_path, node("n1", chips=7), report("n1", unhealthy=0b10), right, pod("train", 4))
     assert helps(answer) == [("end", "n1", ("default/right",)), ("repair", "n1", ("Ascend910-1",))]
+
+
+def test_a_chip_left_to_its_pod_helps_only_once_it_has_recovered(tmp_path: Path) -> None:
+    fault = chip_fault(chip_id=1, level="PreSeparateNPU", codes={})
+    told = DeviceReport(0xFF, 0, 0, update_time_s=1_767_225_600, faults=(fault,))
+    answer = explain(tmp_path, node("n1"), {**report("n1"), "data": encode_report(told)}, pod("train", 8))
+    assert helps(answer) == [("repair", "n1", ("Ascend910-1",))]
 
 
 def test_chips_that_must_all_recover_are_named_together(tmp_path: Path) -> None:

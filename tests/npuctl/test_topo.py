@@ -88,6 +88,19 @@ def test_chips_that_are_ill_are_marked_by_how_they_are_with_the_codes_of_their_f
     assert "1 node, 5 of 8 chips free, 3 unhealthy; ✗ unhealthy; ⊘ taken out" in shown
 
 
+def test_a_chip_that_is_left_to_its_pod_is_marked_and_not_free() -> None:
+    fault = chip_fault(chip_id=3, level="PreSeparateNPU", codes={})
+    told = report("n1", data=encode_report(DeviceReport(0xF7, 0, 0, update_time_s=1, faults=(fault,))))
+    (view,) = views(node("n1"), told, pod("train", 1, node="n1", chips=(3,)))
+    assert (view.chips[3].health, view.chips[3].healthy, view.chips[3].holders) == (
+        "separating",
+        False,
+        ("default/train",),
+    )
+    assert "[3 train ⊖]" in show(view)
+    assert "⊖ for no pod but the one that holds it" in show(view)
+
+
 @pytest.mark.parametrize(
     ("labels", "chips", "lines"),
     [
