@@ -46,7 +46,7 @@ def _real(pod: Pod, grant: Grant, node: Node) -> dict[str, str]:
     try:
         addresses = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))
     except InvalidValue:
-        # Such a node gets no pods; if it has become one since, the device plugin will write all this.
+        # The addresses are nowhere else; the device plugin will write all this.
         return {}
     whole = len(grant.chips) == node.allocatable_chips == len(addresses)
     if not whole and OPERATOR not in pod.metadata.labels:

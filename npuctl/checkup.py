@@ -27,6 +27,7 @@ _OPERATORS = frozenset({"NodeNotReady", "NodeCordoned", "NodeSeparating"})
 
 _ADVICE = {
     "InvalidReport": "somebody has edited it; delete the ConfigMap, the device plugin writes it anew",
+    "NoBaseDeviceInfos": "restart the device plugin of that node: it writes the annotation",
     "StaleReport": "look at the device plugin of that node: npuctl doctor there says what is wrong",
     "ResourceNotOffered": "look at the device plugin of that node: npuctl doctor there says what is wrong",
     "UnreadablePod": "delete the pod that is named; it was not bound by the allocator",

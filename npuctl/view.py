@@ -76,8 +76,7 @@ def node_views(snapshot: Snapshot, settings: Settings, now_ns: int) -> list[Node
     """
     cluster = Allocation.of(snapshot, settings, lambda: now_ns / 1e9).cluster
     reports = _reports(snapshot)
-    servers = {node.name: read_server(_in_use(node)) for node in snapshot.nodes}
-    views = [_view(record, servers.get(name), reports.get(name)) for name, record in sorted(cluster.nodes.items())]
+    views = [_view(record, reports.get(name)) for name, record in sorted(cluster.nodes.items())]
     return [view for view in views if view.reason not in {"NotAnNpuNode", "UnknownNode"}]
 
 
@@ -104,9 +103,10 @@ def _in_use(node: Node) -> Node:
     return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False), status=status)
 
 
-def _view(record: NodeRecord, server: Server | Refusal | None, report: DeviceReport | None) -> NodeView:
+def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
     offer = record.offer
     reason, message = (offer.reason, offer.message) if isinstance(offer, Refusal) else (None, None)
+    server = None if record.node is None else read_server(_in_use(record.node), record.report, record.held)
     if not isinstance(server, Server):
         return NodeView(record.name, "", (), reason, message)
     told = NO_REPORT if isinstance(record.report, Refusal) else record.report

@@ -114,7 +114,7 @@ class Cluster:
             self._refresh(name)
 
     def report_deleted(self, report: ConfigMap) -> None:
-        """A node's report is gone: its annotation alone counts."""
+        """A node's report is gone: its annotation alone counts, if it has one."""
         name = node_name(report.name)
         if name is not None:
             record = self._record(name)
@@ -217,6 +217,7 @@ class Cluster:
         if record is None:
             return
         self.changes.note(name)
+        record.reread()
         offer = assess(record, self._ledger.on(name))
         if offer != record.offer:
             record.offer = offer

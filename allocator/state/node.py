@@ -4,6 +4,8 @@ Free = reported - unhealthy - left to their pods - held by live pods - reserved 
 can't be read with certainty makes the node unusable rather than its chips free: a chip must never be given twice.
 """
 
+import functools
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -67,7 +69,8 @@ class NodeRecord:
 
     Attributes:
         name: the node's name.
-        server: read from the Node; a refusal where the object is missing or of no use.
+        server: read from the Node, with report and pods where it names no chips; a refusal where the object is missing
+            or of no use.
         report: what its device plugin says; NO_REPORT where there is none, a refusal where it can't be trusted.
         vitality: what its node agent (NodeD) says, a refusal where it can't be read.
         stale: why the report is no longer believed; None where it is.
@@ -91,9 +94,19 @@ class NodeRecord:
         return self.report if isinstance(self.report, Refusal) else self.report.unhealthy
 
     @property
+    def held(self) -> ChipSet:
+        """The chips of the pods on it."""
+        return functools.reduce(operator.or_, (each.chips for each in self.holdings.values()), 0)
+
+    @property
     def updated_s(self) -> int | None:
         """When its report was made, Unix seconds; None where there is none that can be read."""
         return None if isinstance(self.report, Refusal) else self.report.updated_s
+
+    def reread(self) -> None:
+        """Read a Node again that names no chips: its report and its pods do, and may have changed."""
+        if self.node is not None and BASE_DEVICE_INFOS not in self.node.metadata.annotations:
+            self.server = read_server(self.node, self.report, self.held)
 
 
 Offer: TypeAlias = Vacancy | Refusal
@@ -104,25 +117,45 @@ def unknown_node(name: str) -> Refusal:
     return Refusal("UnknownNode", f"node {name} is not known")
 
 
-def read_server(node: Node) -> Server | Refusal:
-    """What a Node says of its chips, or why no pod that asks for chips may be placed there."""
+def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: ChipSet = 0) -> Server | Refusal:
+    """What a Node says of its chips, or why no pod that asks for chips may be placed there.
+
+    Args:
+        node: the node.
+        report: what its device plugin says of them; counts where the Node names none.
+        held: the chips of the pods on it; likewise.
+    """
     try:
-        product, reported = _read_chips(node)
+        reported = _read_chips(node, report, held)
+        product = identify(node.name, node.metadata.labels, node.metadata.annotations, reported)
         vitality = read_vitality(node.metadata.annotations.get(HEALTH_ANNOTATION, ""))
         return Server(product, reported, _read_allocatable(node), vitality)
     except Refusal as refusal:
         return refusal.with_traceback(None)  # it is kept
 
 
-def _read_chips(node: Node) -> tuple[Product, ChipSet]:
+def _read_chips(node: Node, report: NodeReport | Refusal, held: ChipSet) -> ChipSet:
     text = node.metadata.annotations.get(BASE_DEVICE_INFOS)
     if text is None:
-        raise Refusal("NotAnNpuNode", f"node {node.name} has no annotation {BASE_DEVICE_INFOS}: it reports no chips")
+        return _chips_named_elsewhere(node, report, held)
     try:
-        reported = chip_set(read_base_device_infos(text))
+        return chip_set(read_base_device_infos(text))
     except InvalidValue as error:
         raise Refusal("InvalidReport", f"node {node.name}: {error}") from None
-    return identify(node.name, node.metadata.labels, node.metadata.annotations, reported), reported
+
+
+def _chips_named_elsewhere(node: Node, report: NodeReport | Refusal, held: ChipSet) -> ChipSet:
+    if report is NO_REPORT:
+        raise Refusal("NotAnNpuNode", f"node {node.name} has neither annotation {BASE_DEVICE_INFOS} nor device report")
+    if isinstance(report, Refusal):
+        raise report
+    chips = report.named | held
+    known = max(node.capacity_chips or 0, node.allocatable_chips or 0)
+    if chips.bit_count() < known:
+        # The report leaves out chips in use, and which server it is depends on all of them.
+        sentence = f"its report and its pods name {chips.bit_count()} chips, while the kubelet knows {known}"
+        raise Refusal("NoBaseDeviceInfos", f"node {node.name} has no annotation {BASE_DEVICE_INFOS}: {sentence}")
+    return chips
 
 
 def _read_allocatable(node: Node) -> int:

@@ -47,6 +47,7 @@ class NodeReport:
         updated_s: when it was made, Unix seconds; None for no report.
         vitality: what the server's switches and faults that only slow a chip down make of the node.
         separating: the chips that the pods which hold them may keep, and no other may have.
+        named: every chip it names: all but some of those that pods hold.
     """
 
     unhealthy: ChipSet
@@ -54,6 +55,7 @@ class NodeReport:
     updated_s: int | None
     vitality: Vitality = Vitality.HEALTHY
     separating: ChipSet = 0
+    named: ChipSet = 0
 
 
 NO_REPORT: Final = NodeReport(0, 0, None)
@@ -92,6 +94,7 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
         decoded.update_time_s,
         max(read_vitality(switches.NodeStatus), Vitality.SUB_HEALTHY if slowed else Vitality.HEALTHY),
         separating,
+        decoded.free | decoded.unhealthy | decoded.network_unhealthy | decoded.recovering | separating,
     )
 
 

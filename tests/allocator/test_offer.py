@@ -1,8 +1,10 @@
 """What a node offers, and that whatever is unclear makes it unusable rather than its chips free."""
 
 import json
+from itertools import permutations
 
 import pytest
+from msgspec import structs
 
 from allocator.preempt import Preemption, Sacrifice
 from allocator.rules.vacancy import Vacancy
@@ -12,6 +14,7 @@ from ascend.chips import RESOURCE, chip_set
 from ascend.deviceinfo import DEVICE_INFO, DeviceReport, check_code, chip_fault, encode_report
 from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Metadata, Node, Pod
+from ascend.products import ASCEND_910A
 from tests.allocator.builders import World, node, pod, report
 
 CLAIM = {PREDICATE_TIME: str(CLAIMED)}
@@ -175,7 +178,7 @@ def test_a_pod_whose_chips_are_unclear_makes_its_node_unusable_while_it_lives(ho
 
 def test_a_chip_an_operator_took_out_is_not_given() -> None:
     taken_out = DeviceReport(free=0xFF, unhealthy=0, network_unhealthy=0, update_time_s=1, manually_separated=0b100)
-    assert read_report(report("n1", data=encode_report(taken_out))) == NodeReport(0b100, 0, 1)
+    assert read_report(report("n1", data=encode_report(taken_out))) == NodeReport(0b100, 0, 1, named=0xFF)
 
 
 def listing(device_list: dict[str, str]) -> ConfigMap:
@@ -251,3 +254,63 @@ def test_a_fault_that_keeps_pods_off_a_chip_must_name_it(key: str, entry: str) -
     assert isinstance(found, Refusal)
     assert found.reason == "InvalidReport"
     assert "huawei.com/Ascend910-Fault" in found.message
+
+
+def unnamed(*, capacity: int | None = 8, allocatable: int | None = 8) -> Node:
+    """A node that does not say which chips it has."""
+    plain = node("n1", allocatable=allocatable)
+    status = structs.replace(plain.status, capacity={} if capacity is None else {RESOURCE: str(capacity)})
+    return structs.replace(plain, metadata=Metadata(name="n1"), status=status)
+
+
+def naming(free: int, unhealthy: int = 0) -> ConfigMap:
+    """A report of these chips."""
+    return report("n1", data=encode_report(DeviceReport(free, unhealthy, 0, update_time_s=1)))
+
+
+def test_a_node_that_names_no_chips_has_those_of_its_report_and_its_pods_whatever_is_seen_first() -> None:
+    objects: tuple[Node | ConfigMap | Pod, ...] = (
+        unnamed(allocatable=7),
+        naming(0b1111_0011, 0b1),
+        pod("a", 2, node="n1", chips=[2, 3], phase="Running"),
+    )
+    for order in permutations(objects):
+        world = World()
+        world.add(*order)
+        assert free(world) == [1, 4, 5, 6, 7]
+        assert (vacancy(world).product, vacancy(world).healthy, vacancy(world).faulty) == (ASCEND_910A, 7, 1)
+        assert world.engine.place(pod("b", 4)).chips == (4, 5, 6, 7)
+
+
+@pytest.mark.parametrize(("capacity", "allocatable"), [(8, 8), (8, 4), (None, 8)])
+def test_a_node_is_no_smaller_server_because_the_report_leaves_out_chips_in_use(
+    capacity: int | None, allocatable: int
+) -> None:
+    world = World()
+    holder = pod("a", 4, node="n1", chips=range(4, 8), phase="Running")
+    world.add(unnamed(capacity=capacity, allocatable=allocatable), naming(0xF), holder)
+    assert free(world) == [0, 1, 2, 3]
+    world.cluster.pod_deleted(holder)
+    found = offer(world)
+    assert isinstance(found, Refusal)
+    assert found.reason == "NoBaseDeviceInfos"
+    assert "n1 has no annotation baseDeviceInfos" in found.message
+    assert "name 4 chips, while the kubelet knows 8" in found.message
+    world.add(naming(0xFF))
+    assert free(world) == list(range(8))
+
+
+def test_a_node_that_names_no_chips_goes_by_what_is_wrong_with_its_report() -> None:
+    world = World()
+    world.add(unnamed(), report("n1", data={}))
+    found = offer(world)
+    assert isinstance(found, Refusal)
+    assert found.reason == "InvalidReport"
+    world.add(naming(0xFF))
+    assert isinstance(offer(world), Vacancy)
+    world.cluster.report_deleted(naming(0xFF))
+    found = offer(world)
+    assert isinstance(found, Refusal)
+    assert found.reason == "NotAnNpuNode"
+    world.add(naming(0xFF), node("n1", chips=range(4), allocatable=4))
+    assert free(world) == [0, 1, 2, 3]

@@ -9,6 +9,7 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from ascend.annotations import REAL
+from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.observe.probes import serve_http
 from npuctl.cli import app
 from npuctl.inquiry import inquire
@@ -76,6 +77,16 @@ def test_reports_that_are_missing_old_or_left_behind_are_told(tmp_path: Path) ->
         ("reports", "warning", "older than 330 s, and to be renewed every 300 s: n2"),
         ("reports", "warning", "of nodes that are not there: kube-system/mindx-dl-deviceinfo-gone"),
     ]
+
+
+def test_a_node_that_names_no_chips_is_told_of_where_its_report_names_too_few(tmp_path: Path) -> None:
+    unnamed = node("n1")
+    unnamed["metadata"]["annotations"] = {}
+    assert bad(tmp_path, unnamed, report("n1")) == []
+    told = encode_report(DeviceReport(0x7F, 0, 0, update_time_s=1_767_225_600))
+    (found,) = bad(tmp_path, unnamed, {**report("n1"), "data": told})
+    assert found[:2] == ("nodes", "problem")
+    assert found[2].startswith("NoBaseDeviceInfos: node n1 has no annotation baseDeviceInfos")
 
 
 def test_a_kubelet_that_offers_other_than_the_healthy_chips_is_told(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from allocator.settings import Settings
@@ -42,6 +43,15 @@ def test_chips_are_told_with_ring_health_and_holder() -> None:
 
 def test_nodes_without_npus_are_left_out() -> None:
     assert views(Node(metadata=Metadata(name="plain"))) == []
+
+
+def test_a_node_that_only_its_report_tells_of_is_shown() -> None:
+    plain = structs.replace(node("n1"), metadata=Metadata(name="n1"))
+    held = pod("train", 1, node="n1", chips=(3,))
+    (view,) = views(plain, report("n1", data=encode_report(DeviceReport(0xF7, 0, 0, update_time_s=1))), held)
+    assert (view.product, view.reason, len(view.chips)) == ("910A", None, 8)
+    (view,) = views(plain, report("n1", data=encode_report(DeviceReport(0xF7, 0, 0, update_time_s=1))))
+    assert (view.product, view.reason, len(view.chips)) == ("910A", "NoBaseDeviceInfos", 7)
 
 
 def test_a_node_that_can_not_be_used_says_why() -> None:
