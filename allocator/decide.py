@@ -7,7 +7,7 @@ pod is told no longer counts them. A pod's own reservation never stands in its o
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allocator.gangs.gangs import NEVER, Gangs
 from allocator.rules.job import stated_minimum
@@ -22,6 +22,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
 from allocator.state.ledger import Ledger
 from allocator.state.node import unknown_node
+from allocator.state.peers import peer_products
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
@@ -130,11 +131,20 @@ class DecisionEngine:
                 super_pod=wants_super_pod(pod),
             )
         )
+        if ask.distributed and self._if_gang(job) is None:
+            # The plan of a gang sees to this for all of it at once.
+            ask = self._beside_peers(pod, ask, job)
         return ask, job
 
     def _excess_of_parts(self, pod: Pod) -> Refusal | None:
         job = self._cluster.jobs.job_of(pod)
         return excess_of_parts(pod, job.key, job.parts_with(pod))
+
+    def _beside_peers(self, pod: Pod, ask: Ask, job: Job) -> Ask:
+        peers = peer_products(job, pod.uid, self._cluster, self._ledger)
+        # A pod that names other servers than its peers are on is meant to be there: a StatefulSet whose template was
+        # changed replaces pod after pod, and would stop at the first one otherwise.
+        return replace(ask, peers=peers) if peers is not None and ask.may_join(peers) else ask
 
     def filter(self, pod: Pod, candidates: Iterable[str] | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing.

@@ -25,6 +25,7 @@ from allocator.rules.request import Ask
 from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
 from allocator.state.ledger import Ledger
+from allocator.state.peers import peer_products
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.errors import Refusal
@@ -250,9 +251,14 @@ class Gangs:
             # The gang stands; this pod is one more, or takes the place of one that has ended.
             needed = 1
             members = [member for member in members if member.uid == pod.uid]
-        found = self._back(GangRequest(job.key, tuple(members), placed, pools.common))
+        products = peer_products(job, pod.uid, self._cluster, self._ledger)
+        if products is not None and not all(member.ask.may_join(products) for member in members):
+            # They name other servers than their peers are on, so they are meant to be there.
+            products = None
+        request = GangRequest(job.key, tuple(members), placed, pools.common, products)
+        found = self._back(request)
         if isinstance(found, Refusal) and needed < len(members):
-            found = self._back(GangRequest(job.key, tuple(members[:needed]), placed, pools.common))
+            found = self._back(replace(request, members=request.members[:needed]))
         if isinstance(found, Refusal):
             raise found
         return found

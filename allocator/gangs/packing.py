@@ -1,5 +1,7 @@
 """The policy for gangs without a topology of their own: every pod where it would be placed alone, all at once.
 
+All of them are on servers of one product: that of the peers which are placed already, else the first that takes all.
+
 Large pods come first, so that small ones don't break what they need; equal pods are interchangeable, so each kind of
 asking is one merge over the buckets of the index: a node is looked at when a pod goes there, and only then. The result
 is that of placing the pods one after the other (a test says so), at a few microseconds a pod. Consecutive ranks then
@@ -9,7 +11,7 @@ get neighbouring seats: a node is filled before the next one is begun, in the or
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from allocator.gangs.policy import GangRequest, Member
@@ -21,6 +23,7 @@ from allocator.state.ranking import Bucket
 from allocator.state.reservation import Seat
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
+from ascend.products import PRODUCTS
 
 _FEW = 16
 """So few candidates are looked at one by one; with more, all nodes are, bucket by bucket."""
@@ -28,17 +31,34 @@ _FEW = 16
 
 def pack(request: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
     """Seats for all members, or why not; see the policy's type."""
+    misfits: list[_Misfit] = []
+    for products in _choices(request, index):
+        found = _pack_on(products, request, index)
+        if not isinstance(found, _Misfit):
+            return found
+        misfits.append(found)
+    return _refuse(request, misfits)
+
+
+def _choices(request: GangRequest, index: NodeIndex) -> list[frozenset[str]]:
+    """The products to try, one after the other: where none is given, each that is there, in the order of preference."""
+    if request.products is not None:
+        return [request.products]
+    there = {bucket.vacancy.product.name for bucket in index.buckets}
+    return [frozenset({name}) for name in PRODUCTS if name in there] or [frozenset()]
+
+
+def _pack_on(products: frozenset[str], request: GangRequest, index: NodeIndex) -> "list[Seat] | _Misfit":
     # Those with nodes of their own choose first: the others have more to choose from. Where a small one then breaks
     # what a large one needs, the large ones do.
-    found = _packed(request, index, key=lambda each: (each.candidates is None, -each.ask.chips))
-    if isinstance(found, Refusal) and any(each.candidates is not None for each in request.members):
-        other = _packed(request, index, key=lambda each: (-each.ask.chips, each.candidates is None))
-        return found if isinstance(other, Refusal) else other
+    found = _packed(request, _Board(index, products), key=lambda each: (each.candidates is None, -each.ask.chips))
+    if isinstance(found, _Misfit) and any(each.candidates is not None for each in request.members):
+        other = _packed(request, _Board(index, products), key=lambda each: (-each.ask.chips, each.candidates is None))
+        return found if isinstance(other, _Misfit) else other
     return found
 
 
-def _packed(request: GangRequest, index: NodeIndex, key: Callable[[Member], tuple[int, int]]) -> list[Seat] | Refusal:
-    board = _Board(index)
+def _packed(request: GangRequest, board: "_Board", key: Callable[[Member], tuple[int, int]]) -> "list[Seat] | _Misfit":
     seats: dict[str, Seat] = {}
     members = sorted(request.members, key=lambda each: (*key(each), _order(each.ask)))
     for (_, ask), group in groupby(members, key=lambda each: (id(each.candidates), each.ask)):
@@ -46,17 +66,19 @@ def _packed(request: GangRequest, index: NodeIndex, key: Callable[[Member], tupl
         allowed = request.allowed(equals[0])
         found = board.take(ask, len(equals), allowed)
         if len(found) < len(equals):
-            return _misfit(request, ask, len(seats) + len(found), board.reasons(ask, allowed))
+            return _Misfit(board, ask, allowed, len(seats) + len(found))
         for member, (node, chips) in zip(equals, sorted(found), strict=True):
             seats[member.uid] = Seat(member.uid, member.pod, node, chips)
     return [seats[member.uid] for member in request.members]
 
 
 class _Board:
-    """The index as it would be with what was taken so far."""
+    """The servers of some products as they would be with what was taken so far."""
 
-    def __init__(self, index: NodeIndex) -> None:
+    def __init__(self, index: NodeIndex, products: frozenset[str]) -> None:
+        self.products = products
         self._index = index
+        self._buckets = [bucket for bucket in index.buckets if bucket.vacancy.product.name in products]
         self._changed: dict[str, Vacancy] = {}
 
     def take(self, ask: Ask, count: int, candidates: Collection[str] | None) -> list[tuple[str, tuple[int, ...]]]:
@@ -103,7 +125,7 @@ class _Board:
         if candidates is not None and len(candidates) <= _FEW:
             yield from self._entries_of(ask, candidates)
             return
-        for bucket in self._index.buckets:
+        for bucket in self._buckets:
             fit = ranking.verdict(bucket)
             if isinstance(fit, Fit):
                 names = (name for name in bucket if name not in self._changed)
@@ -121,8 +143,10 @@ class _Board:
             place, vacancy = self._index.standing.get(name), self._changed.get(name)
             if vacancy is None and isinstance(place, Bucket):
                 vacancy = place.vacancy
-            verdict = judge(vacancy, ask) if vacancy is not None else None
-            if vacancy is not None and isinstance(verdict, Fit):
+            if vacancy is None or vacancy.product.name not in self.products:
+                continue
+            verdict = judge(vacancy, ask)
+            if isinstance(verdict, Fit):
                 yield _Entry(verdict.key, name, vacancy, verdict, iter(()))
 
 
@@ -161,13 +185,42 @@ def _order(ask: Ask) -> tuple[bool, tuple[str, ...], bool]:
     return ask.distributed, tuple(sorted(ask.products or ())), ask.shuns_sub_health
 
 
-def _misfit(request: GangRequest, ask: Ask, fitting: int, reasons: Counter[str]) -> Refusal:
+@dataclass(frozen=True, slots=True)
+class _Misfit:
+    """Not all members fit on servers of some products.
+
+    Attributes:
+        board: with those that do.
+        ask: what the next one asks for.
+        allowed: the only nodes for that one; None for all.
+        fitting: how many do.
+    """
+
+    board: _Board
+    ask: Ask
+    allowed: Collection[str] | None
+    fitting: int
+
+
+def _refuse(request: GangRequest, misfits: list[_Misfit]) -> Refusal:
+    best = max(misfits, key=lambda each: each.fitting)
+    ask, products = best.ask, " or ".join(sorted(best.board.products))
+    together, fitting, where = "must be placed together", str(best.fitting), ""
+    if request.products is not None:
+        together += f" on {products} servers, where the other pods of the job are,"
+    elif len(misfits) > 1:
+        together += " on servers of one product"
+        each_fits = [f"{each.fitting} on {name}" for each in misfits if each.fitting for name in each.board.products]
+        fitting, where = ", ".join(each_fits) or fitting, f" on {products}"
+    if request.products is not None or len(misfits) > 1:
+        # So that servers of other products are counted as such, whatever is free on them.
+        ask = replace(ask, peers=best.board.products)
     # In an order of its own, so that the same state gives the same sentence.
-    ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
+    ordered = sorted(best.board.reasons(ask, best.allowed).items(), key=lambda each: (-each[1], each[0]))
     summary = ", ".join(f"{count} {reason}" for reason, count in ordered) or "there are none"
     chips = "chip" if ask.chips == 1 else "chips"
     return Refusal(
         "GangDoesNotFit",
-        f"job {request.job}: {len(request.members)} pods must be placed together and only {fitting} fit at once; "
-        f"for another one of {ask.chips} {chips} the nodes refuse: {summary}",
+        f"job {request.job}: {len(request.members)} pods {together} and only {fitting} fit at once; "
+        f"for another one of {ask.chips} {chips}{where} the nodes refuse: {summary}",
     )

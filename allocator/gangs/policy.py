@@ -44,12 +44,14 @@ class GangRequest:
         members: the pods to place, by rank.
         placed: the nodes of the peers that have a place already, by rank; they stay.
         candidates: the only nodes to be used; None for all.
+        products: names of the products those peers are on, the only ones to be used; None: one of all for all members.
     """
 
     job: JobKey
     members: tuple[Member, ...]
     placed: Mapping[int, str] = field(default_factory=dict)
     candidates: Collection[str] | None = None
+    products: frozenset[str] | None = None
 
     def allowed(self, member: Member) -> Collection[str] | None:
         """The only nodes for a member; None for all."""

@@ -17,12 +17,18 @@ class Ask:
         distributed: its job has several pods that ask for chips, so chips whose network is unhealthy don't serve it.
         products: names of the products its job is for; None: any.
         shuns_sub_health: its job wants no node that is sub-healthy.
+        peers: names of the products that the placed pods of its job are on, which it has to join; None: none are.
     """
 
     chips: int
     distributed: bool = False
     products: frozenset[str] | None = None
     shuns_sub_health: bool = False
+    peers: frozenset[str] | None = None
+
+    def may_join(self, peers: frozenset[str]) -> bool:
+        """Whether what its job is for leaves one of these products."""
+        return self.products is None or not self.products.isdisjoint(peers)
 
 
 def requested_chips(pod: Pod) -> int:

@@ -102,6 +102,11 @@ def unsuitable_request(product: Product, ask: Ask) -> Refusal | None:
     if ask.products is not None and product.name not in ask.products:
         wanted = " or ".join(sorted(ask.products))
         return Refusal("WrongProduct", f"the job is for {wanted} servers, this is a {product.name} server")
+    if ask.peers is not None and product.name not in ask.peers:
+        theirs = " or ".join(sorted(ask.peers))
+        return Refusal(
+            "WrongProduct", f"the other pods of the job are on {theirs} servers, this is a {product.name} server"
+        )
     allowed = product.allowed(distributed=ask.distributed)
     if ask.chips not in allowed:
         who = "a pod of a job of several pods" if allowed != product.requests else "a pod"
