@@ -99,6 +99,13 @@ class NodeRecord:
         return functools.reduce(operator.or_, (each.chips for each in self.holdings.values()), 0)
 
     @property
+    def product(self) -> Product | None:
+        """The kind of server it is, also where it can't be used now; None where that can't be told."""
+        if isinstance(self.server, Server):
+            return self.server.product
+        return _read_product(self.node, self.report, self.held) if self.node is not None else None
+
+    @property
     def updated_s(self) -> int | None:
         """When its report was made, Unix seconds; None where there is none that can be read."""
         return None if isinstance(self.report, Refusal) else self.report.updated_s
@@ -132,6 +139,14 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
         return Server(product, reported, _read_allocatable(node), vitality)
     except Refusal as refusal:
         return refusal.with_traceback(None)  # it is kept
+
+
+def _read_product(node: Node, report: NodeReport | Refusal, held: ChipSet) -> Product | None:
+    try:
+        reported = _read_chips(node, report, held)
+        return identify(node.name, node.metadata.labels, node.metadata.annotations, reported)
+    except Refusal:
+        return None
 
 
 def _read_chips(node: Node, report: NodeReport | Refusal, held: ChipSet) -> ChipSet:

@@ -7,14 +7,14 @@ network. The reference never mixes them, since there a job has one rule (spec/sc
 from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
 from allocator.state.ledger import Ledger
-from ascend.errors import Refusal
 
 
 def peer_products(job: Job, uid: str, cluster: Cluster, ledger: Ledger) -> frozenset[str] | None:
     """The names of the products that the other pods of a job are on, or have their places on.
 
-    A node that is unknown, or says nothing of use of its chips, tells no product. Peers that are on several products
-    already were bound by others: then any of these will do, for the job can't be put right by keeping a pod from it.
+    A node that is cordoned or not Ready still counts. One that is unknown, or says nothing of use of its chips, tells
+    no product: its pods keep nobody from any server. Peers that are on several products already were bound by others:
+    any of these will do then, since keeping a pod from them all would not put the job right.
 
     Args:
         job: the job.
@@ -31,6 +31,6 @@ def peer_products(job: Job, uid: str, cluster: Cluster, ledger: Ledger) -> froze
             continue
         node = each.spec.node_name or (held.node if (held := ledger.get(each.uid)) is not None else "")
         record = cluster.nodes.get(node)
-        if record is not None and not isinstance(record.server, Refusal):
-            products.add(record.server.product.name)
+        if record is not None and record.product is not None:
+            products.add(record.product.name)
     return frozenset(products) or None

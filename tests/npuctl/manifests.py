@@ -10,12 +10,14 @@ from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_r
 Json = dict[str, Any]
 
 
-def node(name: str, *, chips: int = 8, ready: bool = True, cordoned: bool = False) -> Json:
+def node(name: str, *, chips: int = 8, ready: bool = True, cordoned: bool = False, kind: str = "") -> Json:
+    """A 910A server, unless ``kind`` is another ``accelerator-type``."""
     infos = write_base_device_infos({chip: ChipAddress() for chip in range(8)})
+    labels = {"accelerator-type": kind} if kind else {}
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "uid": f"uid-{name}", "annotations": {BASE_DEVICE_INFOS: infos}},
+        "metadata": {"name": name, "uid": f"uid-{name}", "labels": labels, "annotations": {BASE_DEVICE_INFOS: infos}},
         "spec": {"unschedulable": True} if cordoned else {},
         "status": {
             "allocatable": {RESOURCE: str(chips), "cpu": "64"},

@@ -240,6 +240,36 @@ def test_the_pods_of_an_owner_are_its_job(npuctl: Npuctl) -> None:
     ]
 
 
+def test_a_gang_is_planned_on_servers_of_one_product_or_not_at_all(npuctl: Npuctl) -> None:
+    mixed = [node("a"), node("b1", kind="module-910b-8"), node("c", kind="card")]
+    members = [*(member(f"train-{number}", "train") for number in range(2)), pod_group("train", 2)]
+    answer = npuctl.plan(*mixed, *members)
+    assert [each["reason"] for each in answer["pending"]] == ["GangDoesNotFit", "GangDoesNotFit"]
+    assert "only 1 on 910A, 1 on 910-card, 1 on 910B-8 fit at once" in answer["pending"][0]["message"]
+    answer = npuctl.plan(*mixed, node("b2", kind="module-910b-8"), *members)
+    assert [each["node"] for each in answer["pods"]] == ["b1", "b2"]
+
+
+def test_a_restarted_member_joins_its_peers_on_servers_of_their_product(npuctl: Npuctl) -> None:
+    nodes = [node("a"), node("b1", kind="module-910b-8"), node("b2", kind="module-910b-8")]
+    mark = {"scheduling.k8s.io/group-name": "train"}
+    running = pod("train-0", 8, node="b1", chips=range(8), annotations=mark)
+    answer = npuctl.plan(*nodes, running, member("train-1", "train"), pod_group("train", 2))
+    assert [each["node"] for each in answer["pods"]] == ["b2"]
+
+
+def test_the_pods_of_a_stateful_set_are_not_spread_over_products(npuctl: Npuctl) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "u", "controller": True}
+    pods = [pod(f"train-{number}", 8, ownerReferences=[owner]) for number in range(2)]
+    answer = npuctl.plan(node("a"), node("c", kind="card"), *pods)
+    assert [(each["name"], each["node"]) for each in answer["pods"]] == [("train-0", "a")]
+    (pending,) = answer["pending"]
+    assert pending["nodes"]["c"] == {
+        "reason": "WrongProduct",
+        "message": "the other pods of the job are on 910A servers, this is a 910-card server",
+    }
+
+
 def test_the_previous_node_is_preferred_where_the_setting_says_so(npuctl: Npuctl) -> None:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
     marks: Json = {"ownerReferences": [owner], "labels": {"batch.kubernetes.io/job-completion-index": "0"}}
