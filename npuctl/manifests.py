@@ -92,6 +92,7 @@ def read_manifests(files: Iterable[str]) -> Reading:
     ignored: Counter[str] = Counter()
     # By kind and name: files may overlap.
     found: dict[tuple[str, str], KubeObject] = {}
+    owners: dict[tuple[str, str], str] = {}
     for file in files:
         for number, document in enumerate(_documents(file), start=1):
             for origin, manifest in _objects(_Origin(file, number), document):
@@ -100,6 +101,10 @@ def read_manifests(files: Iterable[str]) -> Reading:
                     ignored[origin.kind] += 1
                 else:
                     read = _convert(origin, manifest, kind)
+                    # Who holds which chips is kept by uid: of two pods with one, the other's chips would count as free.
+                    owner = owners.setdefault((kind.path(), read.uid), read.key)
+                    if owner != read.key:
+                        raise origin.error("metadata.uid", f"{read.uid!r} is that of {origin.kind} {owner}")
                     found[kind.path(), read.key] = read
     groups: dict[str, list[PodGroup]] = {}
     for group, resource in KINDS.items():

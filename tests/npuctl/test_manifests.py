@@ -57,6 +57,26 @@ def test_of_two_objects_of_one_name_the_later_counts(folder: Path) -> None:
     assert [each.allocatable_chips for each in reading.snapshot.nodes] == [3]
 
 
+def test_an_object_with_the_uid_of_another_one_is_refused_with_document_and_field(folder: Path) -> None:
+    holders = [pod("h1", 4, node="n1", chips=range(4), uid="u"), pod("h2", 4, node="n1", chips=range(4, 8), uid="u")]
+    told = "document 2 (Pod default/h2): metadata.uid: 'u' is that of Pod default/h1"
+    assert refusal(folder, yaml.safe_dump_all(holders)) == told
+    assert refusal(folder, yaml.safe_dump_all([node("n1"), *holders])).startswith("document 3 ")
+
+
+def test_the_uid_that_what_has_none_goes_by_is_its_own(folder: Path) -> None:
+    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "p", "namespace": "default"}}
+    snapshot = read(folder, json.dumps(as_list(pod("p"), pod("q"), pod("p", namespace="x"), settings))).snapshot
+    assert len({each.uid for each in snapshot.pods}) == 3
+    stolen = yaml.safe_dump_all([pod("p"), pod("q", uid="default/p")])
+    assert "document 2 (Pod default/q): metadata.uid: " in refusal(folder, stolen)
+
+
+def test_an_object_that_is_there_twice_keeps_its_uid(folder: Path) -> None:
+    reading = read(folder, json.dumps(as_list(pod("p", 1, uid="u"), pod("p", 2, uid="u"))))
+    assert [each.uid for each in reading.snapshot.pods] == ["u"]
+
+
 def test_pod_groups_of_both_kinds_are_told_apart(folder: Path) -> None:
     groups = [
         pod_group("a", 3),
