@@ -9,7 +9,7 @@ import os
 import threading
 
 from ascend.kube.objects import PODS, Pod
-from npuctl.manifests import STDIN
+from npuctl.documents import STDIN
 from npuctl.source import Source
 
 LIMIT_S = 2.0

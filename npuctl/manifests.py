@@ -4,25 +4,21 @@ What the API server would make of a manifest is made here too: null counts as ab
 missing namespace is ``default``. Objects of kinds nobody here reads are counted and left alone.
 """
 
-import json
 import re
-import sys
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
-import yaml
 
 from allocator.groups import KINDS
 from ascend.errors import UNREADABLE, InvalidValue
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, KubeObject, PodGroup, Resource, T
+from npuctl.documents import read_documents
 from npuctl.snapshot import Snapshot
-
-STDIN = "-"
 
 _Json: TypeAlias = dict[str, Any]
 
@@ -38,17 +34,19 @@ _QUANTITIES = frozenset({"limits", "requests", "allocatable", "capacity"})
 _QUANTITY = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
 _TIMES = ("creationTimestamp", "deletionTimestamp")
 
-_PLACE = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<field>.*)`$", re.DOTALL)
+_MOST_LEVELS = 100
+"""Of objects and lists within each other. None of the kinds has a fifth of it; what contains itself has more."""
 
+_LONGEST_NAME = 253
+_MOST_BITS = 64
+"""The API server takes none above."""
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # C where it was built in
-    """YAML as Kubernetes reads it: a time is text."""
+_MOST_TOLD = 300
+"""Characters of a name or of a field's path in an error."""
 
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
-}
+_PLACE = re.compile(r"^(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<field>.*)`$", re.DOTALL)
+_SOME_KEY = "[...]"
+_STEP = re.compile(r"\[(?P<number>\d+)\]|(?P<name>[^.\[\]]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,21 @@ class _Origin:
         item = "" if self.item is None else f" items[{self.item}]"
         named = " ".join(filter(None, (self.kind, self.key)))
         return InvalidValue(
-            f"{self.file}: document {self.document}{item}{f' ({named})' if named else ''}: {field_path}: {what}"
+            f"{self.file}: document {self.document}{item}{f' ({_clip(named)})' if named else ''}: "
+            f"{_clip(field_path)}: {what}"
         )
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}…"
+
+
+def _told(value: object) -> str:
+    """A value for an error: in short, and however deep or large it is."""
+    try:
+        return reprlib.repr(value)
+    except UNREADABLE:
+        return f"this {type(value).__name__}"
 
 
 @dataclass(slots=True)
@@ -94,13 +105,16 @@ def read_manifests(files: Iterable[str]) -> Reading:
     found: dict[tuple[str, str], KubeObject] = {}
     owners: dict[tuple[str, str], str] = {}
     for file in files:
-        for number, document in enumerate(_documents(file), start=1):
+        for number, document in enumerate(read_documents(file), start=1):
             for origin, manifest in _objects(_Origin(file, number), document):
                 kind = _kind(origin, manifest)
                 if kind is None:
                     ignored[origin.kind] += 1
                 else:
-                    read = _convert(origin, manifest, kind)
+                    try:
+                        read = _convert(origin, manifest, kind)
+                    except UNREADABLE as error:
+                        raise origin.error("the object", str(error)) from error
                     # Who holds which chips is kept by uid: of two pods with one, the other's chips would count as free.
                     owner = owners.setdefault((kind.path(), read.uid), read.key)
                     if owner != read.key:
@@ -113,53 +127,13 @@ def read_manifests(files: Iterable[str]) -> Reading:
     return Reading(Snapshot.of(found.values(), groups), ignored)
 
 
-def _documents(file: str) -> Iterator[object]:
-    name = "standard input" if file == STDIN else file
-    try:
-        text = sys.stdin.buffer.read().decode() if file == STDIN else Path(file).read_bytes().decode()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidValue(f"{name}: it can't be read: {reason}") from error
-    text = text.removeprefix("\ufeff")
-    if text.lstrip().startswith("{"):
-        # JSON is YAML too, but what a large cluster prints would take minutes to read as that.
-        try:
-            yield from list(_json_documents(text))
-        except UNREADABLE as error:
-            if file.endswith(".json"):
-                raise InvalidValue(f"{name}: it is no JSON: {error}") from error
-        else:
-            return
-    number = 0
-    try:
-        for document in yaml.load_all(text, Loader=_Loader):
-            number += 1
-            yield document
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise InvalidValue(f"{name}: document {number + 1}: it is no YAML: {error.problem}{place}") from error
-    except (*UNREADABLE, yaml.YAMLError) as error:
-        raise InvalidValue(f"{name}: document {number + 1}: it is no YAML: {error}") from error
-
-
-def _json_documents(text: str) -> Iterator[object]:
-    decoder, at = json.JSONDecoder(), 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-            continue
-        document, at = decoder.raw_decode(text, at)
-        yield document
-
-
 def _objects(origin: _Origin, document: object) -> Iterator[tuple[_Origin, _Json]]:
     if document is None:  # nothing between two lines of dashes
         return
     manifest = _mapping(origin, document, "the document")
     kind = manifest.get("kind")
     if not isinstance(kind, str) or not kind:
-        raise origin.error("kind", "it is missing" if kind is None else f"{kind!r} is no kind")
+        raise origin.error("kind", "it is missing" if kind is None else f"{_told(kind)} is no kind")
     if not kind.endswith("List") or "items" not in manifest:
         yield _named(origin, manifest, kind), manifest
         return
@@ -187,38 +161,55 @@ def _named(origin: _Origin, manifest: _Json, kind: str) -> _Origin:
     name = namespace = None
     if isinstance(metadata, dict):
         name, namespace = metadata.get("name"), metadata.get("namespace")
-    key = "/".join(str(each) for each in (namespace, name) if each)
+    key = "/".join(each for each in (namespace, name) if isinstance(each, str) and each)
     return _Origin(origin.file, origin.document, origin.item, kind, key)
 
 
 def _kind(origin: _Origin, manifest: _Json) -> Resource[Any] | None:
     version = manifest.get("apiVersion") or _CORE
     if not isinstance(version, str):
-        raise origin.error("apiVersion", f"{version!r} is no version")
+        raise origin.error("apiVersion", f"{_told(version)} is no version")
     return _KINDS.get((origin.kind, version))
 
 
 def _convert(origin: _Origin, manifest: _Json, resource: Resource[T]) -> T:
     metadata = _mapping(origin, manifest.get("metadata") or {}, "metadata")
-    if not metadata.get("name"):
+    name = metadata.get("name")
+    if not name:
         raise origin.error("metadata.name", "it is missing")
+    if not isinstance(name, str):
+        raise origin.error("metadata.name", f"{_told(name)} is no name")
+    if len(name) > _LONGEST_NAME:
+        raise origin.error("metadata.name", f"a name has at most {_LONGEST_NAME} characters, not {len(name)}")
     completed = dict(metadata)
     if resource.namespaced:
         completed["namespace"] = metadata.get("namespace") or "default"
     else:
         completed.pop("namespace", None)
-    for name in _TIMES:
-        _check_time(origin, f"metadata.{name}", completed.get(name))
+    for each in _TIMES:
+        _check_time(origin, f"metadata.{each}", completed.get(each))
     # Chips are kept by uid, and what nobody has submitted yet has none.
-    completed["uid"] = metadata.get("uid") or f"{completed.get('namespace', '')}/{metadata['name']}"
-    clean = _clean(origin, {**manifest, "metadata": completed}, "")
+    completed["uid"] = metadata.get("uid") or f"{completed.get('namespace', '')}/{name}"
+    clean = _clean(origin, {**manifest, "metadata": completed}, "", {})
     try:
         return msgspec.convert(clean, resource.type)
     except msgspec.ValidationError as error:
         found = _PLACE.match(str(error))
         if found is None:
             raise origin.error("the object", str(error)) from error
-        raise origin.error(found["field"] or "the object", found["what"]) from error
+        path = found["field"].removesuffix(_SOME_KEY)
+        if found["key"] or path != found["field"]:
+            path += _odd_entry(clean, path)
+        raise origin.error(path or "the object", found["what"]) from error
+
+
+def _odd_entry(clean: _Json, path: str) -> str:
+    """Of a map of texts, as all are that are read here: the first key that is no text, or whose value is none."""
+    entries: Any = clean
+    for step in _STEP.finditer(path):
+        entries = entries[int(step["number"]) if step["number"] else step["name"]]
+    odd = (key for key, each in entries.items() if not (isinstance(key, str) and isinstance(each, str)))
+    return f'["{next(odd)}"]'
 
 
 def _check_time(origin: _Origin, field_path: str, value: object) -> None:
@@ -229,23 +220,43 @@ def _check_time(origin: _Origin, field_path: str, value: object) -> None:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise origin.error(field_path, f"{value!r} is no RFC 3339 time, such as 2026-01-31T12:00:00Z")
+        raise origin.error(field_path, f"{_told(value)} is no RFC 3339 time, such as 2026-01-31T12:00:00Z")
 
 
-def _clean(origin: _Origin, value: Any, path: str) -> Any:
-    """Without nulls, and with quantities as text."""
-    if isinstance(value, list):
-        return [_clean(origin, each, f"{path}[{number}]") for number, each in enumerate(value)]
-    if not isinstance(value, dict):
+def _clean(origin: _Origin, value: Any, path: str, done: dict[int, Any], level: int = 0) -> Any:
+    """Without nulls, and with quantities as text.
+
+    Args:
+        origin: the object.
+        value: a part of it.
+        path: where that is.
+        done: parts that are clean already, by identity: YAML's aliases can make billions of a few.
+        level: within how many others it is.
+    """
+    if isinstance(value, str) and not value.isascii():
+        value.encode()  # JSON can write half a character, which could never be printed
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise origin.error(path, f"a whole number has at most {_MOST_BITS} bits, not {value.bit_length()}")
+    if not isinstance(value, dict | list):
         return value
-    prefix = f"{path}." if path else ""
-    return {
-        key: _quantities(origin, each, f"{prefix}{key}")
-        if key in _QUANTITIES and isinstance(each, dict)
-        else _clean(origin, each, f"{prefix}{key}")
-        for key, each in value.items()
-        if each is not None
-    }
+    if id(value) in done:
+        return done[id(value)]
+    if level > _MOST_LEVELS:
+        raise origin.error(path, f"it is nested over {_MOST_LEVELS} deep, or contains itself")
+    clean: Any
+    if isinstance(value, list):
+        clean = [_clean(origin, each, f"{path}[{at}]", done, level + 1) for at, each in enumerate(value)]
+    else:
+        prefix = f"{path}." if path else ""
+        clean = {
+            key: _quantities(origin, each, f"{prefix}{key}")
+            if key in _QUANTITIES and isinstance(each, dict)
+            else _clean(origin, each, f"{prefix}{key}", done, level + 1)
+            for key, each in value.items()
+            if each is not None
+        }
+    done[id(value)] = clean
+    return clean
 
 
 def _quantities(origin: _Origin, quantities: _Json, path: str) -> _Json:
@@ -255,6 +266,6 @@ def _quantities(origin: _Origin, quantities: _Json, path: str) -> _Json:
             continue
         text = str(quantity) if isinstance(quantity, int | float | str) and not isinstance(quantity, bool) else ""
         if not _QUANTITY.fullmatch(text):
-            raise origin.error(f'{path}["{resource}"]', f"{quantity!r} is no quantity")
+            raise origin.error(f'{path}["{resource}"]', f"{_told(quantity)} is no quantity")
         clean[resource] = text
     return clean

@@ -126,6 +126,31 @@ def test_json_that_only_yaml_reads_is_read_as_yaml(folder: Path) -> None:
     assert read(folder, "{apiVersion: v1, kind: Node, metadata: {name: n1}}").snapshot.nodes[0].name == "n1"
 
 
+def test_json_that_is_nested_deeper_than_any_object_is_refused_by_item(folder: Path) -> None:
+    deep = json.loads("[" * 900 + "]" * 900)
+    told = refusal(folder, json.dumps(as_list(node("n1"), pod("p") | {"spec": {"foo": deep}})), "a.json")
+    assert told.startswith("document 1 items[1] (Pod default/p): spec.foo[0][0]")
+    assert len(told) < 500
+
+
+def test_a_name_of_thousands_of_digits_is_refused_and_not_repeated(folder: Path) -> None:
+    told = refusal(folder, json.dumps(pod("a-" + "1" * 5000)))
+    assert told.endswith("metadata.name: a name has at most 253 characters, not 5002")
+    assert len(told) < 500
+
+
+def test_a_text_that_could_never_be_printed_is_refused(folder: Path) -> None:
+    told = refusal(folder, json.dumps(pod("a") | {"spec": {"nodeName": "\ud800"}}), "a.json")
+    assert told.startswith("document 1 (Pod default/a): the object: 'utf-8' codec can't encode")
+    assert read(folder, json.dumps(pod("a") | {"spec": {"nodeName": "ü"}})).snapshot.pods[0].spec.node_name == "ü"
+
+
+def test_what_is_named_again_and_again_is_looked_at_once(folder: Path) -> None:
+    levels = [f"x{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 10)}]" for at in range(1, 20)]
+    text = "\n".join(["kind: Pod", "metadata: {name: a}", "x0: &a0 [null, 1]", *levels])
+    assert [each.key for each in read(folder, text).snapshot.pods] == ["default/a"]
+
+
 def _pod(**changes: Any) -> str:
     return yaml.safe_dump({**pod("p"), **changes})
 
@@ -139,18 +164,39 @@ def _pod(**changes: Any) -> str:
         (_pod(spec={"containers": [{"name": "a"}, 3]}), "spec.containers[1]: Expected `object`, got `int`"),
         (yaml.safe_dump(pod("p", "two")), "spec.containers[0].resources.limits[\"huawei.com/Ascend910\"]: 'two' is no"),
         (yaml.safe_dump(pod("p", -1)), "-1 is no quantity"),
-        (_pod(metadata={"name": "p", "labels": {"a": 1}}), "metadata.labels[...]: Expected `str`, got `int`"),
+        (_pod(metadata={"name": "p", "labels": {"a": 1}}), 'metadata.labels["a"]: Expected `str`, got `int`'),
         (_pod(metadata={"name": "p", "creationTimestamp": "now"}), "metadata.creationTimestamp: 'now' is no RFC 3339"),
         (_pod(metadata={"name": "p", "deletionTimestamp": 3}), "metadata.deletionTimestamp: 3 is no RFC 3339"),
         ("metadata: {name: x}", "document 1: kind: it is missing"),
         ("kind: [a]", "document 1: kind: ['a'] is no kind"),
         ("just a text", "document 1: the document: an object is expected, not str"),
+        (_pod(metadata={"name": "p", "labels": {"a": "b", 1: "c"}}), 'metadata.labels["1"]: Expected `str`, got `int`'),
+        (
+            yaml.safe_dump(node("n") | {"status": {"capacity": {"cpu": [1]}}}),
+            'status.capacity["cpu"]: [1] is no quantity',
+        ),
+        (_pod(spec={"nodeSelector": {"a.b/c": True}}), 'spec.nodeSelector["a.b/c"]: Expected `str`, got `bool`'),
+        (_pod(metadata={"name": "p" * 254}), "metadata.name: a name has at most 253 characters, not 254"),
+        (_pod(metadata={"name": 7}), "document 1 (Pod): metadata.name: 7 is no name"),
+        (_pod(spec={"priority": 1 << 64}), "spec.priority: a whole number has at most 64 bits, not 65"),
         ("kind: List\nitems: {a: 1}", "document 1: items: a list is expected, not dict"),
         ("kind: List\nitems: [1]", "document 1 items[0]: the item: an object is expected, not int"),
         ("kind: List\nitems: [{}]", "document 1 items[0]: kind: it is missing"),
         ("kind: Node\nmetadata: {name: n}\n---\nkind: Pod\n", "document 2 (Pod): metadata.name: it is missing"),
         ("kind: Node\nmetadata: {name: n}\n---\n\tx", "document 2: it is no YAML: found character"),
         ("[" * 5000, "document 1: "),
+        ("kind: Node\nmetadata: {name: n}\n---\n" + "- " * 100_000, "document 2: it is nested over 1000 deep"),
+        (f"kind: Pod\nmetadata: {{name: a}}\nspec: {'[' * 900}{']' * 900}", "document 1 (Pod a): spec[0][0][0]"),
+        (f"kind: Pod\nmetadata: {{name: a}}\nspec: {'[' * 900}{']' * 900}", "it is nested over 100 deep"),
+        ("kind: Pod\nmetadata: &a {name: a, labels: *a}", "document 1 (Pod a): metadata.labels.labels.labels"),
+        ("kind: Pod\nmetadata: {name: &a [*a]}", "document 1 (Pod): metadata.name: [[[[[[[...]]]]]]] is no name"),
+        ("kind: &a [*a]", "document 1: kind: [[[[[[[...]]]]]]] is no kind"),
+        (f"kind: 0x{'f' * 5000}", "document 1: kind: this int is no kind"),
+        (f"kind: Pod\nmetadata: {{name: 0x{'f' * 5000}}}", "document 1 (Pod): metadata.name: this int is no name"),
+        (
+            f"kind: Node\nmetadata: {{name: n}}\nstatus: {{capacity: {{cpu: 0x{'f' * 5000}}}}}",
+            "document 1 (Node n): the object: Exceeds the limit",
+        ),
     ],
 )
 def test_an_object_that_can_not_be_used_is_named_with_document_and_field(folder: Path, text: str, said: str) -> None:
@@ -158,7 +204,8 @@ def test_an_object_that_can_not_be_used_is_named_with_document_and_field(folder:
 
 
 def test_files_that_are_no_json_no_text_or_not_there_are_named(folder: Path) -> None:
-    assert "Expecting" in refusal(folder, '{"kind": ', "a.json")
+    assert "document 1: it is no JSON: Expecting" in refusal(folder, '{"kind": ', "a.json")
+    assert "document 2: it is no JSON: maximum recursion" in refusal(folder, "{}" + '{"a":' * 100_000, "a.json")
     (folder / "b").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidValue, match="it can't be read: 'utf-8' codec"):
         read_manifests([str(folder / "b")])
