@@ -10,6 +10,7 @@ import threading
 
 from ascend.kube.objects import PODS, Pod
 from npuctl.documents import STDIN
+from npuctl.manifests import read_manifests
 from npuctl.source import Source
 
 LIMIT_S = 2.0
@@ -57,6 +58,6 @@ async def _pods(source: Source, namespace: str) -> list[Pod]:
     if STDIN in source.files:
         return []  # the shell's own
     if source.files:
-        return list((await source.read()).pods)
+        return list(read_manifests(source.files).snapshot.pods)
     async with await source.connect() as client:
         return await client.list_objects(PODS, namespace)

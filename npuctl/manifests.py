@@ -23,11 +23,12 @@ from npuctl.snapshot import Snapshot
 _Json: TypeAlias = dict[str, Any]
 
 _CORE = "v1"
+_GROUP_VERSIONS = tuple(resource.prefix.removeprefix("apis/") for resource in KINDS.values())
 _KINDS: dict[tuple[str, str], Resource[Any]] = {
     ("Node", _CORE): NODES,
     ("Pod", _CORE): PODS,
     ("ConfigMap", _CORE): CONFIG_MAPS,
-    **{("PodGroup", resource.prefix.removeprefix("apis/")): resource for resource in KINDS.values()},
+    **{("PodGroup", version): resource for version, resource in zip(_GROUP_VERSIONS, KINDS.values(), strict=True)},
 }
 
 _QUANTITIES = frozenset({"limits", "requests", "allocatable", "capacity"})
@@ -43,6 +44,9 @@ _MOST_BITS = 64
 
 _MOST_TOLD = 300
 """Characters of a name or of a field's path in an error."""
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = 100
 
 _PLACE = re.compile(r"^(?P<what>.*) - at (?P<key>`key` in )?`\$\.?(?P<field>.*)`$", re.DOTALL)
 _SOME_KEY = "[...]"
@@ -76,7 +80,7 @@ def _clip(text: str) -> str:
 def _told(value: object) -> str:
     """A value for an error: in short, and however deep or large it is."""
     try:
-        return reprlib.repr(value)
+        return _REPR.repr(value)
     except UNREADABLE:
         return f"this {type(value).__name__}"
 
@@ -88,19 +92,24 @@ class Reading:
     Attributes:
         snapshot: the objects; of two of one name the later counts.
         ignored: how many objects were of which other kind.
+        warnings: sentences on what was not read, but means that an answer may not be what was hoped for.
     """
 
     snapshot: Snapshot
     ignored: Counter[str] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
 
 
 def read_manifests(files: Iterable[str]) -> Reading:
     """Read files, one after another; ``-`` is standard input.
 
+    All pod groups there are count as read, even where there are none: who names another one waits for it.
+
     Raises:
         InvalidValue: something can't be used; the message has file, document number and field.
     """
     ignored: Counter[str] = Counter()
+    warnings: dict[str, str] = {}
     # By kind and name: files may overlap.
     found: dict[tuple[str, str], KubeObject] = {}
     owners: dict[tuple[str, str], str] = {}
@@ -110,6 +119,13 @@ def read_manifests(files: Iterable[str]) -> Reading:
                 kind = _kind(origin, manifest)
                 if kind is None:
                     ignored[origin.kind] += 1
+                    if origin.kind == "PodGroup":
+                        version = _told(manifest.get("apiVersion") or _CORE)
+                        told = f"nobody here knows {version}, but {' and '.join(_GROUP_VERSIONS)}"
+                        # Once for each version: where there is one, there are many.
+                        warnings.setdefault(
+                            version, f"{origin.error('apiVersion', told)}; its pods count as without their group"
+                        )
                 else:
                     try:
                         read = _convert(origin, manifest, kind)
@@ -120,11 +136,11 @@ def read_manifests(files: Iterable[str]) -> Reading:
                     if owner != read.key:
                         raise origin.error("metadata.uid", f"{read.uid!r} is that of {origin.kind} {owner}")
                     found[kind.path(), read.key] = read
-    groups: dict[str, list[PodGroup]] = {}
-    for group, resource in KINDS.items():
-        some = [each for (path, _), each in found.items() if path == resource.path() and isinstance(each, PodGroup)]
-        groups |= {group: some} if some else {}
-    return Reading(Snapshot.of(found.values(), groups), ignored)
+    groups = {
+        group: [each for (path, _), each in found.items() if path == resource.path() and isinstance(each, PodGroup)]
+        for group, resource in KINDS.items()
+    }
+    return Reading(Snapshot.of(found.values(), groups), ignored, list(warnings.values()))
 
 
 def _objects(origin: _Origin, document: object) -> Iterator[tuple[_Origin, _Json]]:

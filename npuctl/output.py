@@ -41,6 +41,11 @@ def show(answer: object, output: Output, table: Callable[[], RenderableType]) ->
         console().print(table())
 
 
+def warn(sentence: str) -> None:
+    """Tell people something beside the answer, on standard error."""
+    sys.stderr.write(f"npuctl: {sentence}\n")
+
+
 def console() -> Console:
     """Where people read: as wide as their terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)

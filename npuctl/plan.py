@@ -1,6 +1,5 @@
 """The command ``npuctl plan``: carries out a planning run and lays it out for eyes."""
 
-import sys
 from collections.abc import Sequence
 
 from rich.console import Group as Stack
@@ -10,8 +9,7 @@ from rich.text import Text
 
 from ascend.chips import NAME_PREFIX
 from ascend.errors import Refusal
-from npuctl.manifests import read_manifests
-from npuctl.output import Output, group, show
+from npuctl.output import Output, group, show, warn
 from npuctl.planning import Candidate, Pending, Plan, plan
 from npuctl.source import Source
 
@@ -33,11 +31,11 @@ def make_plan(source: Source, *, candidates: bool, output: Output) -> int:
     Raises:
         InvalidValue: the input can't be used.
     """
-    reading = read_manifests(source.files)
+    reading = source.read_files()
     answer = plan(reading.snapshot, source.settings, source.now_ns, candidates=candidates)
     if reading.ignored:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(reading.ignored.items()))
-        sys.stderr.write(f"npuctl: not looked at: {counts}\n")
+        warn(f"not looked at: {counts}")
     show(answer, output, lambda: _table(answer))
     return EXIT_PENDING if answer.pending else 0
 

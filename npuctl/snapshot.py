@@ -31,7 +31,8 @@ class Snapshot:
         nodes: the nodes.
         pods: the pods of all namespaces.
         config_maps: nodes' reports, and others, which do no harm.
-        groups: pod groups by kind; a kind that is not there is none that the cluster has.
+        groups: pod groups by kind; a kind that is not there is none that the cluster has: who is of such a group is
+            placed alone.
     """
 
     nodes: tuple[Node, ...] = ()

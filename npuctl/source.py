@@ -14,7 +14,8 @@ from allocator.settings import Settings
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue, Unreachable
 from ascend.kube.client import KubeClient
-from npuctl.manifests import read_manifests
+from npuctl.manifests import Reading, read_manifests
+from npuctl.output import warn
 from npuctl.snapshot import Snapshot
 
 DEFAULT_NAMESPACE = "default"
@@ -74,9 +75,20 @@ class Source:
             Unreachable: it doesn't answer, or nothing says where it is.
         """
         if self.files:
-            return read_manifests(self.files).snapshot
+            return self.read_files().snapshot
         async with await self.connect() as client:
             return await Snapshot.fetch(client, self.settings.node_health_namespace)
+
+    def read_files(self) -> Reading:
+        """Read the files; what may surprise is told on standard error.
+
+        Raises:
+            InvalidValue: one can't be used.
+        """
+        reading = read_manifests(self.files)
+        for sentence in reading.warnings:
+            warn(sentence)
+        return reading
 
     async def connect(self) -> KubeClient:
         """A client of the cluster.

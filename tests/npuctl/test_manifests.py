@@ -82,13 +82,18 @@ def test_pod_groups_of_both_kinds_are_told_apart(folder: Path) -> None:
         pod_group("a", 3),
         pod_group("a", 5, group="scheduling.x-k8s.io/v1alpha1"),
         pod_group("b", 1, group="x/v1"),
+        pod_group("c", 1, group="x/v1"),
     ]
     reading = read(folder, json.dumps(as_list(*groups)))
     assert {kind: [each.spec.min_member for each in some] for kind, some in reading.snapshot.groups.items()} == {
         "PodGroup.scheduling.volcano.sh": [3],
         "PodGroup.scheduling.x-k8s.io": [5],
     }
-    assert dict(reading.ignored) == {"PodGroup": 1}
+    assert dict(reading.ignored) == {"PodGroup": 2}
+    (warning,) = reading.warnings
+    assert (
+        "(PodGroup default/b): apiVersion: nobody here knows 'x/v1', but scheduling.volcano.sh/v1beta1 and " in warning
+    )
 
 
 def test_other_kinds_are_counted_and_left_alone(folder: Path) -> None:

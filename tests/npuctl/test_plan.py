@@ -222,12 +222,46 @@ def test_a_gang_that_is_not_complete_says_how_many_are_missing(api: str, npuctl:
     assert "3 pods must be placed together, 1 are there, 2 missing" in pending["message"]
 
 
-def test_a_group_that_is_missing_among_others_is_waited_for(npuctl: Npuctl) -> None:
-    lonely = member("train-0", "train")
-    answer = npuctl.plan(node("n1"), lonely, pod_group("other", 1))
-    assert answer["pending"][0]["reason"] == "GroupMissing"
-    # Where there are no groups at all, nobody said that they are kept.
-    assert npuctl.plan(node("n1"), lonely)["pending"] == []
+@pytest.mark.parametrize(
+    "others",
+    [[pod_group("other", 1)], [], [pod_group("train", 2, group="scheduling.volcano.sh/v1beta2")]],
+    ids=["others", "none", "unknown version"],
+)
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"annotations": {"scheduling.k8s.io/group-name": "train"}},
+        {"labels": {"scheduling.x-k8s.io/pod-group": "train"}},
+    ],
+    ids=["volcano", "coscheduling"],
+)
+def test_a_group_that_is_not_among_the_objects_is_waited_for_by_all_of_its_pods(
+    others: list[Json], mark: Json, npuctl: Npuctl
+) -> None:
+    answer = npuctl.plan(node("n1"), pod("train-0", 8, **mark), pod("train-1", 8, **mark), *others)
+    assert [(each["name"], each["reason"]) for each in answer["pending"]] == [
+        ("train-0", "GroupMissing"),
+        ("train-1", "GroupMissing"),
+    ]
+    assert answer["pods"] == []
+
+
+def test_pods_that_state_their_minimum_need_no_group_among_the_objects(npuctl: Npuctl) -> None:
+    marks = {"scheduling.k8s.io/group-name": "train", "huawei.com/schedule_minAvailable": "2"}
+    answer = npuctl.plan(node("n1"), node("n2"), *(pod(f"train-{at}", 8, annotations=marks) for at in range(2)))
+    assert [each["node"] for each in answer["pods"]] == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    "command", [("plan",), ("explain", "train-0"), ("topo",), ("doctor", "--cluster")], ids=lambda command: command[0]
+)
+def test_a_pod_group_of_an_unknown_version_is_told_by_every_command(command: tuple[str, ...], npuctl: Npuctl) -> None:
+    file = npuctl.write(node("n1"), member("train-0", "train"), pod_group("train", 2, group="scheduling.volcano.sh/v9"))
+    told = CliRunner().invoke(app, [*command, "-f", file]).stderr
+    assert f"npuctl: {file}: document 1 items[2] (PodGroup default/train): apiVersion: nobody here knows" in told
+    assert (
+        "'scheduling.volcano.sh/v9', but scheduling.volcano.sh/v1beta1 and scheduling.x-k8s.io/v1alpha1; its " in told
+    )
 
 
 def test_the_pods_of_an_owner_are_its_job(npuctl: Npuctl) -> None:
