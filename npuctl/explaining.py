@@ -15,14 +15,15 @@ from ascend.deviceinfo import NAMESPACE, node_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import ConfigMap, Pod
 from npuctl.output import Group, group
-from npuctl.planning import Candidate, Why, candidates_of, job_name, refusals, waits
+from npuctl.planning import Candidate, Why, candidates_of, job_name, waits
 from npuctl.remedies import Remedy, Scene, pods_to_end, remedies
+from npuctl.selection import MISMATCH, place, refusals
 from npuctl.snapshot import Allocation, Snapshot
 
 MOST_NODES = 200
 """What would help is looked for on so many nodes at most, those first where only other pods are in the way."""
 
-_HOPELESS = NEVER | {"NotAnNpuNode", "InvalidRequest", "WrongProduct"}
+_HOPELESS = NEVER | {"NotAnNpuNode", "InvalidRequest", "WrongProduct", MISMATCH}
 """Reasons of nodes that no change to what is on them helps."""
 
 
@@ -87,7 +88,7 @@ def explain(pod: Pod, snapshot: Snapshot, settings: Settings, now_ns: int) -> Ex
     if pod.spec.node_name:
         return _placed(begun, pod)
     refused = refusals(allocation, pod)
-    candidates = candidates_of(allocation.engine, pod)
+    candidates = candidates_of(allocation, pod)
     told = structs.replace(
         begun,
         gang=allocation.engine.is_of_gang(pod),
@@ -96,7 +97,7 @@ def explain(pod: Pod, snapshot: Snapshot, settings: Settings, now_ns: int) -> Ex
         candidates=candidates,
     )
     try:
-        allocation.engine.place(pod)
+        place(allocation, pod)
     except Refusal as refusal:
         return _helped(told, refusal, _ask(allocation, pod), _Trial(snapshot, settings, now_ns))
     return structs.replace(told, state="fits")

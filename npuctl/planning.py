@@ -2,7 +2,8 @@
 
 Every pod without a node is decided as if a scheduler asked for it alone and bound it at once to where it was told:
 no reservation expires, and the decision times are those of a clock that stands still, so that the same objects give
-the same answer byte for byte. What else a scheduler looks at (taints, selectors, processors, memory) plays no part.
+the same answer byte for byte. Of what else a scheduler looks at only the node selector counts (taints, affinity,
+processors and memory play no part).
 """
 
 import re
@@ -22,6 +23,7 @@ from allocator.state.jobs import Jobs
 from ascend.chips import chip_name
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from npuctl.selection import fits, place, refusals
 from npuctl.snapshot import Allocation, Snapshot
 
 _NUMBERS = re.compile(r"(\d+)")
@@ -104,9 +106,9 @@ def plan(snapshot: Snapshot, settings: Settings, now_ns: int, *, candidates: boo
     pending: list[Pending] = []
     for pod in in_order(snapshot.pods, allocation):
         job = job_name(allocation.cluster.jobs, pod)
-        offered = candidates_of(allocation.engine, pod) if candidates else msgspec.UNSET
+        offered = candidates_of(allocation, pod) if candidates else msgspec.UNSET
         try:
-            reservation = allocation.engine.place(pod)
+            reservation = place(allocation, pod)
         except Refusal as refusal:
             nodes = refusals(allocation, pod)
             namespace, name = pod.metadata.namespace, pod.name
@@ -145,24 +147,16 @@ def job_name(jobs: Jobs, pod: Pod) -> str:
     return str(jobs.job_of(pod).key)
 
 
-def refusals(allocation: Allocation, pod: Pod) -> dict[str, Refusal]:
-    """Why a pod doesn't fit, for every node where it doesn't; a request that makes no sense is refused by all."""
-    try:
-        return allocation.engine.filter(pod).refused
-    except Refusal as refusal:
-        return dict.fromkeys(allocation.cluster.nodes, refusal)
-
-
 def _bound(pod: Pod, node: str, annotations: dict[str, str]) -> Pod:
     """The pod as the watch shows it after its Binding: from then on it holds its chips itself."""
     metadata = structs.replace(pod.metadata, annotations=pod.metadata.annotations | annotations)
     return structs.replace(pod, metadata=metadata, spec=structs.replace(pod.spec, node_name=node))
 
 
-def candidates_of(engine: DecisionEngine, pod: Pod) -> tuple[Candidate, ...]:
+def candidates_of(allocation: Allocation, pod: Pod) -> tuple[Candidate, ...]:
     """Every node a pod fits on, best first."""
     try:
-        fits = engine.fits(pod)
+        found = fits(allocation, pod)
     except Refusal:
         return ()
     ranks: dict[object, int] = {}
@@ -170,7 +164,7 @@ def candidates_of(engine: DecisionEngine, pod: Pod) -> tuple[Candidate, ...]:
         Candidate(
             node, ranks.setdefault((fit.key, fit.score), len(ranks) + 1), fit.score, tuple(map(chip_name, fit.chips))
         )
-        for node, fit in fits
+        for node, fit in found
     )
 
 

@@ -43,7 +43,7 @@ def refused_with(module: ast.Module) -> Iterator[str]:
 
 
 def modules() -> list[Path]:
-    return sorted((ROOT / "allocator").rglob("*.py"))
+    return sorted(path for program in ("allocator", "npuctl") for path in (ROOT / program).rglob("*.py"))
 
 
 def in_code() -> set[str]:

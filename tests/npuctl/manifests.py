@@ -10,10 +10,13 @@ from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, encode_r
 Json = dict[str, Any]
 
 
-def node(name: str, *, chips: int = 8, ready: bool = True, cordoned: bool = False, kind: str = "") -> Json:
+def node(
+    name: str, *, chips: int = 8, ready: bool = True, cordoned: bool = False, kind: str = "", **labels: str
+) -> Json:
     """A 910A server, unless ``kind`` is another ``accelerator-type``."""
     infos = write_base_device_infos({chip: ChipAddress() for chip in range(8)})
-    labels = {"accelerator-type": kind} if kind else {}
+    if kind:
+        labels["accelerator-type"] = kind
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -34,6 +37,7 @@ def pod(
     chips: Iterable[int] = (),
     phase: str = "",
     namespace: str = "default",
+    selector: dict[str, str] | None = None,
     **metadata: Any,
 ) -> Json:
     written = Grant(tuple(chips), 7).annotations() if chips else {}
@@ -47,6 +51,8 @@ def pod(
     manifest["metadata"]["annotations"] = {**written, **metadata.get("annotations", {})}
     if node:
         manifest["spec"]["nodeName"] = node
+    if selector:
+        manifest["spec"]["nodeSelector"] = selector
     if phase or node:
         manifest["status"] = {"phase": phase or "Running"}
     return manifest

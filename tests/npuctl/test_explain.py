@@ -107,6 +107,15 @@ def test_a_pod_whose_chips_are_unclear_is_named(tmp_path: Path) -> None:
     assert helps(answer) == [("end", "n1", ("default/unclear",))]
 
 
+def test_nodes_that_a_selector_leaves_out_are_no_places_and_nothing_on_them_would_help(tmp_path: Path) -> None:
+    wanted = pod("train", 8, selector={"zone": "a"})
+    holder = pod("holder", 1, node="n1", chips=[0])
+    answer = explain(tmp_path, node("n1"), node("n2"), holder, wanted)
+    assert (answer["state"], answer["reason"], helps(answer)) == ("waits", "NodeSelectorMismatch", [])
+    answer = explain(tmp_path, node("n1"), node("n2"), node("n3", zone="a"), holder, wanted)
+    assert (answer["state"], [each["node"] for each in answer["candidates"]]) == ("fits", ["n3"])
+
+
 def test_a_request_nothing_helps_is_told_so(tmp_path: Path) -> None:
     answer = explain(tmp_path, node("n1"), pod("train", 3))
     assert (answer["reason"], helps(answer)) == ("InvalidRequest", [])

@@ -264,6 +264,52 @@ def test_a_pod_group_of_an_unknown_version_is_told_by_every_command(command: tup
     )
 
 
+def test_a_pod_goes_to_a_node_with_the_labels_of_its_selector(npuctl: Npuctl) -> None:
+    nodes = [node("n1"), node("n2", zone="b"), node("n3", zone="a", disk="hdd"), node("n4", zone="a", disk="ssd")]
+    # Another node is the best of all: it has a ring that is half full.
+    half = pod("half", 2, node="n1", chips=(0, 1))
+    wanted = pod("train", 2, selector={"zone": "a", "disk": "ssd"})
+    (planned,) = npuctl.plan(*nodes, half, wanted, flags=("--candidates",))["pods"]
+    assert (planned["node"], [each["node"] for each in planned["candidates"]]) == ("n4", ["n4"])
+    (planned,) = npuctl.plan(*nodes, half, pod("train", 2), flags=("--candidates",))["pods"]
+    assert (planned["node"], len(planned["candidates"])) == ("n1", 4)
+
+
+def test_a_node_without_the_labels_of_a_selector_says_which(npuctl: Npuctl) -> None:
+    nodes = [node("n1"), node("n2", zone="b", ready=False), node("n3", zone="a", cordoned=True)]
+    plain = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "plain"}}
+    (pending,) = npuctl.plan(*nodes, plain, pod("train", 8, selector={"zone": "a"}))["pending"]
+    assert pending["reason"] == "NoNodeFits"
+    assert pending["message"].endswith("of 4 nodes: 2 NodeSelectorMismatch, 1 NodeCordoned, 1 NotAnNpuNode")
+    asked = "the pod's node selector asks for zone=a, and the node has "
+    assert pending["nodes"] == {
+        "n1": {"reason": "NodeSelectorMismatch", "message": f"{asked}no such label"},
+        "n2": {"reason": "NodeSelectorMismatch", "message": f"{asked}zone=b"},
+        "n3": {"reason": "NodeCordoned", "message": "node n3 is cordoned"},
+        "plain": pending["nodes"]["plain"],
+    }
+    (pending,) = npuctl.plan(*nodes, pod("train", 8, selector={"zone": "c", "disk": "ssd"}))["pending"]
+    assert pending["reason"] == "NodeSelectorMismatch"
+    assert "disk=ssd, and the node has no such label; for zone=c, and " in pending["nodes"]["n3"]["message"]
+
+
+def test_a_request_that_makes_no_sense_says_so_whatever_the_selector(npuctl: Npuctl) -> None:
+    (pending,) = npuctl.plan(node("n1"), pod("train", 0, selector={"zone": "a"}))["pending"]
+    assert (pending["reason"], pending["nodes"]["n1"]["reason"]) == ("InvalidRequest", "InvalidRequest")
+
+
+def test_a_gang_that_waits_says_which_nodes_its_selector_leaves_out(npuctl: Npuctl) -> None:
+    nodes = [node("n1"), node("n2", zone="a"), node("n3")]
+    members = [member(f"train-{number}", "train", selector={"zone": "a"}) for number in range(2)]
+    pending = npuctl.plan(*nodes, *members, pod_group("train", 2))["pending"]
+    assert [each["reason"] for each in pending] == ["GangDoesNotFit"] * 2
+    for each in pending:
+        reasons = {name: why["reason"] for name, why in each["nodes"].items()}
+        assert reasons == {"n1": "NodeSelectorMismatch", "n2": "GangDoesNotFit", "n3": "NodeSelectorMismatch"}
+    (early,) = npuctl.plan(*nodes, members[0], pod_group("train", 2))["pending"]
+    assert {why["reason"] for why in early["nodes"].values()} == {"GangIncomplete"}
+
+
 def test_the_pods_of_an_owner_are_its_job(npuctl: Npuctl) -> None:
     owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "u", "controller": True}
     pods = (pod(f"train-{number}", 8, ownerReferences=[owner]) for number in (10, 9))
