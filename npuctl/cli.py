@@ -131,6 +131,8 @@ def topo(
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
     context: _Context = None,
+    config: _Config = None,
+    values: _Values = None,
     now: _Now = None,
     output: _OutputOption = Output.TABLE,
 ) -> None:
@@ -140,7 +142,9 @@ def topo(
     from npuctl.view import node_views
 
     def run() -> int:
-        source = Source.of(files=files or (), kubeconfig=kubeconfig, context=context, now=now)
+        source = Source.of(
+            files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
+        )
         views = node_views(asyncio.run(source.read()), source.settings, source.now_ns)
         if missing := set(nodes or ()) - {view.node for view in views}:
             raise InvalidValue(f"not an NPU node: {', '.join(sorted(missing))}")
@@ -162,13 +166,21 @@ def doctor(
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
     context: _Context = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The device plugin's settings file; with --cluster the allocator's.", show_default=False),
+    ] = None,
+    values: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --cluster: a setting of the allocator.")
+    ] = None,
     now: _Now = None,
     output: _OutputOption = Output.TABLE,
 ) -> None:
     """Tell what is wrong with this node, or with the cluster, in words.
 
     For the node run it there, or in the plugin's pod; flags, $ASCEND_DP_... variables and --config are those of
-    ascend-device-plugin. Exit status 1 where there are problems.
+    ascend-device-plugin. With --cluster, --config and --set are the allocator's. Exit status 1 where there are
+    problems.
     """
     # Not above: looking at a cluster from afar needs nothing of the node's side.
     from npuctl.doctor import diagnose, diagnose_cluster
@@ -178,12 +190,15 @@ def doctor(
         if cluster or files:
             if arguments.args:
                 raise InvalidValue(f"of the cluster nothing is known of {' '.join(arguments.args)}")
-            source = Source.of(files=files or (), kubeconfig=kubeconfig, context=context, now=now)
+            source = Source.of(
+                files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
+            )
             return asyncio.run(diagnose_cluster(source, allocator, output))
-        if not (context is now is allocator is None):
-            raise InvalidValue("--context, --now and --allocator are for --cluster")
+        if values or not (context is now is allocator is None):
+            raise InvalidValue("--context, --now, --set and --allocator are for --cluster")
         access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
-        return asyncio.run(diagnose([*arguments.args, *access], output))
+        file = ["--config", str(config)] if config is not None else []
+        return asyncio.run(diagnose([*arguments.args, *access, *file], output))
 
     _exit(run)
 

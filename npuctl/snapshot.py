@@ -12,6 +12,7 @@ from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.previous import PreviousNodes
+from allocator.state.report import node_of_health
 from ascend.deviceinfo import NAMESPACE
 from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
@@ -20,7 +21,7 @@ from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, ConfigMap, KubeObject,
 _NO_GROUPS: Final[Mapping[str, Iterable[PodGroup]]] = {}
 
 HEALTH_NAMESPACE = "mindx-dl"
-"""Where MindCluster's NodeD writes; what it says is heeded wherever it is given to us, whatever the setting says."""
+"""Where MindCluster's NodeD writes; what it says there is heeded too where the setting names no namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,13 @@ class Snapshot:
             with contextlib.suppress(NotFound):  # not every cluster has them
                 groups[kind] = await client.list_objects(resource)
         return cls.of([*nodes, *pods, *reports, *health], groups)
+
+    def agents_unasked(self, settings: Settings) -> tuple[str, ...]:
+        """The ConfigMaps of nodes' agents that are heeded here, but not by an allocator with these settings."""
+        if settings.node_health_namespace:
+            return ()
+        agents = (each for each in self.config_maps if each.metadata.namespace == HEALTH_NAMESPACE)
+        return tuple(each.name for each in agents if node_of_health(each.name) is not None)
 
     def feed(self, cluster: Cluster, health_namespace: str) -> None:
         """Tell a cluster of all of them, as the allocator's watches would.

@@ -15,8 +15,8 @@ from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue, Unreachable
 from ascend.kube.client import KubeClient
 from npuctl.manifests import Reading, read_manifests
-from npuctl.output import warn
-from npuctl.snapshot import Snapshot
+from npuctl.output import some, warn
+from npuctl.snapshot import HEALTH_NAMESPACE, Snapshot
 
 DEFAULT_NAMESPACE = "default"
 
@@ -88,6 +88,11 @@ class Source:
         reading = read_manifests(self.files)
         for sentence in reading.warnings:
             warn(sentence)
+        if agents := reading.snapshot.agents_unasked(self.settings):
+            warn(
+                f"what NodeD says in {HEALTH_NAMESPACE} is heeded ({some(agents)}), as by an allocator with "
+                f"node_health_namespace={HEALTH_NAMESPACE}; one without that setting does not read it"
+            )
         return reading
 
     async def connect(self) -> KubeClient:

@@ -38,6 +38,22 @@ def claimed(name: str, chips: list[int], real: list[int], **more: Any) -> Json:
     return pod(name, len(chips), node="n1", chips=chips, annotations={REAL: names}, **more)
 
 
+@pytest.mark.parametrize("command", [("topo",), ("doctor", "--cluster")], ids=lambda command: command[0])
+def test_the_cluster_is_judged_by_the_allocators_settings(command: tuple[str, ...], tmp_path: Path) -> None:
+    path, config = tmp_path / "objects.json", tmp_path / "allocator.yaml"
+    path.write_text(json.dumps(as_list(node("n1"), report("n1"))))
+    config.write_text("max_report_age_s: 60\n")
+
+    def told(*flags: str) -> str:
+        at = ("--now", "2026-01-01T00:02:00Z")
+        return CliRunner().invoke(app, [*command, "-f", str(path), *at, *flags]).stdout
+
+    assert "StaleReport" not in told()
+    assert "StaleReport" in told("--set", "max-report-age-s=60")
+    assert "StaleReport" in told("--config", str(config))
+    assert "StaleReport" not in told("--config", str(config), "--set", "max-report-age-s=600")
+
+
 def test_a_cluster_at_work_has_no_problems(tmp_path: Path) -> None:
     status, diagnosis = doctor(tmp_path, node("n1"), report("n1"), claimed("a", [0, 1], [0, 1]))
     assert (status, diagnosis["node"], diagnosis["problems"], diagnosis["warnings"]) == (0, "cluster", 0, 0)
@@ -173,7 +189,8 @@ async def test_books_that_differ_are_a_problem_and_a_quiet_watch_a_warning() -> 
 
 
 @pytest.mark.parametrize(
-    "flags", [("--cluster", "--driver", "dcmi"), ("--now", NOW), ("--context", "c"), ("--allocator", "a")]
+    "flags",
+    [("--cluster", "--driver", "dcmi"), ("--now", NOW), ("--context", "c"), ("--allocator", "a"), ("--set", "a=b")],
 )
 def test_flags_of_the_other_kind_are_refused(flags: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, ["doctor", *flags]).exit_code == 2

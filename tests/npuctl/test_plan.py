@@ -374,6 +374,16 @@ def test_what_a_nodes_agent_says_of_it_is_heeded(npuctl: Npuctl) -> None:
     }
     answer = npuctl.plan(node("node-a"), health, pod("train", 2))
     assert answer["pending"][0]["reason"] == "NodeUnhealthy"
+    file = npuctl.write(node("node-a"), health, pod("train", 2))
+    for command in (("plan",), ("explain", "train"), ("topo",), ("doctor", "--cluster")):
+        unasked = CliRunner().invoke(app, [*command, "-f", file])
+        assert "NodeD says in mindx-dl is heeded (mindx-dl-nodeinfo-node-a), as by an allocator with " in unasked.stderr
+        asked = CliRunner().invoke(app, [*command, "-f", file, "--set", "node-health-namespace=mindx-dl"])
+        assert (asked.stderr, asked.stdout) == ("", unasked.stdout)
+        other = CliRunner().invoke(app, [*command, "-f", file, "--set", "node-health-namespace=default"])
+        assert other.stderr == ""
+        assert "NodeUnhealthy" in asked.stdout
+        assert "NodeUnhealthy" not in other.stdout
     elsewhere = {**health, "metadata": {**health["metadata"], "namespace": "default"}}
     assert npuctl.plan(node("node-a"), elsewhere, pod("train", 2))["pending"] == []
 
