@@ -294,7 +294,7 @@ def test_a_node_without_the_labels_of_a_selector_says_which(npuctl: Npuctl) -> N
 
 
 def test_a_request_that_makes_no_sense_says_so_whatever_the_selector(npuctl: Npuctl) -> None:
-    (pending,) = npuctl.plan(node("n1"), pod("train", 0, selector={"zone": "a"}))["pending"]
+    (pending,) = npuctl.plan(node("n1"), pod("train", 17, selector={"zone": "a"}))["pending"]
     assert (pending["reason"], pending["nodes"]["n1"]["reason"]) == ("InvalidRequest", "InvalidRequest")
 
 
