@@ -5,9 +5,9 @@ Volcano's plugin and ClusterD read it; the latter drops it when the CheckCode do
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ from ascend.chips import (
     parse_chip_name,
 )
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue
+from ascend.faults import FAULT_LIST, Fault, FaultTime, read_faults
 
 NAMESPACE = "kube-system"
 NAME_PREFIX = "mindx-dl-deviceinfo-"
@@ -44,13 +45,6 @@ _DESCRIPTION_TEXT = (
 _UNHEALTHY = f"{RESOURCE}-Unhealthy"
 _NETWORK_UNHEALTHY = f"{RESOURCE}-NetworkUnhealthy"
 _RECOVERING = f"{RESOURCE}-Recovering"
-_FAULT = f"{RESOURCE}-Fault"
-
-_OF_NETWORK: Final = "CardNetworkUnhealthy"
-_OF_CHIP: Final = "CardUnhealthy"
-_PRE_SEPARATE: Final = "PreSeparateNPU"
-
-_T = TypeVar("_T")
 
 _LATEST_S: Final = 253_402_300_799
 """The end of the year 9999: a later time can't be written, and is one in milliseconds or worse."""
@@ -58,49 +52,6 @@ _LATEST_S: Final = 253_402_300_799
 # What Go's json.Marshal escapes and Python's encoders do not; the CheckCode is over Go's bytes (§5.3).
 _GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _GO_ESCAPE_TABLE = str.maketrans(_GO_ESCAPES)
-
-
-class FaultTime(msgspec.Struct, frozen=True):
-    """When a fault code was first seen (Unix milliseconds, 0 if unknown) and how serious it is."""
-
-    fault_time: int
-    fault_level: str
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """The faults of one chip in one domain (chip or network), as an entry of ``-Fault`` (§5.2); order is the wire's."""
-
-    fault_type: str
-    npu_name: str
-    large_model_fault_level: str
-    fault_level: str
-    fault_handling: str
-    fault_code: str
-    fault_time_and_level_map: dict[str, FaultTime]
-
-
-def chip_fault(*, chip_id: int, level: str, codes: Mapping[str, FaultTime], network: bool = False) -> Fault:
-    """The entry for one chip: codes are upper-case hex without ``0x``, ``level`` is the most serious of theirs."""
-    return Fault(
-        fault_type=_OF_NETWORK if network else _OF_CHIP,
-        npu_name=chip_name(chip_id),
-        large_model_fault_level=level,
-        fault_level=level,
-        fault_handling=level,
-        fault_code=",".join(codes),
-        fault_time_and_level_map=dict(sorted(codes.items())),
-    )
-
-
-class _FaultRead(msgspec.Struct, frozen=True):
-    # Which chip it is and how ill decides where pods go; what only people look at must not spoil that.
-    fault_type: str = ""
-    npu_name: str = ""
-    large_model_fault_level: msgspec.Raw = msgspec.Raw()
-    fault_level: str = ""
-    fault_handling: str = ""
-    fault_code: msgspec.Raw = msgspec.Raw()
-    fault_time_and_level_map: msgspec.Raw = msgspec.Raw()
 
 
 class Upgrade(msgspec.Struct, frozen=True):
@@ -194,7 +145,7 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
     """The ConfigMap's ``data`` for a report (§5.1, §5.2)."""
     device_list = {
         RESOURCE: join_names_sorted(chip_ids(report.free)),
-        _FAULT: _go_json(report.faults),
+        FAULT_LIST: _go_json(report.faults),
         _NETWORK_UNHEALTHY: join_names_sorted(chip_ids(report.network_unhealthy)),
         _RECOVERING: join_names_sorted(chip_ids(report.recovering)),
         _UNHEALTHY: join_names_sorted(chip_ids(report.unhealthy)),
@@ -242,7 +193,7 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
             network_unhealthy=_listed(listed, _NETWORK_UNHEALTHY),
             update_time_s=cfg.DeviceInfo.UpdateTime,
             recovering=_listed(listed, _RECOVERING),
-            faults=_read_faults(listed.get(_FAULT, "")),
+            faults=read_faults(listed.get(FAULT_LIST, "")),
             super_pod_id=cfg.SuperPodID,
             server_index=cfg.ServerIndex,
             manually_separated=read_manually_separated(data)[0],
@@ -252,22 +203,6 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
         raise
     except (*UNREADABLE, InvalidValue) as error:
         raise InvalidReport(f"{DEVICE_INFO}: {error}") from error
-
-
-def read_separating(faults: Iterable[Fault]) -> ChipSet:
-    """The chips that are left to the pods that hold them, and are to be given to no other.
-
-    Their level is PreSeparateNPU, and the list of unhealthy chips has them only while no pod holds them (§4.1). A
-    network of that level keeps no pod of its own off the chip.
-
-    Raises:
-        InvalidReport: such a fault names no chip.
-    """
-    severe = (each for each in faults if _PRE_SEPARATE in {each.fault_level, each.fault_handling})
-    try:
-        return chip_set(parse_chip_name(each.npu_name) for each in severe if each.fault_type != _OF_NETWORK)
-    except InvalidValue as error:
-        raise InvalidReport(f"{DEVICE_INFO}: {_FAULT}: {error}") from error
 
 
 def read_manually_separated(data: Mapping[str, str]) -> tuple[ChipSet, tuple[str, ...]]:
@@ -310,27 +245,3 @@ def _read_names(text: str) -> tuple[ChipSet, tuple[str, ...]]:
         except InvalidValue:
             slips.append(entry)
     return chips, tuple(slips)
-
-
-def _read_faults(text: str) -> tuple[Fault, ...]:
-    # Go writes a list that was never filled as null.
-    return tuple(map(_fault, msgspec.json.decode(text or "[]", type=list[_FaultRead] | None) or ()))
-
-
-def _fault(read: _FaultRead) -> Fault:
-    return Fault(
-        fault_type=read.fault_type,
-        npu_name=read.npu_name,
-        large_model_fault_level=_decoded(read.large_model_fault_level, str, ""),
-        fault_level=read.fault_level,
-        fault_handling=read.fault_handling,
-        fault_code=_decoded(read.fault_code, str, ""),
-        fault_time_and_level_map=_decoded(read.fault_time_and_level_map, dict[str, FaultTime], {}),
-    )
-
-
-def _decoded(raw: msgspec.Raw, kind: type[_T], otherwise: _T) -> _T:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except UNREADABLE:
-        return otherwise

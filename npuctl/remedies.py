@@ -13,15 +13,9 @@ from msgspec import structs
 
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
-from ascend.deviceinfo import (
-    DEVICE_INFO,
-    MANUALLY_SEPARATED,
-    DeviceReport,
-    decode_report,
-    encode_report,
-    read_separating,
-)
+from ascend.deviceinfo import DEVICE_INFO, MANUALLY_SEPARATED, DeviceReport, decode_report, encode_report
 from ascend.errors import InvalidReport, InvalidValue
+from ascend.faults import read_separating
 from ascend.kube.objects import Condition, ConfigMap, Node, Pod
 from npuctl.snapshot import Snapshot
 

@@ -13,8 +13,9 @@ from typing import Final
 import msgspec
 
 from ascend.chips import ChipSet
-from ascend.deviceinfo import SWITCH_INFO, decode_report, read_separating
+from ascend.deviceinfo import SWITCH_INFO, decode_report
 from ascend.errors import UNREADABLE, InvalidReport, Refusal
+from ascend.faults import read_separating
 from ascend.kube.objects import ConfigMap
 
 NODE_INFO_PREFIX: Final = "mindx-dl-nodeinfo-"

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 from ascend.chips import ChipSet
-from ascend.deviceinfo import DeviceReport, Fault, FaultTime, Upgrade, chip_fault
+from ascend.deviceinfo import DeviceReport, Upgrade
 from ascend.errors import InvalidValue
+from ascend.faults import Fault, FaultTime, chip_fault
 from device_plugin.rules.levels import Level
 from device_plugin.rules.snapshot import Chip, Snapshot
 from device_plugin.rules.verdict import NO_CODE, FaultRecord, UpgradeKind, UpgradeReason

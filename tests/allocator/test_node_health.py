@@ -14,8 +14,9 @@ from allocator.settings import Settings
 from allocator.state.report import HEALTH_ANNOTATION, NODE_INFO
 from ascend.annotations import BASE_DEVICE_INFOS
 from ascend.chips import NAME_PREFIX, RESOURCE, chip_set, parse_names
-from ascend.deviceinfo import LABELS, SWITCH_INFO, DeviceReport, chip_fault, encode_report
+from ascend.deviceinfo import LABELS, SWITCH_INFO, DeviceReport, encode_report
 from ascend.errors import InvalidValue, Refusal
+from ascend.faults import chip_fault
 from ascend.kube.objects import ConfigMap, Metadata, Node, NodeStatus, Pod
 from ascend.products import ASCEND_910B_8 as _EIGHT
 from sandbox.apiserver import ApiServer

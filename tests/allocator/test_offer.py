@@ -11,8 +11,9 @@ from allocator.rules.vacancy import Vacancy
 from allocator.state.report import NodeReport, read_report
 from ascend.annotations import ALLOCATED, CLAIMED, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE, chip_set
-from ascend.deviceinfo import DEVICE_INFO, DeviceReport, check_code, chip_fault, encode_report
+from ascend.deviceinfo import DEVICE_INFO, DeviceReport, check_code, encode_report
 from ascend.errors import Refusal
+from ascend.faults import chip_fault
 from ascend.kube.objects import ConfigMap, Metadata, Node, Pod
 from ascend.products import ASCEND_910A
 from tests.allocator.builders import World, node, pod, report

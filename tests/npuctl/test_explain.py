@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ascend.chips import chip_set
-from ascend.deviceinfo import DeviceReport, chip_fault, encode_report
+from ascend.deviceinfo import DeviceReport, encode_report
+from ascend.faults import chip_fault
 from npuctl.cli import app
 from npuctl.manifests import read_manifests
 from npuctl.planning import plan

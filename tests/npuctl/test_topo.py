@@ -13,7 +13,8 @@ from rich.console import Console
 from allocator.settings import Settings
 from ascend.chips import chip_set
 from ascend.daemon.settings import fixed_settings
-from ascend.deviceinfo import DeviceReport, FaultTime, chip_fault, encode_report
+from ascend.deviceinfo import DeviceReport, encode_report
+from ascend.faults import FaultTime, chip_fault
 from ascend.kube.objects import KubeObject, Metadata, Node
 from npuctl.render import node_map
 from npuctl.snapshot import Snapshot
