@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from allocator.state.changes import Changes
@@ -23,6 +24,7 @@ from ascend.annotations import CLAIMED, read_predicate_time
 from ascend.deviceinfo import node_name
 from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Node, Pod
+from ascend.products import Product
 
 REMEMBERED_GONE = 10_000
 """So many of the pods that went last are known to be gone: more than a scheduler may still be asking about."""
@@ -57,6 +59,7 @@ class Cluster:
         self._records: dict[str, NodeRecord] = {}
         self._pods: dict[str, Pod] = {}
         self._gone: dict[str, None] = {}
+        self._products: Counter[Product] = Counter()
         self.index = NodeIndex()
         self.pools = NodePools(self._records)
         self.changes = Changes()
@@ -77,6 +80,11 @@ class Cluster:
     def pods(self) -> Mapping[str, Pod]:
         """Every pod, by uid."""
         return self._pods
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are servers of several products."""
+        return len(self._products) > 1
 
     def is_gone(self, uid: str) -> bool:
         """Whether a pod was seen to go, of late; one that was never seen may be too new for that."""
@@ -101,6 +109,7 @@ class Cluster:
         """A node is gone; what its pods hold is remembered for the case that it comes back."""
         record = self._record(node.name)
         record.node, record.server = None, unknown_node(node.name)
+        self._identified(record, None)
         self.pools.forget()
         self._tidy(node.name)
 
@@ -206,6 +215,18 @@ class Cluster:
         if record is not None and record.holdings.pop(pod.uid, None) is not None:
             self._tidy(record.name)
 
+    def _identified(self, record: NodeRecord, product: Product | None) -> None:
+        old, record.product = record.product, product
+        if old is product:
+            return
+        self.index.version += 1  # a job goes by what its pods are on, even where nobody else can be placed
+        if product is not None:
+            self._products[product] += 1
+        if old is not None:
+            self._products[old] -= 1
+            if not self._products[old]:
+                del self._products[old]
+
     def _record(self, name: str) -> NodeRecord:
         record = self._records.get(name)
         if record is None:
@@ -218,6 +239,7 @@ class Cluster:
             return
         self.changes.note(name)
         record.reread()
+        self._identified(record, record.identify())
         offer = assess(record, self._ledger.on(name))
         if offer != record.offer:
             record.offer = offer

@@ -77,6 +77,7 @@ class NodeRecord:
         holdings: by pod uid.
         offer: what follows from all of it and from the ledger.
         node: the object as last seen; None where there is none.
+        product: the kind of server it is, also where it can't be used now; None where that can't be told.
     """
 
     name: str
@@ -87,6 +88,7 @@ class NodeRecord:
     holdings: dict[str, Holding] = field(default_factory=dict)
     offer: "Offer | None" = None
     node: "Node | None" = None
+    product: Product | None = None
 
     @property
     def unhealthy(self) -> ChipSet | Refusal:
@@ -99,13 +101,6 @@ class NodeRecord:
         return functools.reduce(operator.or_, (each.chips for each in self.holdings.values()), 0)
 
     @property
-    def product(self) -> Product | None:
-        """The kind of server it is, also where it can't be used now; None where that can't be told."""
-        if isinstance(self.server, Server):
-            return self.server.product
-        return _read_product(self.node, self.report, self.held) if self.node is not None else None
-
-    @property
     def updated_s(self) -> int | None:
         """When its report was made, Unix seconds; None where there is none that can be read."""
         return None if isinstance(self.report, Refusal) else self.report.updated_s
@@ -114,6 +109,12 @@ class NodeRecord:
         """Read a Node again that names no chips: its report and its pods do, and may have changed."""
         if self.node is not None and BASE_DEVICE_INFOS not in self.node.metadata.annotations:
             self.server = read_server(self.node, self.report, self.held)
+
+    def identify(self) -> Product | None:
+        """Read what kind of server it is."""
+        if isinstance(self.server, Server):
+            return self.server.product
+        return _read_product(self.node, self.report, self.held) if self.node is not None else None
 
 
 Offer: TypeAlias = Vacancy | Refusal

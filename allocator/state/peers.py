@@ -23,14 +23,23 @@ def peer_products(job: Job, uid: str, cluster: Cluster, ledger: Ledger) -> froze
         ledger: what is decided.
 
     Returns:
-        None where nobody has a place yet, or nobody knows on what.
+        None where nobody has a place yet, or nobody knows on what; and where all servers are of one product anyway.
     """
+    if not cluster.is_mixed:
+        return None
     products: set[str] = set()
+    nodes = cluster.nodes
+    # The cheapest questions first: the job may have thousands of pods, and they are all on one product.
     for each in job.pods.values():
-        if each.uid == uid or not each.asks_for_chips or not each.is_live:
+        node = each.spec.node_name
+        if not node:
+            held = ledger.get(each.uid)
+            if held is None:
+                continue
+            node = held.node
+        record = nodes.get(node)
+        if record is None or record.product is None or record.product.name in products:
             continue
-        node = each.spec.node_name or (held.node if (held := ledger.get(each.uid)) is not None else "")
-        record = cluster.nodes.get(node)
-        if record is not None and record.product is not None:
+        if each.uid != uid and each.asks_for_chips and each.is_live:
             products.add(record.product.name)
     return frozenset(products) or None

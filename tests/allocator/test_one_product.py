@@ -176,6 +176,18 @@ def test_a_peer_on_a_node_that_takes_no_pods_now_still_counts(minimum: int, *, r
     assert placed(world, peer(1, minimum=minimum)) == ["b2"]
 
 
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_what_a_server_is_counts_as_it_is_told_last(minimum: int) -> None:
+    world = world_of(n1=A, n2=A)
+    world.add(peer(0, minimum=minimum, on="n1"), late := peer(1, minimum=minimum))
+    assert world.engine.filter(late).fitting == ["n2"]
+    world.add(other := node("n1", labels=B))
+    assert "WrongProduct" in refusal(world, late).message
+    world.cluster.node_deleted(other)
+    assert not world.cluster.is_mixed
+    assert world.engine.filter(late).fitting == ["n2"]
+
+
 @pytest.mark.parametrize("minimum", [1, 4])
 def test_a_job_that_others_have_spread_may_use_what_it_is_on_and_nothing_else(minimum: int) -> None:
     world = world_of(a1=A, b1=B, b2=B, c1=CARD, c2=CARD)
