@@ -196,10 +196,16 @@ class DecisionEngine:
     def fits(self, pod: Pod) -> list[tuple[str, Fit]]:
         """Every node a pod fits on, and how: best first, by name among equals; reserves nothing.
 
+        For a pod of a gang that are nodes of the product its gang goes to.
+
         Raises:
-            Refusal: the pod's request makes no sense on any node.
+            Refusal: the pod's request makes no sense on any node, or its gang can't be placed.
         """
-        ask = self.ask(pod)
+        ask, job = self._read(pod)
+        if (gang := self._if_gang(job)) is not None:
+            record = self._cluster.nodes.get(self.gangs.preview(pod, ask, gang, None))
+            if record is not None and record.product is not None:
+                ask = replace(ask, peers=frozenset({record.product.name}))
         with self._ledger.suspended(pod.uid):
             verdicts = self._verdicts(ask, None)
             return sorted(((name, fit) for name, fit in verdicts if isinstance(fit, Fit)), key=_order)

@@ -10,8 +10,9 @@ made and reserved without an await in between, or not at all. What is reserved b
 time to live, or when the job is gone. Only pods that are bound hold chips without end, and those run.
 
 A pod that comes later (a successor of one that has ended, or more than the minimum) joins its peers: what the gang
-still lacks is planned, those who have a place keep it. So it is after a restart too, when the plan is forgotten and
-only the bound pods are left of it; `resume` then plans the rest before anybody else is served.
+still lacks is planned, on servers of the same product; those who have a place keep it. So it is after a restart too,
+when the plan is forgotten and only the bound pods are left of it; `resume` then plans the rest before anybody else is
+served.
 """
 
 from collections.abc import Callable, Collection

@@ -326,8 +326,9 @@ def test_a_gang_is_planned_on_servers_of_one_product_or_not_at_all(npuctl: Npuct
     answer = npuctl.plan(*mixed, *members)
     assert [each["reason"] for each in answer["pending"]] == ["GangDoesNotFit", "GangDoesNotFit"]
     assert "only 1 on 910A, 1 on 910-card, 1 on 910B-8 fit at once" in answer["pending"][0]["message"]
-    answer = npuctl.plan(*mixed, node("b2", kind="module-910b-8"), *members)
+    answer = npuctl.plan(*mixed, node("b2", kind="module-910b-8"), *members, flags=("--candidates",))
     assert [each["node"] for each in answer["pods"]] == ["b1", "b2"]
+    assert [[each["node"] for each in one["candidates"]] for one in answer["pods"]] == [["b1", "b2"], ["b2"]]
 
 
 def test_a_restarted_member_joins_its_peers_on_servers_of_their_product(npuctl: Npuctl) -> None:
