@@ -30,7 +30,7 @@ from device_plugin.drivers import make_driver
 from device_plugin.fault_config import FaultConfig
 from device_plugin.handover import HandOverDesk
 from device_plugin.health import HealthKeeper
-from device_plugin.kubelet.pods_api import KubeletPods
+from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.kubelet.registration import Registration
 from device_plugin.kubelet.servicer import DevicePluginServicer
 from device_plugin.lock import InstanceLock
@@ -150,7 +150,7 @@ class Plugin:
                         await chips.reporter.sign_off()
 
     def _kubelet_pods_url(self) -> str:
-        return self._settings.kubelet_pods_url or f"https://{self._host_ip}:10250/pods"
+        return self._settings.kubelet_pods_url or pods_url(self._host_ip)
 
     async def _work(
         self,

@@ -18,6 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from yaml import YAMLError
 
+from ascend.addresses import join_address
 from ascend.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _service_account(folder: Path, monotonic: Callable[[], float]) -> Access:
         raise InvalidValue(f"no usable access to the API server from {folder}: {error} is not set") from error
     except (OSError, ValueError) as error:
         raise InvalidValue(f"no usable access to the API server from {folder}: {error}") from error
-    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    url = f"https://{join_address(host, port)}"
     return Access(url, tls, token.headers, _environment_proxy(urlsplit(url)))
 
 

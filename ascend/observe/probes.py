@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from ascend.addresses import join_address
 from ascend.errors import InvalidValue
 
 Check = Callable[[], str | None]
@@ -114,6 +115,6 @@ async def serve_http(app: web.Application, address: str, *, tls: ssl.SSLContext 
         except OSError as error:
             raise InvalidValue(f"cannot listen on {address}: {error.strerror}") from error
         bound = runner.addresses[0]
-        yield f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+        yield join_address(bound[0], bound[1])
     finally:
         await runner.cleanup()

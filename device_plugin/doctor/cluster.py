@@ -10,7 +10,7 @@ from ascend.errors import ApiError, AscendError, InvalidReport, InvalidValue, No
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Node
 from device_plugin.doctor.finding import Check, Finding
-from device_plugin.kubelet.pods_api import KubeletPods
+from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.rules.rights import KUBELET_PODS, Right, rights
 from device_plugin.settings import Settings
 
@@ -103,7 +103,7 @@ class ClusterSide:
             return [_skipped(PODS)]
         settings = self._settings
         address = settings.host_ip or (self._node.internal_ip if self._node is not None else "")
-        url = settings.kubelet_pods_url or f"https://{address}:10250/pods"
+        url = settings.kubelet_pods_url or pods_url(address)
         try:
             headers = self._client.identity_headers
             async with KubeletPods(lambda: url, headers, ca_file=settings.kubelet_ca_file) as kubelet:

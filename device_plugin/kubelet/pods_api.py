@@ -12,11 +12,17 @@ from typing import Self
 import aiohttp
 import msgspec
 
+from ascend.addresses import join_address
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
 
 DEADLINE_S = 0.8
 """Well within the time for a preference, so that the documented rule can still make it when the kubelet is silent."""
+
+
+def pods_url(host: str) -> str:
+    """Where the kubelet of this address lists its pods, unless a setting says otherwise."""
+    return f"https://{join_address(host, 10250)}/pods"
 
 
 class _PodList(msgspec.Struct):

@@ -11,8 +11,10 @@ from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
 from ascend.kube.objects import PODS
 from ascend.slices import Ask
+from device_plugin.app import Plugin
 from device_plugin.kubelet import pods_api
 from device_plugin.kubelet.pods_api import KubeletPods
+from device_plugin.settings import Settings
 from sandbox.kubelet import Kubelet
 from tests.device_plugin.api import NODE, RecordingClient, bound_pod
 
@@ -133,6 +135,15 @@ async def test_an_answer_that_is_no_list_of_pods_is_unreachable(body: bytes) -> 
     async with answering(body) as url, KubeletPods(lambda: url, identified) as pods:
         with pytest.raises(Unreachable, match=url):
             await pods.list()
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("10.0.0.5", "https://10.0.0.5:10250/pods"), ("fd00::1", "https://[fd00::1]:10250/pods")],
+)
+async def test_the_kubelet_is_asked_at_the_node_s_address_of_either_family(address: str, url: str) -> None:
+    plugin = Plugin(Settings(node_name=NODE, driver="simulated", host_ip=address))
+    assert plugin._kubelet_pods_url() == url
 
 
 async def test_an_empty_list_may_be_null() -> None:

@@ -97,6 +97,11 @@ async def test_a_missing_kubelet_is_a_problem_of_each_of_its_sockets(whole: Whol
     assert "systemctl status kubelet" in said(found, "kubelet.sock")
 
 
+async def test_the_kubelet_of_a_node_with_an_ipv6_address_is_asked_at_it(whole: Whole) -> None:
+    found = await doctor(whole.settings(host_ip="::1", kubelet_pods_url=None))
+    assert "https://[::1]:10250/pods" in said(found, "kubelet's pods")
+
+
 async def test_a_folder_that_is_not_there_is_named(whole: Whole) -> None:
     found = await doctor(whole.settings(device_plugin_dir=Path("/nowhere/device-plugins")))
     assert ("kubelet's folder", "problem") in bad(found)
