@@ -283,12 +283,15 @@ class Plugin:
         async def api_pods() -> list[Pod]:
             return await client.list_objects(PODS, field_selector=own)
 
+        watch = Reflector(client, PODS, self.pods, field_selector=own)
+
         desk = HandOverDesk(
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
             kubelet_pods=kubelet_pods.list,
             api_pods=api_pods,
+            refresh=watch.refresh,
             give=self._give,
             on_handover=claim,
         )
@@ -319,9 +322,7 @@ class Plugin:
         registration = Registration(
             settings.device_plugin_dir, make_servicer, self.metrics, on_new_kubelet=meet_another_kubelet
         )
-        return _KubeletSide(
-            Reflector(client, PODS, self.pods, field_selector=own), claims, reconciler, lock, registration
-        )
+        return _KubeletSide(watch, claims, reconciler, lock, registration)
 
     def _prepare(self) -> None:
         snapshot = self.snapshots.value

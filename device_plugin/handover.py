@@ -15,7 +15,7 @@ from ascend.chips import chip_name, chip_set, join_names, parse_chip_name
 from ascend.errors import ApiError, AscendError, InvalidValue, Refusal, Unreachable
 from ascend.kube.objects import Pod
 from ascend.slices import choose
-from device_plugin.rules.admission import Candidate, candidates, chips_for, known_ids, newest, oldest_decision
+from device_plugin.rules.admission import HELD, Candidate, candidates, chips_for, known_ids, newest, oldest_decision
 from device_plugin.rules.injection import ContainerGift
 from device_plugin.rules.pod import NodePod, read_pod
 from device_plugin.rules.snapshot import Snapshot
@@ -33,6 +33,8 @@ LIST_AFTER_S = 2.0
 """How long Allocate waits for the watch to show the pod before it asks the API server once."""
 PREFER_LIST_AFTER_S = 0.4
 """The same for a preference: without one the kubelet takes any ids, and its ledger differs from what is handed over."""
+REFRESH_S = 1.0
+"""How long Allocate waits for our watch to catch up, where it refuses a pod that the watch has not shown."""
 AT_ONCE_S = 1.0
 """The kubelet takes up a pod within milliseconds. One that looks as if it had waited for longer may have been turned
 away by it without our being asked, and the API server does not know yet."""
@@ -65,6 +67,7 @@ class HandOverDesk:
         handovers: the ledger.
         kubelet_pods: lists the pods the kubelet knows; asked only where it is not plain whom it admits.
         api_pods: lists the node's pods at the API server; asked once for a call that no pod fits.
+        refresh: has the watch of the node's pods catch up with the API server; returns once it has.
         give: what a container with these chips is given, or Refusal.
         on_handover: told of a pod's hand-over, and of every change to what is to be written on the pod.
     """
@@ -77,6 +80,7 @@ class HandOverDesk:
         handovers: HandOvers,
         kubelet_pods: PodLister,
         api_pods: PodLister,
+        refresh: Callable[[], Awaitable[None]],
         give: Callable[[tuple[int, ...]], ContainerGift],
         on_handover: Callable[[HandOver], None],
     ) -> None:
@@ -85,6 +89,7 @@ class HandOverDesk:
         self._handovers = handovers
         self._kubelet_pods = kubelet_pods
         self._api_pods = api_pods
+        self._refresh = refresh
         self._give = give
         self._on_handover = on_handover
         self._one_at_a_time = asyncio.Lock()
@@ -100,7 +105,7 @@ class HandOverDesk:
             async with asyncio.timeout(PREFER_CAP_S), self._one_at_a_time:
                 self._guessed = False
                 candidate = await self._under_admission(count, PREFER_LIST_AFTER_S)
-                chips = self._choose(candidate, available, must_include)
+                chips = await self._choose(candidate, available, must_include)
         except (AscendError, TimeoutError) as error:
             log.info("no preference", count=count, error=str(error) or "no pod in time")
             return []
@@ -150,7 +155,7 @@ class HandOverDesk:
         if known is not None and (earlier := self._repeated([known], kubelet_ids, kept=True)) is not None:
             return earlier
         try:
-            chips = self._chips_for(pod)
+            chips = await self._chips_now(pod)
             part = self._part(candidate, chips, kubelet_ids)
             gift = self._give(part.chips)
         except Refusal:
@@ -184,17 +189,18 @@ class HandOverDesk:
             raise Refusal("NoChipsLeft", f"container {ask.container}: its chips were given to others of its pod")
         return Part(ask.container, ask.keeps, given, kubelet_ids)
 
-    def _choose(
+    async def _choose(
         self, candidate: Candidate, available: Sequence[str], must_include: Sequence[str]
     ) -> tuple[int, ...] | None:
         """The chips to prefer: the container's if the kubelet can still give them, else none."""
         if len(known_ids(must_include)) < len(set(must_include)):
             return None
+        chips = await self._chips_now(candidate.pod)
         known = self._handovers.get(candidate.pod.uid)
         return choose(
             candidate.ask,
             candidate.pod.asks,
-            self._chips_for(candidate.pod),
+            chips,
             kept=known.kept if known is not None else {},
             among=known_ids(available),
             must_include=known_ids(must_include),
@@ -314,6 +320,32 @@ class HandOverDesk:
                 known = self._pods.get(pod.uid)
                 waiting.append(read_pod(pod, known.order if known is not None else self._pods.next_order))
         return waiting
+
+    async def _chips_now(self, pod: NodePod) -> tuple[int, ...]:
+        """The pod's chips, judged by what the API server knows now where our watch is behind.
+
+        A watch that has not shown the pod may owe us the end of the one that had its chips, too: the allocator gave
+        them to this pod because it had seen that.
+        """
+        try:
+            return self._chips_for(pod)
+        except Refusal as refusal:
+            if refusal.reason != HELD or self._pods.get(pod.uid) is not None:
+                raise
+            log.info("the watch is behind", pod=pod.key, pod_uid=pod.uid, error=refusal.message)
+            handed = [each.uid for each in self._handovers]
+            try:
+                async with asyncio.timeout(REFRESH_S):
+                    await self._refresh()
+            except TimeoutError:
+                raise refusal from None
+        for uid in handed:
+            if self._pods.get(uid) is None:
+                self._handovers.drop(uid)  # came and went, all unseen: a pod handed chips before has to be known by now
+        seen = self._pods.get(pod.uid)
+        if seen is None or self._pods.has_moved_on(pod.uid):
+            raise Refusal("NoSuchPod", f"pod {pod.key} has ended before it got its chips")
+        return self._chips_for(seen)
 
     def _chips_for(self, pod: NodePod) -> tuple[int, ...]:
         snapshot = self._snapshots.value

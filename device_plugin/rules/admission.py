@@ -21,6 +21,9 @@ from ascend.slices import Ask
 from device_plugin.rules.pod import NodePod
 from device_plugin.rules.snapshot import Snapshot
 
+HELD = "ChipHeld"
+"""The reason of a refusal that the end of another pod makes untrue."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -113,7 +116,7 @@ def chips_for(
             holders.setdefault(other.key, other.held)
     for holder, chips in holders.items():
         if taken := wanted & chips:
-            raise Refusal("ChipHeld", f"{join_names(chip_ids(taken))} is held by pod {holder}")
+            raise Refusal(HELD, f"{join_names(chip_ids(taken))} is held by pod {holder}")
     return pod.grant.chips
 
 

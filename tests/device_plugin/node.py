@@ -50,6 +50,7 @@ class Face:
             handovers=self.handovers,
             kubelet_pods=self._kubelet_pods,
             api_pods=self._api_pods,
+            refresh=self._refresh,
             give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
@@ -65,6 +66,9 @@ class Face:
 
     async def _api_pods(self) -> Sequence[Pod]:
         return self.api_pods()
+
+    async def _refresh(self) -> None:
+        """The test shows the pods itself."""
 
     def servicer(self) -> DevicePluginServicer:
         made = DevicePluginServicer(

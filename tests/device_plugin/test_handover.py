@@ -9,7 +9,7 @@ import pytest
 from ascend.chips import chip_name
 from ascend.errors import Refusal, Unreachable
 from ascend.kube.objects import Pod
-from device_plugin.handover import CAP_S, PREFER_CAP_S, HandOverDesk
+from device_plugin.handover import CAP_S, LIST_AFTER_S, PREFER_CAP_S, REFRESH_S, HandOverDesk
 from device_plugin.rules.injection import ContainerGift, gift
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers
@@ -31,6 +31,7 @@ class Node:
         self.pods = NodePods(self.handovers.drop)
         self.kubelet: list[Pod] | None = None
         self.api: list[Pod] = []
+        self.shown: dict[str, Pod] = {}
         self.asked: list[str] = []
         self.claimed: list[HandOver] = []
         self.desk = HandOverDesk(
@@ -39,6 +40,7 @@ class Node:
             handovers=self.handovers,
             kubelet_pods=self._lister("kubelet"),
             api_pods=self._lister("api"),
+            refresh=self._catch_up,
             give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
@@ -52,6 +54,19 @@ class Node:
             return listed
 
         return answer
+
+    async def _catch_up(self) -> None:
+        """What a watch does that lists again: all that was created, has changed or is gone."""
+        self.asked.append("refresh")
+        for uid in {each.uid for each in self.pods} - {each.uid for each in self.api}:
+            self.pods.deleted(self.shown[uid])
+        for each in self.api:
+            self.show(each)
+
+    def show(self, shown: Pod) -> None:
+        """Have the watch show a pod."""
+        self.shown[shown.uid] = shown
+        self.pods.applied(shown)
 
     async def admit(self, count: int, available: Sequence[str] = ALL) -> HandOver:
         """What a kubelet does: ask for a preference, follow it or choose the first ones, allocate."""
@@ -183,6 +198,91 @@ async def test_a_pod_the_watch_never_shows_is_listed_once_and_the_kubelet_is_led
     assert (handover.chips, handover.matches_kubelet) == ((3, 5), True)
     assert asyncio.get_running_loop().time() - started_s < PREFER_CAP_S
     assert node.asked == ["api"]
+
+
+@pytest.mark.parametrize("end", ["deleted", "Succeeded"])
+@pytest.mark.parametrize("led", [True, False])
+async def test_a_pod_the_watch_never_shows_gets_the_chips_of_one_whose_end_it_has_not_shown_either(
+    end: str,
+    led: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    node = Node()
+    node.show(pod("first", 2, 3, 5, time=1))
+    await node.admit(2)
+    second = pod("second", 2, 3, 5, time=2)
+    node.api = [second] if end == "deleted" else [pod("first", 2, 3, 5, time=1, phase=end), second]
+    started_s = asyncio.get_running_loop().time()
+    handover = await node.admit(2) if led else (await node.desk.allocate(ids(0, 1))).handover
+    assert (handover.pod, handover.chips, handover.matches_kubelet) == ("default/second", (3, 5), led)
+    assert [each.pod for each in node.handovers] == ["default/second"]
+    assert node.asked == ["api", "refresh"]
+    assert asyncio.get_running_loop().time() - started_s < CAP_S
+
+
+async def test_a_pod_that_came_and_went_without_the_watch_s_showing_it_leaves_its_chips_to_the_next() -> None:
+    node = Node()
+    node.api = [pod("first", 2, 3, 5, time=1)]
+    await node.admit(2)
+    node.api = [pod("second", 2, 3, 5, time=2)]
+    assert (await node.admit(2)).pod == "default/second"
+    assert [each.pod for each in node.handovers] == ["default/second"]
+
+
+async def test_a_pod_the_kubelet_alone_has_shown_gets_the_chips_of_one_whose_end_it_has_not_shown_us() -> None:
+    node = Node()
+    node.show(pod("first", 2, 3, 5, time=1))
+    await node.admit(2)
+    one, two, second = pod("one", 2, 0, 1, time=2), pod("two", 2, 6, 7, time=3), pod("second", 2, 3, 5, time=4)
+    node.show(one)
+    node.show(two)
+    node.kubelet = node.api = [one, two, second]
+    assert (await node.admit(2)).pod == "default/second"
+    assert "api" not in node.asked
+
+
+async def test_a_holder_the_api_server_still_has_keeps_its_chips_from_a_pod_the_watch_has_not_shown() -> None:
+    node = Node()
+    node.show(holder := pod("holder", 2, 3, 5, time=1))
+    await node.admit(2)
+    node.api = [holder, pod("unwatched", 2, 3, 5, time=2)]
+    with pytest.raises(Refusal, match="Ascend910-3,Ascend910-5 is held by pod default/holder"):
+        await node.desk.allocate(ids(0, 1))
+    assert [each.pod for each in node.handovers] == ["default/holder"]
+
+
+async def test_a_pod_that_turns_out_to_be_over_while_the_watch_catches_up_gets_nothing() -> None:
+    node = Node()
+    node.show(pod("first", 2, 3, 5, time=1))
+    await node.admit(2)
+    node.api = [pod("one", 2, 0, 1, time=2), pod("two", 2, 6, 7, time=3)]
+    for each in node.api:
+        node.show(each)
+    node.kubelet = [pod("over", 2, 3, 5, time=3)]
+    with pytest.raises(Refusal, match="pod default/over has ended before it got its chips"):
+        await node.desk.allocate(ids(0, 7))
+
+
+async def test_a_watch_that_does_not_catch_up_is_not_waited_for_beyond_the_cap() -> None:
+    node = Node()
+    node.show(pod("first", 2, 3, 5, time=1))
+    await node.admit(2)
+    node.api = [pod("second", 2, 3, 5, time=2)]
+    node.desk._refresh = asyncio.Event().wait  # type: ignore[assignment]  # never returns
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    with pytest.raises(Refusal, match="is held by pod default/first"):
+        await node.desk.allocate(ids(0, 1))
+    assert loop.time() - started_s == pytest.approx(LIST_AFTER_S + REFRESH_S)
+
+
+async def test_a_forged_pod_the_watch_has_shown_costs_the_api_server_nothing() -> None:
+    node = Node()
+    node.show(pod("holder", 2, 0, 1, time=5))
+    await node.admit(2)
+    node.show(pod("forged", 2, 0, 1, time=1))
+    with pytest.raises(Refusal, match="is held by pod default/holder"):
+        await node.desk.allocate(ids(2, 3))
+    assert node.asked == []
 
 
 async def test_a_pod_found_by_a_list_that_is_deleted_before_allocate_gets_nothing() -> None:

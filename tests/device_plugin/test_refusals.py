@@ -89,6 +89,20 @@ async def test_a_pod_nobody_can_tell_us_of_is_refused_when_the_api_server_is_awa
             assert loop.time() - started_s < handover_module.CAP_S
 
 
+async def test_while_the_watch_stands_still_pods_that_follow_each_other_on_the_same_chips_get_them(
+    folder: Path,
+) -> None:
+    async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
+        behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
+        async with proxy.gate("GET", r"/pods\?.*watch=") as watching, whole.plugin(kubeconfig=behind):
+            for name in ("first", "second", "third"):
+                await watching.reached.wait()
+                await whole.bind(name, 4, 5)
+                check_hand_over(whole, await whole.claimed(name))
+                await whole.client.delete(PODS, name, "default")
+                await until(lambda name=name: whole.find(name) is None)  # type: ignore[misc]  # of this turn
+
+
 async def test_a_pod_of_several_containers_is_refused_as_a_whole(folder: Path) -> None:
     async with whole_node(folder) as whole, whole.plugin() as plugin:
         await whole.bind("holder", 3)
