@@ -6,7 +6,7 @@ then on the kubelet may ask.
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,7 +147,6 @@ class Plugin:
                         await self._work(client, events, chips, kubelet, node_object)
                     finally:
                         await kubelet.claims.close()
-                        await chips.reporter.sign_off()
 
     def _kubelet_pods_url(self) -> str:
         return self._settings.kubelet_pods_url or pods_url(self._host_ip)
@@ -160,12 +159,8 @@ class Plugin:
         kubelet: _KubeletSide,
         node_object: NodeWriter,
     ) -> None:
-        name = self._settings.node_name
         async with asyncio.TaskGroup() as tasks:
-
-            def start(what: str, work: Coroutine[Any, Any, None]) -> None:
-                self._live[what] = alive(tasks.create_task(work))
-
+            start = self._starter(tasks)
             # All that is waited for at the start is read side by side: the driver, the pods, and what restore() takes.
             restored = asyncio.Event()
             start("scanner", chips.scanner.run(restored))
@@ -184,17 +179,36 @@ class Plugin:
             await self.snapshots.newer_than(0)
             await kubelet.watch.synced.wait()
             async with kubelet.lock.held():
-                self._prepare()
-                await kubelet.reconciler.restore()
-                start("board", chips.board.watch().run())
-                start("reconciler", kubelet.reconciler.run())
-                start("report", chips.reporter.run())
-                if self._settings.readmission == "manual":
-                    readmit = chips.health.readmit
-                    readmission = Readmission(client, name, snapshots=self.snapshots, on_readmit=readmit)
-                    start("labels", readmission.watch().run())
-                    start("readmission", readmission.run())
-                await kubelet.registration.run()
+                try:
+                    await self._serve(client, chips, kubelet)
+                finally:
+                    # Nothing of ours writes any more, and nobody else yet: the next plugin's report must come after.
+                    if kubelet.lock.is_still_ours():
+                        await chips.reporter.sign_off()
+
+    async def _serve(self, client: KubeClient, chips: _ChipSide, kubelet: _KubeletSide) -> None:
+        """What only one plugin of a node may do at a time."""
+        settings = self._settings
+        async with asyncio.TaskGroup() as tasks:
+            start = self._starter(tasks)
+            self._prepare()
+            await kubelet.reconciler.restore()
+            start("board", chips.board.watch().run())
+            start("reconciler", kubelet.reconciler.run())
+            start("report", chips.reporter.run())
+            if settings.readmission == "manual":
+                readmission = Readmission(
+                    client, settings.node_name, snapshots=self.snapshots, on_readmit=chips.health.readmit
+                )
+                start("labels", readmission.watch().run())
+                start("readmission", readmission.run())
+            await kubelet.registration.run()
+
+    def _starter(self, tasks: asyncio.TaskGroup) -> Callable[[str, Coroutine[Any, Any, None]], None]:
+        def start(what: str, work: Coroutine[Any, Any, None]) -> None:
+            self._live[what] = alive(tasks.create_task(work))
+
+        return start
 
     async def _follow_settings(self, chips: _ChipSide) -> None:
         if self._source is None:

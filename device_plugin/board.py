@@ -5,12 +5,20 @@ the edit is taken up, and the report is made anew. Only our keys are patched; th
 So do entries of an operator's that are no names of chips: whoever wrote them knows what they were to be.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 import structlog
 
 from ascend.chips import ChipSet
-from ascend.deviceinfo import LABELS, MANUALLY_SEPARATED, NAMESPACE, config_map_name, read_manually_separated
+from ascend.deviceinfo import (
+    DEVICE_INFO,
+    LABELS,
+    MANUALLY_SEPARATED,
+    NAMESPACE,
+    config_map_name,
+    read_manually_separated,
+)
 from ascend.errors import Conflict, NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, ConfigMap, JsonObject
@@ -18,6 +26,9 @@ from ascend.kube.reflector import Reflector
 from device_plugin.state.observable import Observable
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+REMEMBERED = 8
+"""How many of our latest reports are remembered: where answers were lost, any of them may be the one that is there."""
 
 OnEdit = Callable[[ChipSet, ChipSet], None]
 """Told which chips an operator has added to ManuallySeparateNPU, and which removed."""
@@ -44,8 +55,15 @@ class Board:
         self._version: str | None = None
         self._separated: ChipSet = 0
         self._slips: tuple[str, ...] = ()
+        self._sent: deque[str] = deque(maxlen=REMEMBERED)
+        self._found: str | None = None
         self.lost: Observable[None] = Observable(None)
         """Set when somebody has deleted the ConfigMap."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Nobody else's report is there, as far as was seen."""
+        return self._found is None or self._found in self._sent
 
     def watch(self) -> Reflector[ConfigMap]:
         """The watch that feeds it."""
@@ -78,7 +96,7 @@ class Board:
         """The ConfigMap is gone. That is no word about any chip."""
         if self._version is not None:
             log.warning("somebody has deleted the report", config_map=obj.key)
-            self._version = None
+            self._version = self._found = None
             self.lost.set(None)
 
     async def write(self, data: Mapping[str, str]) -> None:
@@ -92,6 +110,7 @@ class Board:
         metadata: JsonObject = {"labels": LABELS}
         listed = ",".join(filter(None, (data.get(MANUALLY_SEPARATED), *self._slips)))
         whole = {**data, MANUALLY_SEPARATED: listed}
+        self._sent.append(data[DEVICE_INFO])
         try:
             if self._version is None:
                 metadata |= {"name": self._name, "namespace": NAMESPACE}
@@ -102,25 +121,26 @@ class Board:
                 body = {"metadata": metadata, "data": whole}
                 written = await self._client.patch(CONFIG_MAPS, self._name, body, namespace=NAMESPACE)
         except NotFound:
-            self._version = None
+            self._version = self._found = None
             raise Conflict("the ConfigMap has been deleted", status=409) from None
         except Conflict:
             await self._catch_up()
             raise
-        self._version = written.metadata.resource_version
+        self._version, self._found = written.metadata.resource_version, data[DEVICE_INFO]
         self._separated = read_manually_separated(data)[0]
 
     async def _catch_up(self) -> None:
         try:
             found = await self._client.get(CONFIG_MAPS, self._name, NAMESPACE)
         except NotFound:
-            self._version = None
+            self._version = self._found = None
         else:
             self._take(found)
 
     def _take(self, obj: ConfigMap) -> None:
         theirs, ours = self._read(obj), self._separated
         self._version, self._separated = obj.metadata.resource_version, theirs
+        self._found = obj.data.get(DEVICE_INFO)
         if theirs != ours:
             self._on_edit(theirs & ~ours, ours & ~theirs)
 

@@ -65,6 +65,14 @@ class InstanceLock:
         self._file.close()
         self._file = fresh
 
+    def is_still_ours(self) -> bool:
+        """Whether no other instance works in our place; to be asked while the lock is held."""
+        try:
+            self.renew()
+        except LockLost:
+            return False
+        return True
+
     def _take(self) -> IO[str]:
         file = self._path.open("w")
         try:

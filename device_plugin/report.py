@@ -128,24 +128,28 @@ class Reporter:
             await asyncio.sleep(MIN_GAP_S)
 
     async def sign_off(self) -> None:
-        """Say that nobody keeps the report true any more; the kubelet stops offering the chips at the same time."""
+        """Say that nobody keeps the report true any more; the kubelet stops offering the chips at the same time.
+
+        Unless it is another plugin's by now, which does keep it true. To be called once nothing else writes it.
+        """
         if not self._has_reported:
             return
         try:
             async with asyncio.timeout(SIGN_OFF_S):
-                await self._write_last()
+                written = await self._write_last()
         except (ApiError, Unreachable, TimeoutError) as error:
             log.warning("the report does not say that the plugin ends", error=str(error) or "no answer in time")
         else:
-            log.info("the report says that the plugin ends")
+            log.info("the report says that the plugin ends" if written else "another plugin keeps the report")
 
-    async def _write_last(self) -> None:
-        while (snapshot := self._snapshots.value) is not None:
+    async def _write_last(self) -> bool:
+        while (snapshot := self._snapshots.value) is not None and self._board.is_ours:
             with contextlib.suppress(Conflict):  # an operator's edit, or a write of ours that the end cut off
                 await self._post(self._report(snapshot))
-                return
+                return True
             # A moment for whoever else writes; the deadline is the caller's.
             await asyncio.sleep(SIGN_OFF_RETRY_S)
+        return False
 
     async def _write(self, snapshot: Snapshot, report: DeviceReport, annotations: Mapping[str, str]) -> None:
         labels, problems = node_labels(snapshot.server)

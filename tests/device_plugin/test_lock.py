@@ -63,6 +63,8 @@ async def test_an_instance_that_finds_another_one_in_its_place_ends(tmp_path: Pa
             await until(lambda: second.works)
             with pytest.raises(LockLost, match=str(folder)):
                 first.lock.renew()
+            assert not first.lock.is_still_ours()
+            assert second.lock.is_still_ours()
 
 
 async def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:

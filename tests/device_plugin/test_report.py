@@ -216,6 +216,32 @@ async def test_a_write_that_the_end_cut_off_does_not_keep_the_last_report_away(r
     assert (told.unhealthy, told.update_time_s) == (0b10, 0)
 
 
+@pytest.mark.parametrize("seen", [True, False])
+async def test_the_last_report_does_not_come_after_that_of_another_plugin(
+    reporting: Rig,
+    client: RecordingClient,
+    seen: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    successor = Rig(client)
+    await successor.board.fetch()
+    async with running(successor.reporter.run()):
+        successor.snapshots.set(snapshot(2))
+        await until(lambda: successor.reporter.problem is None)
+    if seen:
+        reporting.board.applied(await reporting.config_map())
+    await reporting.reporter.sign_off()
+    told = await reporting.report()
+    assert (told.unhealthy, told.update_time_s > 0) == (0b100, True)
+
+
+async def test_a_report_that_is_deleted_at_the_end_is_the_last_one_all_the_same(
+    reporting: Rig, client: RecordingClient
+) -> None:
+    await client.delete(CONFIG_MAPS, NAME, NAMESPACE)
+    await reporting.reporter.sign_off()
+    assert (await reporting.report()).update_time_s == 0
+
+
 async def test_an_api_server_that_is_silent_does_not_hold_up_the_end(reporting: Rig, server: ApiServer) -> None:
     server.delay(MAPS, 30.0)
     started_s = asyncio.get_running_loop().time()
