@@ -19,7 +19,7 @@ from ascend.daemon.settings import SettingsSource
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
-from ascend.kube.objects import PODS, Pod
+from ascend.kube.objects import PODS, Node, Pod
 from ascend.kube.reflector import Reflector
 from ascend.observe.probes import Check, add_probes, serve_http
 from device_plugin.board import Board
@@ -180,15 +180,14 @@ class Plugin:
             await kubelet.watch.synced.wait()
             async with kubelet.lock.held():
                 try:
-                    await self._serve(client, chips, kubelet)
+                    await self._serve(client, chips, kubelet, node)
                 finally:
                     # Nothing of ours writes any more, and nobody else yet: the next plugin's report must come after.
                     if kubelet.lock.is_still_ours():
                         await chips.reporter.sign_off()
 
-    async def _serve(self, client: KubeClient, chips: _ChipSide, kubelet: _KubeletSide) -> None:
+    async def _serve(self, client: KubeClient, chips: _ChipSide, kubelet: _KubeletSide, node: Node) -> None:
         """What only one plugin of a node may do at a time."""
-        settings = self._settings
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
             self._prepare()
@@ -196,10 +195,8 @@ class Plugin:
             start("board", chips.board.watch().run())
             start("reconciler", kubelet.reconciler.run())
             start("report", chips.reporter.run())
-            if settings.readmission == "manual":
-                readmission = Readmission(
-                    client, settings.node_name, snapshots=self.snapshots, on_readmit=chips.health.readmit
-                )
+            if self._settings.readmission == "manual":
+                readmission = Readmission(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
                 start("labels", readmission.watch().run())
                 start("readmission", readmission.run())
             await kubelet.registration.run()

@@ -88,7 +88,7 @@ class Board:
 
     def applied(self, obj: ConfigMap) -> None:
         """The ConfigMap is new or has changed; our own writes come by here too, late."""
-        if self._version is None or not _is_newer(obj.metadata.resource_version, self._version):
+        if self._version is None or not is_newer(obj.metadata.resource_version, self._version):
             return
         self._take(obj)
 
@@ -153,6 +153,7 @@ class Board:
         return chips
 
 
-def _is_newer(version: str, known: str) -> bool:
+def is_newer(version: str, known: str) -> bool:
+    """Whether one resourceVersion is later than another; one that can't be compared counts as later."""
     # Kubernetes says since 1.35 that these are numbers that grow; they always were.
     return not (version.isdigit() and known.isdigit()) or int(version) > int(known)

@@ -15,6 +15,7 @@ from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import NODES, Node
 from ascend.kube.reflector import Reflector
+from device_plugin.board import is_newer
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.observable import Observable, first_change
 
@@ -41,37 +42,44 @@ def write_label(chips: ChipSet) -> str | None:
     return ".".join(map(str, chip_ids(chips))) or None
 
 
+def _listed_on(node: Node) -> tuple[ChipSet, ChipSet]:
+    labels = node.metadata.labels
+    return read_label(labels, CHIPS), read_label(labels, PORTS)
+
+
 class Readmission:
     """Keeps the two labels true and hears what operators do to them; a handler for the reflector it makes.
 
     Args:
         client: the API server.
-        node: the node's name.
+        node: this node's object as it was when the chips that wait were read from its labels; what differs from them
+            from then on is an edit.
         snapshots: the node's chips.
         on_readmit: told of what is let in.
     """
 
     def __init__(
-        self, client: KubeClient, node: str, *, snapshots: Observable[Snapshot | None], on_readmit: OnReadmit
+        self, client: KubeClient, node: Node, *, snapshots: Observable[Snapshot | None], on_readmit: OnReadmit
     ) -> None:
         self._client = client
-        self._node = node
+        self._name = node.name
         self._snapshots = snapshots
         self._on_readmit = on_readmit
-        self._version = ""
-        self._listed: tuple[ChipSet, ChipSet] | None = None
+        self._uid, self._version = node.uid, node.metadata.resource_version
+        self._listed: tuple[ChipSet, ChipSet] | None = _listed_on(node)
         self._seen: Observable[None] = Observable(None)
 
     def watch(self) -> Reflector[Node]:
         """The watch that feeds it."""
-        return Reflector(self._client, NODES, self, field_selector=f"metadata.name={self._node}")
+        return Reflector(self._client, NODES, self, field_selector=f"metadata.name={self._name}")
 
     def applied(self, obj: Node) -> None:
         """The Node has changed: ids that were listed and are no more have been let in."""
-        labels = obj.metadata.labels
-        now = read_label(labels, CHIPS), read_label(labels, PORTS)
-        before = self._listed
-        self._version, self._listed = obj.metadata.resource_version, now
+        if not is_newer(obj.metadata.resource_version, self._version):
+            return  # our own writes come by here too, late
+        now = _listed_on(obj)
+        before = self._listed if obj.uid == self._uid else None
+        self._uid, self._version, self._listed = obj.uid, obj.metadata.resource_version, now
         if before is not None and (before[0] & ~now[0] or before[1] & ~now[1]):
             self._on_readmit(before[0] & ~now[0], before[1] & ~now[1])
         self._seen.set(None)
@@ -107,6 +115,6 @@ class Readmission:
         # With the version the labels were read at: an operator's edit is taken up before anything is listed anew.
         labels = {CHIPS: write_label(waiting[0]), PORTS: write_label(waiting[1])}
         body = {"metadata": {"resourceVersion": self._version, "labels": labels}}
-        written = await self._client.patch(NODES, self._node, body)
+        written = await self._client.patch(NODES, self._name, body)
         self._version, self._listed = written.metadata.resource_version, waiting
         log.info("waiting to be readmitted", chips=labels[CHIPS], ports=labels[PORTS])

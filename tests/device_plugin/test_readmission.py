@@ -3,28 +3,32 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.chips import ChipSet
-from ascend.kube.objects import NODES
+from ascend.kube.objects import NODES, Node
+from device_plugin.app import Plugin
 from device_plugin.readmission import CHIPS, PORTS, Readmission, read_label, write_label
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.observable import Observable
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, until
 from tests.device_plugin.builders import snapshot
+from tests.device_plugin.whole import whole_node
+from tests.e2e.proxy import ApiProxy
 
 
 class Rig:
-    def __init__(self, client: RecordingClient) -> None:
+    def __init__(self, client: RecordingClient, node: Node) -> None:
         self.client = client
         self.waiting = (0, 0)
         self.readmitted: list[tuple[ChipSet, ChipSet]] = []
         self.snapshots: Observable[Snapshot | None] = Observable(None)
-        self.readmission = Readmission(client, NODE, snapshots=self.snapshots, on_readmit=self._readmit)
+        self.readmission = Readmission(client, node, snapshots=self.snapshots, on_readmit=self._readmit)
 
     def wait(self, chips: ChipSet, ports: ChipSet = 0) -> None:
         self.waiting = (chips, ports)
@@ -57,8 +61,7 @@ class Rig:
 
 @pytest.fixture
 async def rig(client: RecordingClient) -> Rig:
-    await client.create(NODES, node_manifest())
-    return Rig(client)
+    return Rig(client, await client.create(NODES, node_manifest()))
 
 
 async def test_what_waits_is_listed_and_nothing_is_listed_where_nothing_waits(rig: Rig) -> None:
@@ -82,6 +85,66 @@ async def test_an_id_taken_out_is_let_in_and_so_are_all_when_the_label_goes(rig:
         await rig.edit(chips=None, ports=None)
         await until(lambda: rig.waiting == (0, 0))
     assert (rig.readmitted[-1][0], rig.readmitted[-1][1]) in {(0b1001, 0b10), (0b1001, 0)}
+
+
+async def test_an_edit_after_the_labels_were_read_and_before_they_are_watched_is_taken_up(
+    rig: Rig, client: RecordingClient
+) -> None:
+    await rig.edit(chips="0.3", ports="1.2")
+    started = Rig(client, await client.get(NODES, NODE))
+    started.wait(0b1001, 0b110)
+    await rig.edit(chips="0", ports=None)
+    async with started.runs():
+        await until(lambda: started.readmitted)
+        await started.listed("0")
+    assert started.readmitted == [(0b1000, 0b110)]
+
+
+async def test_a_plugin_that_starts_does_not_undo_what_an_operator_edits_meanwhile(folder: Path) -> None:
+    async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
+        await whole.client.patch(NODES, NODE, {"metadata": {"labels": {CHIPS: "3"}}})
+        behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
+        plugin = Plugin(whole.settings(kubeconfig=behind, readmission="manual"))
+
+        def waiting() -> ChipSet | None:
+            snapshot = plugin.snapshots.value
+            return snapshot.awaiting_readmission if snapshot is not None else None
+
+        async with proxy.gate("GET", r"/nodes\?") as listing, running(plugin.run()):
+            await listing.reached.wait()
+            assert waiting() == 0b1000
+            await whole.client.patch(NODES, NODE, {"metadata": {"labels": {CHIPS: None}}})
+            listing.opened.set()
+            await until(lambda: waiting() == 0)
+            await until(whole.offers_chips)
+        assert CHIPS not in (await whole.client.get(NODES, NODE)).metadata.labels
+
+
+async def test_a_node_that_was_made_anew_before_its_labels_are_watched_lets_nothing_in(
+    rig: Rig, client: RecordingClient
+) -> None:
+    await rig.edit(chips="0.3")
+    started = Rig(client, await client.get(NODES, NODE))
+    started.wait(0b1001)
+    await client.delete(NODES, NODE)
+    await client.create(NODES, node_manifest())
+    async with started.runs():
+        await started.listed("0.3")
+    assert started.readmitted == []
+
+
+async def test_what_was_listed_before_the_last_write_lets_nothing_in_when_the_watch_shows_it_late(
+    rig: Rig, client: RecordingClient
+) -> None:
+    async with running(rig.readmission.run()):
+        rig.wait(0b1)
+        await rig.listed("0")
+        late = await client.get(NODES, NODE)
+        rig.wait(0b1001)
+        await rig.listed("0.3")
+        await until(lambda: rig.readmission._listed == (0b1001, 0))
+        rig.readmission.applied(late)
+    assert rig.readmitted == []
 
 
 async def test_labels_an_api_server_would_not_take_are_written_once_it_does(rig: Rig, server: ApiServer) -> None:
