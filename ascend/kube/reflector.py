@@ -9,8 +9,8 @@ resourceVersion. The watch ends often and for many reasons, each with its own an
   up and the watch resumed;
 * 410 Expired, as HTTP status or as ERROR event: list again. What disappeared meanwhile is handed over as deleted, and
   an object of the same name with another uid as deleted and then applied;
-* somebody needs a copy as new as the server (``refresh``): break the watch off and list again;
-* anything else: wait (exponentially, with jitter; as long as the server asks for) and try again.
+* anything else: wait (exponentially, with jitter; as long as the server asks for) and try again;
+* somebody needs a copy as new as the server (``refresh``): break the watch off, or the wait, and list again.
 
 The handler is called on the event loop, in the order of the server's history, and must neither block nor raise.
 It never sees an object twice in the same version.
@@ -110,7 +110,7 @@ class Reflector(Generic[T]):
         self._version: str | None = None
         self._contact_s: float | None = None
         self._refreshes: list[asyncio.Event] = []
-        self._watching: asyncio.Timeout | None = None
+        self._pause: asyncio.Timeout | None = None  # the watch or the wait that a refresh breaks off
         self.synced = asyncio.Event()
         """Set once the copy is complete; never cleared: afterwards ``age_s`` tells how fresh it is."""
 
@@ -131,8 +131,8 @@ class Reflector(Generic[T]):
         """
         done = asyncio.Event()
         self._refreshes.append(done)
-        if self._watching is not None:
-            self._watching.reschedule(asyncio.get_running_loop().time())
+        if self._pause is not None and not self._pause.expired():
+            self._pause.reschedule(asyncio.get_running_loop().time())
         await done.wait()
 
     async def run(self) -> None:
@@ -155,12 +155,21 @@ class Reflector(Generic[T]):
                     "lost the API server",
                     extra={"resource": self._resource.plural, "error": str(error), "retry_s": round(wait_s, 2)},
                 )
-                await asyncio.sleep(wait_s)
+                await self._wait(wait_s)
                 continue
             if progressed:
                 backoff.reset()
             else:
-                await asyncio.sleep(backoff.next_s())
+                await self._wait(backoff.next_s())
+
+    async def _wait(self, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s) as self._pause:
+                await asyncio.Event().wait()
+        except TimeoutError:
+            pass  # over, or broken off by a refresh
+        finally:
+            self._pause = None
 
     async def _list_for_all(self) -> None:
         asked = self._refreshes.copy()  # who asks while it is under way may be told too little
@@ -210,7 +219,7 @@ class Reflector(Generic[T]):
         brought = False
         try:
             async with (
-                asyncio.timeout(None) as self._watching,
+                asyncio.timeout(None) as self._pause,
                 self._client.stream(self._path, query=query, idle_timeout_s=self._idle_timeout_s) as lines,
             ):
                 self._heard()
@@ -225,7 +234,7 @@ class Reflector(Generic[T]):
             if not brought and self._monotonic() - started_s < 1.0:
                 raise
         finally:
-            self._watching = None
+            self._pause = None
         return brought or self._monotonic() - started_s >= 1.0
 
     def _follow(self, event: _WatchEvent) -> None:

@@ -180,6 +180,34 @@ async def test_a_refresh_shows_what_a_watch_that_hangs_did_not(server: ApiServer
         assert story.told == [("applied", "new"), ("applied", "newer")]
 
 
+async def test_refreshes_that_are_asked_for_one_after_the_other_are_all_served(
+    server: ApiServer, client: KubeClient
+) -> None:
+    async with following(client, Story()) as reflector:
+        server.pause_watches()
+        await server.create(pod("new"))
+        refreshes = []
+        for _turn in range(20):
+            refreshes.append(asyncio.create_task(reflector.refresh()))
+            await asyncio.sleep(0)
+        await asyncio.gather(*refreshes)
+        assert set(reflector.objects) == {"default/new"}
+
+
+async def test_a_refresh_does_not_sit_out_the_wait_after_a_failure(server: ApiServer, client: KubeClient) -> None:
+    server.fail_next("GET", "limit=", 503, retry_after_s=3600)
+    reflector = Reflector(client, PODS)
+    task = asyncio.create_task(reflector.run())
+    async with asyncio.timeout(20):
+        while reflector._pause is None:  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.001)
+        assert not reflector.synced.is_set()
+        await reflector.refresh()
+    assert reflector.synced.is_set()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_refresh_waits_until_the_server_answers_again(server: ApiServer, client: KubeClient) -> None:
     async with following(client, Story()) as reflector:
         server.fail_next("GET", "limit=", 500, times=2)
