@@ -175,9 +175,10 @@ class Plugin:
                 log.info("learned this node's address", address=self._host_ip)
             start("settings", self._follow_settings(chips))
             start("fault rules", chips.fault_config.watch(client).run())
+            # A chip that a pod runs with may be kept where an idle one is not: the pods come before the judgement.
+            await kubelet.watch.synced.wait()
             start("health", chips.health.run())
             await self.snapshots.newer_than(0)
-            await kubelet.watch.synced.wait()
             async with kubelet.lock.held():
                 try:
                     await self._serve(client, chips, kubelet, node)

@@ -352,4 +352,5 @@ class HandOverDesk:
         if snapshot is None:
             raise Refusal("NotReady", "the driver has not been read yet")
         others = {each.pod: each.held for each in self._handovers if each.uid != pod.uid}
-        return chips_for(pod, snapshot, others, self._pods)
+        known = self._handovers.get(pod.uid)
+        return chips_for(pod, snapshot, others, self._pods, own=known.held if known is not None else 0)

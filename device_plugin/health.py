@@ -20,7 +20,7 @@ from device_plugin.state.grants import HandOvers
 from device_plugin.state.health import HealthBook
 from device_plugin.state.observable import Observable, first_change
 from device_plugin.state.pods import NodePods
-from device_plugin.state.used import used_chips
+from device_plugin.state.used import running_chips
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -192,7 +192,7 @@ class HealthKeeper:
             self._judge(self._server)
 
     def _judge(self, server: Inventory) -> None:
-        assessment = self._book.assess(used_chips(self._pods, self._handovers), self._moment())
+        assessment = self._book.assess(running_chips(self._pods, self._handovers), self._moment())
         self._next_s = assessment.next_s
         strangers = assessment.manually_separated & ~chip_set(self._known)
         if new := strangers & ~self._strangers:

@@ -85,7 +85,7 @@ def _decided_at(candidate: Candidate) -> int:
 
 
 def chips_for(
-    pod: NodePod, snapshot: Snapshot, handed: Mapping[str, ChipSet], pods: Iterable[NodePod]
+    pod: NodePod, snapshot: Snapshot, handed: Mapping[str, ChipSet], pods: Iterable[NodePod], own: ChipSet = 0
 ) -> tuple[int, ...]:
     """The chips of a pod, in the order written on it; its containers get their parts of them.
 
@@ -94,6 +94,7 @@ def chips_for(
         snapshot: the node's chips.
         handed: what other live pods were handed: ``namespace/name`` to chips.
         pods: all pods of the node; one that came earlier and waits for its chips holds them too.
+        own: what this pod was handed already; a fault that bars new use does not bar it.
 
     Raises:
         Refusal: the pod must not get them; the sentence is shown to its owner by the kubelet.
@@ -117,6 +118,8 @@ def chips_for(
     for holder, chips in holders.items():
         if taken := wanted & chips:
             raise Refusal(HELD, f"{join_names(chip_ids(taken))} is held by pod {holder}")
+    if barred := wanted & snapshot.spared & ~own:
+        raise Refusal("ChipUnhealthy", f"{join_names(chip_ids(barred))} has a fault that bars new use")
     return pod.grant.chips
 
 

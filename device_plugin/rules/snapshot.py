@@ -68,6 +68,11 @@ class Snapshot:
         return chip_set(chip.chip_id for chip in self.chips if chip.verdict.healthy)
 
     @property
+    def spared(self) -> ChipSet:
+        """The chips that are healthy only for the pods that run with them: a fault of theirs bars new use."""
+        return chip_set(chip.chip_id for chip in self.chips if chip.healthy and chip.verdict.level.bars_new_use)
+
+    @property
     def recovering(self) -> ChipSet:
         """The chips without a fault that are still watched before they are used again."""
         return chip_set(chip.chip_id for chip in self.chips if chip.verdict.reason == RECOVERING)

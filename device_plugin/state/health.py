@@ -170,7 +170,7 @@ class HealthBook:
         """The health of all chips now.
 
         Args:
-            used: the chips that pods hold; a fault of level PreSeparateNPU leaves them alone.
+            used: the chips that pods run with; a fault of level PreSeparateNPU leaves them alone.
             at: now.
         """
         now_s = self._turn_to(at).mono_s

@@ -6,8 +6,9 @@ from ascend.annotations import CLAIMED
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from device_plugin.rules.admission import Candidate, candidates, chips_for, newest, oldest_decision
+from device_plugin.rules.levels import Level
 from device_plugin.rules.pod import NodePod, read_pod
-from tests.device_plugin.builders import pod, snapshot
+from tests.device_plugin.builders import pod, snapshot, verdict
 
 
 def read(*pods: object) -> list[NodePod]:
@@ -122,6 +123,15 @@ def test_a_pod_that_must_not_have_its_chips_is_told_why(who: object, reason: str
     with pytest.raises(Refusal, match=sentence) as refusal:
         chips_for(one, snapshot(3), {"default/holder": 0b0011}, [one])
     assert refusal.value.reason == reason
+
+
+def test_a_chip_that_bars_new_use_is_for_the_pod_only_that_was_handed_it_before() -> None:
+    (one,) = read(pod("one", 2, 0, 1, time=1))
+    kept = snapshot(verdicts={1: verdict(level=Level.PRE_SEPARATE), 2: verdict(level=Level.PRE_SEPARATE)})
+    with pytest.raises(Refusal, match="Ascend910-1 has a fault that bars new use") as refusal:
+        chips_for(one, kept, {}, [one])
+    assert refusal.value.reason == "ChipUnhealthy"
+    assert chips_for(one, kept, {}, [one], own=0b11) == (0, 1)
 
 
 def test_a_pod_that_came_earlier_holds_its_chips_before_it_gets_them() -> None:

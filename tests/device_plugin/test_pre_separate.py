@@ -1,0 +1,92 @@
+"""A chip with a fault that bars new use only: who runs with it keeps it, and nobody else gets it."""
+
+from pathlib import Path
+
+from ascend.annotations import CLAIMED, REAL
+from ascend.chips import ChipSet
+from ascend.kube.objects import PODS
+from device_plugin.app import Plugin
+from device_plugin.rules.levels import Level
+from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.pods import NodePods
+from device_plugin.state.used import running_chips, used_chips
+from tests.device_plugin.api import running, until
+from tests.device_plugin.builders import pod, snapshot, verdict
+from tests.device_plugin.node import Face
+from tests.device_plugin.whole import check_hand_over, whole_node
+
+CODE = "8118043C"  # PreSeparateNPU
+
+
+def healthy(plugin: Plugin) -> ChipSet:
+    snapshot = plugin.snapshots.value
+    return snapshot.healthy if snapshot is not None else 0
+
+
+def transitions(plugin: Plugin) -> dict[str, float]:
+    """How often chips changed to which health."""
+    samples = [each for family in plugin.metrics.transitions.collect() for each in family.samples]
+    return {each.labels["to"]: each.value for each in samples if each.name.endswith("_total")}
+
+
+async def test_a_chip_that_bars_new_use_is_not_given_to_the_pod_whose_coming_names_it(folder: Path) -> None:
+    async with whole_node(folder) as whole, whole.plugin() as plugin:
+        whole.node.edit_chip(3, fault_codes=[CODE])
+        await until(lambda: healthy(plugin) == 0xF7)
+        judged: list[ChipSet] = []
+
+        async def follow() -> None:
+            while True:
+                await plugin.snapshots.newer_than(plugin.snapshots.version)
+                judged.append(healthy(plugin))
+
+        async with running(follow()):
+            await whole.bind("late", 3)
+            await until(lambda: (found := whole.find("late")) is not None and found.status.phase == "Failed")
+            refused = whole.find("late")
+            assert refused is not None
+            assert "ChipUnhealthy: Ascend910-3 is unhealthy" in refused.status.message
+            await whole.client.delete(PODS, "late", "default")
+            await whole.bind("next", 4)
+            check_hand_over(whole, await whole.claimed("next"))
+        assert set(judged) <= {0xF7}
+        assert transitions(plugin) == {"unhealthy": 1}
+
+
+async def test_a_pod_keeps_its_chip_through_a_fault_that_bars_new_use_and_a_restart(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin() as plugin:
+            await whole.bind("keeps", 3)
+            await whole.claimed("keeps")
+            whole.node.edit_chip(3, fault_codes=[CODE])
+            await until(lambda: (found := plugin.snapshots.value) is not None and found.spared == 0b1000)
+        # The driver has told of the chips long before the pods are known.
+        whole.cluster.server.delay(r"/pods\?", 0.3)
+        async with whole.plugin() as plugin:
+            await until(lambda: len(list(plugin.handovers)) == 1)
+            assert healthy(plugin) == 0xFF
+            assert transitions(plugin) == {}
+            await whole.client.delete(PODS, "keeps", "default")
+            await until(lambda: healthy(plugin) == 0xF7)
+
+
+def test_a_pod_that_is_merely_bound_has_its_chips_kept_for_it_and_does_not_run_with_them() -> None:
+    handovers = HandOvers()
+    pods = NodePods(handovers.drop)
+    pods.applied(pod("bound", 1, 0, time=1))
+    pods.applied(pod("over", 1, 1, time=1, phase="Succeeded"))
+    pods.applied(pod("started", 1, 2, time=1, started=True))
+    pods.applied(pod("claimed", 1, 3, time=CLAIMED, annotations={REAL: "Ascend910-3"}))
+    pods.applied(pod("forged", 1, 4, time=1, annotations={REAL: "Ascend910-4"}))
+    handovers.add(HandOver("uid-handed", "default/handed", (5,), (6,)))
+    assert used_chips(pods, handovers) == 0b111_1101
+    assert running_chips(pods, handovers) == 0b110_1100
+
+
+async def test_a_fault_that_bars_new_use_does_not_stop_a_pod_in_the_middle_of_its_containers(folder: Path) -> None:
+    face = Face(folder)
+    face.pods.applied(pod("many", 0, 0, 1, time=1, asks={"left": 1, "right": 1}))
+    await face.desk.allocate(await face.desk.prefer(["Ascend910-0", "Ascend910-1"], [], 1))
+    face.snapshots.set(snapshot(verdicts={1: verdict(level=Level.PRE_SEPARATE)}))
+    answer = await face.desk.allocate(await face.desk.prefer(["Ascend910-1"], [], 1))
+    assert answer.part.chips == (1,)
