@@ -261,8 +261,6 @@ class Plugin:
             board,
             node_object,
             snapshots=self.snapshots,
-            pods=self.pods,
-            handovers=self.handovers,
             kubelet_healthy=self.kubelet_healthy,
             metrics=self.metrics,
         )

@@ -20,7 +20,7 @@ from device_plugin.state.grants import HandOvers
 from device_plugin.state.health import HealthBook
 from device_plugin.state.observable import Observable, first_change
 from device_plugin.state.pods import NodePods
-from device_plugin.state.used import running_chips
+from device_plugin.state.used import running_chips, used_chips
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -198,7 +198,8 @@ class HealthKeeper:
         if new := strangers & ~self._strangers:
             self.misnamed([chip_name(chip_id) for chip_id in chip_ids(new)])
         self._strangers = strangers
-        before, snapshot = self._snapshots.value, take(server, self._known, assessment)
+        used = used_chips(self._pods, self._handovers)
+        before, snapshot = self._snapshots.value, take(server, self._known, assessment, used)
         if snapshot != before:
             self._snapshots.set(snapshot)
             self._announce_changes(before, snapshot)

@@ -23,11 +23,8 @@ from device_plugin.node_object import NodeWriter
 from device_plugin.rules.node_labels import node_annotations, node_labels
 from device_plugin.rules.report import make_report
 from device_plugin.rules.snapshot import Snapshot
-from device_plugin.state.grants import HandOvers
 from device_plugin.state.observable import Observable, first_change
 from device_plugin.state.offered import Offered
-from device_plugin.state.pods import NodePods
-from device_plugin.state.used import used_chips
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -50,8 +47,6 @@ class Reporter:
         board: the ConfigMap.
         node_object: the Node.
         snapshots: the node's chips.
-        pods: the node's pods.
-        handovers: what they were handed.
         kubelet_healthy: the chips the kubelet was last told are healthy.
         metrics: counts.
         now_s: wall clock, Unix seconds, for UpdateTime.
@@ -63,8 +58,6 @@ class Reporter:
         node_object: NodeWriter,
         *,
         snapshots: Observable[Snapshot | None],
-        pods: NodePods,
-        handovers: HandOvers,
         kubelet_healthy: Observable[ChipSet],
         metrics: Metrics,
         now_s: Callable[[], float] = time.time,
@@ -72,8 +65,6 @@ class Reporter:
         self._board = board
         self._node_object = node_object
         self._snapshots = snapshots
-        self._pods = pods
-        self._handovers = handovers
         self._kubelet_healthy = kubelet_healthy
         self._metrics = metrics
         self._now_s = now_s
@@ -90,13 +81,7 @@ class Reporter:
         backoff = Backoff()
         written: tuple[DeviceReport, Mapping[str, str]] | None = None
         refresh_at_s = 0.0
-        sources = (
-            self._snapshots,
-            self._pods.changes,
-            self._handovers.changes,
-            self._kubelet_healthy,
-            self._board.lost,
-        )
+        sources = (self._snapshots, self._kubelet_healthy, self._board.lost)
         await self._kubelet_knows()
         while True:
             versions = [source.version for source in sources]
@@ -194,15 +179,14 @@ class Reporter:
 
     def _report(self, snapshot: Snapshot) -> DeviceReport:
         """What is to be told now; its time comes with the writing."""
-        used = used_chips(self._pods, self._handovers)
-        report = make_report(snapshot, used, update_time_s=0)
-        self._count(snapshot, used)
+        report = make_report(snapshot, update_time_s=0)
+        self._count(snapshot)
         offered = self._offered.at(asyncio.get_running_loop().time(), self._kubelet_healthy.value)
         return replace(report, free=report.free & offered)
 
-    def _count(self, snapshot: Snapshot, used: ChipSet) -> None:
+    def _count(self, snapshot: Snapshot) -> None:
         self._metrics.devices.clear()
-        healthy = snapshot.healthy
+        healthy, used = snapshot.healthy, snapshot.used
         for state, chips in (("free", healthy & ~used), ("used", healthy & used)):
             self._metrics.devices.labels(state=state, reason="").set(len(chip_ids(chips)))
         for chip in snapshot.chips:

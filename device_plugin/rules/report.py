@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
-from ascend.chips import ChipSet
 from ascend.deviceinfo import DeviceReport, Upgrade
 from ascend.errors import InvalidValue
 from ascend.faults import Fault, FaultTime, chip_fault
@@ -20,16 +19,15 @@ MAX_CODES = 128
 """Codes told of one chip: as many as the driver can report; keeps the ConfigMap far below its limit of 1 MiB."""
 
 
-def make_report(snapshot: Snapshot, used: ChipSet, update_time_s: int) -> DeviceReport:
+def make_report(snapshot: Snapshot, update_time_s: int) -> DeviceReport:
     """The report: free is healthy and not used (seed 002, step 1; spec/node-agent.md §5.2).
 
     Args:
         snapshot: the node's chips.
-        used: chips that pods hold.
         update_time_s: Unix seconds.
     """
     return DeviceReport(
-        free=snapshot.healthy & ~used,
+        free=snapshot.healthy & ~snapshot.used,
         unhealthy=snapshot.all_chips & ~snapshot.healthy,
         network_unhealthy=snapshot.network_unhealthy,
         update_time_s=update_time_s,

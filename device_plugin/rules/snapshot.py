@@ -48,6 +48,7 @@ class Snapshot:
         upgrade_reasons: why chips count as worse than their codes say, by physical id.
         awaiting_readmission: recovered, waiting for an operator.
         network_awaiting_readmission: their ports have recovered, waiting for an operator.
+        used: the chips that pods hold, as they were judged: who holds a chip is a part of how it is.
     """
 
     server: Inventory
@@ -56,6 +57,7 @@ class Snapshot:
     upgrade_reasons: Mapping[int, tuple[UpgradeReason, ...]] = field(default_factory=dict)
     awaiting_readmission: ChipSet = 0
     network_awaiting_readmission: ChipSet = 0
+    used: ChipSet = 0
 
     @property
     def all_chips(self) -> ChipSet:
@@ -83,7 +85,7 @@ class Snapshot:
         return chip_set(chip.chip_id for chip in self.chips if not chip.verdict.network_healthy)
 
 
-def take(server: Inventory, known: Mapping[int, ChipFacts], assessment: Assessment) -> Snapshot:
+def take(server: Inventory, known: Mapping[int, ChipFacts], assessment: Assessment, used: ChipSet = 0) -> Snapshot:
     """The snapshot of an assessment.
 
     Args:
@@ -91,6 +93,7 @@ def take(server: Inventory, known: Mapping[int, ChipFacts], assessment: Assessme
         known: every chip ever discovered, by physical id: one that is gone stays listed, as unhealthy, because the
             kubelet gives no health update for a device that vanishes (spec/kubernetes.md §1.5).
         assessment: how they are.
+        used: the chips that pods held then.
     """
     return Snapshot(
         server,
@@ -99,4 +102,5 @@ def take(server: Inventory, known: Mapping[int, ChipFacts], assessment: Assessme
         assessment.upgrade_reasons,
         assessment.awaiting_readmission,
         assessment.network_awaiting_readmission,
+        used,
     )

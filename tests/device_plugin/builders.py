@@ -81,6 +81,7 @@ def snapshot(
     upgrade_reasons: Mapping[int, tuple[UpgradeReason, ...]] | None = None,
     awaiting: ChipSet = 0,
     network_awaiting: ChipSet = 0,
+    used: ChipSet = 0,
 ) -> Snapshot:
     """The chips of a server, these unhealthy; ``verdicts`` says more of some."""
     inventory = of or server()
@@ -89,4 +90,4 @@ def snapshot(
     assessment = Assessment(
         {**judged, **(verdicts or {})}, manually_separated, upgrade_reasons or {}, awaiting, network_awaiting, None
     )
-    return take(inventory, known, assessment)
+    return take(inventory, known, assessment, used)

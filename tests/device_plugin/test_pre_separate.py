@@ -6,12 +6,21 @@ from ascend.annotations import CLAIMED, REAL
 from ascend.chips import ChipSet
 from ascend.kube.objects import PODS
 from device_plugin.app import Plugin
+from device_plugin.driver import ChipFacts, ChipState
+from device_plugin.health import HealthKeeper
+from device_plugin.metrics import Metrics
+from device_plugin.rules.fault_rules import default_rules
 from device_plugin.rules.levels import Level
+from device_plugin.rules.report import make_report
+from device_plugin.rules.snapshot import Snapshot
+from device_plugin.scan import present_moment
 from device_plugin.state.grants import HandOver, HandOvers
+from device_plugin.state.health import HealthBook
+from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
 from device_plugin.state.used import running_chips, used_chips
 from tests.device_plugin.api import running, until
-from tests.device_plugin.builders import pod, snapshot, verdict
+from tests.device_plugin.builders import pod, server, snapshot, verdict
 from tests.device_plugin.node import Face
 from tests.device_plugin.whole import check_hand_over, whole_node
 
@@ -68,6 +77,31 @@ async def test_a_pod_keeps_its_chip_through_a_fault_that_bars_new_use_and_a_rest
             assert transitions(plugin) == {}
             await whole.client.delete(PODS, "keeps", "default")
             await until(lambda: healthy(plugin) == 0xF7)
+
+
+async def test_a_chip_that_bars_new_use_is_never_free_not_even_when_its_pod_has_just_ended() -> None:
+    handovers = HandOvers()
+    pods = NodePods(handovers.drop)
+    judged: list[Snapshot] = []
+
+    class Followed(Observable[Snapshot | None]):
+        def set(self, value: Snapshot | None) -> None:
+            assert value is not None
+            judged.append(value)
+            super().set(value)
+
+    book = HealthBook(default_rules(), hold_s=0.0)
+    keeper = HealthKeeper(
+        book, Followed(None), pods=pods, handovers=handovers, metrics=Metrics(), announce=lambda *_: None
+    )
+    keeper.discovered(server(ChipFacts(0)), present_moment())
+    keeper.polled(0, ChipState((int(CODE, 16),)), present_moment())
+    pods.applied(pod("keeps", 1, 0, time=1, started=True))
+    async with running(keeper.run()):
+        await until(lambda: judged)
+        pods.deleted(pod("keeps", 1, 0, time=1, started=True))
+        await until(lambda: len(judged) > 1)
+    assert [(make_report(each, 1).free, make_report(each, 1).unhealthy) for each in judged] == [(0, 0), (0, 1)]
 
 
 def test_a_pod_that_is_merely_bound_has_its_chips_kept_for_it_and_does_not_run_with_them() -> None:

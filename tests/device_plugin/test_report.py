@@ -20,13 +20,11 @@ from device_plugin.node_object import NodeWriter
 from device_plugin.report import Reporter
 from device_plugin.rules.levels import Level
 from device_plugin.rules.snapshot import Snapshot
-from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePods
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import Resource
 from tests.device_plugin.api import NODE, RecordingClient, Request, node_manifest, running, until
-from tests.device_plugin.builders import fault, pod, snapshot, verdict
+from tests.device_plugin.builders import fault, snapshot, verdict
 
 NAME = f"mindx-dl-deviceinfo-{NODE}"
 MAPS = "/configmaps"
@@ -36,8 +34,6 @@ class Rig:
     def __init__(self, client: RecordingClient) -> None:
         self.client = client
         self.snapshots: Observable[Snapshot | None] = Observable(None)
-        self.handovers = HandOvers()
-        self.pods = NodePods(self.handovers.drop)
         self.metrics = Metrics()
         self.kubelet_healthy: Observable[ChipSet] = Observable(0)
         self.kubelet_healthy.set(0xFF)
@@ -48,8 +44,6 @@ class Rig:
             self.board,
             NodeWriter(client, NODE),
             snapshots=self.snapshots,
-            pods=self.pods,
-            handovers=self.handovers,
             kubelet_healthy=self.kubelet_healthy,
             metrics=self.metrics,
             now_s=lambda: float(next(seconds)),
@@ -64,9 +58,6 @@ class Rig:
 
     async def report(self) -> DeviceReport:
         return decode_report((await self.config_map()).data)
-
-    def hand_over(self, name: str, *chips: int) -> None:
-        self.handovers.add(HandOver(f"uid-{name}", f"default/{name}", chips, chips))
 
     def devices(self, state: str) -> float:
         found = self.metrics.registry.collect()
@@ -110,9 +101,9 @@ async def reporting(rig: Rig) -> AsyncIterator[Rig]:
 
 async def test_nothing_is_reported_before_the_driver_was_read(rig: Rig) -> None:
     async with running(rig.reporter.run()):
-        rig.pods.applied(pod("one", 1, 0, time=1))
-        rig.hand_over("one", 0)
-        await until(lambda: rig.pods.changes.version == 1)
+        rig.kubelet_healthy.set(0xFE)
+        for _ in range(10):
+            await asyncio.sleep(0)
         assert rig.reporter.problem == "the report has not been written yet"
         rig.snapshots.set(snapshot())
         await until(lambda: rig.reporter.problem is None)
@@ -130,11 +121,9 @@ async def test_the_config_map_is_created_whole(reporting: Rig) -> None:
 
 
 async def test_used_chips_are_not_free_and_unhealthy_ones_are_told_with_their_faults(reporting: Rig) -> None:
-    reporting.hand_over("one", 0, 1)
-    reporting.pods.applied(pod("waits", 2, 4, 5, time=1))
-    reporting.pods.applied(pod("over", 2, 6, 7, time=1, phase="Succeeded"))
     broken = verdict(healthy=False, network_healthy=True, level=Level.RESTART, faults=(fault("A2", since_ms=77),))
-    reporting.snapshots.set(snapshot(verdicts={7: broken, 3: verdict(healthy=True, network_healthy=False)}))
+    verdicts = {7: broken, 3: verdict(healthy=True, network_healthy=False)}
+    reporting.snapshots.set(snapshot(verdicts=verdicts, used=0b0011_0011))
     await until(lambda: reporting.reporter.unhealthy.value == 0b1000_0000)
     told = await reporting.report()
     assert (told.free, told.unhealthy, told.network_unhealthy) == (0b0100_1100, 0b1000_0000, 0b1000)
@@ -259,12 +248,10 @@ async def test_a_config_map_that_is_deleted_is_there_again_at_once(reporting: Ri
 
 async def test_nothing_is_written_while_nothing_changes(reporting: Rig) -> None:
     seen = len(reporting.client.sent)
-    for number in range(20):
-        reporting.pods.applied(pod(f"none-{number}"))
-        reporting.pods.deleted(pod(f"none-{number}"))
+    for _ in range(20):
         reporting.snapshots.set(snapshot())
         await asyncio.sleep(0)
-    reporting.hand_over("one", 0)
+    reporting.snapshots.set(snapshot(used=0b1))
     await reporting.written(2)
     assert [each.path for each in reporting.client.sent[seen:]] == [f"/api/v1/namespaces/{NAMESPACE}/configmaps/{NAME}"]
 
@@ -284,12 +271,12 @@ async def test_the_report_is_refreshed_although_nothing_changes(rig: Rig, monkey
 
 
 async def test_changes_that_do_not_matter_do_not_put_the_refresh_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A busy node's pods change more often than every five minutes; readers take silence for death all the same.
+    # A busy node changes more often than every five minutes; readers take silence for death all the same.
     monkeypatch.setattr(report_module, "REFRESH_S", 0.1)
 
     async def stir() -> None:
         while True:
-            rig.pods.applied(pod("other"))
+            rig.snapshots.set(snapshot())
             await asyncio.sleep(0.01)
 
     async with running(rig.reporter.run()), running(stir()):

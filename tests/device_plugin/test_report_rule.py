@@ -36,7 +36,6 @@ def test_network_and_chip_faults_are_entries_of_their_own() -> None:
                 ),
             }
         ),
-        0,
         1,
     )
     assert [(each.npu_name, each.fault_type, each.fault_level, each.fault_code) for each in told.faults] == [
@@ -49,13 +48,13 @@ def test_network_and_chip_faults_are_entries_of_their_own() -> None:
 
 
 def test_a_chip_that_must_not_be_used_without_any_code_says_so_by_its_level() -> None:
-    (own,) = make_report(snapshot(3), 0, 1).faults
+    (own,) = make_report(snapshot(3), 1).faults
     assert (own.npu_name, own.fault_level, own.fault_code) == ("Ascend910-3", "SeparateNPU", "")
 
 
 def test_upgrades_are_told_as_the_reference_tells_them() -> None:
     reason = UpgradeReason(0x81078603, Level.PRE_SEPARATE, "FaultDuration", 1795250167592)
-    told = make_report(snapshot(upgrade_reasons={1: (reason,)}), 0, 1)
+    told = make_report(snapshot(upgrade_reasons={1: (reason,)}), 1)
     # spec/baseline-device-plugin.md §3.3
     assert encode_report(told)["UpgradeFaultReason"] == (
         '{"Ascend910-1":[{"upgrade_time":1795250167592,"fault_code":"81078603",'
@@ -71,7 +70,7 @@ def test_upgrades_survive_the_way_through_the_config_map_and_nonsense_does_not()
             UpgradeReason(0, Level.MANUALLY_SEPARATE, "FaultAutofill", 7),
         ),
     }
-    told = make_report(snapshot(upgrade_reasons=reasons), 0, 1).upgrades
+    told = make_report(snapshot(upgrade_reasons=reasons), 1).upgrades
     assert told[7][1].fault_code == AUTOFILL_CODE
     assert read_upgrades(told) == reasons
     odd = (
@@ -83,8 +82,8 @@ def test_upgrades_survive_the_way_through_the_config_map_and_nonsense_does_not()
 
 
 def test_only_servers_with_switches_tell_of_them() -> None:
-    assert "SwitchInfoCfg" not in encode_report(make_report(snapshot(), 0, 1))
-    told = encode_report(make_report(snapshot(of=server(chip_type="Ascend910A3")), 0, 1))
+    assert "SwitchInfoCfg" not in encode_report(make_report(snapshot(), 1))
+    told = encode_report(make_report(snapshot(of=server(chip_type="Ascend910A3")), 1))
     assert told["SwitchInfoCfg"] == (
         '{"FaultCode":null,"FaultLevel":"","UpdateTime":0,"NodeStatus":"","FaultTimeAndLevelMap":null}'
     )
@@ -100,7 +99,7 @@ def test_the_report_of_a_server_with_every_fault_there_is_stays_small_enough() -
         faults=many,
         network_faults=many,
     )
-    told = make_report(snapshot(verdicts=dict.fromkeys(range(16), worst), of=_sixteen()), 0, 1)
+    told = make_report(snapshot(verdicts=dict.fromkeys(range(16), worst), of=_sixteen()), 1)
     assert len(told.faults[0].fault_time_and_level_map) == MAX_CODES
     assert len(json.dumps(encode_report(told))) < CONFIG_MAP_LIMIT / 2
 
