@@ -30,6 +30,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 REFRESH_S = 300.0
 MIN_GAP_S = 1.0
+RETRY_LIMIT_S = 5.0
+"""The longest wait after a failure: once the API server is back, what it is told is not much older than that."""
 KUBELET_FIRST_S = 1.0
 """How long the first report waits for the kubelet to be told of the chips, so that it need not be written twice."""
 KUBELET_SHOWS_S = 1.5
@@ -78,7 +80,7 @@ class Reporter:
     async def run(self) -> None:
         """Report until cancelled."""
         loop = asyncio.get_running_loop()
-        backoff = Backoff()
+        backoff = Backoff(limit_s=RETRY_LIMIT_S)
         written: tuple[DeviceReport, Mapping[str, str]] | None = None
         refresh_at_s = 0.0
         sources = (self._snapshots, self._kubelet_healthy, self._board.lost)
@@ -103,7 +105,9 @@ class Reporter:
                 await self._write(snapshot, report, annotations)
             except (ApiError, Unreachable) as error:
                 written = None  # a part of it may be, or all of it with the answer lost
-                await self._wait(error, backoff)
+                gap_s, wait_s = self._waits(error, backoff)
+                await asyncio.sleep(gap_s)
+                await first_change(sources, versions, wait_s)  # what is new is tried at once
                 continue
             backoff.reset()
             self.problem = None
@@ -159,16 +163,18 @@ class Reporter:
             raise
         self._metrics.report_writes.labels(result="written").inc()
 
-    async def _wait(self, error: ApiError | Unreachable, backoff: Backoff) -> None:
-        wait_s = backoff.next_s()
+    def _waits(self, error: ApiError | Unreachable, backoff: Backoff) -> tuple[float, float]:
+        """How long to wait after a failure whatever happens, and how long from then on while nothing does."""
+        wait_s, gap_s = backoff.next_s(), MIN_GAP_S
         if isinstance(error, Conflict):
             log.info("the report is made anew, somebody has written meanwhile", error=str(error))
         else:
             self.problem = f"the report is not written: {error}"
             if isinstance(error, ApiError) and error.retry_after_s is not None:
-                wait_s = max(wait_s, error.retry_after_s)
+                wait_s, gap_s = max(wait_s, error.retry_after_s), max(gap_s, error.retry_after_s)
             log.warning("report not written", error=str(error), retry_s=round(wait_s, 2))
-        await asyncio.sleep(wait_s)
+        gap_s = min(gap_s, wait_s)
+        return gap_s, wait_s - gap_s
 
     async def _kubelet_knows(self) -> None:
         snapshot = self._snapshots.value

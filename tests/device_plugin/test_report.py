@@ -10,6 +10,7 @@ import pytest
 from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID, ChipAddress
 from ascend.chips import ChipSet
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report
+from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from device_plugin import report as report_module
@@ -315,6 +316,46 @@ async def test_an_api_server_that_fails_is_a_problem_and_is_tried_again(
     assert any(problem is not None and problem.startswith("the report is not written: ") for problem in problems)
     assert (await reporting.report()).unhealthy == 0xFF
     assert reporting.counted().get("refused", 0) == (3 if path == "/configmaps/" else 0)
+
+
+async def test_what_is_new_is_tried_at_once_after_a_failure_but_not_without_a_gap(
+    rig: Rig, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "MIN_GAP_S", 0.2)
+    monkeypatch.setattr(report_module, "Backoff", lambda limit_s: Backoff(first_s=1000.0, limit_s=limit_s))
+    server.fail_next("POST", "/configmaps", 500)
+    async with running(rig.reporter.run()):
+        rig.snapshots.set(snapshot(1))
+        await until(lambda: (rig.reporter.problem or "").startswith("the report is not written: "))
+        rig.snapshots.set(snapshot(2))
+        await until(lambda: rig.reporter.unhealthy.value == 0b100)
+    failed, written = rig.writes
+    assert written.at_s - failed.at_s >= 0.2
+
+
+async def test_what_is_new_does_not_cut_short_the_time_the_server_asked_for(
+    rig: Rig, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "Backoff", lambda limit_s: Backoff(first_s=1000.0, limit_s=limit_s))
+    server.fail_next("POST", "/configmaps", 503, retry_after_s=2)
+    async with running(rig.reporter.run()):
+        rig.snapshots.set(snapshot(1))
+        await until(lambda: (rig.reporter.problem or "").startswith("the report is not written: "))
+        rig.snapshots.set(snapshot(2))
+        await until(lambda: rig.reporter.unhealthy.value == 0b100)
+    failed, written = rig.writes
+    assert written.at_s - failed.at_s >= 2.0
+
+
+async def test_the_report_does_not_lag_far_behind_an_api_server_that_was_away_for_long(
+    rig: Rig, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert report_module.RETRY_LIMIT_S <= 5.0
+    monkeypatch.setattr(report_module, "RETRY_LIMIT_S", 0.05)
+    server.fail_next("POST", "/configmaps", 500, times=20)
+    async with running(rig.reporter.run()):
+        rig.snapshots.set(snapshot(1))
+        await until(lambda: rig.reporter.unhealthy.value == 0b10)
 
 
 async def test_a_node_that_takes_no_patch_keeps_no_fault_out_of_the_config_map(
