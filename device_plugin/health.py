@@ -5,7 +5,7 @@ ends, a release, a driver that stays silent).
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -128,6 +128,7 @@ class HealthKeeper:
         reasons: Mapping[int, Sequence[UpgradeReason]],
         awaiting: ChipSet = 0,
         network_awaiting: ChipSet = 0,
+        harmless: Mapping[int, Collection[int]],
     ) -> None:
         """Take up what an earlier plugin had written down."""
         self._book.restore(
@@ -135,6 +136,7 @@ class HealthKeeper:
             reasons=reasons,
             awaiting=awaiting,
             network_awaiting=network_awaiting,
+            harmless=harmless,
             at=self._moment(),
         )
         self._tell()

@@ -1,12 +1,12 @@
 """At the start: the site's rules, and what an earlier plugin knew of the chips, are taken up before any is judged."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import structlog
 
-from ascend.deviceinfo import read_manually_separated, read_upgrades
+from ascend.deviceinfo import DEVICE_INFO, decode_report, read_manually_separated, read_upgrades
 from ascend.errors import ApiError, InvalidReport, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
@@ -16,6 +16,7 @@ from device_plugin.fault_config import FaultConfig
 from device_plugin.health import HealthKeeper
 from device_plugin.node_object import NodeWriter
 from device_plugin.readmission import CHIPS, PORTS, read_label
+from device_plugin.rules.report import read_harmless
 from device_plugin.rules.report import read_upgrades as read_reasons
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -54,8 +55,19 @@ async def restore(
         reasons=read_reasons(upgrades),
         awaiting=read_label(labels, CHIPS),
         network_awaiting=read_label(labels, PORTS),
+        harmless=_harmless(data),
     )
     return node
+
+
+def _harmless(data: Mapping[str, str]) -> dict[int, frozenset[int]]:
+    if DEVICE_INFO not in data:
+        return {}
+    try:
+        return read_harmless(decode_report(data).faults)
+    except InvalidReport as error:
+        log.warning("the earlier report's levels of faults are lost", error=str(error))
+        return {}
 
 
 async def _told(what: str, read: Callable[[], Awaitable[R]]) -> R:

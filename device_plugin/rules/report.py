@@ -1,8 +1,9 @@
 """What the node reports of its chips."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
+from ascend.chips import parse_chip_name
 from ascend.deviceinfo import DeviceReport, Upgrade
 from ascend.errors import InvalidValue
 from ascend.faults import Fault, FaultTime, chip_fault
@@ -14,6 +15,8 @@ AUTOFILL_CODE = "AutofillFaultCode"
 """Stands for the fault of a chip that an operator has separated without one (spec/node-agent.md §4.8)."""
 
 MAX_CODE_DIGITS = 16
+
+_HARMLESS = Level.NOT_HANDLE.wire
 
 MAX_CODES = 128
 """Codes told of one chip: as many as the driver can report; keeps the ConfigMap far below its limit of 1 MiB."""
@@ -55,6 +58,21 @@ def read_upgrades(upgrades: Mapping[int, Sequence[Upgrade]]) -> dict[int, tuple[
         if understood:
             reasons[phy_id] = understood
     return reasons
+
+
+def read_harmless(faults: Iterable[Fault]) -> dict[int, frozenset[int]]:
+    """The codes of a report that nothing has to be done about, by physical id; what can't be understood is left out."""
+    harmless: dict[int, frozenset[int]] = {}
+    for fault in faults:
+        names = [name for name, each in fault.fault_time_and_level_map.items() if each.fault_level == _HARMLESS]
+        try:
+            phy_id = parse_chip_name(fault.npu_name)
+            codes = frozenset(int(name[:MAX_CODE_DIGITS], 16) for name in names)
+        except (InvalidValue, ValueError):
+            continue
+        if codes:
+            harmless[phy_id] = harmless.get(phy_id, frozenset()) | codes
+    return harmless
 
 
 def _reason(upgrade: Upgrade) -> UpgradeReason | None:

@@ -119,6 +119,10 @@ class ChipHealth:
         self._awaits |= own
         self._network_awaits |= network
 
+    def restore_harmless(self, codes: Iterable[int]) -> None:
+        """These were reported as nothing that has to be handled before a restart."""
+        self._presence.recall(codes)
+
     def separate(self, at: Moment) -> None:
         """An operator takes it out of use."""
         if not self.is_separated:

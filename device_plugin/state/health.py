@@ -1,6 +1,6 @@
 """The health of all chips: told of events, readings and operators, it says who is fit for use and until when."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -73,12 +73,15 @@ class HealthBook:
         reasons: Mapping[int, Sequence[UpgradeReason]],
         awaiting: ChipSet,
         network_awaiting: ChipSet,
+        harmless: Mapping[int, Collection[int]],
         at: Moment,
     ) -> None:
         """What was so before a restart; the site's rules must be known by now, and no chip read.
 
         Whoever is in ``manually_separated`` is separated, with or without a reason; reasons of manual separation of
-        others are dropped, an operator released them meanwhile (spec/node-agent.md §4.8, §8.13).
+        others are dropped, an operator released them meanwhile (spec/node-agent.md §4.8, §8.13). How serious a code is
+        that no table has only its event tells, and the reading that finds it again does not: ``harmless`` are those,
+        by physical id, that the earlier report said nothing has to be done about.
 
         Raises:
             ValueError: a chip was read before: a fault that had ended by then would never end.
@@ -87,11 +90,12 @@ class HealthBook:
             raise ValueError("what was so before a restart comes after the first reading")
         self._turn_to(at)
         waiting = awaiting | network_awaiting
-        for phy_id in sorted({*chip_ids(manually_separated | waiting), *reasons}):
+        for phy_id in sorted({*chip_ids(manually_separated | waiting), *reasons, *harmless}):
             chip = self._chips.setdefault(phy_id, ChipHealth())
             bit = chip_set((phy_id,))
             separated = bool(manually_separated & bit)
             chip.restore(reasons.get(phy_id, ()), separated=separated, at=at, policy=self._policy)
+            chip.restore_harmless(harmless.get(phy_id, ()))
             chip.restore_waiting(own=bool(awaiting & bit), network=bool(network_awaiting & bit))
 
     def discovered(self, chips: Iterable[ChipFacts], at: Moment, *, cut: ChipSet = 0) -> None:

@@ -4,7 +4,7 @@ A reading tells how the chip was when it was started. It finds what an event did
 can't undo an event received after that (spec/node-agent.md §4.5, spec/field.md §2a).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from device_plugin.driver import ChipState, FaultEvent
@@ -61,8 +61,12 @@ class Presence:
         return self._present
 
     def severity(self, code: int) -> int | None:
-        """What an event said of a fault that has not been read to be gone since."""
+        """What an event, or an earlier plugin, said of a fault that has not been read to be gone since."""
         return self._severities.get(code)
+
+    def recall(self, harmless: Iterable[int]) -> None:
+        """Codes that were known to be harmless before a restart: as with any, that is so until they are gone."""
+        self._severities |= dict.fromkeys(harmless, 0)
 
     def is_there(self, code: int) -> bool:
         """The fault is there, not one that is over already."""

@@ -11,12 +11,15 @@ import pytest
 import structlog
 
 from ascend.chips import RESOURCE
-from ascend.deviceinfo import DeviceReport, config_map_name, decode_report
+from ascend.deviceinfo import DeviceReport, config_map_name, decode_report, encode_report
 from ascend.errors import NotFound
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from device_plugin.app import Plugin
 from device_plugin.readmission import CHIPS
+from device_plugin.rules.levels import Level
+from device_plugin.rules.report import make_report
 from tests.device_plugin.api import NODE, until
+from tests.device_plugin.builders import fault, snapshot, verdict
 from tests.device_plugin.whole import Whole, whole_node
 
 KUBE_SYSTEM = "kube-system"
@@ -198,6 +201,27 @@ async def test_a_chip_an_operator_took_out_stays_out_over_a_restart(folder: Path
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_fault_only_its_event_told_to_be_harmless_stays_so_over_a_restart(folder: Path) -> None:
+    harmless = verdict(level=Level.NOT_HANDLE, faults=(fault("DEAD", Level.NOT_HANDLE),))
+    before = encode_report(make_report(snapshot(verdicts={3: harmless}), 1))
+    async with whole_node(folder) as whole:
+        body: JsonObject = {"metadata": {"name": REPORT, "namespace": KUBE_SYSTEM}, "data": before}
+        await whole.client.create(CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", **body}, KUBE_SYSTEM)
+        whole.node.edit_chip(3, fault_codes=["DEAD"])
+        async with whole.plugin() as plugin:
+            told = await Site(whole, plugin).reported(free=0xFF, unhealthy=0)
+            assert [(each.npu_name, each.fault_level) for each in told.faults] == [("Ascend910-3", "NotHandleFault")]
+
+
+async def test_a_report_of_which_nothing_can_be_read_does_not_keep_the_plugin_from_starting(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        data = {"DeviceInfoCfg": "{}", "UpgradeFaultReason": "[]"}
+        body: JsonObject = {"metadata": {"name": REPORT, "namespace": KUBE_SYSTEM}, "data": data}
+        await whole.client.create(CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", **body}, KUBE_SYSTEM)
+        async with whole.plugin() as plugin:
+            await Site(whole, plugin).reported(free=0xFF)
 
 
 async def test_labels_of_chips_that_wait_are_gone_once_chips_come_back_by_themselves(folder: Path) -> None:

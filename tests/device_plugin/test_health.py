@@ -1,6 +1,7 @@
 """Who is fit for use: faults by event and by reading, silence, recovery, operators."""
 
 import math
+from collections.abc import Collection
 
 import pytest
 
@@ -173,7 +174,7 @@ def test_where_events_alone_tell_of_faults_a_link_is_up_again_as_it_was_found_to
 def test_what_was_so_before_a_restart_is_not_taken_up_after_a_reading() -> None:
     watch = Watch()
     with pytest.raises(ValueError, match="after the first reading"):
-        watch.book.restore(manually_separated=0, reasons={}, awaiting=0, network_awaiting=0, at=moment(1))
+        watch.book.restore(manually_separated=0, reasons={}, awaiting=0, network_awaiting=0, harmless={}, at=moment(1))
 
 
 def test_a_reset_ends_what_events_alone_tell_of() -> None:
@@ -542,13 +543,16 @@ def test_settings_that_are_read_again_take_effect() -> None:
 # Restarts.
 
 
-def restored(watch: Watch, separated: int = 0, *reasons: UpgradeReason, awaiting: int = 0) -> Watch:
+def restored(
+    watch: Watch, separated: int = 0, *reasons: UpgradeReason, awaiting: int = 0, harmless: Collection[int] = ()
+) -> Watch:
     """A watch that begins at 0 s with this in the ConfigMap, and chip 0 read as healthy."""
     watch.book.restore(
         manually_separated=separated,
         reasons={0: reasons} if reasons else {},
         awaiting=awaiting,
         network_awaiting=awaiting,
+        harmless={0: harmless},
         at=moment(0),
     )
     watch.discover(0)
@@ -608,6 +612,30 @@ def test_a_long_fault_survives_a_restart_and_ends_60_s_after_it_was_read_to_be_g
     watch = restored(Watch(read=False, discover=False, hold_s=0), 0, lasting)
     watch.read(5, LINK_DOWN)
     assert watch.assess(1000).upgrade_reasons == {0: (lasting,)}
+
+
+def test_an_unknown_code_that_was_harmless_before_a_restart_is_until_it_is_gone_or_announced_as_worse() -> None:
+    watch = restored(Watch(read=False, discover=False), harmless=[UNKNOWN])
+    watch.read(0, UNKNOWN, 0xBEEF)
+    assert [(fault.code, fault.level) for fault in watch.chip(0).faults] == [
+        (0xBEEF, Level.SEPARATE),
+        (UNKNOWN, Level.NOT_HANDLE),
+    ]
+    watch.read(1, UNKNOWN)
+    assert watch.chip(1).level is Level.NOT_HANDLE
+    watch.event(2, UNKNOWN, severity=3)
+    assert watch.chip(2).level is Level.SEPARATE
+    watch = restored(Watch(read=False, discover=False), harmless=[UNKNOWN])
+    watch.read(0, UNKNOWN)
+    watch.read(1)
+    watch.read(2, UNKNOWN)
+    assert watch.chip(2).level is Level.SEPARATE
+
+
+def test_what_was_harmless_before_a_restart_is_not_where_the_site_says_otherwise() -> None:
+    watch = restored(Watch(read=False, discover=False), harmless=[SEPARATE])
+    watch.read(0, SEPARATE)
+    assert watch.chip(0).level is Level.SEPARATE
 
 
 def test_who_awaited_readmission_still_does_after_a_restart() -> None:

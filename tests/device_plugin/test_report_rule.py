@@ -2,10 +2,12 @@
 
 import json
 
-from ascend.deviceinfo import Upgrade, encode_report
+import msgspec
+
+from ascend.deviceinfo import FaultTime, Upgrade, decode_report, encode_report
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.rules.levels import Level
-from device_plugin.rules.report import AUTOFILL_CODE, MAX_CODES, make_report, read_upgrades
+from device_plugin.rules.report import AUTOFILL_CODE, MAX_CODES, make_report, read_harmless, read_upgrades
 from device_plugin.rules.verdict import UpgradeReason
 from tests.device_plugin.builders import fault, server, snapshot, verdict
 
@@ -106,3 +108,19 @@ def test_the_report_of_a_server_with_every_fault_there_is_stays_small_enough() -
 
 def _sixteen() -> Inventory:
     return server(*(ChipFacts(chip_id) for chip_id in range(16)))
+
+
+def test_the_harmless_codes_of_a_report_are_known_again_and_what_makes_no_sense_is_left_out() -> None:
+    unknown, known = fault("DEAD", Level.NOT_HANDLE), fault("80CD8003", Level.NOT_HANDLE)
+    judged = verdict(
+        healthy=False,
+        level=Level.SEPARATE,
+        faults=(fault("BEEF"), unknown, known),
+        network_faults=(fault("81078603", Level.NOT_HANDLE),),
+    )
+    told = decode_report(encode_report(make_report(snapshot(verdicts={3: judged}), 1)))
+    assert read_harmless(told.faults) == {3: {0xDEAD, 0x80CD8003, 0x81078603}}
+    (entry,) = make_report(snapshot(verdicts={4: verdict(faults=(unknown,))}), 1).faults
+    nowhere = msgspec.structs.replace(entry, npu_name="chip4")
+    times = {"no code": FaultTime(1, "NotHandleFault")}
+    assert read_harmless([nowhere, msgspec.structs.replace(entry, fault_time_and_level_map=times)]) == {}
