@@ -1,6 +1,6 @@
 """Wires the device plugin together and runs it.
 
-The order matters once, at the start: chips judged, pods seen, ledger rebuilt, and only then registration, because from
+The order matters once, at the start: pods seen, chips judged, ledger rebuilt, and only then registration, because from
 then on the kubelet may ask.
 """
 
