@@ -112,7 +112,7 @@ def read_manifests(files: Iterable[str]) -> Reading:
     warnings: dict[str, str] = {}
     # By kind and name: files may overlap.
     found: dict[tuple[str, str], KubeObject] = {}
-    owners: dict[tuple[str, str], str] = {}
+    owners: dict[str, str] = {}
     for file in files:
         for number, document in enumerate(read_documents(file), start=1):
             for origin, manifest in _objects(_Origin(file, number), document):
@@ -132,9 +132,9 @@ def read_manifests(files: Iterable[str]) -> Reading:
                     except UNREADABLE as error:
                         raise origin.error("the object", str(error)) from error
                     # Who holds which chips is kept by uid: of two pods with one, the other's chips would count as free.
-                    owner = owners.setdefault((kind.path(), read.uid), read.key)
+                    owner = owners.setdefault(read.uid, read.key)
                     if owner != read.key:
-                        raise origin.error("metadata.uid", f"{read.uid!r} is that of {origin.kind} {owner}")
+                        raise origin.error("metadata.uid", f"{_told(read.uid)} is that of {owner} already")
                     found[kind.path(), read.key] = read
     groups = {
         group: [each for (path, _), each in found.items() if path == resource.path() and isinstance(each, PodGroup)]

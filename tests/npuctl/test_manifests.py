@@ -59,9 +59,10 @@ def test_of_two_objects_of_one_name_the_later_counts(folder: Path) -> None:
 
 def test_an_object_with_the_uid_of_another_one_is_refused_with_document_and_field(folder: Path) -> None:
     holders = [pod("h1", 4, node="n1", chips=range(4), uid="u"), pod("h2", 4, node="n1", chips=range(4, 8), uid="u")]
-    told = "document 2 (Pod default/h2): metadata.uid: 'u' is that of Pod default/h1"
+    told = "document 2 (Pod default/h2): metadata.uid: 'u' is that of default/h1 already"
     assert refusal(folder, yaml.safe_dump_all(holders)) == told
     assert refusal(folder, yaml.safe_dump_all([node("n1"), *holders])).startswith("document 3 ")
+    assert "uid-n1" in refusal(folder, yaml.safe_dump_all([node("n1"), pod("p", uid="uid-n1")]))
 
 
 def test_the_uid_that_what_has_none_goes_by_is_its_own(folder: Path) -> None:
