@@ -123,7 +123,7 @@ class DecisionEngine:
         )
         validate_job(
             JobShape(
-                f"pod {pod.key}",
+                f"job {job.key}" if ask.distributed else f"pod {pod.key}",
                 frozenset({ask.chips}),
                 pods=2 if ask.distributed else 1,
                 products=ask.products,

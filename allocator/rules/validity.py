@@ -26,7 +26,7 @@ class JobShape:
     """What a job asks for, as far as its validity depends on it.
 
     Attributes:
-        key: what it is called in sentences, as ``pod default/train``.
+        key: what it is called in sentences, as ``job default/train``.
         sizes: the numbers of chips its pods ask for; those that ask for none don't count.
         pods: how many pods ask for chips; where that is not known, 2 stands for several.
         products: names of the products it is for; None: any.
@@ -94,7 +94,8 @@ def invalidity(shape: JobShape) -> Refusal | None:
     products = [product for product in PRODUCTS.values() if shape.products is None or product.name in shape.products]
     if any(_takes(product, shape) for product in products):
         return None
-    what = f"{shape.pods} pods of {_join(shape.sizes)} chips" if shape.pods > 1 else f"{_join(shape.sizes)} chips"
+    # How many is not always known, and it makes no difference.
+    what = f"{'several pods of ' if shape.pods > 1 else ''}{_join(shape.sizes)} chips"
     if len(products) == 1:
         return Refusal("InvalidRequest", f"{shape.key} asks for {what}; {_rule(products[0])}")
     names = ", ".join(product.name for product in products)

@@ -88,7 +88,9 @@ class Job:
         if not (self.is_gang or self.key.cooperates):
             return False
         unseen = pod.uid not in self._pods and pod.asks_for_chips
-        return self.size + unseen > 1
+        # Those of a gang that are yet to come may all ask for chips; only seen ones are known not to.
+        to_be = self.min_available - (self.present - self.size)
+        return max(self.size + unseen, to_be) > 1
 
     def parts_with(self, pod: Pod) -> int:
         """How many parts of chips (vNPUs) its pods that have not ended ask for, this one included."""

@@ -5,11 +5,23 @@ from typing import Any
 import msgspec
 import pytest
 
+from allocator.rules.job import VOLCANO
 from allocator.rules.narrowing import SCHEDULE_POLICY, shuns_sub_health, wanted_products
 from allocator.rules.validity import JobShape, invalidity, job_shape, validate_job, virtual_chips
+from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
-from ascend.kube.objects import Container, Metadata, OwnerReference, Pod, PodSpec, PodStatus, Resources
+from ascend.kube.objects import (
+    Container,
+    Metadata,
+    OwnerReference,
+    Pod,
+    PodGroup,
+    PodGroupSpec,
+    PodSpec,
+    PodStatus,
+    Resources,
+)
 from tests.allocator.builders import World, node
 from tests.allocator.test_families import CASES
 
@@ -249,3 +261,35 @@ def test_a_job_of_several_pods_in_one_super_pod_is_refused_until_there_is_a_rule
     assert refusal is not None
     assert refusal.reason == "UnsupportedPolicy"
     assert invalidity(job_shape("job default/train", pods[:1])) is None
+
+
+def test_the_first_pod_of_an_impossible_gang_is_told_what_the_last_one_is() -> None:
+    world = World()
+    world.add(node("n1", labels=of_type("module")))
+    group = PodGroup(metadata=Metadata(name="train", namespace="default"), spec=PodGroupSpec(min_member=2))
+    world.cluster.jobs.watched(VOLCANO)
+    world.cluster.jobs.group_applied(VOLCANO, group)
+    marks = {"scheduling.k8s.io/group-name": "train"}
+    said = set()
+    for number in range(2):
+        each = asking(f"train-{number}", 4, selector=of_type("module"), annotations=marks)
+        for _ in ("created", "seen"):
+            with pytest.raises(Refusal) as refused:
+                world.engine.ask(each)
+            said.add((refused.value.reason, refused.value.message))
+            world.add(each)
+    words = "job default/train asks for several pods of 4 chips; on 910A servers a job is one pod of 1, 2, 4 or 8 chips"
+    assert said == {("InvalidRequest", f"{words}, or several pods of 8")}
+
+
+def test_a_gang_of_one_pod_with_chips_and_others_without_is_not_distributed_once_those_are_seen() -> None:
+    world = World()
+    world.add(node("n1", labels=of_type("module")))
+    marks = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
+    worker = asking("worker", 4, annotations=marks, selector=of_type("module"))
+    with pytest.raises(Refusal, match="several pods"):
+        world.engine.ask(worker)
+    world.add(asking("launcher", {}, annotations=marks))
+    assert not world.engine.ask(worker).distributed
+    world.add(worker)
+    assert world.engine.place(worker).node == "n1"
