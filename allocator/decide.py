@@ -106,18 +106,20 @@ class DecisionEngine:
             Refusal: its request makes no sense on any node; or it is gone, which its scheduler may learn after us: what
                 was kept for it now, nobody would give back before its time.
         """
-        return self._read(pod)[0]
+        return self._read(pod, None)[0]
 
-    def _read(self, pod: Pod) -> tuple[Ask, Job]:
+    def _read(self, pod: Pod, candidates: Collection[str] | None) -> tuple[Ask, Job]:
         if self._cluster.is_gone(pod.uid):
             raise Refusal("PodGone", f"pod {pod.key} is gone")
         if not pod.asks_for_chips and (excess := self._excess_of_parts(pod)) is not None:
             raise excess
         stated_minimum(pod)
         job = self._cluster.jobs.job_of(pod)
+        cooperating = job.cooperating_with(pod)
         ask = Ask(
             requested_chips(pod),
-            distributed=job.is_distributed_with(pod),
+            distributed=cooperating is not None and cooperating > 1,
+            minds_network=cooperating is None,
             products=wanted_products(pod),
             shuns_sub_health=shuns_sub_health(pod),
         )
@@ -131,9 +133,14 @@ class DecisionEngine:
                 super_pod=wants_super_pod(pod),
             )
         )
-        if ask.distributed and self._if_gang(job) is None:
+        if (ask.distributed or ask.minds_network) and self._if_gang(job) is None:
             # The plan of a gang sees to this for all of it at once.
             ask = self._beside_peers(pod, ask, job)
+        if ask.minds_network and job.may_be_alone(pod):
+            with self._ledger.suspended(pod.uid):
+                if self._best(ask, candidates) is None:
+                    # A pod that is alone needs no network: any chips are better than none.
+                    ask = replace(ask, minds_network=False)
         return ask, job
 
     def _excess_of_parts(self, pod: Pod) -> Refusal | None:
@@ -146,7 +153,7 @@ class DecisionEngine:
         # changed replaces pod after pod, and would stop at the first one otherwise.
         return replace(ask, peers=peers) if peers is not None and ask.may_join(peers) else ask
 
-    def filter(self, pod: Pod, candidates: Iterable[str] | None = None) -> Filtered:
+    def filter(self, pod: Pod, candidates: Collection[str] | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing.
 
         Args:
@@ -156,7 +163,7 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        ask, job = self._read(pod)
+        ask, job = self._read(pod, candidates)
         self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
@@ -172,13 +179,13 @@ class DecisionEngine:
                     fitting.append(name)
             return Filtered(fitting, refused)
 
-    def rank(self, pod: Pod, candidates: Iterable[str] | None = None) -> list[Tier]:
+    def rank(self, pod: Pod, candidates: Collection[str] | None = None) -> list[Tier]:
         """The nodes a pod fits on, best first; reserves nothing.
 
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        ask, job = self._read(pod)
+        ask, job = self._read(pod, candidates)
         self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
@@ -201,7 +208,7 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node, or its gang can't be placed.
         """
-        ask, job = self._read(pod)
+        ask, job = self._read(pod, None)
         if (gang := self._if_gang(job)) is not None:
             record = self._cluster.nodes.get(self.gangs.preview(pod, ask, gang, None))
             if record is not None and record.product is not None:
@@ -219,7 +226,7 @@ class DecisionEngine:
         Raises:
             Refusal: it fits nowhere; says why (the reason of the node where there is only one candidate).
         """
-        ask, job = self._read(pod)
+        ask, job = self._read(pod, candidates)
         self._ledger.expire()
         held = self._ledger.get(pod.uid)
         settled = self.settled_node(pod)

@@ -9,7 +9,18 @@ from allocator.groups import KINDS, GroupWatch
 from allocator.state.cluster import Cluster
 from ascend.deviceinfo import LABELS, NAMESPACE
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, ConfigMap, Node, Pod
+from ascend.kube.objects import (
+    BATCH_JOBS,
+    CONFIG_MAPS,
+    NODES,
+    PODS,
+    STATEFUL_SETS,
+    BatchJob,
+    ConfigMap,
+    Node,
+    Pod,
+    StatefulSet,
+)
 from ascend.kube.reflector import Reflector
 
 
@@ -29,6 +40,12 @@ class _Reports:
     def __init__(self, cluster: Cluster) -> None:
         self.applied: Callable[[ConfigMap], None] = cluster.report_applied
         self.deleted: Callable[[ConfigMap], None] = cluster.report_deleted
+
+
+class _Owners:
+    def __init__(self, cluster: Cluster) -> None:
+        self.applied: Callable[[StatefulSet | BatchJob], None] = cluster.jobs.owner_applied
+        self.deleted: Callable[[StatefulSet | BatchJob], None] = cluster.jobs.owner_deleted
 
 
 class _Health:
@@ -69,6 +86,8 @@ class View:
                 monotonic=monotonic,
             ),
         }
+        for name, resource in (("StatefulSets", STATEFUL_SETS), ("Jobs", BATCH_JOBS)):
+            self._reflectors[name] = Reflector(client, resource, _Owners(cluster), monotonic=monotonic)
         if health_namespace:
             self._reflectors["node health"] = Reflector(
                 client,

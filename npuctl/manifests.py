@@ -16,7 +16,17 @@ import msgspec
 
 from allocator.groups import KINDS
 from ascend.errors import UNREADABLE, InvalidValue
-from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, KubeObject, PodGroup, Resource, T
+from ascend.kube.objects import (
+    BATCH_JOBS,
+    CONFIG_MAPS,
+    NODES,
+    PODS,
+    STATEFUL_SETS,
+    KubeObject,
+    PodGroup,
+    Resource,
+    T,
+)
 from npuctl.documents import read_documents
 from npuctl.snapshot import Snapshot
 
@@ -28,6 +38,8 @@ _KINDS: dict[tuple[str, str], Resource[Any]] = {
     ("Node", _CORE): NODES,
     ("Pod", _CORE): PODS,
     ("ConfigMap", _CORE): CONFIG_MAPS,
+    ("StatefulSet", "apps/v1"): STATEFUL_SETS,
+    ("Job", "batch/v1"): BATCH_JOBS,
     **{("PodGroup", version): resource for version, resource in zip(_GROUP_VERSIONS, KINDS.values(), strict=True)},
 }
 

@@ -16,7 +16,20 @@ from allocator.state.report import node_of_health
 from ascend.deviceinfo import NAMESPACE
 from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, ConfigMap, KubeObject, Node, Pod, PodGroup
+from ascend.kube.objects import (
+    BATCH_JOBS,
+    CONFIG_MAPS,
+    NODES,
+    PODS,
+    STATEFUL_SETS,
+    BatchJob,
+    ConfigMap,
+    KubeObject,
+    Node,
+    Pod,
+    PodGroup,
+    StatefulSet,
+)
 
 _NO_GROUPS: Final[Mapping[str, Iterable[PodGroup]]] = {}
 
@@ -34,19 +47,21 @@ class Snapshot:
         config_maps: nodes' reports, and others, which do no harm.
         groups: pod groups by kind; a kind that is not there is none that the cluster has: who is of such a group is
             placed alone.
+        owners: what pods may belong to and says how many there are.
     """
 
     nodes: tuple[Node, ...] = ()
     pods: tuple[Pod, ...] = ()
     config_maps: tuple[ConfigMap, ...] = ()
     groups: Mapping[str, tuple[PodGroup, ...]] = field(default_factory=dict)
+    owners: tuple[StatefulSet | BatchJob, ...] = ()
 
     @classmethod
     def of(cls, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]] = _NO_GROUPS) -> Self:
         """Sort objects by kind and name.
 
         Args:
-            objects: nodes, pods and ConfigMaps.
+            objects: nodes, pods, ConfigMaps and owners of pods.
             groups: pod groups by kind.
         """
         ordered = sorted(objects, key=lambda each: each.key)
@@ -55,6 +70,7 @@ class Snapshot:
             tuple(each for each in ordered if isinstance(each, Pod)),
             tuple(each for each in ordered if isinstance(each, ConfigMap)),
             {kind: tuple(sorted(some, key=lambda group: group.key)) for kind, some in groups.items()},
+            tuple(each for each in ordered if isinstance(each, StatefulSet | BatchJob)),
         )
 
     @classmethod
@@ -69,15 +85,19 @@ class Snapshot:
             ApiError: it refused.
             Unreachable: no answer.
         """
-        nodes, pods, reports = await asyncio.gather(
-            client.list_objects(NODES), client.list_objects(PODS), client.list_objects(CONFIG_MAPS, NAMESPACE)
+        nodes, pods, reports, sets, jobs = await asyncio.gather(
+            client.list_objects(NODES),
+            client.list_objects(PODS),
+            client.list_objects(CONFIG_MAPS, NAMESPACE),
+            client.list_objects(STATEFUL_SETS),
+            client.list_objects(BATCH_JOBS),
         )
         health = await client.list_objects(CONFIG_MAPS, health_namespace) if health_namespace else []
         groups = {}
         for kind, resource in KINDS.items():
             with contextlib.suppress(NotFound):  # not every cluster has them
                 groups[kind] = await client.list_objects(resource)
-        return cls.of([*nodes, *pods, *reports, *health], groups)
+        return cls.of([*nodes, *pods, *reports, *health, *sets, *jobs], groups)
 
     def agents_unasked(self, settings: Settings) -> tuple[str, ...]:
         """The ConfigMaps of nodes' agents that are heeded here, but not by an allocator with these settings."""
@@ -104,6 +124,8 @@ class Snapshot:
             for group in groups:
                 cluster.jobs.group_applied(kind, group)
             cluster.jobs.watched(kind)
+        for owner in self.owners:
+            cluster.jobs.owner_applied(owner)
         for pod in self.pods:
             cluster.pod_applied(pod)
 

@@ -16,6 +16,7 @@ COSCHEDULING: Final = "PodGroup.scheduling.x-k8s.io"
 KUBEFLOW: Final = "kubeflow job"
 JOB_SET: Final = "JobSet"
 INDEXED_JOB: Final = "Indexed Job"
+STATEFUL_SET: Final = "StatefulSet"
 SINGLE: Final = "Pod"
 
 OPERATOR: Final = "training.kubeflow.org/operator-name"
@@ -33,6 +34,7 @@ _KUBEFLOW_TYPE = "training.kubeflow.org/replica-type"
 _KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
 _JOB_SET_NAME = "jobset.sigs.k8s.io/jobset-name"
 _JOB_SET_JOBS = "jobset.sigs.k8s.io/global-replicas"
+_JOB_SET_REPLICAS = "jobset.sigs.k8s.io/replicatedjob-replicas"
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _ORDINAL = "apps.kubernetes.io/pod-index"
 _STATEFUL_SET_POD = "statefulset.kubernetes.io/pod-name"
@@ -89,11 +91,17 @@ def find_job(pod: Pod) -> JobKey:
     for label, kind in ((_KUBEFLOW_NAME, KUBEFLOW), (_JOB_SET_NAME, JOB_SET)):
         if name := metadata.labels.get(label):
             return JobKey(metadata.namespace, name, kind)
+    return job_of_owner(pod) or JobKey(metadata.namespace, metadata.name, SINGLE)
+
+
+def job_of_owner(pod: Pod) -> JobKey | None:
+    """The job that the pods of its owner would be if nothing else marked them; None without an owner."""
+    metadata = pod.metadata
     owner = metadata.controller
-    if owner is not None and owner.kind not in _NO_JOBS:
-        indexed = owner.kind == "Job" and (_COMPLETION_INDEX in metadata.labels | metadata.annotations)
-        return JobKey(metadata.namespace, owner.name, INDEXED_JOB if indexed else owner.kind)
-    return JobKey(metadata.namespace, metadata.name, SINGLE)
+    if owner is None or owner.kind in _NO_JOBS:
+        return None
+    indexed = owner.kind == "Job" and (_COMPLETION_INDEX in metadata.labels | metadata.annotations)
+    return JobKey(metadata.namespace, owner.name, INDEXED_JOB if indexed else owner.kind)
 
 
 def stated_minimum(pod: Pod) -> int | None:
@@ -110,6 +118,15 @@ def stated_minimum(pod: Pod) -> int | None:
                 raise Refusal("InvalidMinAvailable", f"pod {pod.key}: {key}: {text!r} is not a number of pods")
             return number
     return None
+
+
+def stated_replicas(pod: Pod) -> int | None:
+    """How many pods like it a pod's own labels say there are at least; None where they don't say more than one.
+
+    They are the Jobs of one template of a JobSet; how many pods each Job has is not written on its pods.
+    """
+    jobs = _number(pod.metadata.labels.get(_JOB_SET_REPLICAS, ""))
+    return jobs if jobs is not None and jobs > 1 else None
 
 
 def own_rank(pod: Pod) -> int | None:
@@ -134,6 +151,11 @@ def own_rank(pod: Pod) -> int | None:
             if variable.name in INDEX_VARIABLES and (rank := _number(variable.value)) is not None:
                 return rank
     return None
+
+
+def is_later(pod: Pod) -> bool:
+    """Whether a pod's own index says that there are others before it."""
+    return bool(own_rank(pod) or _number(pod.metadata.labels.get(_KUBEFLOW_INDEX, "")))
 
 
 def filling_order(pod: Pod) -> tuple[bool, int, str, int, str]:

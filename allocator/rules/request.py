@@ -14,7 +14,9 @@ class Ask:
 
     Attributes:
         chips: how many, with all containers of the pod.
-        distributed: its job has several pods that ask for chips, so chips whose network is unhealthy don't serve it.
+        distributed: its job is known to have several pods that ask for chips: chips whose network is unhealthy don't
+            serve it, and on some products it has to ask for more of them.
+        minds_network: the first of these alone.
         products: names of the products its job is for; None: any.
         shuns_sub_health: its job wants no node that is sub-healthy.
         peers: names of the products that the placed pods of its job are on, which it has to join; None: none are.
@@ -22,6 +24,7 @@ class Ask:
 
     chips: int
     distributed: bool = False
+    minds_network: bool = False
     products: frozenset[str] | None = None
     shuns_sub_health: bool = False
     peers: frozenset[str] | None = None

@@ -39,7 +39,7 @@ class Vacancy:
 
     def needs_network(self, ask: Ask) -> bool:
         """Whether a pod can do nothing with a chip whose network is unhealthy."""
-        return ask.distributed and self.product.heeds_network
+        return (ask.distributed or ask.minds_network) and self.product.heeds_network
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,22 @@ from itertools import count
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from allocator.rules.job import SINGLE, JobKey, filling_order, find_job, own_rank, stated_minimum
+from allocator.rules.job import (
+    INDEXED_JOB,
+    SINGLE,
+    STATEFUL_SET,
+    JobKey,
+    filling_order,
+    find_job,
+    is_later,
+    job_of_owner,
+    own_rank,
+    stated_minimum,
+    stated_replicas,
+)
 from allocator.rules.validity import virtual_chips
 from ascend.errors import Refusal
-from ascend.kube.objects import Pod, PodGroup
+from ascend.kube.objects import BatchJob, Pod, PodGroup, StatefulSet
 
 _VERSIONS: Final = count(1)
 
@@ -22,6 +34,7 @@ class Job:
 
     Args:
         key: what tells it apart.
+        owners: how many pods each owner is to have, as `Jobs` keeps it.
 
     Attributes:
         size: how many of its present pods ask for chips.
@@ -33,6 +46,7 @@ class Job:
         "_given",
         "_lowest",
         "_own",
+        "_owners",
         "_parts",
         "_pods",
         "_ranks",
@@ -44,13 +58,14 @@ class Job:
         "version",
     )
 
-    def __init__(self, key: JobKey) -> None:
+    def __init__(self, key: JobKey, owners: Mapping[JobKey, int]) -> None:
         self.key = key
         self.size = 0
         self.present = 0
         self.version = next(_VERSIONS)
         self.group_minimum: int | None = None
         self.stated_minimum: int | None = None
+        self._owners = owners
         self._pods: dict[str, Pod] = {}
         self._own: dict[str, int] = {}
         self._parts: dict[str, int] = {}
@@ -83,14 +98,38 @@ class Job:
         """Whether several pods must be placed together."""
         return self.min_available > 1
 
+    def cooperating_with(self, pod: Pod) -> int | None:
+        """How many of its pods, this one included, ask for chips and work together; None where nobody says.
+
+        Who is there already must not matter: the first pod is asked about before its peers exist, and what it is given
+        then is to be right when they do.
+        """
+        if self.is_gang:
+            # Those that are yet to come may all ask for chips; only seen ones are known not to.
+            return max(self._asking_with(pod), self.min_available - (self.present - self.size))
+        if not self.key.cooperates:
+            return 1
+        owner = job_of_owner(pod)
+        made = self._owners.get(owner) if owner is not None else None
+        if owner == self.key and made is not None:
+            return made
+        # One of several owners: of the others' pods nothing is known.
+        least = max(made or 1, stated_replicas(pod) or 1)
+        return least if least > 1 else None
+
     def is_distributed_with(self, pod: Pod) -> bool:
-        """Whether several of its pods, this one included, ask for chips and work together (spec/scheduling.md)."""
-        if not (self.is_gang or self.key.cooperates):
-            return False
-        unseen = pod.uid not in self._pods and pod.asks_for_chips
-        # Those of a gang that are yet to come may all ask for chips; only seen ones are known not to.
-        to_be = self.min_available - (self.present - self.size)
-        return max(self.size + unseen, to_be) > 1
+        """Whether it counts as distributed (spec/scheduling.md): where nobody says how many pods it has, it does.
+
+        A group of which one pod is enough may be that of a pod alone, so there peers are looked for.
+        """
+        cooperating = self.cooperating_with(pod)
+        if cooperating is None:
+            return self.group_minimum is None or not self.may_be_alone(pod)
+        return cooperating > 1
+
+    def may_be_alone(self, pod: Pod) -> bool:
+        """Whether no peer of the pod that asks for chips is there, and its own index is not that of a later one."""
+        return self._asking_with(pod) <= 1 and not is_later(pod)
 
     def parts_with(self, pod: Pod) -> int:
         """How many parts of chips (vNPUs) its pods that have not ended ask for, this one included."""
@@ -150,6 +189,9 @@ class Job:
         if given:
             self._free(self._given.pop(uid, None), uid)
 
+    def _asking_with(self, pod: Pod) -> int:
+        return self.size + (pod.uid not in self._pods and pod.asks_for_chips)
+
     def _known_rank(self, pod: Pod) -> int | None:
         own = self._own.get(pod.uid) if pod.uid in self._pods else own_rank(pod)
         if own is not None:
@@ -173,12 +215,13 @@ class _Place(NamedTuple):
 
 
 class Jobs:
-    """All jobs, told of pods and of groups."""
+    """All jobs, told of pods, of groups and of owners."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, Job] = {}
         self._places: dict[str, _Place] = {}
         self._groups: dict[JobKey, int] = {}
+        self._owners: dict[JobKey, int] = {}
         self._watched: set[str] = set()
 
     def __iter__(self) -> Iterator[Job]:
@@ -255,16 +298,30 @@ class Jobs:
         """A group is gone."""
         self._drop_group(JobKey(group.metadata.namespace, group.name, kind))
 
+    def owner_applied(self, owner: StatefulSet | BatchJob) -> None:
+        """An owner of pods is new or has changed."""
+        self._owners[_owned(owner)] = owner.size
+
+    def owner_deleted(self, owner: StatefulSet | BatchJob) -> None:
+        """An owner of pods is gone."""
+        self._owners.pop(_owned(owner), None)
+
     def _drop_group(self, key: JobKey) -> None:
         self._groups.pop(key, None)
         if key in self._jobs:
             self._jobs[key].group_minimum = None
 
     def _new(self, key: JobKey, pod: Pod) -> Job:
-        job = Job(key)
+        job = Job(key, self._owners)
         job.group_minimum = self._groups.get(key)
         job.stated_minimum = _minimum(pod)
         return job
+
+
+def _owned(owner: StatefulSet | BatchJob) -> JobKey:
+    # The pods of a Job without an index don't work together, however many it has.
+    kind = STATEFUL_SET if isinstance(owner, StatefulSet) else INDEXED_JOB
+    return JobKey(owner.metadata.namespace, owner.name, kind)
 
 
 def _minimum(pod: Pod) -> int | None:

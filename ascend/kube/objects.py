@@ -279,6 +279,51 @@ class PodGroup(KubeObject, frozen=True, kw_only=True):
     spec: PodGroupSpec = PodGroupSpec()
 
 
+class StatefulSetSpec(msgspec.Struct, rename="camel", frozen=True):
+    """A StatefulSet as specified."""
+
+    replicas: int = 1
+
+
+class PodOwner(KubeObject, frozen=True, kw_only=True):
+    """What makes pods; of its metadata only what tells it apart is kept, the rest would fill memory."""
+
+    def __post_init__(self) -> None:
+        made = self.metadata
+        bare = Metadata(made.name, made.namespace, made.uid, made.resource_version)
+        msgspec.structs.force_setattr(self, "metadata", bare)
+
+
+class StatefulSet(PodOwner, frozen=True, kw_only=True):
+    """A StatefulSet."""
+
+    spec: StatefulSetSpec = StatefulSetSpec()
+
+    @property
+    def size(self) -> int:
+        """How many pods it is to have."""
+        return self.spec.replicas
+
+
+class BatchJobSpec(msgspec.Struct, rename="camel", frozen=True):
+    """A Job as specified."""
+
+    parallelism: int = 1
+    completions: int | None = None
+
+
+class BatchJob(PodOwner, frozen=True, kw_only=True):
+    """A Job."""
+
+    spec: BatchJobSpec = BatchJobSpec()
+
+    @property
+    def size(self) -> int:
+        """How many pods it is to have at a time."""
+        completions = self.spec.completions
+        return self.spec.parallelism if completions is None else min(self.spec.parallelism, completions)
+
+
 class ConfigMap(KubeObject, frozen=True, kw_only=True):
     """A ConfigMap."""
 
@@ -335,6 +380,8 @@ class Resource(Generic[T]):
 PODS = Resource(Pod, "api/v1", "pods", namespaced=True)
 NODES = Resource(Node, "api/v1", "nodes", namespaced=False)
 CONFIG_MAPS = Resource(ConfigMap, "api/v1", "configmaps", namespaced=True)
+STATEFUL_SETS = Resource(StatefulSet, "apis/apps/v1", "statefulsets", namespaced=True)
+BATCH_JOBS = Resource(BatchJob, "apis/batch/v1", "jobs", namespaced=True)
 LEASES = Resource(Lease, "apis/coordination.k8s.io/v1", "leases", namespaced=True)
 SERVICES = Resource(KubeObject, "api/v1", "services", namespaced=True)
 ENDPOINT_SLICES = Resource(KubeObject, "apis/discovery.k8s.io/v1", "endpointslices", namespaced=True)

@@ -205,7 +205,23 @@ COSCHEDULING_POD_GROUPS = Resource(
     "scheduling.x-k8s.io", "v1alpha1", "podgroups", "podgroup", "PodGroup", unconditional_update=False
 )
 
-SERVED: tuple[Resource, ...] = (BINDINGS, CONFIGMAPS, CORE_EVENTS, NAMESPACES, NODES, PODS, EVENTS, LEASES)
+STATEFUL_SETS = Resource(
+    "apps", "v1", "statefulsets", "statefulset", "StatefulSet", subresources=_STATUS, short_names=("sts",)
+)
+JOBS = Resource("batch", "v1", "jobs", "job", "Job", subresources=_STATUS)
+
+SERVED: tuple[Resource, ...] = (
+    BINDINGS,
+    CONFIGMAPS,
+    CORE_EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    EVENTS,
+    LEASES,
+    STATEFUL_SETS,
+    JOBS,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from allocator.inscription import inscribe
-from allocator.rules.job import OPERATOR
+from allocator.rules.job import OPERATOR, VOLCANO
 from allocator.state.jobs import Jobs
 from ascend.annotations import (
     ALLOCATED,
@@ -24,7 +24,16 @@ from ascend.annotations import (
     Grant,
     write_base_device_infos,
 )
-from ascend.kube.objects import Metadata, Node, NodeAddress, OwnerReference, Pod
+from ascend.kube.objects import (
+    Metadata,
+    Node,
+    NodeAddress,
+    OwnerReference,
+    Pod,
+    PodGroup,
+    StatefulSet,
+    StatefulSetSpec,
+)
 from tests.allocator.builders import node, pod
 
 CASES = json.loads((Path(__file__).parent / "cases" / "ranks.json").read_text())
@@ -65,10 +74,21 @@ def test_a_pod_alone_gets_its_chips_the_time_and_that_it_is_not_distributed() ->
 
 
 def test_a_pod_with_a_peer_that_asks_for_chips_is_distributed() -> None:
-    one, two = (owned(pod(f"train-{number}", 1), "StatefulSet") for number in range(2))
-    assert written(one, 1, server(), two)[DISTRIBUTED] == "true"
-    waits_for_none = owned(pod("train-1", None), "StatefulSet")
-    assert written(one, 1, server(), waits_for_none)[DISTRIBUTED] == "false"
+    marks = {"scheduling.k8s.io/group-name": "train"}
+    one, two, asks_for_none = (pod(name, count, annotations=marks) for name, count in (("a", 1), ("b", 1), ("c", None)))
+    for peer, distributed in ((two, "true"), (asks_for_none, "false")):
+        jobs = jobs_of(one, peer)
+        jobs.group_applied(VOLCANO, PodGroup(metadata=Metadata(name="train", namespace="default")))
+        assert inscribe(one, Grant((0,), 5), jobs, server())[DISTRIBUTED] == distributed
+
+
+@pytest.mark.parametrize(("replicas", "distributed"), [(1, "false"), (2, "true")])
+def test_the_first_pod_of_an_owner_is_as_distributed_as_those_that_will_follow(replicas: int, distributed: str) -> None:
+    first = owned(pod("train-0", 1), "StatefulSet")
+    jobs = jobs_of(first)
+    owner = Metadata(name="train", namespace="default")
+    jobs.owner_applied(StatefulSet(metadata=owner, spec=StatefulSetSpec(replicas)))
+    assert inscribe(first, Grant((0,), 5), jobs, server())[DISTRIBUTED] == distributed
 
 
 def test_a_pod_that_takes_the_whole_node_gets_what_a_rank_table_needs() -> None:

@@ -18,13 +18,26 @@ from allocator.rules.job import (
     VOLCANO,
     JobKey,
     find_job,
+    is_later,
     own_rank,
     stated_minimum,
 )
 from allocator.state.jobs import Jobs
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
-from ascend.kube.objects import Container, EnvVar, Metadata, OwnerReference, Pod, PodGroup, PodGroupSpec
+from ascend.kube.objects import (
+    BatchJob,
+    BatchJobSpec,
+    Container,
+    EnvVar,
+    Metadata,
+    OwnerReference,
+    Pod,
+    PodGroup,
+    PodGroupSpec,
+    StatefulSet,
+    StatefulSetSpec,
+)
 from tests.allocator.builders import container, pod
 
 GROUP = "scheduling.k8s.io/group-name"
@@ -132,12 +145,98 @@ def test_the_group_says_the_minimum_and_the_pods_only_where_it_leaves_it_at_one(
 @pytest.mark.parametrize("none", [None, 0])
 def test_only_pods_that_ask_for_chips_make_a_job_distributed(none: int | None) -> None:
     jobs = Jobs()
-    asks, plain = marked("a", owner="StatefulSet"), marked("b", none, owner="StatefulSet")
+    mark = {GROUP: "g"}
+    jobs.group_applied(VOLCANO, PodGroup(metadata=Metadata(name="g", namespace="default")))
+    asks, plain = marked("a", annotations=mark), marked("b", none, annotations=mark)
     jobs.pod_applied(asks)
     jobs.pod_applied(plain)
     assert not jobs.is_distributed(asks)
     assert (jobs.job_of(asks).present, jobs.job_of(asks).size) == (2, 1)
-    assert jobs.is_distributed(marked("not-seen-yet", owner="StatefulSet"))
+    assert jobs.is_distributed(marked("not-seen-yet", annotations=mark))
+
+
+def stateful(replicas: int) -> StatefulSet:
+    return StatefulSet(metadata=Metadata(name="owner", namespace="default"), spec=StatefulSetSpec(replicas))
+
+
+def batch(parallelism: int, completions: int | None = None) -> BatchJob:
+    return BatchJob(metadata=Metadata(name="owner", namespace="default"), spec=BatchJobSpec(parallelism, completions))
+
+
+INDEXED = [marked(f"p-{n}", labels={INDEX: str(n)}, owner="Job") for n in range(2)]
+ORDINAL = [marked(f"p-{n}", labels={"apps.kubernetes.io/pod-index": str(n)}, owner="StatefulSet") for n in range(2)]
+PLAIN = [marked(f"p-{n}", owner="Job") for n in range(2)]
+FLOW = [marked(f"p-{n}", labels={"training.kubeflow.org/job-name": "t"}) for n in range(2)]
+SETS = {"jobset.sigs.k8s.io/jobset-name": "s", "jobset.sigs.k8s.io/replicatedjob-replicas": "2"}
+SET = [marked(f"p-{n}", labels={**SETS, INDEX: str(n)}, owner="Job") for n in range(2)]
+
+ONE_SET = [marked(f"p-{n}", labels={"jobset.sigs.k8s.io/jobset-name": "s", INDEX: str(n)}, owner="Job") for n in (0, 1)]
+GROUPED = [marked(f"p-{n}", annotations={GROUP: "g"}, owner="StatefulSet") for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("owner", "pods", "cooperating", "distributed"),
+    [
+        (stateful(1), ORDINAL, 1, False),
+        (stateful(3), ORDINAL, 3, True),
+        (batch(4, 4), INDEXED, 4, True),
+        (batch(4, 1), INDEXED, 1, False),
+        # One after the other is not together.
+        (batch(1, 4), INDEXED, 1, False),
+        (batch(4), PLAIN, 1, False),
+        (None, ORDINAL, None, True),
+        (None, INDEXED, None, True),
+        (None, FLOW, None, True),
+        (None, SET, 2, True),
+        # Its other Jobs may have more.
+        (batch(1), ONE_SET, None, True),
+        (batch(3), ONE_SET, 3, True),
+        (stateful(2), GROUPED, 2, True),
+    ],
+)
+def test_the_first_pod_is_told_the_same_whichever_of_its_peers_are_there(
+    owner: StatefulSet | BatchJob | None,
+    pods: list[Pod],
+    cooperating: int | None,
+    distributed: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    jobs = Jobs()
+    if owner is not None:
+        jobs.owner_applied(owner)
+    for each in pods:
+        for asked in pods:
+            assert jobs.job_of(asked).cooperating_with(asked) == cooperating
+            assert jobs.is_distributed(asked) == distributed
+        jobs.pod_applied(each)
+    assert jobs.job_of(pods[0]).cooperating_with(pods[0]) == cooperating
+    assert jobs.is_distributed(pods[0]) == distributed
+
+
+def test_an_owner_may_come_late_grow_and_go() -> None:
+    jobs = Jobs()
+    jobs.pod_applied(ORDINAL[0])
+    for owner, cooperating in ((stateful(1), 1), (stateful(2), 2)):
+        jobs.owner_applied(owner)
+        assert jobs.job_of(ORDINAL[0]).cooperating_with(ORDINAL[0]) == cooperating
+    jobs.owner_deleted(stateful(2))
+    assert jobs.job_of(ORDINAL[0]).cooperating_with(ORDINAL[0]) is None
+    assert Jobs().job_of(ORDINAL[0]).cooperating_with(ORDINAL[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("each", "later"),
+    [
+        (ORDINAL[0], False),
+        (ORDINAL[1], True),
+        (INDEXED[1], True),
+        (marked("p", labels={"training.kubeflow.org/replica-index": "0"}), False),
+        (marked("p", labels={"training.kubeflow.org/replica-index": "1"}), True),
+        (marked("p"), False),
+    ],
+)
+def test_an_index_above_zero_says_that_a_pod_is_not_alone(each: Pod, later: bool) -> None:  # noqa: FBT001 - as above
+    assert is_later(each) == later
+    assert Jobs().job_of(each).may_be_alone(each) != later
 
 
 @pytest.mark.parametrize("owner", ["ReplicaSet", "Job"])

@@ -293,3 +293,5 @@ def test_a_gang_of_one_pod_with_chips_and_others_without_is_not_distributed_once
     assert not world.engine.ask(worker).distributed
     world.add(worker)
     assert world.engine.place(worker).node == "n1"
+    with pytest.raises(Refusal, match="several pods"):
+        world.engine.ask(asking("another", 4, annotations=marks, selector=of_type("module")))

@@ -235,6 +235,8 @@ def test_the_rights_are_these_and_no_others() -> None:
         ("ClusterRole", "pods/binding"): {"create"},
         ("ClusterRole", "podgroups.scheduling.volcano.sh"): {"list", "watch"},
         ("ClusterRole", "podgroups.scheduling.x-k8s.io"): {"list", "watch"},
+        ("ClusterRole", "statefulsets.apps"): {"list", "watch"},
+        ("ClusterRole", "jobs.batch"): {"list", "watch"},
         ("ClusterRole", "events.events.k8s.io"): {"create", "patch"},
         ("Role", "leases.coordination.k8s.io"): {"create"},
         ("Role", f"leases.coordination.k8s.io {LEASE}"): {"get", "patch"},

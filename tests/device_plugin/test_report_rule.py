@@ -4,7 +4,8 @@ import json
 
 import msgspec
 
-from ascend.deviceinfo import FaultTime, Upgrade, decode_report, encode_report
+from ascend.deviceinfo import Upgrade, decode_report, encode_report
+from ascend.faults import FaultTime
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.rules.levels import Level
 from device_plugin.rules.report import AUTOFILL_CODE, MAX_CODES, make_report, read_harmless, read_upgrades

@@ -351,6 +351,17 @@ def test_the_pods_of_a_stateful_set_are_not_spread_over_products(npuctl: Npuctl)
     }
 
 
+@pytest.mark.parametrize(("replicas", "distributed"), [(1, "false"), (2, "true"), (None, "true")])
+def test_the_first_pod_of_a_stateful_set_knows_how_many_will_follow(
+    replicas: int | None, distributed: str, npuctl: Npuctl
+) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "u", "controller": True}
+    made: Json = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "train"}}
+    owners = [] if replicas is None else [{**made, "spec": {"replicas": replicas}}]
+    answer = npuctl.plan(node("n1"), *owners, pod("train-0", 8, ownerReferences=[owner]))
+    assert answer["pods"][0]["annotations"]["distributed-job"] == distributed
+
+
 def test_the_previous_node_is_preferred_where_the_setting_says_so(npuctl: Npuctl) -> None:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
     marks: Json = {"ownerReferences": [owner], "labels": {"batch.kubernetes.io/job-completion-index": "0"}}

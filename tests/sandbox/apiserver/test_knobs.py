@@ -162,7 +162,7 @@ async def test_discovery_tells_kubectl_what_there_is(client: Client) -> None:
     assert (await client("GET", "/version")).body["gitVersion"] == "v1.34.4"
     assert (await client("GET", "/api")).body["versions"] == ["v1"]
     groups = (await client("GET", "/apis")).body["groups"]
-    assert {group["name"] for group in groups} == {"coordination.k8s.io", "events.k8s.io"}
+    assert {group["name"] for group in groups} == {"apps", "batch", "coordination.k8s.io", "events.k8s.io"}
     assert (await client("GET", "/apis/coordination.k8s.io")).body["kind"] == "APIGroup"
     rows = (await client("GET", "/api/v1")).body["resources"]
     assert {"pods", "pods/status", "pods/binding", "nodes", "nodes/status"} <= {row["name"] for row in rows}
