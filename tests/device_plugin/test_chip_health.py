@@ -12,7 +12,7 @@ import structlog
 
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import DeviceReport, config_map_name, decode_report, encode_report
-from ascend.errors import NotFound
+from ascend.errors import InvalidReport, NotFound
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from device_plugin.app import Plugin
 from device_plugin.readmission import CHIPS
@@ -41,7 +41,8 @@ class Site:
         """Wait until the report says so."""
         async with asyncio.timeout(20.0):
             while True:
-                with contextlib.suppress(NotFound):
+                # What is there before the plugin's first report may be none.
+                with contextlib.suppress(NotFound, InvalidReport):
                     told = decode_report((await self.config_map()).data)
                     if all(getattr(told, name) == value for name, value in wanted.items()):
                         return told
