@@ -217,10 +217,13 @@ def _refuse(request: GangRequest, misfits: list[_Misfit]) -> Refusal:
         ask = replace(ask, peers=best.board.products)
     # In an order of its own, so that the same state gives the same sentence.
     ordered = sorted(best.board.reasons(ask, best.allowed).items(), key=lambda each: (-each[1], each[0]))
-    summary = ", ".join(f"{count} {reason}" for reason, count in ordered) or "there are none"
     chips = "chip" if ask.chips == 1 else "chips"
+    if ordered:
+        refusing = f"the nodes refuse: {', '.join(f'{count} {reason}' for reason, count in ordered)}"
+    else:
+        refusing = "there is no node" if best.allowed is None else "no node has what its node selector asks for"
     return Refusal(
         "GangDoesNotFit",
         f"job {request.job}: {len(request.members)} pods {together} and only {fitting} fit at once; "
-        f"for another one of {ask.chips} {chips}{where} the nodes refuse: {summary}",
+        f"for another one of {ask.chips} {chips}{where} {refusing}",
     )

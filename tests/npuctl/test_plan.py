@@ -306,6 +306,11 @@ def test_a_gang_that_waits_says_which_nodes_its_selector_leaves_out(npuctl: Npuc
     for each in pending:
         reasons = {name: why["reason"] for name, why in each["nodes"].items()}
         assert reasons == {"n1": "NodeSelectorMismatch", "n2": "GangDoesNotFit", "n3": "NodeSelectorMismatch"}
+    assert "only 1 fit at once; for another one of 8 chips the nodes refuse: 1 NotEnoughChips" in pending[0]["message"]
+    (first, _) = npuctl.plan(node("n1"), *members, pod_group("train", 2))["pending"]
+    assert first["message"].endswith(
+        "only 0 fit at once; for another one of 8 chips no node has what its node selector asks for"
+    )
     (early,) = npuctl.plan(*nodes, members[0], pod_group("train", 2))["pending"]
     assert {why["reason"] for why in early["nodes"].values()} == {"GangIncomplete"}
 
