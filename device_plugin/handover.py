@@ -158,7 +158,8 @@ class HandOverDesk:
             chips = await self._chips_now(pod)
             part = self._part(candidate, chips, kubelet_ids)
             gift = self._give(part.chips)
-        except Refusal:
+        except (Refusal, asyncio.CancelledError):
+            # Out of time is refused as well: until its rejection is on the watch, it would look as if it waited.
             self._handovers.turned_away.add(pod.uid)
             raise
         handover = known.plus(part) if known is not None else HandOver.of_parts(pod.uid, pod.key, chips, (part,))

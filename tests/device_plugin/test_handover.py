@@ -275,6 +275,27 @@ async def test_a_watch_that_does_not_catch_up_is_not_waited_for_beyond_the_cap()
     assert loop.time() - started_s == pytest.approx(LIST_AFTER_S + REFRESH_S)
 
 
+async def test_a_pod_refused_for_want_of_time_is_not_taken_for_one_that_waits_once_the_watch_has_caught_up() -> None:
+    node = Node()
+    node.show(pod("first", 2, 3, 5, time=1))
+    await node.admit(2)
+    late, real = pod("late", 2, 3, 5, time=2), pod("real", 2, 0, 1, time=3)
+    node.api = [pod("first", 2, 3, 5, time=1, phase="Succeeded"), late]
+    listed = node.desk._api_pods
+
+    async def slowly() -> Sequence[Pod]:
+        await asyncio.sleep(CAP_S - LIST_AFTER_S - REFRESH_S / 2)
+        return await listed()
+
+    node.desk._api_pods = slowly
+    node.desk._refresh = asyncio.Event().wait  # type: ignore[assignment]  # never returns
+    with pytest.raises(Refusal, match="no decision within"):
+        await node.desk.allocate(ids(0, 1))
+    await node._catch_up()
+    node.kubelet = [late, real]
+    assert (await node.desk.allocate(ids(2, 6))).handover.pod == "default/real"
+
+
 async def test_a_forged_pod_the_watch_has_shown_costs_the_api_server_nothing() -> None:
     node = Node()
     node.show(pod("holder", 2, 0, 1, time=5))
