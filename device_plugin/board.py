@@ -57,13 +57,14 @@ class Board:
         self._slips: tuple[str, ...] = ()
         self._sent: deque[str] = deque(maxlen=REMEMBERED)
         self._found: str | None = None
+        self._acknowledged: str | None = None
         self.lost: Observable[None] = Observable(None)
         """Set when somebody has deleted the ConfigMap."""
 
     @property
     def is_ours(self) -> bool:
         """Nobody else's report is there, as far as was seen."""
-        return self._found is None or self._found in self._sent
+        return self._found in (None, self._acknowledged, *self._sent)
 
     def watch(self) -> Reflector[ConfigMap]:
         """The watch that feeds it."""
@@ -126,7 +127,8 @@ class Board:
         except Conflict:
             await self._catch_up()
             raise
-        self._version, self._found = written.metadata.resource_version, data[DEVICE_INFO]
+        self._version = written.metadata.resource_version
+        self._found = self._acknowledged = data[DEVICE_INFO]
         self._separated = read_manually_separated(data)[0]
 
     async def _catch_up(self) -> None:

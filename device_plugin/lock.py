@@ -69,8 +69,9 @@ class InstanceLock:
         """Whether no other instance works in our place; to be asked while the lock is held."""
         try:
             self.renew()
-        except LockLost:
-            return False
+        except LockLost as lost:
+            # A folder that is gone is nobody's.
+            return not isinstance(lost.__cause__, BlockingIOError)
         return True
 
     def _take(self) -> IO[str]:

@@ -67,6 +67,16 @@ async def test_an_instance_that_finds_another_one_in_its_place_ends(tmp_path: Pa
             assert second.lock.is_still_ours()
 
 
+async def test_a_folder_that_is_gone_at_the_end_is_no_other_instance(tmp_path: Path) -> None:
+    folder = tmp_path / "device-plugins"
+    folder.mkdir()
+    instance = Instance(folder)
+    async with running(instance.run()):
+        await until(lambda: instance.works)
+        shutil.rmtree(folder)
+        assert instance.lock.is_still_ours()
+
+
 async def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     instance = Instance(tmp_path / "later")
     async with running(instance.run()):
