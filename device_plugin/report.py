@@ -32,6 +32,8 @@ REFRESH_S = 300.0
 MIN_GAP_S = 1.0
 RETRY_LIMIT_S = 5.0
 """The longest wait after a failure: once the API server is back, what it is told is not much older than that."""
+NODE_RETRY_LIMIT_S = 30.0
+"""The same for a Node that is not written while the report is: each time everybody is told of the report again."""
 KUBELET_FIRST_S = 1.0
 """How long the first report waits for the kubelet to be told of the chips, so that it need not be written twice."""
 KUBELET_SHOWS_S = 1.5
@@ -80,14 +82,15 @@ class Reporter:
     async def run(self) -> None:
         """Report until cancelled."""
         loop = asyncio.get_running_loop()
-        backoff = Backoff(limit_s=RETRY_LIMIT_S)
+        backoff, node_backoff = Backoff(limit_s=RETRY_LIMIT_S), Backoff(limit_s=NODE_RETRY_LIMIT_S)
         written: tuple[DeviceReport, Mapping[str, str]] | None = None
-        refresh_at_s = 0.0
+        refresh_at_s, lost = 0.0, self._board.lost.version
         sources = (self._snapshots, self._kubelet_healthy, self._board.lost)
         await self._kubelet_knows()
         while True:
             versions = [source.version for source in sources]
-            lost = self._board.lost.version
+            if self._board.lost.version != lost:
+                written, lost = None, self._board.lost.version
             snapshot = self._snapshots.value
             if snapshot is None:
                 await first_change(sources, versions, REFRESH_S)
@@ -97,12 +100,10 @@ class Reporter:
                 left_s = min(refresh_at_s, self._offered.due_s) - loop.time()
                 if left_s > 0:
                     await first_change(sources, versions, left_s)
-                    if self._board.lost.version != lost:
-                        written = None
                     continue
                 self._node_object.forget()  # the refresh mends what others may have changed
             try:
-                await self._write(snapshot, report, annotations)
+                refused = await self._write(snapshot, report, annotations)
             except (ApiError, Unreachable) as error:
                 written = None  # a part of it may be, or all of it with the answer lost
                 gap_s, wait_s = self._waits(error, backoff)
@@ -110,9 +111,14 @@ class Reporter:
                 await first_change(sources, versions, wait_s)  # what is new is tried at once
                 continue
             backoff.reset()
-            self.problem = None
             written = (report, annotations)
-            refresh_at_s = loop.time() + REFRESH_S
+            if refused is None:
+                node_backoff.reset()
+                self.problem, refresh_at_s = None, loop.time() + REFRESH_S
+            else:
+                wait_s = node_backoff.next_s()
+                self.problem, refresh_at_s = f"the Node is not written: {refused}", loop.time() + wait_s
+                log.warning("Node not written", error=str(refused), retry_s=round(wait_s, 2))
             log.info("reported", free=f"{report.free:#x}", unhealthy=f"{report.unhealthy:#x}")
             await asyncio.sleep(MIN_GAP_S)
 
@@ -140,7 +146,8 @@ class Reporter:
             await asyncio.sleep(SIGN_OFF_RETRY_S)
         return False
 
-    async def _write(self, snapshot: Snapshot, report: DeviceReport, annotations: Mapping[str, str]) -> None:
+    async def _write(self, snapshot: Snapshot, report: DeviceReport, annotations: Mapping[str, str]) -> ApiError | None:
+        """Write both; why the Node was not written, where it was refused."""
         labels, problems = node_labels(snapshot.server)
         for problem in problems:
             log.warning("label not written", node_label=problem)
@@ -152,8 +159,7 @@ class Reporter:
         await self._post(replace(report, update_time_s=int(self._now_s())))
         self._has_reported = True
         self.unhealthy.set(report.unhealthy)
-        if refused is not None:
-            raise refused
+        return refused
 
     async def _post(self, report: DeviceReport) -> None:
         try:

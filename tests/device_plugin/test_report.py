@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID, ChipAddress
-from ascend.chips import ChipSet
+from ascend.chips import ChipSet, chip_set
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report
+from ascend.errors import ApiError
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
+from device_plugin import board as board_module
 from device_plugin import report as report_module
 from device_plugin.board import Board
 from device_plugin.driver import ChipFacts, Inventory
@@ -224,6 +226,17 @@ async def test_the_last_report_does_not_come_after_that_of_another_plugin(
     assert (told.unhealthy, told.update_time_s > 0) == (0b100, True)
 
 
+async def test_reports_that_were_not_taken_do_not_make_the_last_one_that_was_another_plugin_s(
+    reporting: Rig, server: ApiServer
+) -> None:
+    server.fail_next("PATCH", MAPS, 500, times=board_module.REMEMBERED + 1)
+    for _ in range(board_module.REMEMBERED + 1):
+        with pytest.raises(ApiError):
+            await reporting.board.write({"DeviceInfoCfg": f"{len(reporting.writes)}", "ManuallySeparateNPU": ""})
+    await reporting.reporter.sign_off()
+    assert (await reporting.report()).update_time_s == 0
+
+
 async def test_a_report_that_is_deleted_at_the_end_is_the_last_one_all_the_same(
     reporting: Rig, client: RecordingClient
 ) -> None:
@@ -313,7 +326,8 @@ async def test_an_api_server_that_fails_is_a_problem_and_is_tried_again(
         return reporting.reporter.unhealthy.value == 0xFF and reporting.reporter.problem is None
 
     await until(written)
-    assert any(problem is not None and problem.startswith("the report is not written: ") for problem in problems)
+    what = "report" if path == "/configmaps/" else "Node"
+    assert any(problem is not None and problem.startswith(f"the {what} is not written: ") for problem in problems)
     assert (await reporting.report()).unhealthy == 0xFF
     assert reporting.counted().get("refused", 0) == (3 if path == "/configmaps/" else 0)
 
@@ -366,7 +380,44 @@ async def test_a_node_that_takes_no_patch_keeps_no_fault_out_of_the_config_map(
     reporting.snapshots.set(snapshot(3, of=Inventory("Ascend910", chips)))
     await until(lambda: reporting.reporter.unhealthy.value == 0b1000)
     assert (await reporting.report()).unhealthy == 0b1000
-    await until(lambda: (reporting.reporter.problem or "").startswith("the report is not written: "))
+    await until(lambda: (reporting.reporter.problem or "").startswith("the Node is not written: "))
+
+
+async def test_a_node_that_takes_no_patch_does_not_have_the_report_written_all_the_time(
+    rig: Rig, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert report_module.NODE_RETRY_LIMIT_S > report_module.RETRY_LIMIT_S
+
+    def backoff(limit_s: float) -> Backoff:
+        return Backoff(1000.0 if limit_s == report_module.NODE_RETRY_LIMIT_S else 0.001, limit_s=limit_s)
+
+    monkeypatch.setattr(report_module, "MIN_GAP_S", 0.01)
+    monkeypatch.setattr(report_module, "Backoff", backoff)
+    server.fail_next("PATCH", "/nodes/", 422, times=1000)
+    chips = tuple(ChipFacts(chip_id, address=ChipAddress("10.0.0.1")) for chip_id in range(8))
+
+    async def change(*unhealthy: int) -> None:
+        rig.snapshots.set(snapshot(*unhealthy, of=Inventory("Ascend910", chips)))
+        await until(lambda: rig.reporter.unhealthy.value == chip_set(unhealthy))
+        await asyncio.sleep(0.05)  # would do for several writes
+
+    async with running(rig.reporter.run()):
+        await change(3)
+        await change(3, 4)
+        await change(4)
+    assert (rig.reporter.problem or "").startswith("the Node is not written: ")
+    assert len(rig.writes) == 3
+
+
+async def test_a_report_deleted_right_after_it_was_written_is_written_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "MIN_GAP_S", 0.2)
+    async with running(rig.reporter.run()):
+        rig.snapshots.set(snapshot())
+        await rig.written(1)
+        rig.board.lost.set(None)  # the watch shows it within the gap
+        await rig.written(2)
 
 
 async def test_a_start_with_a_fault_waits_for_no_kubelet_that_waits_for_the_report(
