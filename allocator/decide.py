@@ -123,11 +123,12 @@ class DecisionEngine:
             products=wanted_products(pod),
             shuns_sub_health=shuns_sub_health(pod),
         )
+        several = job.least_cooperating_with(pod) > 1
         validate_job(
             JobShape(
-                f"job {job.key}" if ask.distributed else f"pod {pod.key}",
+                f"job {job.key}" if several else f"pod {pod.key}",
                 frozenset({ask.chips}),
-                pods=2 if ask.distributed else 1,
+                pods=2 if several else 1,
                 products=ask.products,
                 virtual=virtual_chips(pod),
                 super_pod=wants_super_pod(pod),

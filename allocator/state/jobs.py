@@ -106,16 +106,25 @@ class Job:
         """
         if self.is_gang:
             # Those that are yet to come may all ask for chips; only seen ones are known not to.
-            return max(self._asking_with(pod), self.min_available - (self.present - self.size))
+            return max(self.least_cooperating_with(pod), self.min_available - (self.present - self.size))
         if not self.key.cooperates:
             return 1
-        owner = job_of_owner(pod)
-        made = self._owners.get(owner) if owner is not None else None
-        if owner == self.key and made is not None:
+        made = self._made_with(pod)
+        if made is not None and job_of_owner(pod) == self.key:
             return made
         # One of several owners: of the others' pods nothing is known.
         least = max(made or 1, stated_replicas(pod) or 1)
         return least if least > 1 else None
+
+    def least_cooperating_with(self, pod: Pod) -> int:
+        """How many of its pods, this one included, ask for chips and work together whoever is yet to come.
+
+        What a gang still lacks may ask for no chips: an mpi-operator makes workers before their launcher. So only what
+        no peers could make valid may be refused until they are there.
+        """
+        if self.is_gang:
+            return max(self._asking_with(pod), self._made_with(pod) or 1, stated_replicas(pod) or 1)
+        return self.cooperating_with(pod) or 1
 
     def is_distributed_with(self, pod: Pod) -> bool:
         """Whether it counts as distributed (spec/scheduling.md): where nobody says how many pods it has, it does.
@@ -188,6 +197,10 @@ class Job:
         self._free(self._own.pop(uid, None), uid)
         if given:
             self._free(self._given.pop(uid, None), uid)
+
+    def _made_with(self, pod: Pod) -> int | None:
+        owner = job_of_owner(pod)
+        return self._owners.get(owner) if owner is not None else None
 
     def _asking_with(self, pod: Pod) -> int:
         return self.size + (pod.uid not in self._pods and pod.asks_for_chips)

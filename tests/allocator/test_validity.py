@@ -21,6 +21,8 @@ from ascend.kube.objects import (
     PodSpec,
     PodStatus,
     Resources,
+    StatefulSet,
+    StatefulSetSpec,
 )
 from tests.allocator.builders import World, node
 from tests.allocator.test_families import CASES
@@ -263,32 +265,88 @@ def test_a_job_of_several_pods_in_one_super_pod_is_refused_until_there_is_a_rule
     assert invalidity(job_shape("job default/train", pods[:1])) is None
 
 
-def test_the_first_pod_of_an_impossible_gang_is_told_what_the_last_one_is() -> None:
+GROUPED = {"scheduling.k8s.io/group-name": "train"}
+SEVERAL = (
+    "job default/train asks for several pods of 4 chips; on 910A servers a job is one pod of 1, 2, 4 or 8 chips, "
+    "or several pods of 8"
+)
+
+
+def world_of_group(minimum: int) -> World:
+    """A 910A server, and a group of so many pods."""
     world = World()
     world.add(node("n1", labels=of_type("module")))
-    group = PodGroup(metadata=Metadata(name="train", namespace="default"), spec=PodGroupSpec(min_member=2))
+    group = PodGroup(metadata=Metadata(name="train", namespace="default"), spec=PodGroupSpec(min_member=minimum))
     world.cluster.jobs.watched(VOLCANO)
     world.cluster.jobs.group_applied(VOLCANO, group)
-    marks = {"scheduling.k8s.io/group-name": "train"}
+    return world
+
+
+def in_group(name: str, resources: dict[str, str] | int) -> Pod:
+    return asking(name, resources, selector=of_type("module"), annotations=GROUPED)
+
+
+def test_a_worker_that_comes_before_its_launcher_waits_for_it() -> None:
+    world = world_of_group(2)
+    worker = in_group("worker", 4)
+    for _ in ("created", "seen"):
+        world.engine.validate(worker)
+        assert world.engine.filter(worker).refused["n1"].reason == "GangIncomplete"
+        with pytest.raises(Refusal) as refused:
+            world.engine.place(worker)
+        assert refused.value.reason == "GangIncomplete"
+        assert not world.engine.may_fit(worker)
+        world.add(worker)
+    world.add(in_group("launcher", {}))
+    assert world.engine.may_fit(worker)
+    assert not world.engine.ask(worker).distributed
+    assert world.engine.place(worker).node == "n1"
+    with pytest.raises(Refusal, match="several pods"):
+        world.engine.validate(in_group("another", 4))
+
+
+def test_a_pod_that_makes_its_gang_impossible_is_refused_and_once_it_is_there_so_are_all() -> None:
+    world = world_of_group(3)
+    pods = [in_group(f"train-{number}", 4) for number in range(2)]
+    world.engine.validate(pods[0])
+    world.add(pods[0])
     said = set()
-    for number in range(2):
-        each = asking(f"train-{number}", 4, selector=of_type("module"), annotations=marks)
-        for _ in ("created", "seen"):
+    for seen in (pods[1], in_group("launcher", {})):
+        for each in pods[1:] if seen is pods[1] else pods:
             with pytest.raises(Refusal) as refused:
-                world.engine.ask(each)
+                world.engine.validate(each)
             said.add((refused.value.reason, refused.value.message))
-            world.add(each)
-    words = "job default/train asks for several pods of 4 chips; on 910A servers a job is one pod of 1, 2, 4 or 8 chips"
-    assert said == {("InvalidRequest", f"{words}, or several pods of 8")}
+        world.add(seen)
+    assert said == {("InvalidRequest", SEVERAL)}
+    for each in pods:
+        with pytest.raises(Refusal, match="several pods of 4"):
+            world.engine.filter(each)
 
 
-def test_a_gang_of_one_pod_with_chips_and_others_without_is_not_distributed_once_those_are_seen() -> None:
+@pytest.mark.parametrize("chips", [3, 16])
+def test_a_pod_of_a_gang_whose_size_fits_neither_alone_nor_among_others_is_refused_at_once(chips: int) -> None:
+    with pytest.raises(Refusal, match=f"pod default/first asks for {chips} chips; on 910A servers"):
+        world_of_group(2).engine.validate(in_group("first", chips))
+
+
+def test_the_first_pod_of_a_gang_whose_owner_makes_several_like_it_is_told_what_the_last_one_is() -> None:
+    world = world_of_group(2)
+    owner = Metadata(name="train", namespace="default")
+    world.cluster.jobs.owner_applied(StatefulSet(metadata=owner, spec=StatefulSetSpec(2)))
+    first = in_group("train-0", 4)
+    reference = OwnerReference(kind="StatefulSet", name="train", uid="u", controller=True)
+    metadata = msgspec.structs.replace(first.metadata, owner_references=[reference])
+    with pytest.raises(Refusal) as refused:
+        world.engine.validate(msgspec.structs.replace(first, metadata=metadata))
+    assert refused.value.message == SEVERAL
+
+
+def test_a_minimum_that_the_pods_state_counts_like_that_of_a_group() -> None:
     world = World()
     world.add(node("n1", labels=of_type("module")))
-    marks = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
+    marks = {**GROUPED, MIN_AVAILABLE: "2"}
     worker = asking("worker", 4, annotations=marks, selector=of_type("module"))
-    with pytest.raises(Refusal, match="several pods"):
-        world.engine.ask(worker)
+    world.engine.validate(worker)
     world.add(asking("launcher", {}, annotations=marks))
     assert not world.engine.ask(worker).distributed
     world.add(worker)
