@@ -39,6 +39,7 @@ _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _ORDINAL = "apps.kubernetes.io/pod-index"
 _STATEFUL_SET_POD = "statefulset.kubernetes.io/pod-name"
 _VOLCANO_INDEX = "volcano.sh/task-index"
+_VOLCANO_JOBS = "batch.volcano.sh/"
 _INDEPENDENT = frozenset({SINGLE, "ReplicaSet", "ReplicationController", "Job"})
 _REPLICAS = frozenset({"ReplicaSet", "ReplicationController"})
 _NO_JOBS = frozenset({"DaemonSet", "Node"})
@@ -66,11 +67,6 @@ class JobKey:
         return f"{self.kind} {self.namespace}/{self.name}"
 
     @property
-    def cooperates(self) -> bool:
-        """Whether its pods work together: replicas of a Deployment, and those of a Job that has no index, don't."""
-        return self.kind not in _INDEPENDENT
-
-    @property
     def shares_a_part(self) -> bool:
         """Whether one vNPU is all its pods may have together (seed 000); a replica of a Deployment trains nothing."""
         return self.kind not in _REPLICAS
@@ -88,10 +84,27 @@ def find_job(pod: Pod) -> JobKey:
     for label in _COSCHEDULING_LABELS:
         if name := metadata.labels.get(label):
             return JobKey(metadata.namespace, name, COSCHEDULING)
+    return _job_without_group(pod)
+
+
+def _job_without_group(pod: Pod) -> JobKey:
+    metadata = pod.metadata
     for label, kind in ((_KUBEFLOW_NAME, KUBEFLOW), (_JOB_SET_NAME, JOB_SET)):
         if name := metadata.labels.get(label):
             return JobKey(metadata.namespace, name, kind)
     return job_of_owner(pod) or JobKey(metadata.namespace, metadata.name, SINGLE)
+
+
+def works_alone(pod: Pod) -> bool:
+    """Whether a pod works for itself, as long as no minimum says that it needs others.
+
+    A group of which one pod is enough says nothing of it, since Volcano makes one for every Deployment; what else marks
+    the pod does: replicas of a Deployment and the pods of a Job that has no index do.
+    """
+    owner = pod.metadata.controller
+    # Volcano's own Jobs are called as those of batch/v1, and train.
+    of_volcano = owner is not None and owner.api_version.startswith(_VOLCANO_JOBS)
+    return not of_volcano and _job_without_group(pod).kind in _INDEPENDENT
 
 
 def job_of_owner(pod: Pod) -> JobKey | None:

@@ -21,6 +21,7 @@ from allocator.rules.job import (
     own_rank,
     stated_minimum,
     stated_replicas,
+    works_alone,
 )
 from allocator.rules.validity import virtual_chips
 from ascend.errors import Refusal
@@ -107,7 +108,7 @@ class Job:
         if self.is_gang:
             # Those that are yet to come may all ask for chips; only seen ones are known not to.
             return max(self.least_cooperating_with(pod), self.min_available - (self.present - self.size))
-        if not self.key.cooperates:
+        if works_alone(pod):
             return 1
         made = self._made_with(pod)
         if made is not None and job_of_owner(pod) == self.key:

@@ -75,7 +75,9 @@ def test_a_pod_alone_gets_its_chips_the_time_and_that_it_is_not_distributed() ->
 
 def test_a_pod_with_a_peer_that_asks_for_chips_is_distributed() -> None:
     marks = {"scheduling.k8s.io/group-name": "train"}
-    one, two, asks_for_none = (pod(name, count, annotations=marks) for name, count in (("a", 1), ("b", 1), ("c", None)))
+    one, two, asks_for_none = (
+        owned(pod(name, count, annotations=marks), "PyTorchJob") for name, count in (("a", 1), ("b", 1), ("c", None))
+    )
     for peer, distributed in ((two, "true"), (asks_for_none, "false")):
         jobs = jobs_of(one, peer)
         jobs.group_applied(VOLCANO, PodGroup(metadata=Metadata(name="train", namespace="default")))

@@ -147,12 +147,12 @@ def test_only_pods_that_ask_for_chips_make_a_job_distributed(none: int | None) -
     jobs = Jobs()
     mark = {GROUP: "g"}
     jobs.group_applied(VOLCANO, PodGroup(metadata=Metadata(name="g", namespace="default")))
-    asks, plain = marked("a", annotations=mark), marked("b", none, annotations=mark)
+    asks, plain = (marked(*each, annotations=mark, owner="PyTorchJob") for each in (("a", 1), ("b", none)))
     jobs.pod_applied(asks)
     jobs.pod_applied(plain)
     assert not jobs.is_distributed(asks)
     assert (jobs.job_of(asks).present, jobs.job_of(asks).size) == (2, 1)
-    assert jobs.is_distributed(marked("not-seen-yet", annotations=mark))
+    assert jobs.is_distributed(marked("not-seen-yet", annotations=mark, owner="PyTorchJob"))
 
 
 def stateful(replicas: int) -> StatefulSet:
@@ -171,7 +171,10 @@ SETS = {"jobset.sigs.k8s.io/jobset-name": "s", "jobset.sigs.k8s.io/replicatedjob
 SET = [marked(f"p-{n}", labels={**SETS, INDEX: str(n)}, owner="Job") for n in range(2)]
 
 ONE_SET = [marked(f"p-{n}", labels={"jobset.sigs.k8s.io/jobset-name": "s", INDEX: str(n)}, owner="Job") for n in (0, 1)]
-GROUPED = [marked(f"p-{n}", annotations={GROUP: "g"}, owner="StatefulSet") for n in range(2)]
+GROUPED, REPLICAS, BARE = (
+    [marked(f"p-{n}", annotations={GROUP: "g"}, owner=owner) for n in range(2)]
+    for owner in ("StatefulSet", "ReplicaSet", "")
+)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +195,8 @@ GROUPED = [marked(f"p-{n}", annotations={GROUP: "g"}, owner="StatefulSet") for n
         (batch(1), ONE_SET, None, True),
         (batch(3), ONE_SET, 3, True),
         (stateful(2), GROUPED, 2, True),
+        (None, REPLICAS, 1, False),
+        (None, BARE, 1, False),
     ],
 )
 def test_the_first_pod_is_told_the_same_whichever_of_its_peers_are_there(

@@ -34,7 +34,13 @@ def peer(number: int, *, minimum: int = 1, chips: int | None = 8, on: str = "", 
     annotations = {GROUP: "train", **({MIN_AVAILABLE: str(minimum)} if minimum > 1 else {}), **more}
     held = range(chips) if on and chips else None
     phase = "Running" if on else "Pending"
-    return pod(f"train-{number}", chips, node=on, chips=held, phase=phase, annotations=annotations)
+    made = pod(f"train-{number}", chips, node=on, chips=held, phase=phase, annotations=annotations)
+    return owned_by(made, "PyTorchJob", "kubeflow.org/v1")
+
+
+def owned_by(each: Pod, kind: str, version: str = "") -> Pod:
+    owner = OwnerReference(api_version=version, kind=kind, name="train", uid="u", controller=True)
+    return msgspec.structs.replace(each, metadata=msgspec.structs.replace(each.metadata, owner_references=[owner]))
 
 
 def meant_for(each: Pod, labels: Mapping[str, str]) -> Pod:
@@ -138,6 +144,33 @@ def test_a_pod_keeps_its_own_place_while_it_has_no_peer_elsewhere() -> None:
     assert world.engine.place(first, ["b"]).node == "b"
     assert world.engine.place(first).node == "b"
     assert world.engine.place(first, ["a"]).node == "a"
+
+
+@pytest.mark.parametrize("kind", ["ReplicaSet", "ReplicationController", "Job", "DaemonSet"])
+def test_replicas_in_a_group_of_which_one_pod_is_enough_go_each_where_it_fits(kind: str) -> None:
+    world = world_of(a=A, b1=B, b2=B)
+    replicas = [owned_by(peer(number), kind) for number in range(3)]
+    world.add(*replicas)
+    for each in replicas:
+        assert not world.engine.ask(each).minds_network
+    assert placed(world, *replicas) == ["a", "b1", "b2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [("StatefulSet", "apps/v1"), ("PyTorchJob", "kubeflow.org/v1"), ("Job", "batch.volcano.sh/v1alpha1")],
+)
+def test_pods_that_train_together_do_so_in_a_group_of_which_one_pod_is_enough(kind: str, version: str) -> None:
+    world = world_of(a=A, b1=B, b2=B)
+    pods = [owned_by(peer(number), kind, version) for number in range(2)]
+    assert placed(world, pods[0]) == ["a"]
+    world.add(pods[1])
+    assert refusal(world, pods[1], ["b1"]).reason == "WrongProduct"
+
+
+def test_replicas_that_a_minimum_says_need_each_other_are_placed_together() -> None:
+    world = world_of(a=A, b1=B, b2=B)
+    assert placed(world, *(owned_by(peer(number, minimum=2), "ReplicaSet") for number in range(2))) == ["b1", "b2"]
 
 
 def test_pods_that_ended_leave_or_ask_for_no_chips_are_no_peers_to_join() -> None:
