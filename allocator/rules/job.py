@@ -41,7 +41,6 @@ _STATEFUL_SET_POD = "statefulset.kubernetes.io/pod-name"
 _VOLCANO_INDEX = "volcano.sh/task-index"
 _VOLCANO_JOBS = "batch.volcano.sh/"
 _INDEPENDENT = frozenset({SINGLE, "ReplicaSet", "ReplicationController", "Job"})
-_REPLICAS = frozenset({"ReplicaSet", "ReplicationController"})
 _NO_JOBS = frozenset({"DaemonSet", "Node"})
 _LEADERS = frozenset({"master", "chief", "launcher"})
 _MAX_DIGITS = 7
@@ -65,11 +64,6 @@ class JobKey:
     def plan(self) -> str:
         """The name of its plan in the ledger."""
         return f"{self.kind} {self.namespace}/{self.name}"
-
-    @property
-    def shares_a_part(self) -> bool:
-        """Whether one vNPU is all its pods may have together (seed 000); a replica of a Deployment trains nothing."""
-        return self.kind not in _REPLICAS
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

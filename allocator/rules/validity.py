@@ -13,8 +13,9 @@ from allocator.rules.narrowing import wanted_products, wants_super_pod
 from allocator.rules.request import requested_chips
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
-from ascend.kube.objects import Container, Pod, whole_number
+from ascend.kube.objects import Pod, whole_number
 from ascend.products import PRODUCTS, Product
+from ascend.slices import Ask, effective_request
 
 _CORES = "huawei.com/npu-core"
 _VIRTUAL = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|" + re.escape(_CORES))
@@ -63,13 +64,17 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
 
 
 def virtual_chips(pod: Pod) -> int:
-    """How many parts of chips (vNPUs) a pod asks for; of any number of AI cores, one."""
-    return sum(map(_virtual_chips, (*pod.spec.init_containers, *pod.spec.containers)))
+    """How many parts of chips (vNPUs) a pod asks for at one time; of any number of AI cores, one.
 
-
-def _virtual_chips(container: Container) -> int:
-    asked = {**container.resources.requests, **container.resources.limits}
-    return sum(_parts(name, quantity) for name, quantity in asked.items() if _VIRTUAL.fullmatch(name))
+    Each resource is counted as whole chips are: what a regular init container had goes on to the containers after it.
+    """
+    asks: dict[str, list[Ask]] = {}
+    for container, kind in pod.ordered_containers:
+        asked = {**container.resources.requests, **container.resources.limits}
+        for name, quantity in asked.items():
+            if _VIRTUAL.fullmatch(name):
+                asks.setdefault(name, []).append(Ask(container.name, kind, _parts(name, quantity)))
+    return sum(map(effective_request, asks.values()))
 
 
 def _parts(resource: str, quantity: str) -> int:

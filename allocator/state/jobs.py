@@ -142,9 +142,14 @@ class Job:
         return self._asking_with(pod) <= 1 and not is_later(pod)
 
     def parts_with(self, pod: Pod) -> int:
-        """How many parts of chips (vNPUs) its pods that have not ended ask for, this one included."""
-        others = (parts for uid, parts in self._parts.items() if uid != pod.uid)
-        return virtual_chips(pod) + (sum(others) if self.key.shares_a_part else 0)
+        """How many parts of chips (vNPUs) its pods that have not ended ask for, this one included.
+
+        "Only one vNPU can be applied for by a training job" (seed 000): who works for itself is a training job of its
+        own, as it is for the number of chips; the pods of a StatefulSet are one, for nobody knows which of them serve.
+        """
+        if not self.is_gang and works_alone(pod):
+            return virtual_chips(pod)
+        return virtual_chips(pod) + sum(parts for uid, parts in self._parts.items() if uid != pod.uid)
 
     def rank_of(self, pod: Pod) -> int:
         """The pod's rank: its own, else the one it was given, else the lowest free one, which it keeps from now on."""

@@ -4,6 +4,7 @@ Decoding into them is about a hundred times faster than into the client library'
 what they leave out can't be lost, because the programs never write a whole object back.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -12,7 +13,7 @@ import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
-from ascend.slices import Ask
+from ascend.slices import Ask, ContainerKind
 
 _MAX_DIGITS = 19
 """Of a quantity: the API server knows none above 2^63-1, and Python refuses to read thousands of digits."""
@@ -198,11 +199,15 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         Raises:
             InvalidValue: a quantity is not a whole number.
         """
-        first = [
-            Ask(each.name, "sidecar" if each.is_sidecar else "init", each.chips) for each in self.spec.init_containers
-        ]
-        then = [Ask(each.name, "app", each.chips) for each in self.spec.containers]
-        return tuple(ask for ask in (*first, *then) if ask.count)
+        return tuple(Ask(each.name, kind, chips) for each, kind in self.ordered_containers if (chips := each.chips))
+
+    @property
+    def ordered_containers(self) -> Iterator[tuple[Container, ContainerKind]]:
+        """Its containers in the order the kubelet admits them, and what each is."""
+        for each in self.spec.init_containers:
+            yield each, "sidecar" if each.is_sidecar else "init"
+        for each in self.spec.containers:
+            yield each, "app"
 
     @property
     def asks_for_chips(self) -> bool:

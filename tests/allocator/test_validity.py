@@ -201,18 +201,62 @@ def test_a_vnpu_next_to_whole_chips_or_to_another_is_refused() -> None:
         world.engine.filter(asking("both", {RESOURCE: "1", f"{RESOURCE}-2c": "1"}))
 
 
-def owned(name: str, kind: str, phase: str = "Pending") -> Pod:
+@pytest.mark.parametrize(
+    ("init", "app", "parts"),
+    [
+        # What an init container had, the others get again; a sidecar keeps it.
+        ([("2c", "")], ["2c"], 1),
+        ([("2c", ""), ("2c", "")], ["2c"], 1),
+        ([("2c", "Always")], ["2c"], 2),
+        ([("2c", "")], ["2c", "2c"], 2),
+        # Each resource is one of its own for the kubelet.
+        ([("2c", "")], ["4c"], 2),
+    ],
+)
+def test_vnpus_are_counted_as_the_containers_need_them_at_one_time(
+    init: list[tuple[str, str]], app: list[str], parts: int
+) -> None:
+    def container(name: str, part: str, restart_policy: str = "") -> Container:
+        return Container(name, Resources(limits={f"{RESOURCE}-{part}": "1"}), restart_policy)
+
+    first = [container(f"i{number}", *each) for number, each in enumerate(init)]
+    then = [container(f"c{number}", each) for number, each in enumerate(app)]
+    made = msgspec.structs.replace(asking("p", {}), spec=PodSpec(init_containers=first, containers=then))
+    assert virtual_chips(made) == parts
+    assert World().engine.concerns(made) == (parts > 1)
+
+
+def owned(
+    name: str,
+    kind: str,
+    phase: str = "Pending",
+    *,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+) -> Pod:
     """A pod that asks for one vNPU."""
-    made = asking(name, {f"{RESOURCE}-4c": "1"})
+    made = asking(name, {f"{RESOURCE}-4c": "1"}, labels=labels, annotations=annotations)
     owner = OwnerReference(kind=kind, name="train", uid="u", controller=True)
     metadata = msgspec.structs.replace(made.metadata, owner_references=[owner])
     return msgspec.structs.replace(made, metadata=metadata, status=PodStatus(phase=phase))
 
 
-@pytest.mark.parametrize("kind", ["Job", "StatefulSet", "PyTorchJob"])
-def test_the_pods_of_a_job_have_one_vnpu_together(kind: str) -> None:
+INDEX = {"batch.kubernetes.io/job-completion-index": "0"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "marks"),
+    [
+        ("StatefulSet", {}),
+        ("PyTorchJob", {}),
+        ("Job", {"labels": INDEX}),
+        ("Job", {"annotations": {MIN_AVAILABLE: "2"}}),
+        ("ReplicaSet", {"annotations": {MIN_AVAILABLE: "2"}}),
+    ],
+)
+def test_the_pods_of_a_job_have_one_vnpu_together(kind: str, marks: dict[str, Any]) -> None:
     world = World()
-    first, second = owned("a", kind), owned("b", kind)
+    first, second = owned("a", kind, **marks), owned("b", kind, **marks)
     launcher = msgspec.structs.replace(first, metadata=msgspec.structs.replace(first.metadata, uid="l"), spec=PodSpec())
     world.add(launcher, first)
     assert not world.engine.concerns(first)
@@ -224,18 +268,20 @@ def test_the_pods_of_a_job_have_one_vnpu_together(kind: str) -> None:
         world.add(second)
     assert world.engine.concerns(first)
     assert not world.engine.concerns(launcher)
-    world.add(owned("a", kind, phase="Succeeded"))
+    world.add(owned("a", kind, phase="Succeeded", **marks))
     world.engine.validate(second)
     world.add(first)
     world.cluster.pod_deleted(first)
     world.engine.validate(second)
 
 
-def test_every_replica_of_a_deployment_may_have_its_vnpu() -> None:
+@pytest.mark.parametrize("marks", [{}, {"scheduling.k8s.io/group-name": "podgroup-1"}])
+@pytest.mark.parametrize("kind", ["ReplicaSet", "Job"])
+def test_every_pod_that_works_for_itself_may_have_its_vnpu(kind: str, marks: dict[str, str]) -> None:
     world = World()
-    replicas = [owned(name, "ReplicaSet") for name in "ab"]
-    world.add(*replicas)
-    for each in replicas:
+    pods = [owned(name, kind, annotations=marks) for name in "ab"]
+    world.add(*pods)
+    for each in pods:
         world.engine.validate(each)
     assert world.engine.concerns(asking("two", {f"{RESOURCE}-2c": "2"}))
 

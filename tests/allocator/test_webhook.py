@@ -267,7 +267,8 @@ async def test_a_pod_of_more_than_one_vnpu_is_denied_with_the_filters_sentence(
 
 async def test_a_job_may_have_one_vnpu_in_all_its_pods(tmp_path: Path) -> None:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
-    first, second = (asking(name, {"huawei.com/npu-core": "10"}, ownerReferences=[owner]) for name in "ab")
+    marks = {"ownerReferences": [owner], "annotations": {"batch.kubernetes.io/job-completion-index": "0"}}
+    first, second = (asking(name, {"huawei.com/npu-core": "10"}, **marks) for name in "ab")
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         assert await review(allocator, "pods", first) == {"uid": "r1", "allowed": True}
         created = await server.create(first)
