@@ -375,13 +375,16 @@ def test_a_pod_of_a_gang_whose_size_fits_neither_alone_nor_among_others_is_refus
         world_of_group(2).engine.validate(in_group("first", chips))
 
 
-def test_the_first_pod_of_a_gang_whose_owner_makes_several_like_it_is_told_what_the_last_one_is() -> None:
+@pytest.mark.parametrize("labels", [{}, {"jobset.sigs.k8s.io/replicatedjob-replicas": "2"}])
+def test_the_first_pod_of_a_gang_of_which_it_is_known_that_several_are_like_it_is_told_what_the_last_one_is(
+    labels: dict[str, str],
+) -> None:
     world = world_of_group(2)
     owner = Metadata(name="train", namespace="default")
-    world.cluster.jobs.owner_applied(StatefulSet(metadata=owner, spec=StatefulSetSpec(2)))
+    world.cluster.jobs.owner_applied(StatefulSet(metadata=owner, spec=StatefulSetSpec(1 if labels else 2)))
     first = in_group("train-0", 4)
     reference = OwnerReference(kind="StatefulSet", name="train", uid="u", controller=True)
-    metadata = msgspec.structs.replace(first.metadata, owner_references=[reference])
+    metadata = msgspec.structs.replace(first.metadata, owner_references=[reference], labels=labels)
     with pytest.raises(Refusal) as refused:
         world.engine.validate(msgspec.structs.replace(first, metadata=metadata))
     assert refused.value.message == SEVERAL
