@@ -43,6 +43,8 @@ class _State:
     """All that what a gang fits on depends on."""
 
     nodes: int
+    # Peers have to be joined wherever their places are, also on nodes that are no use to anybody and stay so.
+    places: int
     pods: int
     minimum: int
     lacks_group: bool
@@ -59,6 +61,8 @@ class _Question:
     job: JobKey
     state: _State
     ask: Ask
+    # Of two that ask for the same, each is the other's peer and not its own.
+    own: str
     candidates: Collection[str] | None
 
 
@@ -216,13 +220,15 @@ class Gangs:
 
     def _state(self, job: Job) -> _State:
         jobs = self._cluster.jobs
-        return _State(self._cluster.index.version, job.version, job.min_available, jobs.lacks_group(job))
+        places = self._ledger.version
+        return _State(self._cluster.index.version, places, job.version, job.min_available, jobs.lacks_group(job))
 
     def _plan(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         several = frozenset(candidates) if candidates is not None and len(candidates) > 1 else None
         if candidates is not None and several is None:
             return self._plan_anew(pod, ask, job, candidates)
-        question = _Question(job.key, self._state(job), ask, several)
+        held = self._ledger.get(pod.uid)
+        question = _Question(job.key, self._state(job), ask, held.node if held is not None else "", several)
         if self._answered is not None and self._answered[0] == question:
             refusal = self._answered[1]
             raise Refusal(refusal.reason, refusal.message)

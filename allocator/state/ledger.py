@@ -36,11 +36,13 @@ class Ledger:
 
     Attributes:
         expired_total: how many have expired so far.
+        version: another one after every change.
     """
 
     def __init__(self, *, ttl_s: float, monotonic: Callable[[], float]) -> None:
         self.ttl_s = ttl_s
         self.expired_total = 0
+        self.version = 0
         self._monotonic = monotonic
         self._by_uid: dict[str, Reservation] = {}
         self._by_node: dict[str, dict[str, ChipSet]] = {}
@@ -246,6 +248,7 @@ class Ledger:
         self._changed(reservation.node)
 
     def _enter(self, reservation: Reservation) -> None:
+        self.version += 1
         self._by_uid[reservation.uid] = reservation
         self._by_node.setdefault(reservation.node, {})[reservation.uid] = reservation.taken
         self._schedule(reservation)
@@ -256,6 +259,7 @@ class Ledger:
         reservation = self._by_uid.pop(uid, None)
         if reservation is None:
             return None
+        self.version += 1
         on_node = self._by_node[reservation.node]
         del on_node[uid]
         if not on_node:

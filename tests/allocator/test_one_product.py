@@ -252,6 +252,45 @@ def test_a_gang_planned_again_after_a_restart_joins_its_bound_pods() -> None:
     assert world.ledger.count(Stage.PLANNED) == 2
 
 
+def planned_on_servers_cordoned_since(world: World) -> list[Pod]:
+    """The two pods of a gang."""
+    pods = [peer(number, minimum=2) for number in range(2)]
+    assert placed(world, *pods) == ["a1", "a2"]
+    world.add(*(node(name, labels=A, cordoned=True) for name in ("a1", "a2")))
+    return pods
+
+
+def test_a_gang_is_planned_anew_once_no_peer_is_left_on_servers_that_are_cordoned() -> None:
+    world = world_of(a1=A, a2=A, b1=B, b2=B)
+    first, second = pods = planned_on_servers_cordoned_since(world)
+    world.ledger.advance(first.uid, Stage.BINDING)
+    assert "on 910A servers" in refusal(world, second).message
+    assert not world.engine.may_fit(second)
+    world.ledger.withdraw(first.uid)
+    # Nothing is shown of the pods meanwhile.
+    assert [world.engine.place(each).node for each in pods] == ["b1", "b2"]
+
+
+def test_a_gang_is_asked_for_again_once_no_peer_is_left_on_servers_that_are_cordoned() -> None:
+    world = world_of(a1=A, a2=A, b1=B, b2=B)
+    first, second = planned_on_servers_cordoned_since(world)
+    world.ledger.advance(first.uid, Stage.BINDING)
+    assert "on 910A servers" in refusal(world, second).message
+    assert not world.engine.may_fit(second)
+    world.ledger.release(first.uid)
+    assert world.engine.may_fit(second)
+
+
+def test_a_pod_is_not_told_to_join_itself_because_a_peer_was_told_to_join_it() -> None:
+    world = world_of(a1=A, a2=A, b1=B, b2=B)
+    first, second = planned_on_servers_cordoned_since(world)
+    world.cluster.pod_deleted(second)
+    world.add(successor := peer(2, minimum=2))
+    # A scheduler names no cordoned nodes.
+    assert world.engine.filter(successor, ["b1", "b2"]).fitting == []
+    assert world.engine.filter(first, ["b1", "b2"]).fitting == ["b1"]
+
+
 kinds = st.sampled_from(["910A", "910B-8", "910-card", "mesh-8"])
 servers = st.lists(st.tuples(kinds, st.integers(0, 255)), min_size=1, max_size=7)
 asks = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=2, max_size=6)
