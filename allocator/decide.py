@@ -108,6 +108,15 @@ class DecisionEngine:
         """
         return self._read(pod, None)[0]
 
+    def ask_of_one_node(self, pod: Pod) -> Ask:
+        """What a pod asks of a node that is judged for it alone, and not for its whole gang.
+
+        Raises:
+            Refusal: its request makes no sense on any node, or it is gone.
+        """
+        ask, job = self._read(pod, None)
+        return ask if self._if_gang(job) is None else self.gangs.beside_peers(pod, ask, job)
+
     def _read(self, pod: Pod, candidates: Collection[str] | None) -> tuple[Ask, Job]:
         if self._cluster.is_gone(pod.uid):
             raise Refusal("PodGone", f"pod {pod.key} is gone")

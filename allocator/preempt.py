@@ -73,7 +73,7 @@ class Preemption:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        ask = self._engine.ask(pod)
+        ask = self._engine.ask_of_one_node(pod)
         record = self._cluster.nodes.get(node)
         if record is None:
             return unknown_node(node)
@@ -106,7 +106,8 @@ class Preemption:
         node = pod.status.nominated_node_name
         if node not in refused or refused[node].reason not in OCCUPIED:
             return ()
-        victims = self._select(self._cluster.nodes[node], pod, self._engine.ask(pod), leaving_only=True)
+        ask = self._engine.ask_of_one_node(pod)
+        victims = self._select(self._cluster.nodes[node], pod, ask, leaving_only=True)
         return () if isinstance(victims, Refusal) else (node,)
 
     def without(self, record: NodeRecord, gone: Collection[str]) -> Offer:

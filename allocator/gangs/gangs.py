@@ -163,6 +163,11 @@ class Gangs:
             trial = self._trials[job.key.plan] = _Trial(state, fits)
         return trial.fits
 
+    def beside_peers(self, pod: Pod, ask: Ask, job: Job) -> Ask:
+        """What a pod asks of a node that is judged for it alone: to be one of those on which it joins its peers."""
+        products = peer_products(job, pod.uid, self._cluster, self._ledger)
+        return replace(ask, peers=products) if products is not None and ask.may_join(products) else ask
+
     def resume(self) -> list[Job]:
         """Plan the rest of every gang of which some pods are bound and some wait; returns those that don't fit."""
         stuck = []

@@ -6,6 +6,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from allocator.preempt import Preemption, Sacrifice, Suggestion
 from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.rules.victims import Cost, Occupant, cost, select_victims
+from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -177,3 +179,39 @@ def test_chips_kept_for_another_pod_are_nobody_s_to_take() -> None:
     assert isinstance(refused, Refusal)
     # Its own do not stand in its way.
     assert names(preemption.sacrifice(pod("other", 8, priority=9), "n1")) == ["a"]
+
+
+PAIR: Final = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
+OTHER_SERVERS: Final = {"accelerator-type": "module-910b-8"}
+
+
+@pytest.mark.parametrize("annotations", [PAIR, {"scheduling.k8s.io/group-name": "train"}])
+def test_nobody_is_displaced_where_a_pod_may_not_join_its_peers(annotations: dict[str, str]) -> None:
+    low = [held("low-a", range(8), node="a2"), held("low-b", range(8), node="b1")]
+    world, preemption = world_of(held("train-0", range(8), priority=9, node="a1", annotations=annotations), *low)
+    world.add(node("b1", labels=OTHER_SERVERS), late := pod("train-1", 8, priority=9, annotations=annotations))
+    refused = preemption.sacrifice(late, "b1")
+    assert isinstance(refused, Refusal)
+    assert refused.reason == "WrongProduct"
+    assert names(preemption.sacrifice(late, "a2")) == ["low-a"]
+    both = {name: Suggestion((f"uid-low-{name[0]}",), 0) for name in ("a2", "b1")}
+    assert names(preemption.improve(late, both)) == ["low-a"]
+
+
+def test_where_a_pod_may_not_join_its_peers_it_waits_for_no_end() -> None:
+    ending = [held(f"low-{name[0]}", range(8), node=name, leaving=True) for name in ("a2", "b1")]
+    world, preemption = world_of(held("train-0", range(8), node="a1", annotations=PAIR), *ending)
+    world.add(node("b1", labels=OTHER_SERVERS))
+    for name, waited_for in (("a2", True), ("b1", False)):
+        late = pod("train-1", 8, annotations=PAIR)
+        late = msgspec.structs.replace(late, status=msgspec.structs.replace(late.status, nominated_node_name=name))
+        world.add(late)
+        occupied = {name: Refusal("NotEnoughChips", "")}
+        assert bool(preemption.waiting(late, occupied)) is waited_for
+
+
+def test_a_gang_of_which_nobody_has_a_place_displaces_pods_on_any_servers() -> None:
+    world, preemption = world_of(held("low-a", range(8), node="a1"), held("low-b", range(8), node="b1"))
+    pods = [pod(f"train-{number}", 8, priority=9, annotations=PAIR) for number in range(2)]
+    world.add(node("b1", labels=OTHER_SERVERS), *pods)
+    assert [names(preemption.sacrifice(pods[0], name)) for name in ("a1", "b1")] == [["low-a"], ["low-b"]]
