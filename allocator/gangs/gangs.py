@@ -166,7 +166,10 @@ class Gangs:
     def beside_peers(self, pod: Pod, ask: Ask, job: Job) -> Ask:
         """What a pod asks of a node that is judged for it alone: to be one of those on which it joins its peers."""
         products = peer_products(job, pod.uid, self._cluster, self._ledger)
-        return replace(ask, peers=products) if products is not None and ask.may_join(products) else ask
+        if products is None:
+            return ask
+        named = self._cluster.pools.named_products(pod.spec.node_selector, ask)
+        return ask if named is not None and named.isdisjoint(products) else replace(ask, peers=products)
 
     def resume(self) -> list[Job]:
         """Plan the rest of every gang of which some pods are bound and some wait; returns those that don't fit."""
@@ -257,14 +260,16 @@ class Gangs:
                 placed |= {rank: node} if node else {}
                 continue
             own = candidates if each.uid == pod.uid and is_one else pools.of(each.spec.node_selector)
-            members.append(Member(each.uid, each.key, rank, ask if each.uid == pod.uid else self._ask_of(each), own))
+            asks = ask if each.uid == pod.uid else self._ask_of(each)
+            named = self._cluster.pools.named_products(each.spec.node_selector, asks)
+            members.append(Member(each.uid, each.key, rank, asks, own, named))
         needed = job.min_available - satisfied
         if needed <= 0:
             # The gang stands; this pod is one more, or takes the place of one that has ended.
             needed = 1
             members = [member for member in members if member.uid == pod.uid]
         products = peer_products(job, pod.uid, self._cluster, self._ledger)
-        if products is not None and not all(member.ask.may_join(products) for member in members):
+        if products is not None and not all(member.may_join(products) for member in members):
             # They name other servers than their peers are on, so they are meant to be there.
             products = None
         request = GangRequest(job.key, tuple(members), placed, pools.common, products)

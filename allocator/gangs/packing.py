@@ -1,6 +1,7 @@
 """The policy for gangs without a topology of their own: every pod where it would be placed alone, all at once.
 
 All of them are on servers of one product: that of the peers which are placed already, else the first that takes all.
+Only where they name different ones themselves, none is asked of them beyond that.
 
 Large pods come first, so that small ones don't break what they need; equal pods are interchangeable, so each kind of
 asking is one merge over the buckets of the index: a node is looked at when a pod goes there, and only then. The result
@@ -44,7 +45,9 @@ def _choices(request: GangRequest, index: NodeIndex) -> list[frozenset[str]]:
     """The products to try, one after the other: where none is given, each that is there, in the order of preference."""
     if request.products is not None:
         return [request.products]
-    there = {bucket.vacancy.product.name for bucket in index.buckets}
+    there = frozenset(bucket.vacancy.product.name for bucket in index.buckets)
+    if request.is_apart:
+        return [there]
     return [frozenset({name}) for name in PRODUCTS if name in there] or [frozenset()]
 
 

@@ -26,6 +26,7 @@ class Member:
         rank: its number within the job.
         ask: what it asks of a node.
         candidates: the only nodes it may be on; None where that is left to ``GangRequest.candidates``.
+        named: names of the products that it names itself; None: any.
     """
 
     uid: str
@@ -33,6 +34,11 @@ class Member:
     rank: int
     ask: Ask
     candidates: Collection[str] | None = None
+    named: frozenset[str] | None = None
+
+    def may_join(self, products: frozenset[str]) -> bool:
+        """Whether what it names leaves one of these products."""
+        return self.named is None or not self.named.isdisjoint(products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,8 @@ class GangRequest:
         members: the pods to place, by rank.
         placed: the nodes of the peers that have a place already, by rank; they stay.
         candidates: the only nodes to be used; None for all.
-        products: names of the products those peers are on, the only ones to be used; None: one of all for all members.
+        products: names of the products those peers are on, the only ones to be used; None: one of all for all members,
+            unless these name different ones.
     """
 
     job: JobKey
@@ -56,6 +63,12 @@ class GangRequest:
     def allowed(self, member: Member) -> Collection[str] | None:
         """The only nodes for a member; None for all."""
         return self.candidates if member.candidates is None else member.candidates
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the members name products of which no single one would do for all of them."""
+        named = {member.named for member in self.members if member.named is not None}
+        return bool(named) and not frozenset.intersection(*named)
 
 
 Policy: TypeAlias = Callable[[GangRequest, NodeIndex], list[Seat] | Refusal]

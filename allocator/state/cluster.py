@@ -220,6 +220,7 @@ class Cluster:
         if old is product:
             return
         self.index.version += 1  # a job goes by what its pods are on, even where nobody else can be placed
+        self.pools.forget()
         if product is not None:
             self._products[product] += 1
         if old is not None:

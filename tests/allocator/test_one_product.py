@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member
+from allocator.preempt import Preemption, Sacrifice
 from allocator.rules.job import VOLCANO, JobKey
+from allocator.rules.narrowing import SCHEDULE_POLICY
 from allocator.rules.request import Ask
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
@@ -237,11 +239,80 @@ def test_a_pod_that_names_other_servers_than_its_peers_are_on_gets_those(minimum
     assert placed(world, meant_for(peer(1, minimum=minimum), B)) == ["b1"]
 
 
-def test_members_that_name_different_servers_are_not_placed_apart() -> None:
+X, Y = {"pool": "x"}, {"pool": "y"}
+
+
+@pytest.mark.parametrize("number_asked", [0, 1])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (meant_for(peer(0, minimum=2), A), meant_for(peer(1, minimum=2), B)),
+        (meant_for(peer(0, minimum=2), X), meant_for(peer(1, minimum=2), Y)),
+        (meant_for(peer(0, minimum=2), X), meant_for(peer(1, minimum=2), B)),
+        (
+            peer(0, minimum=2, **{SCHEDULE_POLICY: "chip4-node8"}),
+            peer(1, minimum=2, **{SCHEDULE_POLICY: "chip8-node8"}),
+        ),
+    ],
+    ids=["types", "pools", "a pool and a type", "policies"],
+)
+def test_members_that_name_servers_of_different_products_are_placed_on_these(
+    first: Pod, second: Pod, number_asked: int
+) -> None:
+    world = world_of(a=A | X, b=B | Y)
+    world.add(first, second)
+    assert world.engine.filter((first, second)[number_asked], ["a", "b"]).fitting == ["ab"[number_asked]]
+    assert [world.engine.place(each).node for each in (first, second)] == ["a", "b"]
+
+
+def test_members_that_name_servers_of_different_products_are_placed_together_or_not_at_all() -> None:
     world = world_of(a=A, b=B)
-    pods = [meant_for(peer(0, minimum=2), A), meant_for(peer(1, minimum=2), B)]
-    world.add(*pods)
-    assert refusal(world, pods[0]).reason == "GangDoesNotFit"
+    world.add(pod("busy", 8, node="b", chips=range(8), phase="Running"))
+    world.add(first := meant_for(peer(0, minimum=2), A), meant_for(peer(1, minimum=2), B))
+    message = refusal(world, first).message
+    assert message.startswith("job default/train: 2 pods must be placed together and only ")
+    assert message.endswith("for another one of 8 chips the nodes refuse: 1 NotEnoughChips")
+    assert len(world.ledger) == 0
+
+
+def test_members_whose_pools_have_a_product_in_common_wait_for_servers_of_that() -> None:
+    world = world_of(a1=A | X, b1=B | X, a2=A | Y, c2=CARD | Y)
+    world.add(pod("busy", 8, node="a2", chips=range(8), phase="Running"))
+    world.add(first := meant_for(peer(0, minimum=2), X), meant_for(peer(1, minimum=2), Y))
+    assert "on servers of one product" in refusal(world, first).message
+    world.add(node("a3", labels=A | Y))
+    assert world.engine.place(first).node == "a1"
+    assert sorted(each.node for each in world.ledger) == ["a1", "a3"]
+
+
+def test_what_a_pool_has_in_common_with_another_is_told_by_its_servers_as_they_are_now() -> None:
+    world = world_of(a1=A | X, b2=A | Y)
+    world.add(first := meant_for(peer(0, minimum=2), X), meant_for(peer(1, minimum=2), Y))
+    world.add(node("b2", labels=A | Y, cordoned=True), node("c2", labels=CARD | Y))
+    assert "on servers of one product" in refusal(world, first).message
+    world.add(node("b2", labels=B | Y, cordoned=True))
+    assert world.engine.place(first).node == "a1"
+
+
+@pytest.mark.parametrize("candidates", [["a1"], ["a1", "a2"]])
+def test_the_nodes_a_scheduler_speaks_of_are_not_named_by_the_pod(candidates: list[str]) -> None:
+    world = world_of(a1=A, a2=A, b=B)
+    world.add(first := peer(0, minimum=2), meant_for(peer(1, minimum=2), B))
+    assert refusal(world, first, candidates).reason in ("GangDoesNotFit", "WrongProduct")
+
+
+def test_of_a_job_larger_than_its_minimum_those_that_name_no_different_servers_stay_together() -> None:
+    world = world_of(a=A, b1=B, b2=B)
+    pods = [peer(0, minimum=2), peer(1, minimum=2), meant_for(peer(2, minimum=2), A), meant_for(peer(3, minimum=2), B)]
+    world.add(pod("busy", 8, node="a", chips=range(8), phase="Running"), *pods)
+    assert [world.engine.place(each).node for each in pods[:2]] == ["b1", "b2"]
+
+
+def test_a_successor_in_a_gang_whose_pool_has_no_servers_like_those_of_its_peers_goes_to_its_pool() -> None:
+    world = world_of(a1=A | X, a2=A | X, b=B | Y)
+    world.add(peer(0, minimum=2, on="a1"), late := meant_for(peer(1, minimum=2), Y))
+    assert isinstance(Preemption(world.cluster, world.ledger, world.engine).sacrifice(late, "b"), Sacrifice)
+    assert world.engine.place(late).node == "b"
 
 
 def test_a_gang_planned_again_after_a_restart_joins_its_bound_pods() -> None:
