@@ -22,7 +22,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
 from allocator.state.ledger import Ledger
 from allocator.state.node import unknown_node
-from allocator.state.peers import peer_products
+from allocator.state.peers import peer_products, product_for_all
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
@@ -161,7 +161,15 @@ class DecisionEngine:
         peers = peer_products(job, pod.uid, self._cluster, self._ledger)
         # A pod that names other servers than its peers are on is meant to be there: a StatefulSet whose template was
         # changed replaces pod after pod, and would stop at the first one otherwise.
-        return replace(ask, peers=peers) if peers is not None and ask.may_join(peers) else ask
+        if peers is not None:
+            return replace(ask, peers=peers) if ask.may_join(peers) else ask
+        if not self._cluster.is_mixed or (count := job.cooperating_with(pod)) is None:
+            return ask
+        # The first of several: where it goes, the others have to follow.
+        selector = pod.spec.node_selector
+        names = self._cluster.pools.selected(selector) if selector else None
+        with self._ledger.suspended(pod.uid):
+            return replace(ask, prefers=product_for_all(count, ask, self._cluster.index, names))
 
     def filter(self, pod: Pod, candidates: Collection[str] | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing.

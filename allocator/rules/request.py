@@ -20,6 +20,7 @@ class Ask:
         products: names of the products its job is for; None: any.
         shuns_sub_health: its job wants no node that is sub-healthy.
         peers: names of the products that the placed pods of its job are on, which it has to join; None: none are.
+        prefers: name of the product it takes before all others; None: the order of the products decides.
     """
 
     chips: int
@@ -28,6 +29,7 @@ class Ask:
     products: frozenset[str] | None = None
     shuns_sub_health: bool = False
     peers: frozenset[str] | None = None
+    prefers: str | None = None
 
     def may_join(self, peers: frozenset[str]) -> bool:
         """Whether what its job is for leaves one of these products."""

@@ -1,6 +1,7 @@
 """What a node has left, and the verdict on a pod for it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from allocator.rules.families import RULES
@@ -36,6 +37,15 @@ class Vacancy:
     def usable(self, ask: Ask) -> ChipSet:
         """The free chips that serve a pod."""
         return self.free & ~self.cut_off if self.needs_network(ask) else self.free
+
+    def without(self, taken: ChipSet) -> "Vacancy":
+        """What is left once a pod has taken these chips."""
+        return replace(
+            self,
+            free=self.free & ~taken,
+            cut_off=self.cut_off & ~taken,
+            room=max(self.room - taken.bit_count(), 0),
+        )
 
     def needs_network(self, ask: Ask) -> bool:
         """Whether a pod can do nothing with a chip whose network is unhealthy."""
@@ -93,8 +103,20 @@ def judge(vacancy: Vacancy, ask: Ask) -> Verdict:
         # It yields to an equally good one; the reference takes one point off (spec/scheduling.md §1.4).
         score = max(score - 1, 0)
     # Keys of different products mean different things. Where the score sees no difference, the healthier server wins.
-    order = (_PREFERENCE[product.name], *key, vacancy.sub_healthy, -vacancy.healthy)
+    preference = -1 if product.name == ask.prefers else _PREFERENCE[product.name]
+    order = (preference, *key, vacancy.sub_healthy, -vacancy.healthy)
     return Fit(order, score, placement.chips, placement.taken)
+
+
+@lru_cache(maxsize=4096)
+def capacity(vacancy: Vacancy, ask: Ask) -> int:
+    """How many such pods a node takes, one after the other."""
+    verdict, count = judge(vacancy, ask), 0
+    while isinstance(verdict, Fit):
+        count += 1
+        vacancy = vacancy.without(verdict.taken)
+        verdict = judge(vacancy, ask)
+    return count
 
 
 def unsuitable_request(product: Product, ask: Ask) -> Refusal | None:

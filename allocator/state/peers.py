@@ -1,12 +1,20 @@
-"""What kind of servers the pods of a job are on: those still to come have to join them.
+"""What kind of servers the pods of a job are on: those still to come have to join them, so the first chooses for all.
 
 Pods that talk to each other are of no use on servers of different products: their chips differ in speed, memory and
 network. The reference never mixes them, since there a job has one rule (spec/scheduling.md §3.3).
 """
 
+from collections import Counter
+from collections.abc import Iterable
+
+from allocator.rules.request import Ask
+from allocator.rules.vacancy import Fit, capacity
 from allocator.state.cluster import Cluster
+from allocator.state.index import NodeIndex
 from allocator.state.jobs import Job
 from allocator.state.ledger import Ledger
+from allocator.state.ranking import Bucket
+from ascend.products import PRODUCTS
 
 
 def peer_products(job: Job, uid: str, cluster: Cluster, ledger: Ledger) -> frozenset[str] | None:
@@ -43,3 +51,23 @@ def peer_products(job: Job, uid: str, cluster: Cluster, ledger: Ledger) -> froze
         if each.uid != uid and each.asks_for_chips and each.is_live:
             products.add(record.product.name)
     return frozenset(products) or None
+
+
+def product_for_all(count: int, ask: Ask, index: NodeIndex, names: Iterable[str] | None) -> str | None:
+    """The first product, in the order of preference, whose servers take all the pods of a job now; None: none does.
+
+    Nothing is kept for those that are still to come. Nodes that have the same left are counted together.
+
+    Args:
+        count: how many pods the job has.
+        ask: what each of them asks for.
+        index: the nodes.
+        names: of the only nodes for them; None for all.
+    """
+    standing, ranking = index.standing, index.ranking(ask)
+    room: Counter[str] = Counter()
+    places = Counter(map(standing.get, names)) if names is not None else {each: len(each) for each in index.buckets}
+    for place, nodes in places.items():
+        if isinstance(place, Bucket) and isinstance(ranking.verdict(place), Fit):
+            room[place.vacancy.product.name] += nodes * capacity(place.vacancy, ask)
+    return next((name for name in PRODUCTS if room[name] >= count), None)
