@@ -22,7 +22,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
 from allocator.state.ledger import Ledger
 from allocator.state.node import unknown_node
-from allocator.state.peers import peer_products, product_for_all
+from allocator.state.peers import product_for_all
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
@@ -158,7 +158,7 @@ class DecisionEngine:
         return excess_of_parts(pod, job.key, job.parts_with(pod))
 
     def _beside_peers(self, pod: Pod, ask: Ask, job: Job) -> Ask:
-        peers = peer_products(job, pod.uid, self._cluster, self._ledger)
+        peers = self._cluster.peer_products(job, pod.uid)
         # A pod that names other servers than its peers are on is meant to be there: a StatefulSet whose template was
         # changed replaces pod after pod, and would stop at the first one otherwise.
         if peers is not None:

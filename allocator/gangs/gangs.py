@@ -26,7 +26,6 @@ from allocator.rules.request import Ask
 from allocator.state.cluster import Cluster
 from allocator.state.jobs import Job
 from allocator.state.ledger import Ledger
-from allocator.state.peers import peer_products
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.errors import Refusal
@@ -165,7 +164,7 @@ class Gangs:
 
     def beside_peers(self, pod: Pod, ask: Ask, job: Job) -> Ask:
         """What a pod asks of a node that is judged for it alone: to be one of those on which it joins its peers."""
-        products = peer_products(job, pod.uid, self._cluster, self._ledger)
+        products = self._cluster.peer_products(job, pod.uid)
         if products is None:
             return ask
         named = self._cluster.pools.named_products(pod.spec.node_selector, ask)
@@ -268,7 +267,7 @@ class Gangs:
             # The gang stands; this pod is one more, or takes the place of one that has ended.
             needed = 1
             members = [member for member in members if member.uid == pod.uid]
-        products = peer_products(job, pod.uid, self._cluster, self._ledger)
+        products = self._cluster.peer_products(job, pod.uid)
         if products is not None and not all(member.may_join(products) for member in members):
             # They name other servers than their peers are on, so they are meant to be there.
             products = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from allocator.state.changes import Changes
 from allocator.state.index import NodeIndex
-from allocator.state.jobs import Jobs
+from allocator.state.jobs import Job, Jobs
 from allocator.state.ledger import Ledger
 from allocator.state.node import (
     NodeRecord,
@@ -17,6 +17,7 @@ from allocator.state.node import (
     read_server,
     unknown_node,
 )
+from allocator.state.peers import Peers
 from allocator.state.pools import NodePools
 from allocator.state.previous import PreviousNodes
 from allocator.state.report import NO_REPORT, Vitality, node_of_health, read_node_health, read_report
@@ -64,6 +65,7 @@ class Cluster:
         self.pools = NodePools(self._records)
         self.changes = Changes()
         self.jobs = Jobs()
+        self._peers = Peers(self._pods, self._records, self.jobs, ledger)
         ledger.subscribe(self._refresh)
 
     def twin(self) -> "Cluster":
@@ -85,6 +87,10 @@ class Cluster:
     def is_mixed(self) -> bool:
         """Whether there are servers of several products."""
         return len(self._products) > 1
+
+    def peer_products(self, job: Job, uid: str) -> frozenset[str] | None:
+        """The products that a pod's peers have places on; None where none has, and where there is only one anyway."""
+        return self._peers.products(job.key, uid) if self.is_mixed else None
 
     def is_gone(self, uid: str) -> bool:
         """Whether a pod was seen to go, of late; one that was never seen may be too new for that."""
@@ -179,6 +185,7 @@ class Cluster:
         self._pods[pod.uid] = pod
         self._gone.pop(pod.uid, None)
         self.jobs.pod_applied(pod)
+        self._peers.pod_changed(pod.uid)
         if old is not None and old.spec.node_name != pod.spec.node_name:
             self._unhold(old)
         holding = read_holding(pod) if pod.is_live and pod.spec.node_name else None
@@ -206,6 +213,7 @@ class Cluster:
         self._ledger.vacate(pod.uid)
         job = self.jobs.job_of(pod)
         self.jobs.pod_deleted(pod)
+        self._peers.pod_changed(pod.uid)
         if not job.present:
             # Nobody is left to take the seats of its plan.
             self._ledger.drop_plan(job.key.plan)
@@ -227,6 +235,7 @@ class Cluster:
             self._products[old] -= 1
             if not self._products[old]:
                 del self._products[old]
+        self._peers.product_changed(record.name)
 
     def _record(self, name: str) -> NodeRecord:
         record = self._records.get(name)
@@ -235,6 +244,7 @@ class Cluster:
         return record
 
     def _refresh(self, name: str) -> None:
+        self._peers.reservations_changed(name)
         record = self._records.get(name)
         if record is None:
             return

@@ -4,53 +4,131 @@ Pods that talk to each other are of no use on servers of different products: the
 network. The reference never mixes them, since there a job has one rule (spec/scheduling.md §3.3).
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
+from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, capacity
-from allocator.state.cluster import Cluster
 from allocator.state.index import NodeIndex
-from allocator.state.jobs import Job
+from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
+from allocator.state.node import NodeRecord
 from allocator.state.ranking import Bucket
+from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 
 
-def peer_products(job: Job, uid: str, cluster: Cluster, ledger: Ledger) -> frozenset[str] | None:
-    """The names of the products that the other pods of a job are on, or have their places on.
+class _Place(NamedTuple):
+    job: JobKey
+    node: str
+    product: str | None
 
-    A node that is cordoned or not Ready still counts. One that is unknown, or says nothing of use of its chips, tells
-    no product: its pods keep nobody from any server. Peers that are on several products already were bound by others:
-    any of these will do then, since keeping a pod from them all would not put the job right.
+
+class Peers:
+    """How many pods of each job have a place on servers of which product; told of every change, each in constant time.
 
     Args:
-        job: the job.
-        uid: of the pod whose peers are meant.
-        cluster: what is seen.
+        pods: every pod, by uid.
+        nodes: every node, by name.
+        jobs: which pods belong together.
         ledger: what is decided.
-
-    Returns:
-        None where nobody has a place yet, or nobody knows on what; and where all servers are of one product anyway.
     """
-    if not cluster.is_mixed:
-        return None
-    products: set[str] = set()
-    nodes = cluster.nodes
-    # The cheapest questions first: the job may have thousands of pods, and they are all on one product.
-    for each in job.pods.values():
-        node = each.spec.node_name
+
+    def __init__(self, pods: Mapping[str, Pod], nodes: Mapping[str, NodeRecord], jobs: Jobs, ledger: Ledger) -> None:
+        self._pods = pods
+        self._nodes = nodes
+        self._jobs = jobs
+        self._ledger = ledger
+        self._places: dict[str, _Place] = {}
+        self._on: defaultdict[str, set[str]] = defaultdict(set)
+        self._reserved: dict[str, AbstractSet[str]] = {}
+        self._counts: defaultdict[JobKey, Counter[str]] = defaultdict(Counter)
+
+    def products(self, job: JobKey, uid: str) -> frozenset[str] | None:
+        """The names of the products that the other pods of a job are on, or have their places on.
+
+        A node that is cordoned or not Ready still counts. One that is unknown, or says nothing of use of its chips,
+        tells no product: its pods keep nobody from any server. Peers that are on several products already were bound by
+        others: any of these will do then, since keeping a pod from them all would not put the job right.
+
+        Args:
+            job: the job.
+            uid: of the pod whose peers are meant.
+
+        Returns:
+            None where nobody has a place yet, or nobody knows on what.
+        """
+        counts = self._counts.get(job)
+        if counts is None:
+            return None
+        own = self._places.get(uid)
+        mine = own.product if own is not None and own.job == job else None
+        return frozenset(name for name, count in counts.items() if count > (name == mine)) or None
+
+    def pod_changed(self, uid: str) -> None:
+        """A pod is new, has changed or is gone, or its reservation."""
+        old, new = self._places.get(uid), self._find(uid)
+        if new == old:
+            return
+        if old is not None:
+            self._leave(uid, old)
+        if new is not None:
+            self._places[uid] = new
+            self._on[new.node].add(uid)
+            if new.product is not None:
+                self._counts[new.job][new.product] += 1
+
+    def reservations_changed(self, node: str) -> None:
+        """Chips of a node were reserved or given back."""
+        reserved, before = self._ledger.on(node).keys(), self._reserved.get(node, frozenset())
+        changed = reserved ^ before
+        if not changed:
+            return
+        if reserved:
+            self._reserved[node] = frozenset(reserved)
+        else:
+            del self._reserved[node]
+        for uid in changed:
+            self.pod_changed(uid)
+
+    def product_changed(self, node: str) -> None:
+        """A node has become a server of another product, or of none."""
+        for uid in tuple(self._on.get(node, ())):
+            self.pod_changed(uid)
+
+    def _find(self, uid: str) -> _Place | None:
+        pod = self._pods.get(uid)
+        if pod is None or not pod.asks_for_chips or not pod.is_live:
+            return None
+        node = pod.spec.node_name
         if not node:
-            held = ledger.get(each.uid)
+            held = self._ledger.get(uid)
             if held is None:
-                continue
+                return None
             node = held.node
-        record = nodes.get(node)
-        if record is None or record.product is None or record.product.name in products:
-            continue
-        if each.uid != uid and each.asks_for_chips and each.is_live:
-            products.add(record.product.name)
-    return frozenset(products) or None
+        job = self._jobs.job_of(pod)
+        if uid not in job.pods:
+            return None
+        record = self._nodes.get(node)
+        product = record.product if record is not None else None
+        return _Place(job.key, node, product.name if product is not None else None)
+
+    def _leave(self, uid: str, place: _Place) -> None:
+        del self._places[uid]
+        there = self._on[place.node]
+        there.discard(uid)
+        if not there:
+            del self._on[place.node]
+        if place.product is not None:
+            counts = self._counts[place.job]
+            counts[place.product] -= 1
+            if not counts[place.product]:
+                del counts[place.product]
+                if not counts:
+                    del self._counts[place.job]
 
 
 def product_for_all(count: int, ask: Ask, index: NodeIndex, names: Iterable[str] | None) -> str | None:
