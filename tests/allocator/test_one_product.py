@@ -31,9 +31,10 @@ def world_of(**nodes: Mapping[str, str]) -> World:
     return world
 
 
-def peer(number: int, *, minimum: int = 1, chips: int | None = 8, on: str = "", **more: str) -> Pod:
+def peer(number: int, *, minimum: int = 1, chips: int | None = 8, on: str = "", policy: str = "") -> Pod:
     """A pod of one job: with a minimum above 1 a gang, else one whose pods are placed one by one."""
-    annotations = {GROUP: "train", **({MIN_AVAILABLE: str(minimum)} if minimum > 1 else {}), **more}
+    annotations = {GROUP: "train", **({MIN_AVAILABLE: str(minimum)} if minimum > 1 else {})}
+    annotations |= {SCHEDULE_POLICY: policy} if policy else {}
     held = range(chips) if on and chips else None
     phase = "Running" if on else "Pending"
     made = pod(f"train-{number}", chips, node=on, chips=held, phase=phase, annotations=annotations)
@@ -250,8 +251,8 @@ X, Y = {"pool": "x"}, {"pool": "y"}
         (meant_for(peer(0, minimum=2), X), meant_for(peer(1, minimum=2), Y)),
         (meant_for(peer(0, minimum=2), X), meant_for(peer(1, minimum=2), B)),
         (
-            peer(0, minimum=2, **{SCHEDULE_POLICY: "chip4-node8"}),
-            peer(1, minimum=2, **{SCHEDULE_POLICY: "chip8-node8"}),
+            peer(0, minimum=2, policy="chip4-node8"),
+            peer(1, minimum=2, policy="chip8-node8"),
         ),
     ],
     ids=["types", "pools", "a pool and a type", "policies"],
