@@ -50,6 +50,11 @@ class _Refused:
     wait_s: float = FIRST_WAIT_S
 
     @property
+    def hangs_on_peers(self) -> bool:
+        """Whether what it asks for may change with what becomes of the other pods of its job."""
+        return self.gang or self.ask.distributed or self.ask.minds_network
+
+    @property
     def is_new_gang(self) -> bool:
         return self.gang and self.wait_s == FIRST_WAIT_S
 
@@ -89,13 +94,12 @@ class Reconsideration:
 
     def refused(self, pod: Pod) -> None:
         """A pod was asked about and fits nowhere."""
-        known = self._refused.get(pod.uid)
+        known, ask, gang = self._refused.get(pod.uid), self._engine.ask(pod), self._engine.is_of_gang(pod)
         if known is None:
-            namespace, ask = pod.metadata.namespace, self._engine.ask(pod)
-            gang = self._engine.is_of_gang(pod)
+            namespace = pod.metadata.namespace
             self._refused[pod.uid] = _Refused(pod.uid, namespace, pod.name, ask, gang, self._monotonic())
         else:
-            known.asked_s = self._monotonic()
+            known.ask, known.gang, known.asked_s = ask, gang, self._monotonic()
 
     def accepted(self, uid: str) -> None:
         """A pod was asked about and fits."""
@@ -115,10 +119,14 @@ class Reconsideration:
     async def _due(self) -> list[_Refused]:
         now_s = self._monotonic()
         due: list[_Refused] = []
-        fits = {ask: self._cluster.index.best(ask) is not None for ask in self._asks()}
+        fits: dict[Ask, bool] = {}
 
         def may_fit(each: _Refused, seen: Pod | None) -> bool:
-            return self._engine.may_fit(seen) if each.gang and seen is not None else fits[each.ask]
+            if seen is not None and each.hangs_on_peers:
+                return self._engine.may_fit(seen)
+            if each.ask not in fits:
+                fits[each.ask] = self._cluster.index.best(each.ask) is not None
+            return fits[each.ask]
 
         for number, each in enumerate(list(self._refused.values()), start=1):
             if number % _BREATH == 0:
@@ -134,9 +142,6 @@ class Reconsideration:
             elif (silent_s >= each.wait_s or each.is_new_gang) and may_fit(each, seen):
                 due.append(each)
         return due[:AT_ONCE]
-
-    def _asks(self) -> set[Ask]:
-        return {each.ask for each in self._refused.values()}
 
     async def _touch(self, pod: _Refused) -> None:
         pod.asked_s = self._monotonic()

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from allocator.metrics import AllocatorMetrics
@@ -15,7 +16,7 @@ from allocator.rules.job import VOLCANO
 from ascend.annotations import MIN_AVAILABLE, RECONSIDERED
 from ascend.errors import NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import Metadata, Pod, PodGroup, PodGroupSpec
+from ascend.kube.objects import Metadata, OwnerReference, Pod, PodGroup, PodGroupSpec, StatefulSet, StatefulSetSpec
 from tests.allocator.builders import World, node, pod, report
 
 pytestmark = pytest.mark.looptime
@@ -250,3 +251,59 @@ async def test_a_gang_whose_group_changes_is_touched_although_no_node_and_no_pod
 
 def group(minimum: int) -> PodGroup:
     return PodGroup(metadata=Metadata(name="train", namespace="default"), spec=PodGroupSpec(minimum))
+
+
+def of_two(number: int, chips: int = 8) -> Pod:
+    """A pod of a StatefulSet of two."""
+    made = pod(f"s-{number}", chips)
+    owner = OwnerReference(kind="StatefulSet", name="s", uid="u", controller=True)
+    return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, owner_references=[owner]))
+
+
+def world_of_two() -> World:
+    """A 910A server, and a StatefulSet of two."""
+    world = World()
+    world.add(node("a0", labels={"accelerator-type": "module"}))
+    owner = Metadata(name="s", namespace="default")
+    world.cluster.jobs.owner_applied(StatefulSet(metadata=owner, spec=StatefulSetSpec(2)))
+    return world
+
+
+@pytest.mark.parametrize("refused_again", [False, True])
+async def test_a_pod_kept_from_where_it_fits_by_its_peer_is_touched_once_that_has_moved(*, refused_again: bool) -> None:
+    world, api = world_of_two(), Patches()
+    first, second = of_two(0), of_two(1)
+    b0, b1 = (node(name, labels={"accelerator-type": "module-910b-8"}) for name in ("b0", "b1"))
+    world.add(first, second, b0)
+    assert world.engine.place(first).node == "a0"
+    async with reconsidering(world, api) as reconsideration:
+        world.add(b1)
+        with pytest.raises(Refusal, match="WrongProduct"):
+            world.engine.place(second)
+        reconsideration.refused(second)
+        await asyncio.sleep(10)
+        assert not api.taken
+        world.add(node("a0", labels={"accelerator-type": "module"}, cordoned=True))
+        assert world.engine.place(first).node == "b0"
+        if refused_again:
+            reconsideration.refused(second)
+        await asyncio.sleep(2)
+        assert [name for _, name, _ in api.taken] == ["s-1"]
+
+
+async def test_a_pod_refused_again_is_judged_by_what_it_asks_for_now() -> None:
+    # Not seen by our watch yet, it can't be asked about anew.
+    world, api = world_of_two(), Patches()
+    world.add(node("b0", labels={"accelerator-type": "module-910b-8"}), of_two(0))
+    async with reconsidering(world, api) as reconsideration:
+        assert world.engine.place(of_two(0), ["b0"]).node == "b0"
+        world.add(node("b0", labels={"accelerator-type": "module-910b-8"}, cordoned=True))
+        reconsideration.refused(of_two(1))
+        world.engine.release(of_two(0).uid)
+        assert world.engine.place(of_two(0), ["a0"]).node == "a0"
+        reconsideration.refused(of_two(1))
+        await asyncio.sleep(5)
+        assert not api.taken
+        world.add(node("a1", labels={"accelerator-type": "module"}))
+        await asyncio.sleep(2)
+        assert [name for _, name, _ in api.taken] == ["s-1"]
