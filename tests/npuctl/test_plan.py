@@ -96,7 +96,8 @@ def test_a_request_that_makes_no_sense_is_refused_by_every_node(npuctl: Npuctl) 
 
 def test_what_asks_for_more_than_one_vnpu_waits_and_one_is_not_ours_to_place(npuctl: Npuctl) -> None:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
-    pods = [parts(f"train-{number}", "1", ownerReferences=[owner]) for number in range(2)]
+    index = "batch.kubernetes.io/job-completion-index"
+    pods = [parts(f"train-{number}", "1", ownerReferences=[owner], labels={index: str(number)}) for number in range(2)]
     answer = npuctl.plan(node("node-a"), parts("one", "1"), parts("two", "2"), *pods, pod("whole", 8))
     assert [each["name"] for each in answer["pods"]] == ["whole"]
     said = {each["name"]: (each["message"], each["nodes"]["node-a"]["message"]) for each in answer["pending"]}
