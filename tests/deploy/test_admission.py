@@ -146,7 +146,7 @@ def test_a_pod_no_node_could_take_is_denied_at_once_and_no_other_pod_depends_on_
     assert "asks for 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, parts))
     cores = pod("cores", 1, namespace=kube_namespace, resource="huawei.com/npu-core")
     (container,) = cores["spec"]["containers"]
-    cores["spec"]["initContainers"] = [{**container, "name": "before"}]
+    cores["spec"]["initContainers"] = [{**container, "name": "before", "restartPolicy": "Always"}]
     assert "asks for 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, cores))
     del cores["spec"]["initContainers"]
     dry_run(cluster.api, cores)()
