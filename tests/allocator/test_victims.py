@@ -21,6 +21,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.products import ASCEND_910A
 from tests.allocator.builders import World, node, pod, report
+from tests.allocator.test_one_product import owned_by
 
 COUNTING: Final[dict[str, Any]] = json.loads((Path(__file__).parent / "cases/preemption_counting.json").read_text())
 IDLE: Final = Vacancy(ASCEND_910A, 8, 0xFF, 8)
@@ -188,8 +189,10 @@ OTHER_SERVERS: Final = {"accelerator-type": "module-910b-8"}
 @pytest.mark.parametrize("annotations", [PAIR, {"scheduling.k8s.io/group-name": "train"}])
 def test_nobody_is_displaced_where_a_pod_may_not_join_its_peers(annotations: dict[str, str]) -> None:
     low = [held("low-a", range(8), node="a2"), held("low-b", range(8), node="b1")]
-    world, preemption = world_of(held("train-0", range(8), priority=9, node="a1", annotations=annotations), *low)
-    world.add(node("b1", labels=OTHER_SERVERS), late := pod("train-1", 8, priority=9, annotations=annotations))
+    peer = held("train-0", range(8), priority=9, node="a1", annotations=annotations)
+    late = owned_by(pod("train-1", 8, priority=9, annotations=annotations), "PyTorchJob", "kubeflow.org/v1")
+    world, preemption = world_of(owned_by(peer, "PyTorchJob", "kubeflow.org/v1"), *low)
+    world.add(node("b1", labels=OTHER_SERVERS), late)
     refused = preemption.sacrifice(late, "b1")
     assert isinstance(refused, Refusal)
     assert refused.reason == "WrongProduct"
