@@ -14,7 +14,6 @@ from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
 from device_plugin.metrics import Metrics
 from device_plugin.rules.fault_rules import FaultRules
-from device_plugin.rules.node_labels import SERVER_TYPE_LABEL, node_labels
 from device_plugin.rules.snapshot import Chip, Snapshot, take
 from device_plugin.rules.verdict import Moment, UpgradeReason
 from device_plugin.scan import present_moment
@@ -70,7 +69,6 @@ class HealthKeeper:
         self._server: Inventory | None = None
         self._known: dict[int, ChipFacts] = {}
         self._expected: Mapping[int, ChipAddress] = {}  # offered before a restart, until it is known what is there now
-        self._expected_of = ""
         self._states: dict[int, ChipState] = {}
         self._told: Observable[None] = Observable(None)
         self._all_read = asyncio.Event()
@@ -99,9 +97,6 @@ class HealthKeeper:
         if self._server is None:
             return
         gone = self._expected.keys() - {chip.phy_id for chip in self._server.chips}
-        if gone and node_labels(self._server)[0].get(SERVER_TYPE_LABEL, "") != self._expected_of:
-            log.info("this is another server than before", before=self._expected_of)
-            gone = set()
         if gone:
             log.warning("the driver does not list chips that the node had before", chips=join_names(sorted(gone)))
         self._known |= {phy_id: ChipFacts(phy_id, address=self._expected[phy_id]) for phy_id in gone}
@@ -149,9 +144,8 @@ class HealthKeeper:
         network_awaiting: ChipSet = 0,
         harmless: Mapping[int, Collection[int]],
         offered: Mapping[int, ChipAddress],
-        server_type: str = "",
     ) -> None:
-        """Take up what an earlier plugin had written down: the chips it offered, and of what server, too."""
+        """Take up what an earlier plugin had written down, the chips it offered included."""
         self._book.restore(
             manually_separated=manually_separated,
             reasons=reasons,
@@ -160,7 +154,7 @@ class HealthKeeper:
             harmless=harmless,
             at=self._moment(),
         )
-        self._expected, self._expected_of = offered, server_type
+        self._expected = offered
         self._look_for_expected()
         self._tell()
 

@@ -17,7 +17,6 @@ from device_plugin.fault_config import FaultConfig
 from device_plugin.health import HealthKeeper
 from device_plugin.node_object import NodeWriter
 from device_plugin.readmission import CHIPS, PORTS, read_label
-from device_plugin.rules.node_labels import SERVER_TYPE_LABEL
 from device_plugin.rules.report import read_harmless
 from device_plugin.rules.report import read_upgrades as read_reasons
 
@@ -59,7 +58,6 @@ async def restore(
         network_awaiting=read_label(labels, PORTS),
         harmless=_harmless(data),
         offered=_offered(node),
-        server_type=labels.get(SERVER_TYPE_LABEL, ""),
     )
     return node
 

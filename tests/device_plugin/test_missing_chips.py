@@ -1,7 +1,6 @@
 """Chips the node had before a restart and the driver does not list any more: unhealthy, not vanished."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -94,14 +93,6 @@ async def test_a_chip_that_is_missing_holds_up_neither_the_first_judgement_nor_t
     assert keeping.keeper._all_read.is_set()
     keeping.find(ChipFacts(0, 0), ChipFacts(1, 1))
     assert keeping.keeper.missing == 0
-
-
-@pytest.mark.parametrize(("ai_cores", "missing"), [(20, 0b10), (32, 0)])
-async def test_chips_of_another_server_are_not_missed(ai_cores: int, missing: ChipSet) -> None:
-    keeping = Keeping()
-    keeping.keeper.restore(manually_separated=0, reasons={}, harmless={}, offered=BEFORE, server_type="Ascend910-20")
-    keeping.keeper.discovered(replace(server(ChipFacts(0, 0)), ai_cores=ai_cores), present_moment())
-    assert keeping.keeper.missing == missing
 
 
 async def test_a_chip_that_is_there_is_not_missed_neither_whole_nor_cut() -> None:
