@@ -270,7 +270,6 @@ class Plugin:
             period_s=settings.scan_period_s,
             calm_s=settings.glance_s,
             recovering=lambda: self.snapshots.value.recovering if self.snapshots.value is not None else 0,
-            missing=lambda: health.missing,
         )
         return _ChipSide(scanner, health, FaultConfig(health.configure, announce), board, reporter)
 

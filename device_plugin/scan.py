@@ -53,7 +53,6 @@ class Scanner:
         discover_s: time between looks at what chips there are, unless all is calm.
         deadline_s: how long a call may take before it counts as late.
         recovering: the chips that are watched until they count as healthy again; they are never only glanced at.
-        missing: the chips that are waited for: as long as there are some, all is not calm.
         moment: the clocks.
     """
 
@@ -67,7 +66,6 @@ class Scanner:
         discover_s: float = 60.0,
         deadline_s: float = 2.0,
         recovering: Callable[[], ChipSet] = lambda: 0,
-        missing: Callable[[], ChipSet] = lambda: 0,
         moment: Callable[[], Moment] = present_moment,
     ) -> None:
         self._driver = driver
@@ -77,12 +75,12 @@ class Scanner:
         self._discover_s = discover_s
         self._deadline_s = deadline_s
         self._recovering = recovering
-        self._missing = missing
         self._moment = moment
         self._thread = CallThread("driver")
         # Apart, so that a driver that is slow to take a subscriber holds up neither readings nor discoveries.
         self._subscribing = CallThread("subscription")
         self._readers: dict[int, Reader] = {}
+        self._gone: set[int] = set()  # chips that were there once
         self._calm = Calm()
         self._turn = 0
         self._discovering: asyncio.Future[Inventory] | None = None
@@ -205,7 +203,7 @@ class Scanner:
             )
 
     def _discovery_s(self) -> float:
-        complete = self._server is not None and self._server.complete and not self._missing()
+        complete = self._server is not None and self._server.complete and not self._gone
         quiet = all(reader.problem is None for reader in self._readers.values())
         calm = complete and quiet and self._calm.holds(self._moment().mono_s)
         return self._discover_s * (CALM_DISCOVERIES if calm else 1)
@@ -234,6 +232,8 @@ class Scanner:
         for phy_id in self._readers.keys() - found.keys():
             log.warning("a chip is no longer there", chip=chip_name(phy_id))
             self._readers.pop(phy_id).close()
+            self._gone.add(phy_id)
+        self._gone -= found.keys()
         for phy_id, chip in found.items():
             if phy_id in self._readers:
                 self._readers[phy_id].chip = chip

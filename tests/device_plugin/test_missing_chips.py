@@ -84,17 +84,6 @@ async def test_a_chip_the_driver_does_not_list_at_the_start_is_unhealthy_until_i
         await keeping.told(offered=0b11, healthy=0b11)
 
 
-async def test_a_chip_that_is_missing_holds_up_neither_the_first_judgement_nor_the_looks_for_it() -> None:
-    keeping = Keeping()
-    keeping.restore()
-    keeping.find(ChipFacts(0, 0))
-    assert keeping.keeper.missing == 0b10
-    keeping.read(0)
-    assert keeping.keeper._all_read.is_set()
-    keeping.find(ChipFacts(0, 0), ChipFacts(1, 1))
-    assert keeping.keeper.missing == 0
-
-
 async def test_a_chip_that_is_there_is_not_missed_neither_whole_nor_cut() -> None:
     keeping = Keeping()
     keeping.restore()

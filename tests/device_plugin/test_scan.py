@@ -108,7 +108,6 @@ class Rig:
         self.heard = Heard()
         self.later_s = 0.0
         self.recovering: ChipSet = 0
-        self.missing: ChipSet = 0
         self.scanner = Scanner(
             self.driver,
             self.heard,
@@ -117,7 +116,6 @@ class Rig:
             discover_s=discover_s,
             deadline_s=deadline_s,
             recovering=lambda: self.recovering,
-            missing=lambda: self.missing,
             moment=lambda: Moment(time.monotonic() + self.later_s, time.time_ns() // 1_000_000),
         )
 
@@ -437,7 +435,6 @@ async def test_chips_are_discovered_seldom_while_all_is_calm() -> None:
         assert rig.scanner._discovery_s() == 0.05  # a card is silent: it may tell any time
         rig.driver.server = server(*(ChipFacts(chip_id, chip_id) for chip_id in range(7)))
         await until(lambda: rig.heard.servers[-1] == rig.driver.server)
-        rig.missing = 1 << 7
         rig.later_s += CALM_AFTER_S
         assert rig.scanner._discovery_s() == 0.05  # one is missing: it may come back any time
 
