@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
-from ascend.annotations import ChipAddress
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
 from device_plugin.metrics import Metrics
@@ -68,7 +67,6 @@ class HealthKeeper:
         self._moment = moment
         self._server: Inventory | None = None
         self._known: dict[int, ChipFacts] = {}
-        self._expected: Mapping[int, ChipAddress] = {}  # offered before a restart, until it is known what is there now
         self._states: dict[int, ChipState] = {}
         self._told: Observable[None] = Observable(None)
         self._all_read = asyncio.Event()
@@ -89,19 +87,7 @@ class HealthKeeper:
         self._known |= {chip.phy_id: chip for chip in ours}
         self._server = server
         self._book.discovered(ours, at, cut=chip_set(chip.phy_id for chip in ours if chip.vnpus))
-        self._look_for_expected()
         self._tell()
-
-    def _look_for_expected(self) -> None:
-        """Keep listing what the driver does not list: like one that goes later, a chip does not vanish by a restart."""
-        if self._server is None:
-            return
-        gone = self._expected.keys() - {chip.phy_id for chip in self._server.chips}
-        if gone:
-            log.warning("the driver does not list chips that the node had before", chips=join_names(sorted(gone)))
-        self._known |= {phy_id: ChipFacts(phy_id, address=self._expected[phy_id]) for phy_id in gone}
-        self._book.expected(chip_set(gone))
-        self._expected = {}
 
     def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """How a chip is. The same as before is no reason to judge anew."""
@@ -143,9 +129,8 @@ class HealthKeeper:
         awaiting: ChipSet = 0,
         network_awaiting: ChipSet = 0,
         harmless: Mapping[int, Collection[int]],
-        offered: Mapping[int, ChipAddress],
     ) -> None:
-        """Take up what an earlier plugin had written down, the chips it offered included."""
+        """Take up what an earlier plugin had written down."""
         self._book.restore(
             manually_separated=manually_separated,
             reasons=reasons,
@@ -154,8 +139,6 @@ class HealthKeeper:
             harmless=harmless,
             at=self._moment(),
         )
-        self._expected = offered
-        self._look_for_expected()
         self._tell()
 
     def edited(self, added: ChipSet, removed: ChipSet) -> None:

@@ -6,9 +6,8 @@ from typing import TypeVar
 
 import structlog
 
-from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, read_base_device_infos
 from ascend.deviceinfo import DEVICE_INFO, decode_report, read_manually_separated, read_upgrades
-from ascend.errors import ApiError, InvalidReport, InvalidValue, Unreachable
+from ascend.errors import ApiError, InvalidReport, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Node
@@ -28,7 +27,7 @@ R = TypeVar("R")
 async def restore(
     client: KubeClient, node_object: NodeWriter, fault_config: FaultConfig, board: Board, health: HealthKeeper
 ) -> Node:
-    """Take up the rules, and what is in the report and on the Node; tries until the API server tells.
+    """Take up the rules, and what is in the report and on the node's labels; tries until the API server tells.
 
     Args:
         client: the API server.
@@ -57,20 +56,8 @@ async def restore(
         awaiting=read_label(labels, CHIPS),
         network_awaiting=read_label(labels, PORTS),
         harmless=_harmless(data),
-        offered=_offered(node),
     )
     return node
-
-
-def _offered(node: Node) -> dict[int, ChipAddress]:
-    text = node.metadata.annotations.get(BASE_DEVICE_INFOS)
-    if text is None:
-        return {}
-    try:
-        return read_base_device_infos(text)
-    except InvalidValue as error:
-        log.warning("which chips the node had before is lost", error=str(error))
-        return {}
 
 
 def _harmless(data: Mapping[str, str]) -> dict[int, frozenset[int]]:

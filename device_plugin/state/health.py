@@ -113,11 +113,6 @@ class HealthBook:
             chip = self._chips.setdefault(facts.phy_id, ChipHealth())
             chip.discovered, chip.cut = True, bool(cut & chip_set((facts.phy_id,)))
 
-    def expected(self, chips: ChipSet) -> None:
-        """Chips that the node had before a restart and the driver does not tell of: listed, and not healthy."""
-        for phy_id in chip_ids(chips):
-            self._chips.setdefault(phy_id, ChipHealth()).discovered = True
-
     def announced(self, event: FaultEvent, at: Moment) -> bool:
         """The driver announced a fault's coming or going.
 
