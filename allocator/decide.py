@@ -124,15 +124,15 @@ class DecisionEngine:
             raise excess
         stated_minimum(pod)
         job = self._cluster.jobs.job_of(pod)
-        cooperating = job.cooperating_with(pod)
+        together = job.cooperation_with(pod)
         ask = Ask(
             requested_chips(pod),
-            distributed=cooperating is not None and cooperating > 1,
-            minds_network=cooperating is None,
+            distributed=together.known is not None and together.known > 1,
+            minds_network=together.known is None,
             products=wanted_products(pod),
             shuns_sub_health=shuns_sub_health(pod),
         )
-        several = job.least_cooperating_with(pod) > 1
+        several = together.least > 1
         validate_job(
             JobShape(
                 f"job {job.key}" if several else f"pod {pod.key}",
@@ -145,7 +145,7 @@ class DecisionEngine:
         )
         if (ask.distributed or ask.minds_network) and self._if_gang(job) is None:
             # The plan of a gang sees to this for all of it at once.
-            ask = self._beside_peers(pod, ask, job)
+            ask = self._beside_peers(pod, ask, job, together.known)
         if ask.minds_network and job.may_be_alone(pod):
             with self._ledger.suspended(pod.uid):
                 if self._best(ask, candidates) is None:
@@ -157,13 +157,13 @@ class DecisionEngine:
         job = self._cluster.jobs.job_of(pod)
         return excess_of_parts(pod, job.key, job.parts_with(pod))
 
-    def _beside_peers(self, pod: Pod, ask: Ask, job: Job) -> Ask:
+    def _beside_peers(self, pod: Pod, ask: Ask, job: Job, count: int | None) -> Ask:
         peers = self._cluster.peer_products(job, pod.uid)
         # A pod that names other servers than its peers are on is meant to be there: a StatefulSet whose template was
         # changed replaces pod after pod, and would stop at the first one otherwise.
         if peers is not None:
             return replace(ask, peers=peers) if ask.may_join(peers) else ask
-        if not self._cluster.is_mixed or (count := job.cooperating_with(pod)) is None:
+        if not self._cluster.is_mixed or count is None:
             return ask
         # The first of several: where it goes, the others have to follow.
         selector = pod.spec.node_selector

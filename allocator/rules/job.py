@@ -40,6 +40,7 @@ _ORDINAL = "apps.kubernetes.io/pod-index"
 _STATEFUL_SET_POD = "statefulset.kubernetes.io/pod-name"
 _VOLCANO_INDEX = "volcano.sh/task-index"
 _VOLCANO_JOBS = "batch.volcano.sh/"
+_GROUPS = frozenset({VOLCANO, COSCHEDULING})
 _INDEPENDENT = frozenset({SINGLE, "ReplicaSet", "ReplicationController", "Job"})
 _NO_JOBS = frozenset({"DaemonSet", "Node"})
 _LEADERS = frozenset({"master", "chief", "launcher"})
@@ -89,16 +90,22 @@ def _job_without_group(pod: Pod) -> JobKey:
     return job_of_owner(pod) or JobKey(metadata.namespace, metadata.name, SINGLE)
 
 
-def works_alone(pod: Pod) -> bool:
+def works_alone(pod: Pod, job: JobKey) -> bool:
     """Whether a pod works for itself, as long as no minimum says that it needs others.
 
     A group of which one pod is enough says nothing of it, since Volcano makes one for every Deployment; what else marks
     the pod does: replicas of a Deployment and the pods of a Job that has no index do.
+
+    Args:
+        pod: the pod.
+        job: its job.
     """
+    marked = _job_without_group(pod) if job.kind in _GROUPS else job
+    if marked.kind not in _INDEPENDENT:
+        return False
     owner = pod.metadata.controller
     # Volcano's own Jobs are called as those of batch/v1, and train.
-    of_volcano = owner is not None and owner.api_version.startswith(_VOLCANO_JOBS)
-    return not of_volcano and _job_without_group(pod).kind in _INDEPENDENT
+    return owner is None or not owner.api_version.startswith(_VOLCANO_JOBS)
 
 
 def job_of_owner(pod: Pod) -> JobKey | None:

@@ -42,12 +42,13 @@ def requested_chips(pod: Pod) -> int:
     Raises:
         Refusal: ``InvalidRequest`` where the quantity makes no sense.
     """
-    if not pod.asks_for_chips:
-        raise Refusal("InvalidRequest", f"pod {pod.key} does not ask for {RESOURCE}")
     try:
-        return effective_request(pod.asks)
+        chips = effective_request(pod.asks)
     except InvalidValue as error:
         raise Refusal("InvalidRequest", f"pod {pod.key}: {error}") from error
+    if not chips:
+        raise Refusal("InvalidRequest", f"pod {pod.key} does not ask for {RESOURCE}")
+    return chips
 
 
 def counted_chips(pod: Pod) -> int:

@@ -4,8 +4,9 @@ What a product takes is in its table (``ascend.products``): spec/scheduling.md Â
 stricter rule (seed 001, "Resource Application Constraints"): one pod of 1, 2, 4 or 8 chips, or N pods of 8.
 """
 
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from allocator.rules.job import JobKey
@@ -72,9 +73,14 @@ def virtual_chips(pod: Pod) -> int:
     for container, kind in pod.ordered_containers:
         asked = {**container.resources.requests, **container.resources.limits}
         for name, quantity in asked.items():
-            if _VIRTUAL.fullmatch(name):
+            if _is_part(name):
                 asks.setdefault(name, []).append(Ask(container.name, kind, _parts(name, quantity)))
     return sum(map(effective_request, asks.values()))
+
+
+@functools.lru_cache(maxsize=1024)  # every decision asks it of the same few names
+def _is_part(resource: str) -> bool:
+    return _VIRTUAL.fullmatch(resource) is not None
 
 
 def _parts(resource: str, quantity: str) -> int:
@@ -96,9 +102,9 @@ def invalidity(shape: JobShape) -> Refusal | None:
         return Refusal(
             "UnsupportedPolicy", f"{shape.key} asks for nodes of one SuperPod; there is no rule for it here yet"
         )
-    products = [product for product in PRODUCTS.values() if shape.products is None or product.name in shape.products]
-    if any(_takes(product, shape) for product in products):
+    if any(_takes(product, shape) for product in _products(shape)):
         return None
+    products = list(_products(shape))
     # How many is not always known, and it makes no difference.
     what = f"{'several pods of ' if shape.pods > 1 else ''}{_join(shape.sizes)} chips"
     if len(products) == 1:
@@ -130,6 +136,10 @@ def excess_of_parts(pod: Pod, job: JobKey, in_job: int) -> Refusal | None:
     if not own:
         return None
     return invalidity(JobShape(f"pod {pod.key}" if own > 1 else f"job {job}", frozenset(), virtual=max(own, in_job)))
+
+
+def _products(shape: JobShape) -> Iterator[Product]:
+    return (each for each in PRODUCTS.values() if shape.products is None or each.name in shape.products)
 
 
 def _takes(product: Product, shape: JobShape) -> bool:

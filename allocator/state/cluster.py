@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from allocator.state.changes import Changes
 from allocator.state.index import NodeIndex
@@ -66,7 +66,7 @@ class Cluster:
         self.changes = Changes()
         self.jobs = Jobs()
         self._peers = Peers(self._pods, self._records, self.jobs, ledger)
-        ledger.subscribe(self._refresh)
+        ledger.subscribe(self._reserved)
 
     def twin(self) -> "Cluster":
         """An empty cluster with the same clock and limits and no reservations: to see whether this one is true."""
@@ -243,8 +243,12 @@ class Cluster:
             record = self._records[name] = NodeRecord(name, unknown_node(name))
         return record
 
+    def _reserved(self, name: str, uids: Iterable[str]) -> None:
+        for uid in uids:
+            self._peers.pod_changed(uid)
+        self._refresh(name)
+
     def _refresh(self, name: str) -> None:
-        self._peers.reservations_changed(name)
         record = self._records.get(name)
         if record is None:
             return

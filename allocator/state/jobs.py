@@ -30,6 +30,20 @@ from ascend.kube.objects import BatchJob, Pod, PodGroup, StatefulSet
 _VERSIONS: Final = count(1)
 
 
+class Cooperation(NamedTuple):
+    """How many pods of a job ask for chips and work together.
+
+    Attributes:
+        known: so many; None where nobody says.
+        least: at least so many, whoever is yet to come. What a gang still lacks may ask for no chips: an mpi-operator
+            makes workers before their launcher. So only what no peers could make valid may be refused until they are
+            there.
+    """
+
+    known: int | None
+    least: int
+
+
 class Job:
     """A job as it is now; `Jobs` keeps it true.
 
@@ -99,43 +113,34 @@ class Job:
         """Whether several pods must be placed together."""
         return self.min_available > 1
 
-    def cooperating_with(self, pod: Pod) -> int | None:
-        """How many of its pods, this one included, ask for chips and work together; None where nobody says.
+    def cooperation_with(self, pod: Pod) -> Cooperation:
+        """How many of its pods, this one included, ask for chips and work together.
 
         Who is there already must not matter: the first pod is asked about before its peers exist, and what it is given
         then is to be right when they do.
         """
         if self.is_gang:
+            least = max(self._asking_with(pod), self._made_with(pod) or 1, stated_replicas(pod) or 1)
             # Those that are yet to come may all ask for chips; only seen ones are known not to.
-            return max(self.least_cooperating_with(pod), self.min_available - (self.present - self.size))
-        if works_alone(pod):
-            return 1
+            return Cooperation(max(least, self.min_available - (self.present - self.size)), least)
+        if works_alone(pod, self.key):
+            return Cooperation(1, 1)
         made = self._made_with(pod)
         if made is not None and job_of_owner(pod) == self.key:
-            return made
+            return Cooperation(made, made)
         # One of several owners: of the others' pods nothing is known.
         least = max(made or 1, stated_replicas(pod) or 1)
-        return least if least > 1 else None
-
-    def least_cooperating_with(self, pod: Pod) -> int:
-        """How many of its pods, this one included, ask for chips and work together whoever is yet to come.
-
-        What a gang still lacks may ask for no chips: an mpi-operator makes workers before their launcher. So only what
-        no peers could make valid may be refused until they are there.
-        """
-        if self.is_gang:
-            return max(self._asking_with(pod), self._made_with(pod) or 1, stated_replicas(pod) or 1)
-        return self.cooperating_with(pod) or 1
+        return Cooperation(least if least > 1 else None, least)
 
     def is_distributed_with(self, pod: Pod) -> bool:
         """Whether it counts as distributed (spec/scheduling.md): where nobody says how many pods it has, it does.
 
         A group of which one pod is enough may be that of a pod alone, so there peers are looked for.
         """
-        cooperating = self.cooperating_with(pod)
-        if cooperating is None:
+        known = self.cooperation_with(pod).known
+        if known is None:
             return self.group_minimum is None or not self.may_be_alone(pod)
-        return cooperating > 1
+        return known > 1
 
     def may_be_alone(self, pod: Pod) -> bool:
         """Whether no peer of the pod that asks for chips is there, and its own index is not that of a later one."""
@@ -147,7 +152,7 @@ class Job:
         "Only one vNPU can be applied for by a training job" (seed 000): who works for itself is a training job of its
         own, as it is for the number of chips; the pods of a StatefulSet are one, for nobody knows which of them serve.
         """
-        if not self.is_gang and works_alone(pod):
+        if not self.is_gang and works_alone(pod, self.key):
             return virtual_chips(pod)
         return virtual_chips(pod) + sum(parts for uid, parts in self._parts.items() if uid != pod.uid)
 

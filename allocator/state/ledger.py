@@ -8,6 +8,7 @@ of a plan is given up as a whole when no seat of it has been used for as long as
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -50,10 +51,10 @@ class Ledger:
         self._due: list[tuple[float, str]] = []
         self._plans: dict[str, _Plan] = {}
         self._plans_due: list[tuple[float, str]] = []
-        self._changed: Callable[[str], None] = lambda _node: None
+        self._changed: Callable[[str, Iterable[str]], None] = lambda _node, _uids: None
 
-    def subscribe(self, changed: Callable[[str], None]) -> None:
-        """Name the one to be told of every node whose reserved chips have changed."""
+    def subscribe(self, changed: Callable[[str, Iterable[str]], None]) -> None:
+        """Name the one to be told of nodes whose reserved chips have changed, and of the uids of the pods concerned."""
         self._changed = changed
 
     def __iter__(self) -> Iterator[Reservation]:
@@ -129,14 +130,13 @@ class Ledger:
             plan = self._plans[name] = _Plan(ttl_s, now_s + ttl_s)
             heapq.heappush(self._plans_due, (plan.due_s, name))
         plan.ttl_s, plan.due_s = ttl_s, now_s + ttl_s
-        changed: dict[str, None] = {}
+        changed: defaultdict[str, list[str]] = defaultdict(list)
         for seat in seats:
             if (old := self._take_out(seat.uid)) is not None:
-                changed[old.node] = None
+                changed[old.node].append(seat.uid)
             self._enter(Reservation(seat.uid, seat.pod, seat.node, seat.chips, Stage.PLANNED, now_s, None, name))
-            changed[seat.node] = None
-        for node in changed:
-            self._changed(node)
+            changed[seat.node].append(seat.uid)
+        self._tell(changed)
 
     def seats(self, plan: str) -> list[Reservation]:
         """What is left of a plan: the seats not used yet, those that wait for a successor among them."""
@@ -149,8 +149,7 @@ class Ledger:
         for old, new in ((one, two), (two, one)):
             self._take_out(old.uid)
             self._enter(replace(old, node=new.node, chips=new.chips, predicate_time=None))
-        for node in {one.node: None, two.node: None}:
-            self._changed(node)
+        self._tell(dict.fromkeys((one.node, two.node), (uid, other)))
 
     def hand(self, seat: str, uid: str, pod: str) -> Reservation:
         """Give a seat to another pod."""
@@ -159,7 +158,7 @@ class Ledger:
             raise KeyError(seat)
         new = replace(old, uid=uid, pod=pod, stage=Stage.PLANNED, predicate_time=None)
         self._enter(new)
-        self._changed(new.node)
+        self._changed(new.node, (seat, uid))
         return new
 
     def vacate(self, uid: str) -> None:
@@ -190,15 +189,18 @@ class Ledger:
         """Give up what is left of a plan; returns it."""
         left = self.seats(name)
         self._plans.pop(name, None)
-        for node in dict.fromkeys(reservation.node for reservation in left if self._take_out(reservation.uid)):
-            self._changed(node)
+        changed: defaultdict[str, list[str]] = defaultdict(list)
+        for reservation in left:
+            self._take_out(reservation.uid)
+            changed[reservation.node].append(reservation.uid)
+        self._tell(changed)
         return left
 
     def release(self, uid: str) -> Reservation | None:
         """Give the chips of a pod back; None where none were kept."""
         reservation = self._take_out(uid)
         if reservation is not None:
-            self._changed(reservation.node)
+            self._changed(reservation.node, (uid,))
         return reservation
 
     def expire(self) -> list[Reservation]:
@@ -245,7 +247,11 @@ class Ledger:
 
     def _put(self, reservation: Reservation) -> None:
         self._enter(reservation)
-        self._changed(reservation.node)
+        self._changed(reservation.node, (reservation.uid,))
+
+    def _tell(self, changed: Mapping[str, Iterable[str]]) -> None:
+        for node, uids in changed.items():
+            self._changed(node, uids)
 
     def _enter(self, reservation: Reservation) -> None:
         self.version += 1

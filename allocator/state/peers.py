@@ -6,7 +6,6 @@ network. The reference never mixes them, since there a job has one rule (spec/sc
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from allocator.rules.job import JobKey
@@ -44,7 +43,6 @@ class Peers:
         self._ledger = ledger
         self._places: dict[str, _Place] = {}
         self._on: defaultdict[str, set[str]] = defaultdict(set)
-        self._reserved: dict[str, AbstractSet[str]] = {}
         self._counts: defaultdict[JobKey, Counter[str]] = defaultdict(Counter)
 
     def products(self, job: JobKey, uid: str) -> frozenset[str] | None:
@@ -80,19 +78,6 @@ class Peers:
             self._on[new.node].add(uid)
             if new.product is not None:
                 self._counts[new.job][new.product] += 1
-
-    def reservations_changed(self, node: str) -> None:
-        """Chips of a node were reserved or given back."""
-        reserved, before = self._ledger.on(node).keys(), self._reserved.get(node, frozenset())
-        changed = reserved ^ before
-        if not changed:
-            return
-        if reserved:
-            self._reserved[node] = frozenset(reserved)
-        else:
-            del self._reserved[node]
-        for uid in changed:
-            self.pod_changed(uid)
 
     def product_changed(self, node: str) -> None:
         """A node has become a server of another product, or of none."""

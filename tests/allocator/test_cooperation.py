@@ -113,7 +113,7 @@ async def test_owners_are_watched(owner: Json, marks: dict[str, str], size: int,
         created = await allocator.pod("train-0", 8, ownerReferences=[reference], labels=marks)
         cluster = allocator.app.cluster
         first = cluster.pods[created["metadata"]["uid"]]
-        await until(lambda: cluster.jobs.job_of(first).cooperating_with(first) == size)
+        await until(lambda: cluster.jobs.job_of(first).cooperation_with(first).known == size)
 
 
 def test_of_an_owner_only_what_tells_it_apart_is_kept() -> None:

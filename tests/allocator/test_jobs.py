@@ -210,10 +210,10 @@ def test_the_first_pod_is_told_the_same_whichever_of_its_peers_are_there(
         jobs.owner_applied(owner)
     for each in pods:
         for asked in pods:
-            assert jobs.job_of(asked).cooperating_with(asked) == cooperating
+            assert jobs.job_of(asked).cooperation_with(asked).known == cooperating
             assert jobs.is_distributed(asked) == distributed
         jobs.pod_applied(each)
-    assert jobs.job_of(pods[0]).cooperating_with(pods[0]) == cooperating
+    assert jobs.job_of(pods[0]).cooperation_with(pods[0]).known == cooperating
     assert jobs.is_distributed(pods[0]) == distributed
 
 
@@ -222,10 +222,10 @@ def test_an_owner_may_come_late_grow_and_go() -> None:
     jobs.pod_applied(ORDINAL[0])
     for owner, cooperating in ((stateful(1), 1), (stateful(2), 2)):
         jobs.owner_applied(owner)
-        assert jobs.job_of(ORDINAL[0]).cooperating_with(ORDINAL[0]) == cooperating
+        assert jobs.job_of(ORDINAL[0]).cooperation_with(ORDINAL[0]).known == cooperating
     jobs.owner_deleted(stateful(2))
-    assert jobs.job_of(ORDINAL[0]).cooperating_with(ORDINAL[0]) is None
-    assert Jobs().job_of(ORDINAL[0]).cooperating_with(ORDINAL[0]) is None
+    assert jobs.job_of(ORDINAL[0]).cooperation_with(ORDINAL[0]).known is None
+    assert Jobs().job_of(ORDINAL[0]).cooperation_with(ORDINAL[0]).known is None
 
 
 @pytest.mark.parametrize(

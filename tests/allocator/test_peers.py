@@ -140,4 +140,4 @@ def test_nothing_is_kept_of_jobs_that_are_over() -> None:
             world.cluster.pod_deleted(each)
         for held in world.ledger:
             world.ledger.release(held.uid)
-    assert not any((peers._places, peers._on, peers._reserved, peers._counts))
+    assert not any((peers._places, peers._on, peers._counts))
