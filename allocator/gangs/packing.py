@@ -98,7 +98,7 @@ class _Board:
             _, steps = memo.setdefault(id(entry.vacancy), (entry.vacancy, {}))
             step = steps.get(entry.fit.taken)
             if step is None:
-                left = _without(entry.vacancy, entry.fit.taken)
+                left = entry.vacancy.without(entry.fit.taken)
                 step = steps[entry.fit.taken] = (left, judge(left, ask))
             left, verdict = step
             self._changed[entry.name] = left
@@ -172,15 +172,6 @@ class _Entry:
         """The bucket's next node."""
         name = next(self.others, None)
         return None if name is None else _Entry(self.sort[0], name, self.vacancy, self.fit, self.others)
-
-
-def _without(vacancy: Vacancy, taken: ChipSet) -> Vacancy:
-    return replace(
-        vacancy,
-        free=vacancy.free & ~taken,
-        cut_off=vacancy.cut_off & ~taken,
-        room=max(vacancy.room - taken.bit_count(), 0),
-    )
 
 
 def _order(ask: Ask) -> tuple[bool, tuple[str, ...], bool]:
