@@ -9,21 +9,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
+from allocator.asking import Asking
 from allocator.gangs.gangs import NEVER, Gangs
-from allocator.rules.job import stated_minimum
-from allocator.rules.narrowing import shuns_sub_health, wanted_products, wants_super_pod
 from allocator.rules.placement import OrderKey
 from allocator.rules.previous import prefer
-from allocator.rules.request import Ask, requested_chips
+from allocator.rules.request import Ask
 from allocator.rules.summary import sum_up
-from allocator.rules.vacancy import OCCUPIED, Fit, Verdict
-from allocator.rules.validity import JobShape, excess_of_parts, validate_job, virtual_chips
+from allocator.rules.vacancy import OCCUPIED, Fit
 from allocator.state.cluster import Cluster
-from allocator.state.jobs import Job
+from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.node import unknown_node
-from allocator.state.peers import product_for_all
-from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -84,11 +79,12 @@ class DecisionEngine:
     def __init__(self, cluster: Cluster, ledger: Ledger, *, gang_ttl_s: float = 120.0) -> None:
         self._cluster = cluster
         self._ledger = ledger
+        self._asking = Asking(cluster, ledger)
         self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, ask_of=self.ask)
 
     def concerns(self, pod: Pod) -> bool:
         """Whether a pod is ours to judge: it asks for chips, or for more parts of chips than it may have."""
-        return pod.asks_for_chips or self._excess_of_parts(pod) is not None
+        return self._asking.concerns(pod)
 
     def validate(self, pod: Pod) -> None:
         """Let a pod pass that some node could take, or that is not ours to judge.
@@ -106,7 +102,7 @@ class DecisionEngine:
             Refusal: its request makes no sense on any node; or it is gone, which its scheduler may learn after us: what
                 was kept for it now, nobody would give back before its time.
         """
-        return self._read(pod, None)[0]
+        return self._asking.read(pod).ask
 
     def ask_of_one_node(self, pod: Pod) -> Ask:
         """What a pod asks of a node that is judged for it alone, and not for its whole gang.
@@ -114,62 +110,8 @@ class DecisionEngine:
         Raises:
             Refusal: its request makes no sense on any node, or it is gone.
         """
-        ask, job = self._read(pod, None)
-        return ask if self._if_gang(job) is None else self.gangs.beside_peers(pod, ask, job)
-
-    def _read(self, pod: Pod, candidates: Collection[str] | None) -> tuple[Ask, Job]:
-        if self._cluster.is_gone(pod.uid):
-            raise Refusal("PodGone", f"pod {pod.key} is gone")
-        if not pod.asks_for_chips and (excess := self._excess_of_parts(pod)) is not None:
-            raise excess
-        stated_minimum(pod)
-        job = self._cluster.jobs.job_of(pod)
-        together = job.cooperation_with(pod)
-        ask = Ask(
-            requested_chips(pod),
-            distributed=together.known is not None and together.known > 1,
-            minds_network=together.known is None,
-            products=wanted_products(pod),
-            shuns_sub_health=shuns_sub_health(pod),
-        )
-        several = together.least > 1
-        validate_job(
-            JobShape(
-                f"job {job.key}" if several else f"pod {pod.key}",
-                frozenset({ask.chips}),
-                pods=2 if several else 1,
-                products=ask.products,
-                virtual=virtual_chips(pod),
-                super_pod=wants_super_pod(pod),
-            )
-        )
-        if (ask.distributed or ask.minds_network) and self._if_gang(job) is None:
-            # The plan of a gang sees to this for all of it at once.
-            ask = self._beside_peers(pod, ask, job, together.known)
-        if ask.minds_network and job.may_be_alone(pod):
-            with self._ledger.suspended(pod.uid):
-                if self._best(ask, candidates) is None:
-                    # A pod that is alone needs no network: any chips are better than none.
-                    ask = replace(ask, minds_network=False)
-        return ask, job
-
-    def _excess_of_parts(self, pod: Pod) -> Refusal | None:
-        job = self._cluster.jobs.job_of(pod)
-        return excess_of_parts(pod, job.key, job.parts_with(pod))
-
-    def _beside_peers(self, pod: Pod, ask: Ask, job: Job, count: int | None) -> Ask:
-        peers = self._cluster.peer_products(job, pod.uid)
-        # A pod that names other servers than its peers are on is meant to be there: a StatefulSet whose template was
-        # changed replaces pod after pod, and would stop at the first one otherwise.
-        if peers is not None:
-            return replace(ask, peers=peers) if ask.may_join(peers) else ask
-        if not self._cluster.is_mixed or count is None:
-            return ask
-        # The first of several: where it goes, the others have to follow.
-        selector = pod.spec.node_selector
-        names = self._cluster.pools.selected(selector) if selector else None
-        with self._ledger.suspended(pod.uid):
-            return replace(ask, prefers=product_for_all(count, ask, self._cluster.index, names))
+        asked = self._asking.read(pod)
+        return asked.ask if asked.gang is None else self.gangs.beside_peers(pod, asked.ask, asked.gang)
 
     def filter(self, pod: Pod, candidates: Collection[str] | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing.
@@ -181,16 +123,16 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        ask, job = self._read(pod, candidates)
+        asked = self._asking.read(pod, candidates)
         self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
             return self._filter_settled(pod, settled, candidates)
-        if self._if_gang(job) is not None:
-            return self._filter_gang(pod, ask, candidates)
+        if asked.gang is not None:
+            return self._filter_gang(pod, asked.ask, asked.gang, candidates)
         with self._ledger.suspended(pod.uid):
             fitting, refused = [], {}
-            for name, verdict in self._verdicts(ask, candidates):
+            for name, verdict in self._cluster.index.verdicts(asked.ask, candidates):
                 if isinstance(verdict, Refusal):
                     refused[name] = verdict
                 else:
@@ -203,16 +145,17 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        ask, job = self._read(pod, candidates)
+        asked = self._asking.read(pod, candidates)
         self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
             return [Tier(1, 0, [settled])] if candidates is None or settled in set(candidates) else []
-        if self._if_gang(job) is not None:
-            return [Tier(1, 0, fitting)] if (fitting := self._filter_gang(pod, ask, candidates).fitting) else []
+        if asked.gang is not None:
+            fitting = self._filter_gang(pod, asked.ask, asked.gang, candidates).fitting
+            return [Tier(1, 0, fitting)] if fitting else []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         with self._ledger.suspended(pod.uid):
-            for name, verdict in self._verdicts(ask, candidates):
+            for name, verdict in self._cluster.index.verdicts(asked.ask, candidates):
                 if isinstance(verdict, Fit):
                     tiers.setdefault((verdict.key, verdict.score), []).append(name)
         ranked = enumerate(sorted(tiers.items()), start=1)
@@ -226,13 +169,14 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node, or its gang can't be placed.
         """
-        ask, job = self._read(pod, None)
-        if (gang := self._if_gang(job)) is not None:
-            record = self._cluster.nodes.get(self.gangs.preview(pod, ask, gang, None))
+        asked = self._asking.read(pod)
+        ask = asked.ask
+        if asked.gang is not None:
+            record = self._cluster.nodes.get(self.gangs.preview(pod, ask, asked.gang, None))
             if record is not None and record.product is not None:
                 ask = replace(ask, peers=frozenset({record.product.name}))
         with self._ledger.suspended(pod.uid):
-            verdicts = self._verdicts(ask, None)
+            verdicts = self._cluster.index.verdicts(ask)
             return sorted(((name, fit) for name, fit in verdicts if isinstance(fit, Fit)), key=_order)
 
     def place(self, pod: Pod, candidates: Collection[str] | None = None) -> Reservation:
@@ -244,7 +188,8 @@ class DecisionEngine:
         Raises:
             Refusal: it fits nowhere; says why (the reason of the node where there is only one candidate).
         """
-        ask, job = self._read(pod, candidates)
+        asked = self._asking.read(pod, candidates)
+        ask = asked.ask
         self._ledger.expire()
         held = self._ledger.get(pod.uid)
         settled = self.settled_node(pod)
@@ -252,19 +197,18 @@ class DecisionEngine:
             raise Refusal(SETTLED, f"pod {pod.key} is bound to node {settled}, or about to be")
         if held is not None and settled is not None:
             return held
-        gang = self._if_gang(job)
-        if gang is not None:
-            return self.gangs.place(pod, ask, gang, candidates)
+        if asked.gang is not None:
+            return self.gangs.place(pod, ask, asked.gang, candidates)
         if held is not None:
             if held.stage is Stage.PLANNED:
                 # Its group is gone: it is placed alone now.
                 self._ledger.release(pod.uid)
-            elif (candidates is None or held.node in candidates) and self._is_good(held, ask):
+            elif (candidates is None or held.node in candidates) and self._cluster.suits(held, ask):
                 return self._ledger.advance(pod.uid, Stage.TENTATIVE) or held
         with self._ledger.suspended(pod.uid):
-            best = self._best(ask, candidates)
+            best = self._cluster.index.best(ask, candidates)
             if best is not None:
-                best = self._before(pod, job, ask, candidates) or best
+                best = self._before(pod, asked.job, ask, candidates) or best
         if best is None:
             self._ledger.release(pod.uid)
             raise self._nowhere(pod, ask, candidates)
@@ -309,16 +253,13 @@ class DecisionEngine:
         return self._gang_of(pod) is not None
 
     def _gang_of(self, pod: Pod) -> Job | None:
-        return self._if_gang(self._cluster.jobs.job_of(pod))
+        return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))
 
-    def _if_gang(self, job: Job) -> Job | None:
-        return job if job.is_gang or self._cluster.jobs.lacks_group(job) else None
-
-    def _filter_gang(self, pod: Pod, ask: Ask, candidates: Iterable[str] | None) -> Filtered:
+    def _filter_gang(self, pod: Pod, ask: Ask, gang: Job, candidates: Iterable[str] | None) -> Filtered:
         names = list(self._cluster.index.standing if candidates is None else candidates)
         fitting = []
         try:
-            node = self.gangs.preview(pod, ask, self._cluster.jobs.job_of(pod), None if candidates is None else names)
+            node = self.gangs.preview(pod, ask, gang, None if candidates is None else names)
         except Refusal as refusal:
             elsewhere = refusal.with_traceback(None)
             if refusal.reason in NEVER:
@@ -326,7 +267,7 @@ class DecisionEngine:
         else:
             fitting = [node]
             elsewhere = Refusal(WITH_GANG, f"pod {pod.key} has its place with its gang, on node {node}")
-        verdicts = {name: verdict for name, verdict in self._verdicts(ask, names) if name not in fitting}
+        verdicts = {name: verdict for name, verdict in self._cluster.index.verdicts(ask, names) if name not in fitting}
         # Not even an occupied node invites to preempt: room for one pod is no room for its gang.
         ill = {name: each for name, each in verdicts.items() if isinstance(each, Refusal)}
         refused = {
@@ -341,51 +282,19 @@ class DecisionEngine:
             [name for name in names if name == settled], {name: refusal for name in names if name != settled}
         )
 
-    def _verdicts(self, ask: Ask, candidates: Iterable[str] | None) -> Iterable[tuple[str, Verdict]]:
-        standing, ranking = self._cluster.index.standing, self._cluster.index.ranking(ask)
-        for name in standing if candidates is None else candidates:
-            place = standing.get(name)
-            if place is None:
-                yield name, unknown_node(name)
-            else:
-                yield name, ranking.verdict(place) if isinstance(place, Bucket) else place
-
-    def _best(self, ask: Ask, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
-        best = self._cluster.index.best(ask)
-        # A scheduler that names every node with enough chips has named the best of all; no other name is looked at.
-        if best is None or candidates is None or best[0] in candidates:
-            return best
-        standing, ranking = self._cluster.index.standing, self._cluster.index.ranking(ask)
-        places = set(map(standing.get, candidates))
-        judged = ((place, ranking.verdict(place)) for place in places if isinstance(place, Bucket))
-        fits = {place: fit for place, fit in judged if isinstance(fit, Fit)}
-        key = min((fit.key for fit in fits.values()), default=None)
-        tier = {place: fit for place, fit in fits.items() if fit.key == key}
-        named = ((name, tier.get(place)) for name in candidates if isinstance(place := standing.get(name), Bucket))
-        # Names are compared only where nodes fit equally well.
-        best_named = ((name, fit) for name, fit in named if fit is not None) if tier else ()
-        return min(best_named, key=lambda each: each[0], default=None)
-
     def _before(self, pod: Pod, job: Job, ask: Ask, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
         """The place that where the pod's job was before speaks for; None where nothing does, or nobody wants it."""
         previous = self._cluster.previous
         nodes = previous.of(job.key) if previous is not None else {}
         if not nodes:
             return None
-        fits = {name: fit for name, fit in self._verdicts(ask, candidates) if isinstance(fit, Fit)}
+        fits = {name: fit for name, fit in self._cluster.index.verdicts(ask, candidates) if isinstance(fit, Fit)}
         name = prefer(job.rank_of(pod), nodes, (each for each, _ in sorted(fits.items(), key=_order)))
         return (name, fits[name]) if name is not None else None
 
-    def _is_good(self, held: Reservation, ask: Ask) -> bool:
-        with self._ledger.suspended(held.uid):
-            place = self._cluster.index.standing.get(held.node)
-            if not isinstance(place, Bucket) or isinstance(self._cluster.index.ranking(ask).verdict(place), Refusal):
-                return False
-            return len(held.chips) == ask.chips and not held.taken & ~place.vacancy.usable(ask)
-
     def _nowhere(self, pod: Pod, ask: Ask, candidates: Collection[str] | None) -> Refusal:
         if candidates is not None and len(candidates) == 1:
-            ((_, verdict),) = self._verdicts(ask, candidates)
+            ((_, verdict),) = self._cluster.index.verdicts(ask, candidates)
             if isinstance(verdict, Refusal):
                 return Refusal(verdict.reason, verdict.message)
         return sum_up(pod.key, ask.chips, self._cluster.index.reasons(ask, candidates))

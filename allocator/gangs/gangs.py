@@ -24,9 +24,8 @@ from allocator.gangs.pools import MemberPools
 from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
 from allocator.state.cluster import Cluster
-from allocator.state.jobs import Job
+from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -113,7 +112,7 @@ class Gangs:
             # It was placed alone, before it was known to be of a gang.
             self._ledger.release(pod.uid)
             held = None
-        if held is not None and not self._is_good(held, ask):
+        if held is not None and not self._cluster.suits(held, ask):
             self._give_up(held, job)
         seat = self._find_seat(pod, ask, job, candidates)
         if seat is not None:
@@ -201,12 +200,12 @@ class Gangs:
         held = self._ledger.get(pod.uid)
         if held is not None and held.stage is not Stage.PLANNED:
             held = None
-        if held is not None and (candidates is None or held.node in candidates) and self._is_good(held, ask):
+        if held is not None and (candidates is None or held.node in candidates) and self._cluster.suits(held, ask):
             return held
         for seat in self._ledger.seats(job.key.plan):
             # Equal pods are interchangeable: the one that sits there has not asked yet, or will be told anew.
             fair = seat.is_empty or (held is not None and len(seat.chips) == len(held.chips))
-            if fair and (candidates is None or seat.node in candidates) and self._is_good(seat, ask):
+            if fair and (candidates is None or seat.node in candidates) and self._cluster.suits(seat, ask):
                 return seat
         return None
 
@@ -286,7 +285,7 @@ class Gangs:
             replace(member, candidates=(node,))
             if (node := previous.get(member.rank)) is not None
             and ((allowed := request.allowed(member)) is None or node in allowed)
-            and self._fits(node, member.ask)
+            and self._cluster.index.vacancy_for(member.ask, node) is not None
             else member
             for member in request.members
         )
@@ -295,10 +294,6 @@ class Gangs:
             if not isinstance(found, Refusal):
                 return found
         return self._policy(request, self._cluster.index)
-
-    def _fits(self, node: str, ask: Ask) -> bool:
-        place = self._cluster.index.standing.get(node)
-        return isinstance(place, Bucket) and not isinstance(self._cluster.index.ranking(ask).verdict(place), Refusal)
 
     def _roll(self, job: Job, pod: Pod) -> list[tuple[int, Pod]]:
         ranked = job.ranked()
@@ -309,13 +304,6 @@ class Gangs:
     def _is_settled(self, uid: str) -> bool:
         held = self._ledger.get(uid)
         return held is not None and held.stage not in (Stage.PLANNED, Stage.TENTATIVE)
-
-    def _is_good(self, held: Reservation, ask: Ask) -> bool:
-        with self._ledger.suspended(held.uid):
-            place = self._cluster.index.standing.get(held.node)
-            if not isinstance(place, Bucket) or isinstance(self._cluster.index.ranking(ask).verdict(place), Refusal):
-                return False
-            return len(held.chips) == ask.chips and not held.taken & ~place.vacancy.usable(ask)
 
 
 def _waits(pod: Pod) -> bool:

@@ -5,9 +5,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from allocator.rules.request import Ask
 from allocator.state.changes import Changes
 from allocator.state.index import NodeIndex
-from allocator.state.jobs import Job, Jobs
+from allocator.state.job import Job
+from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
 from allocator.state.node import (
     NodeRecord,
@@ -21,6 +23,7 @@ from allocator.state.peers import Peers
 from allocator.state.pools import NodePools
 from allocator.state.previous import PreviousNodes
 from allocator.state.report import NO_REPORT, Vitality, node_of_health, read_node_health, read_report
+from allocator.state.reservation import Reservation
 from ascend.annotations import CLAIMED, read_predicate_time
 from ascend.deviceinfo import node_name
 from ascend.errors import Refusal
@@ -91,6 +94,12 @@ class Cluster:
     def peer_products(self, job: Job, uid: str) -> frozenset[str] | None:
         """The products that a pod's peers have places on; None where none has, and where there is only one anyway."""
         return self._peers.products(job.key, uid) if self.is_mixed else None
+
+    def suits(self, held: Reservation, ask: Ask) -> bool:
+        """Whether the chips kept for a pod would still do if it asked now."""
+        with self._ledger.suspended(held.uid):
+            vacancy = self.index.vacancy_for(ask, held.node)
+        return vacancy is not None and len(held.chips) == ask.chips and not held.taken & ~vacancy.usable(ask)
 
     def is_gone(self, uid: str) -> bool:
         """Whether a pod was seen to go, of late; one that was never seen may be too new for that."""

@@ -5,11 +5,11 @@ moves it from one bucket to another, and is no work for any ranking before that 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from allocator.rules.request import Ask
-from allocator.rules.vacancy import Fit, Vacancy
+from allocator.rules.vacancy import Fit, Vacancy, Verdict
 from allocator.state.node import Offer, unknown_node
 from allocator.state.ranking import Bucket, Ranking
 from ascend.errors import Refusal
@@ -71,18 +71,49 @@ class NodeIndex:
         elif old is not None:
             self._refusals[old.reason] -= 1
 
-    def best(self, ask: Ask) -> tuple[str, Fit] | None:
-        """The best of all nodes for a pod, the first by name of equally good ones; None where it fits nowhere."""
+    def best(self, ask: Ask, candidates: Collection[str] | None = None) -> tuple[str, Fit] | None:
+        """The best node for a pod, the first by name of equally good ones; None where it fits on none.
+
+        Args:
+            ask: what the pod asks for.
+            candidates: names of nodes; None for every node.
+        """
+        best = self._best(ask)
+        # A scheduler that names every node with enough chips has named the best of all; no other name is looked at.
+        if best is None or candidates is None or best[0] in candidates:
+            return best
+        standing, ranking = self._standing, self.ranking(ask)
+        places = set(map(standing.get, candidates))
+        judged = ((place, ranking.verdict(place)) for place in places if isinstance(place, Bucket))
+        fits = {place: fit for place, fit in judged if isinstance(fit, Fit)}
+        key = min((fit.key for fit in fits.values()), default=None)
+        tier = {place: fit for place, fit in fits.items() if fit.key == key}
+        named = ((name, tier.get(place)) for name in candidates if isinstance(place := standing.get(name), Bucket))
+        # Names are compared only where nodes fit equally well.
+        best_named = ((name, fit) for name, fit in named if fit is not None) if tier else ()
+        return min(best_named, key=lambda each: each[0], default=None)
+
+    def verdicts(self, ask: Ask, candidates: Iterable[str] | None = None) -> Iterator[tuple[str, Verdict]]:
+        """Every node and the verdict on a pod for it.
+
+        Args:
+            ask: what the pod asks for.
+            candidates: names of nodes; None for every node.
+        """
         ranking = self.ranking(ask)
-        if ranking.read_to < 0:
-            ranking.clear()
-            for bucket in self.buckets:
-                ranking.enter(bucket)
-        else:
-            for bucket in self._journal[ranking.read_to :]:
-                ranking.enter(bucket)
-        ranking.read_to = len(self._journal)
-        return ranking.best()
+        for name in self._standing if candidates is None else candidates:
+            place = self._standing.get(name)
+            if place is None:
+                yield name, unknown_node(name)
+            else:
+                yield name, ranking.verdict(place) if isinstance(place, Bucket) else place
+
+    def vacancy_for(self, ask: Ask, name: str) -> Vacancy | None:
+        """What a node has left, where the pod fits on it."""
+        place = self._standing.get(name)
+        if isinstance(place, Bucket) and isinstance(self.ranking(ask).verdict(place), Fit):
+            return place.vacancy
+        return None
 
     def ranking(self, ask: Ask) -> Ranking:
         """The verdicts on an ask."""
@@ -119,6 +150,18 @@ class NodeIndex:
             if isinstance(verdict, Refusal):
                 reasons[verdict.reason] += count
         return reasons
+
+    def _best(self, ask: Ask) -> tuple[str, Fit] | None:
+        ranking = self.ranking(ask)
+        if ranking.read_to < 0:
+            ranking.clear()
+            for bucket in self.buckets:
+                ranking.enter(bucket)
+        else:
+            for bucket in self._journal[ranking.read_to :]:
+                ranking.enter(bucket)
+        ranking.read_to = len(self._journal)
+        return ranking.best()
 
     def _sweep(self) -> None:
         # What a node leaves another soon comes to, and an empty bucket remembers its verdicts; but not for ever.
