@@ -52,7 +52,7 @@ class NodeReport:
         self._dirty = asyncio.Event()
         self._reported: set[str] = set()
         self.node = Node()
-        """As the API server last had it."""
+        """As the API server last had it from this kubelet."""
         self.ready = asyncio.Event()
         """Set once the Node exists."""
 
@@ -76,17 +76,16 @@ class NodeReport:
                 await asyncio.sleep(backoff.next_s())
 
     async def _report(self) -> None:
-        if not self.ready.is_set():
-            self.node = await self._ensure()
-            if self._reset:
-                self._reported |= {each for each in self.node.status.capacity if is_extended(each)}
+        # What an earlier kubelet reported is nothing that this one has said.
+        shown = (self.node if self.ready.is_set() else await self._ensure()).status
+        if not self.ready.is_set() and self._reset:
+            self._reported |= {each for each in shown.capacity if is_extended(each)}
         capacities = self._ledger.capacities()
         # A resource that is forgotten is shown as an explicit 0, never removed (kubelet_node_status.go).
         self._reported |= capacities.keys()
         counts = {**dict.fromkeys(self._reported, (0, 0)), **capacities}
         capacity = {name: str(count) for name, (count, _) in counts.items()}
         allocatable = {name: str(count) for name, (_, count) in counts.items()}
-        shown = self.node.status
         unchanged = capacity.items() <= shown.capacity.items() and allocatable.items() <= shown.allocatable.items()
         if not self.ready.is_set() or not unchanged:
             body = {"status": self._status(capacity, allocatable)}

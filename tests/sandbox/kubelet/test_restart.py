@@ -1,10 +1,14 @@
+import asyncio
 import base64
 import json
 from datetime import UTC, datetime
 
 import pytest
 
+from ascend.kube.objects import JsonObject
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from sandbox.apiserver import ApiServer
+from sandbox.apiserver.resources import Resource
 from sandbox.kubelet import Kubelet
 from tests.sandbox.kubelet.node import Clock, Cluster, pod
 from tests.sandbox.kubelet.peer import RESOURCE, Plugin
@@ -50,6 +54,26 @@ async def test_running_pods_keep_their_devices_and_containers_without_another_al
         assert len(successor.allocated) == 1
         assert not set(successor.allocated[0]) & (ledger["default/a", "main"] | ledger["default/b", "main"])
     assert len(plugin.allocated) == 2
+
+
+async def test_what_an_earlier_kubelet_offered_is_not_taken_for_the_new_one_s_offer(
+    server: ApiServer, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    assert kubelet.allocatable(RESOURCE) == len(plugin.health)
+    said, may_say = asyncio.Event(), asyncio.Event()
+
+    async def hold_up(_operation: str, resource: Resource, subresource: str, document: JsonObject) -> JsonObject:
+        if (resource.plural, subresource) == ("nodes", "status"):
+            said.set()
+            await may_say.wait()
+        return document
+
+    server.admission.append(hold_up)
+    await kubelet.restart()
+    await said.wait()
+    assert kubelet.allocatable(RESOURCE) is None
+    may_say.set()
+    await kubelet.until(lambda: kubelet.allocatable(RESOURCE) == 0)
 
 
 async def test_a_new_pod_after_a_restart_is_refused_until_the_plugin_is_back(
