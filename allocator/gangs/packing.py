@@ -10,6 +10,7 @@ get neighbouring seats: a node is filled before the next one is begun, in the or
 """
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -52,16 +53,22 @@ def _choices(request: GangRequest, index: NodeIndex) -> list[frozenset[str]]:
 
 
 def _pack_on(products: frozenset[str], request: GangRequest, index: NodeIndex) -> "list[Seat] | _Misfit":
-    # Those with nodes of their own choose first: the others have more to choose from. Where a small one then breaks
-    # what a large one needs, the large ones do.
-    found = _packed(request, _Board(index, products), key=lambda each: (each.candidates is None, -each.ask.chips))
+    # Those with few nodes choose first: the others have more to choose from. Where a small one then breaks what a large
+    # one needs, the large ones do.
+    def choice(member: Member) -> float:
+        allowed = request.allowed(member)
+        return math.inf if allowed is None else len(allowed)
+
+    found = _packed(request, _Board(index, products), key=lambda each: (choice(each), -each.ask.chips))
     if isinstance(found, _Misfit) and any(each.candidates is not None for each in request.members):
-        other = _packed(request, _Board(index, products), key=lambda each: (-each.ask.chips, each.candidates is None))
+        other = _packed(request, _Board(index, products), key=lambda each: (-each.ask.chips, choice(each)))
         return found if isinstance(other, _Misfit) else other
     return found
 
 
-def _packed(request: GangRequest, board: "_Board", key: Callable[[Member], tuple[int, int]]) -> "list[Seat] | _Misfit":
+def _packed(
+    request: GangRequest, board: "_Board", key: Callable[[Member], tuple[float, float]]
+) -> "list[Seat] | _Misfit":
     seats: dict[str, Seat] = {}
     members = sorted(request.members, key=lambda each: (*key(each), _order(each.ask)))
     for (_, ask), group in groupby(members, key=lambda each: (id(each.candidates), each.ask)):

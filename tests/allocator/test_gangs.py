@@ -235,6 +235,22 @@ def test_a_gang_whose_nodes_get_their_labels_late_is_placed_then() -> None:
     assert world.engine.place(pods[1], ["b0"]).node == "b0"
 
 
+def of_pool(each: Pod, pool: str) -> Pod:
+    return msgspec.structs.replace(each, spec=msgspec.structs.replace(each.spec, node_selector={"pool": pool}))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("scheduler", [True, False])
+def test_whoever_is_asked_about_first_pods_with_fewer_nodes_choose_first(first: int, *, scheduler: bool) -> None:
+    world = World()
+    world.add(node("n0", labels={"pool": "a"}), node("n1"), node("n2", labels={"pool": "a"}))
+    world.add(pod("busy", 8, node="n2", chips=range(8), phase="Running"))
+    pods = [of_pool(gang("train", 1, minimum=2)[0], "a"), *gang("train", 1, minimum=2, first=1)]
+    world.add(*pods)
+    suited = (["n0", "n2"], ["n0", "n1", "n2"])
+    assert world.engine.place(pods[first], suited[first] if scheduler else None).node == f"n{first}"
+
+
 def test_one_name_restricts_only_the_pod_asked_about() -> None:
     world = world_of(3)
     one, two = gang("train", 2)
