@@ -16,7 +16,8 @@ served.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member, Policy
@@ -48,17 +49,23 @@ class _State:
     lacks_group: bool
 
 
+_Kind: TypeAlias = tuple[Ask, frozenset[tuple[str, str]]]
+"""Pods of a gang that ask for the same on the same nodes: where one of them fits, so does another."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Trial:
+    """Whether asking for a pod of each kind gives a place to anybody of its gang."""
+
     state: _State
-    fits: bool
+    fits: dict[_Kind, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
     job: JobKey
     state: _State
-    ask: Ask
+    kind: _Kind
     # Of two that ask for the same, each is the other's peer and not its own.
     own: str
     candidates: Collection[str] | None
@@ -134,12 +141,7 @@ class Gangs:
         Raises:
             Refusal: the gang is not complete, or does not fit.
         """
-        seat = self._find_seat(pod, ask, job, candidates)
-        if seat is not None:
-            return seat.node
-        self._require_complete(job, pod)
-        seats = self._plan(pod, ask, job, candidates)
-        node = next((seat.node for seat in seats if seat.uid == pod.uid), None)
+        node = self._seats(pod, ask, job, candidates).get(pod.uid)
         if node is None:
             raise Refusal("GangDoesNotFit", f"job {job.key}: pod {pod.key} does not fit beside its peers")
         return node
@@ -149,17 +151,22 @@ class Gangs:
         held = self._ledger.get(pod.uid)
         if held is not None and held.stage is Stage.PLANNED:
             return True
-        state = self._state(job)
+        try:
+            ask = self._ask_of(pod)
+        except Refusal:
+            return False
+        state, kind = self._state(job), _kind(pod, ask)
         trial = self._trials.get(job.key.plan)
         if trial is None or trial.state != state:
-            try:
-                self.preview(pod, self._ask_of(pod), job, None)
-                fits = True
-            except Refusal:
-                fits = False
             self._trials = {name: each for name, each in self._trials.items() if each.state.nodes == state.nodes}
-            trial = self._trials[job.key.plan] = _Trial(state, fits)
-        return trial.fits
+            trial = self._trials[job.key.plan] = _Trial(state)
+        if kind not in trial.fits:
+            try:
+                # Where it is one too many itself, its peers get their places when it asks.
+                trial.fits[kind] = bool(self._seats(pod, ask, job, None))
+            except Refusal:
+                trial.fits[kind] = False
+        return trial.fits[kind]
 
     def beside_peers(self, pod: Pod, ask: Ask, job: Job) -> Ask:
         """What a pod asks of a node that is judged for it alone: to be one of those on which it joins its peers."""
@@ -182,6 +189,18 @@ class Gangs:
             except Refusal:
                 stuck.append(job)
         return stuck
+
+    def _seats(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> dict[str, str]:
+        """The nodes of those who would get a place if the pod was asked for, by uid; reserves nothing.
+
+        Raises:
+            Refusal: the gang is not complete, or does not fit.
+        """
+        seat = self._find_seat(pod, ask, job, candidates)
+        if seat is not None:
+            return {pod.uid: seat.node}
+        self._require_complete(job, pod)
+        return {seat.uid: seat.node for seat in self._plan(pod, ask, job, candidates)}
 
     def _require_complete(self, job: Job, pod: Pod) -> None:
         if self._cluster.jobs.lacks_group(job):
@@ -234,7 +253,7 @@ class Gangs:
         if candidates is not None and several is None:
             return self._plan_anew(pod, ask, job, candidates)
         held = self._ledger.get(pod.uid)
-        question = _Question(job.key, self._state(job), ask, held.node if held is not None else "", several)
+        question = _Question(job.key, self._state(job), _kind(pod, ask), held.node if held is not None else "", several)
         if self._answered is not None and self._answered[0] == question:
             refusal = self._answered[1]
             raise Refusal(refusal.reason, refusal.message)
@@ -308,3 +327,7 @@ class Gangs:
 
 def _waits(pod: Pod) -> bool:
     return pod.asks_for_chips and not pod.spec.node_name and pod.is_live
+
+
+def _kind(pod: Pod, ask: Ask) -> _Kind:
+    return ask, frozenset(pod.spec.node_selector.items())

@@ -251,6 +251,42 @@ def test_whoever_is_asked_about_first_pods_with_fewer_nodes_choose_first(first: 
     assert world.engine.place(pods[first], suited[first] if scheduler else None).node == f"n{first}"
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_refused_gang_may_fit_whoever_of_it_is_looked_at_first(first: int) -> None:
+    world = world_of(1)
+    pods = gang("train", 3, minimum=2)
+    world.add(*pods)
+    assert not any(world.engine.may_fit(each) for each in pods)
+    world.add(node("other"))
+    assert world.engine.may_fit(pods[first])
+    assert world.engine.may_fit(pods[1])
+    # The one too many takes no place, but those for the others are kept once it asks.
+    assert reason(world, pods[2]) == "GangDoesNotFit"
+    assert world.ledger.count(Stage.PLANNED) == 2
+    assert not world.engine.may_fit(pods[2])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_pods_that_join_a_running_gang_each_may_fit_for_itself(first: int) -> None:
+    world = world_of(4, **MESHES)
+    running = [pod(f"train-{n}", 8, node=f"n{n}", chips=range(8), phase="Running", annotations=TWO) for n in range(2)]
+    large, small = gang("train", 1, minimum=2, first=2)[0], gang("train", 1, chips=4, minimum=2, first=3)[0]
+    suited, full = (
+        of_pool(gang("train", 1, minimum=2, first=4)[0], "b"),
+        of_pool(gang("train", 1, minimum=2, first=5)[0], "c"),
+    )
+    world.add(*running, large, small)
+    world.add(*(pod(f"x{n}", 4, node=f"n{n}", chips=range(4), phase="Running") for n in (2, 3)))
+    for each in (large, small) if first == 0 else (small, large):
+        assert world.engine.may_fit(each) == (each is small)
+    world.add(node("b", labels={"pool": "b", **MESHES}), suited, full)
+    for each in (suited, full) if first == 0 else (full, suited):
+        assert world.engine.may_fit(each) == (each is suited)
+        if each is full:
+            assert reason(world, each) == "GangDoesNotFit"
+    assert world.engine.place(suited).node == "b"
+
+
 def test_one_name_restricts_only_the_pod_asked_about() -> None:
     world = world_of(3)
     one, two = gang("train", 2)
