@@ -161,7 +161,9 @@ class AllocatorService(pb_grpc.AllocatorServicer):
                 explained.standing, explained.node = "reserved", held.node
             elif filtered.fitting:
                 explained.standing = "fits"
-                explained.node = self._engine.rank(pod, filtered.fitting)[0].nodes[0]
+                # Of a gang's pod only one fits, and asked about that alone its peers might not.
+                tiers = self._engine.rank(pod, filtered.fitting) if len(filtered.fitting) > 1 else []
+                explained.node = tiers[0].nodes[0] if tiers else filtered.fitting[0]
         return explained
 
     async def GetState(self, request: pb.GetStateRequest, context: Context) -> pb.GetStateResponse:

@@ -8,10 +8,11 @@ import pytest
 
 from allocator.state.changes import Changes
 from allocator.state.reservation import Stage
+from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from sandbox.apiserver import ApiServer
-from tests.allocator.harness import Allocator, failure, ref, running, until
+from tests.allocator.harness import Allocator, failure, node_manifest, pod_manifest, ref, running, until
 
 
 @pytest.fixture
@@ -187,3 +188,18 @@ def test_who_has_been_away_too_long_reads_everything_anew(monkeypatch: pytest.Mo
         changes.note(name)
     assert changes.since(0) is None
     assert changes.since(1) == ["d", "c", "b"]
+
+
+async def test_a_pod_of_a_gang_is_explained_whatever_nodes_are_named(server: ApiServer, allocator: Allocator) -> None:
+    own = node_manifest("n0")
+    own["metadata"]["labels"] = {"pool": "a"}
+    await server.create(own)
+    pods = []
+    for name in ("a", "b"):
+        manifest = pod_manifest(name, 8, annotations={"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"})
+        manifest["spec"]["nodeSelector"] = {"pool": "a"}
+        pods.append(await server.create(manifest))
+    await until(lambda: len(allocator.app.cluster.pods) == len(pods) and "n0" in allocator.app.cluster.nodes)
+    # Some name all nodes there are, and not only those that the pod selects.
+    answer = await allocator.stub.Explain(pb.ExplainRequest(pod=ref(pods[0]), nodes=["n0", "n1", "n2"]))
+    assert (answer.standing, answer.node, answer.fitting) == ("fits", "n0", 1)
