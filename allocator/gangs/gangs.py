@@ -287,7 +287,8 @@ class Gangs:
             members = [member for member in members if member.uid == pod.uid]
         products = self._cluster.peer_products(job, pod.uid)
         if products is not None and not all(member.may_join(products) for member in members):
-            # They name other servers than their peers are on, so they are meant to be there.
+            # Those that name other servers than their peers are on are meant to be there; the rest join them.
+            members = [member.joining(products) for member in members]
             products = None
         request = GangRequest(job.key, tuple(members), placed, pools.common, products)
         found = self._back(request)

@@ -6,7 +6,7 @@ refusal; it reserves nothing. SuperPoD blocks, their repair after faults and swi
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from allocator.rules.job import JobKey
@@ -39,6 +39,12 @@ class Member:
     def may_join(self, products: frozenset[str]) -> bool:
         """Whether what it names leaves one of these products."""
         return self.named is None or not self.named.isdisjoint(products)
+
+    def joining(self, products: frozenset[str]) -> "Member":
+        """Kept to these products, unless it names only others."""
+        if not self.may_join(products):
+            return self
+        return replace(self, ask=replace(self.ask, peers=products), named=products & (self.named or products))
 
 
 @dataclass(frozen=True, slots=True)

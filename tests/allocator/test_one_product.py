@@ -316,6 +316,16 @@ def test_a_successor_in_a_gang_whose_pool_has_no_servers_like_those_of_its_peers
     assert world.engine.place(late).node == "b"
 
 
+@pytest.mark.parametrize("number_asked", [2, 3])
+def test_of_successors_only_the_one_that_names_other_servers_leaves_those_of_its_peers(number_asked: int) -> None:
+    world = world_of(a0=A, a1=A, a2=A, b0=B, b1=B)
+    world.add(*(peer(number, minimum=4, on=f"a{number}") for number in range(2)))
+    late = {2: meant_for(peer(2, minimum=4), B), 3: peer(3, minimum=4)}
+    world.add(*late.values())
+    world.engine.place(late[number_asked])
+    assert [world.engine.place(each).node for each in late.values()] == ["b0", "a2"]
+
+
 def test_a_gang_planned_again_after_a_restart_joins_its_bound_pods() -> None:
     world = world_of(a1=A, a2=A, b1=B, b2=B, b3=B)
     world.add(peer(0, minimum=3, on="b2"), *(peer(number, minimum=3) for number in (1, 2)))
