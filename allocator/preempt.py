@@ -67,13 +67,19 @@ class Preemption:
         self._engine = engine
         self._ledger = ledger
 
-    def sacrifice(self, pod: Pod, node: str) -> Sacrifice | Refusal:
+    def sacrifice(self, pod: Pod, node: str, ask: Ask | None = None) -> Sacrifice | Refusal:
         """Whom a pod displaces from a node, or why that would not help.
+
+        Args:
+            pod: the pod.
+            node: the node.
+            ask: what the pod asks of one node, where the caller has found that out for many of them.
 
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        ask = self._engine.ask_of_one_node(pod)
+        if ask is None:
+            ask = self._engine.ask_of_one_node(pod)
         record = self._cluster.nodes.get(node)
         if record is None:
             return unknown_node(node)
@@ -85,10 +91,14 @@ class Preemption:
         """The best node of those a scheduler suggests, with the victims that make the pod fit there; None: none does.
 
         Where the pod fits without victims the scheduler has not seen yet who is gone; it need not displace anybody.
+
+        Raises:
+            Refusal: the pod's request makes no sense on any node.
         """
+        ask = self._engine.ask_of_one_node(pod)
         found: list[Sacrifice] = []
         for node, suggestion in suggested.items():
-            own = self.sacrifice(pod, node)
+            own = self.sacrifice(pod, node, ask)
             if isinstance(own, Refusal) or not own.victims:
                 continue
             held = self._cluster.nodes[node].holdings

@@ -132,11 +132,12 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             await abort(context, InvalidValue(f"limit is {request.limit}, which is less than 0"))
         found: list[Sacrifice] = []
         with self._journal.timed("preempt"):
+            try:
+                ask = self._engine.ask_of_one_node(pod)
+            except Refusal:
+                return pb.SelectVictimsResponse()
             for number, name in enumerate(list(request.nodes) or list(self._cluster.nodes), start=1):
-                try:
-                    each = self._preemption.sacrifice(pod, name)
-                except Refusal:
-                    return pb.SelectVictimsResponse()
+                each = self._preemption.sacrifice(pod, name, ask)
                 if isinstance(each, Sacrifice):
                     found.append(each)
                 if number % _BREATH == 0:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import msgspec
 import pytest
@@ -157,7 +158,10 @@ def test_the_node_whose_victims_matter_least_is_named_and_no_other() -> None:
         held("e", range(8), 1, node="n4"),
     )
     suggested = {name: Suggestion(("whoever",), int(name == "n4")) for name in ("n1", "n2", "n3", "n4")}
-    best = preemption.improve(pod("x", 8, priority=9), suggested)
+    with mock.patch.object(preemption, "_engine", wraps=preemption._engine) as engine:
+        best = preemption.improve(pod("x", 8, priority=9), suggested)
+    # What a pod asks may take a look at many nodes.
+    engine.ask_of_one_node.assert_called_once()
     # n4's victim is the least important one, but its budget would be violated; n3 loses one pod, n2 two.
     assert best is not None
     assert best.node == "n3"
