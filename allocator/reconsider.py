@@ -33,8 +33,8 @@ AT_ONCE = 16
 _REST = 9
 """So many times as long as a look at all of them has taken, none is taken: others have work to do, too."""
 _REST_LIMIT_S = 30.0
-_BREATH = 256
-"""After so many pods others have a turn on the loop."""
+_BREATH_S = 0.005
+"""After so long others have a turn on the loop; one pod may take as long as hundreds of others."""
 FORGET_S = 600.0
 """A pod that was never seen and not asked about for so long is gone."""
 
@@ -128,9 +128,11 @@ class Reconsideration:
                 fits[each.ask] = self._cluster.index.best(each.ask) is not None
             return fits[each.ask]
 
-        for number, each in enumerate(list(self._refused.values()), start=1):
-            if number % _BREATH == 0:
+        breathed_s = now_s
+        for each in list(self._refused.values()):
+            if self._monotonic() - breathed_s > _BREATH_S:
                 await asyncio.sleep(0)
+                breathed_s = self._monotonic()
             if self._refused.get(each.uid) is not each:
                 continue  # accepted meanwhile
             seen = self._cluster.pods.get(each.uid)

@@ -205,7 +205,7 @@ async def test_however_many_gangs_wait_others_get_nine_tenths_of_the_time(monkey
             reconsideration.refused(each)
         await asyncio.sleep(54)
     assert 5 < len(looks) / 1000 < 6.6
-    assert max(Counter(looks).values()) <= 256
+    assert max(Counter(looks).values()) <= 6
 
 
 async def test_after_a_look_that_took_very_long_the_next_one_comes_within_half_a_minute(
