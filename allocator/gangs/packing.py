@@ -1,7 +1,7 @@
 """The policy for gangs without a topology of their own: every pod where it would be placed alone, all at once.
 
 All of them are on servers of one product: that of the peers which are placed already, else the first that takes all.
-Only where they name different ones themselves, none is asked of them beyond that.
+Only those that name different ones themselves go to these, and the others are on servers of one product then.
 
 Large pods come first, so that small ones don't break what they need; equal pods are interchangeable, so each kind of
 asking is one merge over the buckets of the index: a node is looked at when a pod goes there, and only then. The result
@@ -34,22 +34,31 @@ _FEW = 16
 def pack(request: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
     """Seats for all members, or why not; see the policy's type."""
     misfits: list[_Misfit] = []
-    for products in _choices(request, index):
-        found = _pack_on(products, request, index)
+    for products, choice in _choices(request, index):
+        found = _pack_on(products, choice, index)
         if not isinstance(found, _Misfit):
             return found
         misfits.append(found)
     return _refuse(request, misfits)
 
 
-def _choices(request: GangRequest, index: NodeIndex) -> list[frozenset[str]]:
-    """The products to try, one after the other: where none is given, each that is there, in the order of preference."""
+def _choices(request: GangRequest, index: NodeIndex) -> list[tuple[frozenset[str], GangRequest]]:
+    """The products to try, one after the other: where none is given, each that is there, in the order of preference.
+
+    Members that name different ones go to those, and what is tried is where the others stay together.
+    """
     if request.products is not None:
-        return [request.products]
+        return [(request.products, request)]
     there = frozenset(bucket.vacancy.product.name for bucket in index.buckets)
-    if request.is_apart:
-        return [there]
-    return [frozenset({name}) for name in PRODUCTS if name in there] or [frozenset()]
+    choices = [frozenset({name}) for name in PRODUCTS if name in there] or [frozenset()]
+    if not request.is_apart:
+        return [(products, request) for products in choices]
+    if all(member.named is not None for member in request.members):
+        return [(there, request)]
+    return [
+        (there, replace(request, members=tuple(member.joining(products) for member in request.members)))
+        for products in choices
+    ]
 
 
 def _pack_on(products: frozenset[str], request: GangRequest, index: NodeIndex) -> "list[Seat] | _Misfit":
@@ -209,11 +218,11 @@ def _refuse(request: GangRequest, misfits: list[_Misfit]) -> Refusal:
     together, fitting, where = "must be placed together", str(best.fitting), ""
     if request.products is not None:
         together += f" on {products} servers, where the other pods of the job are,"
-    elif len(misfits) > 1:
+    elif len(misfits) > 1 and not request.is_apart:
         together += " on servers of one product"
         each_fits = [f"{each.fitting} on {name}" for each in misfits if each.fitting for name in each.board.products]
         fitting, where = ", ".join(each_fits) or fitting, f" on {products}"
-    if request.products is not None or len(misfits) > 1:
+    if request.products is not None or (len(misfits) > 1 and not request.is_apart):
         # So that servers of other products are counted as such, whatever is free on them.
         ask = replace(ask, peers=best.board.products)
     # In an order of its own, so that the same state gives the same sentence.

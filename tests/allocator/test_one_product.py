@@ -266,6 +266,17 @@ def test_members_that_name_servers_of_different_products_are_placed_on_these(
     assert [world.engine.place(each).node for each in (first, second)] == ["a", "b"]
 
 
+@pytest.mark.parametrize("number_asked", range(4))
+def test_members_that_name_no_servers_stay_together_where_others_name_different_ones(number_asked: int) -> None:
+    world = world_of(a0=A, a1=A, b0=B, b1=B)
+    pods = [meant_for(peer(0, minimum=4), A), meant_for(peer(1, minimum=4), B), peer(2, minimum=4), peer(3, minimum=4)]
+    world.add(*pods)
+    assert refusal(world, pods[number_asked]).reason == "GangDoesNotFit"
+    world.add(node("b2", labels=B))
+    world.engine.place(pods[number_asked])
+    assert [world.engine.place(each).node for each in pods] == ["a0", "b0", "b1", "b2"]
+
+
 def test_members_that_name_servers_of_different_products_are_placed_together_or_not_at_all() -> None:
     world = world_of(a=A, b=B)
     world.add(pod("busy", 8, node="b", chips=range(8), phase="Running"))
