@@ -87,7 +87,7 @@ class Asking:
         )
         if (ask.distributed or ask.minds_network) and gang is None:
             # The plan of a gang sees to this for all of it at once.
-            ask = self._beside_peers(pod, ask, job, together.known)
+            ask = self._among_peers(pod, ask, job, together.known)
         if ask.minds_network and job.may_be_alone(pod):
             with self._ledger.suspended(pod.uid):
                 if self._cluster.index.best(ask, candidates) is None:
@@ -95,16 +95,27 @@ class Asking:
                     ask = replace(ask, minds_network=False)
         return Asked(ask, job, gang)
 
+    def beside_peers(self, pod: Pod, ask: Ask, job: Job) -> Ask | None:
+        """The same ask, kept to the products on which the pod joins its placed peers; None where none are placed.
+
+        A pod that names other servers than its peers are on is meant to be there: a StatefulSet whose template was
+        changed replaces pod after pod, and would stop at the first one otherwise.
+        """
+        products = self._cluster.peer_products(job, pod.uid)
+        if products is None:
+            return None
+        named = self._cluster.pools.named_products(pod.spec.node_selector, ask)
+        return ask if named is not None and named.isdisjoint(products) else replace(ask, peers=products)
+
     def _excess_of_parts(self, pod: Pod) -> Refusal | None:
         job = self._cluster.jobs.job_of(pod)
         return excess_of_parts(pod, job.key, job.parts_with(pod))
 
-    def _beside_peers(self, pod: Pod, ask: Ask, job: Job, count: int | None) -> Ask:
-        peers = self._cluster.peer_products(job, pod.uid)
-        # A pod that names other servers than its peers are on is meant to be there: a StatefulSet whose template was
-        # changed replaces pod after pod, and would stop at the first one otherwise.
-        if peers is not None:
-            return replace(ask, peers=peers) if ask.may_join(peers) else ask
+    def _among_peers(self, pod: Pod, ask: Ask, job: Job, count: int | None) -> Ask:
+        """The same ask, kept to servers where the pod and its peers can work together."""
+        beside = self.beside_peers(pod, ask, job)
+        if beside is not None:
+            return beside
         if not self._cluster.is_mixed or count is None:
             return ask
         # The first of several: where it goes, the others have to follow.

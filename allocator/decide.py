@@ -111,7 +111,8 @@ class DecisionEngine:
             Refusal: its request makes no sense on any node, or it is gone.
         """
         asked = self._asking.read(pod)
-        return asked.ask if asked.gang is None else self.gangs.beside_peers(pod, asked.ask, asked.gang)
+        beside = self._asking.beside_peers(pod, asked.ask, asked.gang) if asked.gang is not None else None
+        return beside or asked.ask
 
     def filter(self, pod: Pod, candidates: Collection[str] | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing.

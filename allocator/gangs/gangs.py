@@ -168,14 +168,6 @@ class Gangs:
                 trial.fits[kind] = False
         return trial.fits[kind]
 
-    def beside_peers(self, pod: Pod, ask: Ask, job: Job) -> Ask:
-        """What a pod asks of a node that is judged for it alone: to be one of those on which it joins its peers."""
-        products = self._cluster.peer_products(job, pod.uid)
-        if products is None:
-            return ask
-        named = self._cluster.pools.named_products(pod.spec.node_selector, ask)
-        return ask if named is not None and named.isdisjoint(products) else replace(ask, peers=products)
-
     def resume(self) -> list[Job]:
         """Plan the rest of every gang of which some pods are bound and some wait; returns those that don't fit."""
         stuck = []

@@ -31,10 +31,6 @@ class Ask:
     peers: frozenset[str] | None = None
     prefers: str | None = None
 
-    def may_join(self, peers: frozenset[str]) -> bool:
-        """Whether what its job is for leaves one of these products."""
-        return self.products is None or not self.products.isdisjoint(peers)
-
 
 def requested_chips(pod: Pod) -> int:
     """The number of chips a pod asks for with all its containers, at least 1.

@@ -15,10 +15,12 @@ from allocator.rules.job import (
     is_later,
     job_of_owner,
     own_rank,
+    stated_minimum,
     stated_replicas,
     works_alone,
 )
 from allocator.rules.validity import virtual_chips
+from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
 _VERSIONS: Final = count(1)
@@ -36,6 +38,12 @@ class Cooperation(NamedTuple):
 
     known: int | None
     least: int
+
+
+class _Statement(NamedTuple):
+    created: str
+    name: str
+    minimum: int
 
 
 class Job:
@@ -59,11 +67,12 @@ class Job:
         "_parts",
         "_pods",
         "_ranks",
+        "_stated",
+        "_stated_last",
         "group_minimum",
         "key",
         "present",
         "size",
-        "stated_minimum",
         "version",
     )
 
@@ -73,7 +82,8 @@ class Job:
         self.present = 0
         self.version = next(_VERSIONS)
         self.group_minimum: int | None = None
-        self.stated_minimum: int | None = None
+        self._stated: dict[str, _Statement] = {}
+        self._stated_last: _Statement | None = None
         self._owners = owners
         self._pods: dict[str, Pod] = {}
         self._own: dict[str, int] = {}
@@ -91,6 +101,17 @@ class Job:
     def pods(self) -> Mapping[str, Pod]:
         """Its present pods, by uid."""
         return MappingProxyType(self._pods)
+
+    @property
+    def stated_minimum(self) -> int | None:
+        """The minimum as its pods state it; None where none does.
+
+        Where they contradict each other, as while a template that was changed is rolled out, the newest of those that
+        state one is right: whatever the order in which they were seen, so that it is the same after a restart.
+        """
+        if self._stated_last is None:
+            self._stated_last = max(self._stated.values(), default=None)
+        return self._stated_last.minimum if self._stated_last is not None else None
 
     @property
     def min_available(self) -> int:
@@ -169,9 +190,23 @@ class Job:
             self.rank_of(pod)
         return sorted(((self.rank_of(pod), pod) for pod in self._pods.values()), key=_by_rank)
 
+    def state(self, pod: Pod) -> None:
+        """Take down the minimum that a pod states."""
+        minimum = _minimum(pod)
+        if minimum is None:
+            self._take_back(pod.uid)
+            return
+        statement = _Statement(pod.metadata.creation_timestamp or "", pod.name, minimum)
+        last = self._stated_last
+        self._take_back(pod.uid)
+        self._stated[pod.uid] = statement
+        if len(self._stated) == 1 or (last is not None and statement >= last):
+            self._stated_last = statement
+
     def put(self, pod: Pod) -> None:
         """A pod of it is present."""
-        self.remove(pod.uid, given=False)
+        self._remove(pod.uid)
+        self.state(pod)
         self._pods[pod.uid] = pod
         self.version = next(_VERSIONS)
         self.present += 1
@@ -185,13 +220,13 @@ class Job:
             # A pod that brings its rank along displaces one that was only given it.
             self._ranks[rank] = pod.uid
 
-    def remove(self, uid: str, *, given: bool = True) -> None:
-        """A pod of it is present no more.
+    def remove(self, uid: str) -> None:
+        """A pod of it is present no more."""
+        self._take_back(uid)
+        self._remove(uid)
+        self._free(self._given.pop(uid, None), uid)
 
-        Args:
-            uid: the pod's.
-            given: also take back the rank it was given.
-        """
+    def _remove(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
@@ -200,8 +235,10 @@ class Job:
         self.size -= pod.asks_for_chips
         self._parts.pop(uid, None)
         self._free(self._own.pop(uid, None), uid)
-        if given:
-            self._free(self._given.pop(uid, None), uid)
+
+    def _take_back(self, uid: str) -> None:
+        if self._stated.pop(uid, None) == self._stated_last:
+            self._stated_last = None
 
     def _made_with(self, pod: Pod) -> int | None:
         owner = job_of_owner(pod)
@@ -221,6 +258,14 @@ class Job:
         if rank is not None and self._ranks.get(rank) == uid:
             del self._ranks[rank]
             self._lowest = min(self._lowest, rank)
+
+
+def _minimum(pod: Pod) -> int | None:
+    try:
+        return stated_minimum(pod)
+    except Refusal:
+        # Said to whoever asks for the pod to be placed.
+        return None
 
 
 def _by_rank(each: tuple[int, Pod]) -> tuple[int, str]:

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from allocator.rules.job import INDEXED_JOB, SINGLE, STATEFUL_SET, JobKey, find_job, stated_minimum
+from allocator.rules.job import INDEXED_JOB, SINGLE, STATEFUL_SET, JobKey, find_job
 from allocator.state.job import Job
-from ascend.errors import Refusal
 from ascend.kube.objects import BatchJob, Pod, PodGroup, StatefulSet
 
 
@@ -65,7 +64,6 @@ class Jobs:
         if job is None:
             job = self._jobs[key] = self._new(key, pod)
         self._places[pod.uid] = _Place(key, present)
-        job.stated_minimum = _minimum(pod) or job.stated_minimum
         if present:
             job.put(pod)
         else:
@@ -118,7 +116,7 @@ class Jobs:
     def _new(self, key: JobKey, pod: Pod) -> Job:
         job = Job(key, self._owners)
         job.group_minimum = self._groups.get(key)
-        job.stated_minimum = _minimum(pod)
+        job.state(pod)
         return job
 
 
@@ -126,11 +124,3 @@ def _owned(owner: StatefulSet | BatchJob) -> JobKey:
     # The pods of a Job without an index don't work together, however many it has.
     kind = STATEFUL_SET if isinstance(owner, StatefulSet) else INDEXED_JOB
     return JobKey(owner.metadata.namespace, owner.name, kind)
-
-
-def _minimum(pod: Pod) -> int | None:
-    try:
-        return stated_minimum(pod)
-    except Refusal:
-        # Said to whoever asks for the pod to be placed.
-        return None

@@ -1,5 +1,6 @@
 """A job is found by whatever marks its pods, and counts and ranks them, event by event as from the beginning."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -140,6 +141,33 @@ def test_the_group_says_the_minimum_and_the_pods_only_where_it_leaves_it_at_one(
         assert jobs.job_of(each).min_available == expected
     jobs.group_applied(COSCHEDULING, PodGroup(metadata=Metadata(name="g", namespace="default")))
     assert jobs.job_of(each).min_available == 2
+
+
+def stating(name: str, minimum: int | None, created: int) -> Pod:
+    made = marked(name, owner="StatefulSet", annotations={MIN_AVAILABLE: str(minimum)} if minimum else {})
+    stamp = f"2026-01-01T00:00:{created:02}Z"
+    return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, creation_timestamp=stamp))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_of_pods_that_contradict_each_other_the_newest_says_the_minimum_in_whatever_order_they_are_seen(
+    order: tuple[int, ...],
+) -> None:
+    pods = [stating("p-0", 3, 10), stating("p-1", 2, 30), stating("p-2", 1, 20), stating("p-3", None, 40)]
+    jobs = Jobs()
+    for number in order:
+        jobs.pod_applied(pods[number])
+    job = jobs.job_of(pods[3])
+    assert job.min_available == 2
+    jobs.pod_applied(stating("p-0", 5, 10))
+    assert job.min_available == 2
+    for gone, left in ((1, 1), (2, 5), (0, 1)):
+        jobs.pod_deleted(pods[gone])
+        assert job.min_available == left
+    jobs.pod_applied(stating("p-3", 4, 40))
+    assert job.min_available == 4
+    jobs.pod_applied(pods[3])
+    assert job.min_available == 1
 
 
 @pytest.mark.parametrize("none", [None, 0])

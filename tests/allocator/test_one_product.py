@@ -320,11 +320,12 @@ def test_of_a_job_larger_than_its_minimum_those_that_name_no_different_servers_s
     assert [world.engine.place(each).node for each in pods[:2]] == ["b1", "b2"]
 
 
-def test_a_successor_in_a_gang_whose_pool_has_no_servers_like_those_of_its_peers_goes_to_its_pool() -> None:
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_a_successor_whose_pool_has_no_servers_like_those_of_its_peers_goes_to_its_pool(minimum: int) -> None:
     world = world_of(a1=A | X, a2=A | X, b=B | Y)
-    world.add(peer(0, minimum=2, on="a1"), late := meant_for(peer(1, minimum=2), Y))
+    world.add(peer(0, minimum=minimum, on="a1"), late := meant_for(peer(1, minimum=minimum), Y))
     assert isinstance(Preemption(world.cluster, world.ledger, world.engine).sacrifice(late, "b"), Sacrifice)
-    assert world.engine.place(late).node == "b"
+    assert world.engine.place(late, ["b"]).node == "b"
 
 
 @pytest.mark.parametrize("number_asked", [2, 3])
