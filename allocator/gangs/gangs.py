@@ -16,6 +16,7 @@ served.
 """
 
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -120,7 +121,10 @@ class Gangs:
             self._ledger.release(pod.uid)
             held = None
         if held is not None and not self._cluster.suits(held, ask):
-            self._give_up(held, job)
+            if self._has_begun(job):
+                self._ledger.release(held.uid)
+            else:
+                self._ledger.drop_plan(held.plan)
         seat = self._find_seat(pod, ask, job, candidates)
         if seat is not None:
             return self._sit(pod, seat)
@@ -188,11 +192,12 @@ class Gangs:
         Raises:
             Refusal: the gang is not complete, or does not fit.
         """
-        seat = self._find_seat(pod, ask, job, candidates)
-        if seat is not None:
-            return {pod.uid: seat.node}
-        self._require_complete(job, pod)
-        return {seat.uid: seat.node for seat in self._plan(pod, ask, job, candidates)}
+        with self._without_bad_seat(pod, ask, job):
+            seat = self._find_seat(pod, ask, job, candidates)
+            if seat is not None:
+                return {pod.uid: seat.node}
+            self._require_complete(job, pod)
+            return {seat.uid: seat.node for seat in self._plan(pod, ask, job, candidates)}
 
     def _require_complete(self, job: Job, pod: Pod) -> None:
         if self._cluster.jobs.lacks_group(job):
@@ -228,12 +233,18 @@ class Gangs:
         self._ledger.swap(pod.uid, seat.uid)
         return self._ledger.get(pod.uid) or seat
 
-    def _give_up(self, held: Reservation, job: Job) -> None:
-        """A seat is no good any more: with nobody bound the plan is made anew, otherwise this seat of it."""
-        if any(not _waits(pod) or self._is_settled(pod.uid) for pod in job.pods.values() if pod.asks_for_chips):
-            self._ledger.release(held.uid)
-        else:
-            self._ledger.drop_plan(held.plan)
+    def _without_bad_seat(self, pod: Pod, ask: Ask, job: Job) -> AbstractContextManager[object]:
+        """Where a seat would be given up if its pod was placed, count it as given up."""
+        held = self._ledger.get(pod.uid)
+        if held is None or (held.stage is Stage.PLANNED and self._cluster.suits(held, ask)):
+            return nullcontext()
+        if held.stage is not Stage.PLANNED or self._has_begun(job):
+            return self._ledger.suspended(pod.uid)
+        return self._ledger.set_aside(held.plan)
+
+    def _has_begun(self, job: Job) -> bool:
+        """Whether any pod is bound, or about to be: else a plan of which a seat is no good any more is made anew."""
+        return any(not _waits(pod) or self._is_settled(pod.uid) for pod in job.pods.values() if pod.asks_for_chips)
 
     def _state(self, job: Job) -> _State:
         jobs = self._cluster.jobs

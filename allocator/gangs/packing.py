@@ -215,9 +215,11 @@ class _Misfit:
 def _refuse(request: GangRequest, misfits: list[_Misfit]) -> Refusal:
     best = max(misfits, key=lambda each: each.fitting)
     ask, products = best.ask, " or ".join(sorted(best.board.products))
-    together, fitting, where = "must be placed together", str(best.fitting), ""
+    alone = len(request.members) == 1
+    who = f"pod {request.members[0].pod}" if alone else f"{len(request.members)} pods"
+    together, fitting, where = "has to join its peers" if alone else "must be placed together", str(best.fitting), ""
     if request.products is not None:
-        together += f" on {products} servers, where the other pods of the job are,"
+        together += f" on {products} servers" + (", where the other pods of the job are," if not alone else "")
     elif len(misfits) > 1 and not request.is_apart:
         together += " on servers of one product"
         each_fits = [f"{each.fitting} on {name}" for each in misfits if each.fitting for name in each.board.products]
@@ -234,6 +236,6 @@ def _refuse(request: GangRequest, misfits: list[_Misfit]) -> Refusal:
         refusing = "there is no node" if best.allowed is None else "no node has what its node selector asks for"
     return Refusal(
         "GangDoesNotFit",
-        f"job {request.job}: {len(request.members)} pods {together} and only {fitting} fit at once; "
-        f"for another one of {ask.chips} {chips}{where} {refusing}",
+        f"job {request.job}: {who} {together} and {'does not fit' if alone else f'only {fitting} fit at once'}; "
+        f"for {'one' if alone else 'another one'} of {ask.chips} {chips}{where} {refusing}",
     )

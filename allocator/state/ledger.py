@@ -231,6 +231,21 @@ class Ledger:
             if reservation is not None and uid not in self._by_uid:
                 self._put(reservation)
 
+    @contextmanager
+    def set_aside(self, plan: str) -> Iterator[None]:
+        """Within the block what is left of a plan counts as given up.
+
+        The block must not await, nor reserve.
+        """
+        kept, left = self._plans.get(plan), self.drop_plan(plan)
+        try:
+            yield
+        finally:
+            if kept is not None:
+                self._plans[plan] = kept
+                for reservation in left:
+                    self._put(reservation)
+
     def _expire_plans(self, now_s: float) -> list[Reservation]:
         expired: list[Reservation] = []
         while self._plans_due and self._plans_due[0][0] <= now_s:

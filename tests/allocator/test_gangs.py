@@ -382,6 +382,36 @@ def test_a_plan_whose_node_breaks_down_is_made_anew_while_nobody_is_bound() -> N
     assert len(world.ledger) == 0
 
 
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_filter_answers_the_node_of_the_next_plan_where_the_planned_one_has_broken_down(bound: bool) -> None:  # noqa: FBT001 - a column of the table
+    world = world_of(2)
+    pods = gang("train", 2)
+    world.add(*pods)
+    for each in pods:
+        world.engine.place(each)
+    if bound:
+        bind(world, pods[1])
+    world.add(*(node(f"n{number}", cordoned=True) for number in range(2)), *(node(f"o{number}") for number in range(2)))
+    kept = {each.uid: each for each in world.ledger}
+    assert world.engine.filter(pods[0]).fitting == ["o0"]
+    assert world.engine.rank(pods[0])[0].nodes == ["o0"]
+    assert {each.uid: each for each in world.ledger} == kept
+    assert world.engine.place(pods[0]).node == "o0"
+
+
+def test_a_plan_that_a_filter_set_aside_ends_in_its_time() -> None:
+    world = world_of(2)
+    pods = gang("train", 2)
+    world.add(*pods)
+    world.engine.place(pods[0])
+    world.add(node("n0", cordoned=True))
+    assert world.engine.filter(pods[0]).fitting == []
+    world.now_s += TTL_S - 1
+    assert len(world.ledger.expire()) == 0
+    world.now_s += 1
+    assert len(world.ledger.expire()) == 2
+
+
 def test_a_pod_whose_node_breaks_down_later_gets_another_place_beside_its_running_peers() -> None:
     world = world_of(4)
     pods = gang("train", 3)

@@ -112,8 +112,8 @@ def test_a_successor_waits_for_the_servers_its_peers_are_on(minimum: int) -> Non
     refused = refusal(world, late)
     if minimum > 1:
         assert refused.message == (
-            "job default/train: 1 pods must be placed together on 910B-8 servers, where the other pods of the job "
-            "are, and only 0 fit at once; for another one of 8 chips the nodes refuse: 1 NotEnoughChips, 1 WrongProduct"
+            "job default/train: pod default/train-1 has to join its peers on 910B-8 servers and does not fit; "
+            "for one of 8 chips the nodes refuse: 1 NotEnoughChips, 1 WrongProduct"
         )
     else:
         assert refused.message.endswith("fit on none of 2 nodes: 1 NotEnoughChips, 1 WrongProduct")
