@@ -6,7 +6,7 @@ written behind the answer.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -22,6 +22,7 @@ from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers, Part
 from device_plugin.state.observable import Observable, first_change
 from device_plugin.state.pods import NodePods
+from device_plugin.state.withheld import Withheld
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -95,17 +96,25 @@ class HandOverDesk:
         self._one_at_a_time = asyncio.Lock()
         self._preferred: tuple[Candidate, tuple[int, ...]] | None = None
         self._guessed = False
+        self._withheld = Withheld(pods)
+
+    def begin(self) -> None:
+        """A kubelet that may have just started is about to be told of our devices."""
+        self._withheld.begin()
 
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> list[str]:
         """The device ids for the container under admission; empty on any doubt (design, decision 2)."""
         self._preferred = None
+        self._withheld.note(())
         if count <= 0:
             return []
         try:
             async with asyncio.timeout(PREFER_CAP_S), self._one_at_a_time:
                 self._guessed = False
                 candidate = await self._under_admission(count, PREFER_LIST_AFTER_S)
-                chips = await self._choose(candidate, available, must_include)
+                chips = await self._choose(candidate, must_include, known_ids(available))
+                if chips is None and (unoffered := await self._choose(candidate, must_include, None)) is not None:
+                    self._withheld.note(set(unoffered) - known_ids(available))
         except (AscendError, TimeoutError) as error:
             log.info("no preference", count=count, error=str(error) or "no pod in time")
             return []
@@ -157,6 +166,7 @@ class HandOverDesk:
         try:
             chips = await self._chips_now(pod)
             part = self._part(candidate, chips, kubelet_ids)
+            self._withheld.check(pod, part)
             gift = self._give(part.chips)
         except (Refusal, asyncio.CancelledError):
             # Out of time is refused as well: until its rejection is on the watch, it would look as if it waited.
@@ -191,9 +201,9 @@ class HandOverDesk:
         return Part(ask.container, ask.keeps, given, kubelet_ids)
 
     async def _choose(
-        self, candidate: Candidate, available: Sequence[str], must_include: Sequence[str]
+        self, candidate: Candidate, must_include: Sequence[str], among: Collection[int] | None
     ) -> tuple[int, ...] | None:
-        """The chips to prefer: the container's if the kubelet can still give them, else none."""
+        """The chips to prefer: the container's if the kubelet can still give them (``among``, or all), else none."""
         if len(known_ids(must_include)) < len(set(must_include)):
             return None
         chips = await self._chips_now(candidate.pod)
@@ -203,7 +213,7 @@ class HandOverDesk:
             candidate.pod.asks,
             chips,
             kept=known.kept if known is not None else {},
-            among=known_ids(available),
+            among=among,
             must_include=known_ids(must_include),
         )
 

@@ -89,6 +89,8 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
                     await self._wait_for_report(snapshot)
                     if self._ending.is_set():
                         return
+                    if sent is None:
+                        self._desk.begin()
                     yield message
                     sent = message
                     self._told_healthy.set(snapshot.healthy)

@@ -624,3 +624,92 @@ async def test_a_call_for_no_device_is_refused_at_once() -> None:
         await node.desk.allocate([])
     assert await node.desk.prefer(ALL, [], 0) == []
     assert asyncio.get_running_loop().time() == started_s
+
+
+def found_by_the_kubelet(*found: Pod) -> Node:
+    """A node whose kubelet started after these pods had come to it."""
+    node = Node()
+    node.kubelet = list(found)
+    for each in found:
+        node.show(each)
+    node.desk.begin()
+    return node
+
+
+async def test_a_pod_from_before_the_kubelet_s_start_is_refused_a_chip_that_is_not_offered_and_the_next_gets_it() -> (
+    None
+):
+    found = pod("found", 2, 0, 1, time=1)
+    node = found_by_the_kubelet(found)
+    with pytest.raises(Refusal, match="the kubelet does not offer Ascend910-1 yet") as refused:
+        await node.admit(2, ids(0, 2, 3, 4, 5, 6, 7))
+    assert refused.value.reason == "ChipNotFreed"
+    assert (list(node.handovers), node.claimed) == ([], [])
+    node.pods.deleted(found)
+    node.kubelet = [again := pod("again", 2, 0, 1, time=2)]
+    node.show(again)
+    assert (await node.admit(2)).matches_kubelet
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["after", "before any"])
+async def test_a_pod_that_came_after_the_kubelet_s_start_gets_its_chips_whatever_is_offered(*, begun: bool) -> None:
+    node = Node()
+    if begun:
+        node = found_by_the_kubelet(pod("earlier", 1, 7, time=1))
+    node.kubelet = [late := pod("late", 2, 0, 1, time=1)]
+    node.show(late)
+    handover = await node.admit(2, ids(0, 2, 3, 4, 5, 6, 7))
+    assert (handover.chips, handover.kubelet_ids) == ((0, 1), (0, 2))
+
+
+async def test_what_was_not_offered_to_one_pod_is_not_held_against_another() -> None:
+    one, other = pod("one", 2, 0, 1, time=1), pod("other", 2, 2, 3, time=2)
+    node = found_by_the_kubelet(one, other)
+    node.kubelet = [one]
+    assert await node.desk.prefer(ids(0, 2, 3, 4), [], 2) == []
+    node.kubelet = [one, other]
+    assert (await node.desk.allocate(ids(2, 4))).part.chips == (2, 3)
+
+
+@pytest.mark.parametrize("then", ["asked again", "another kubelet"])
+async def test_what_was_not_offered_is_refused_until_the_kubelet_asks_again_or_is_another(then: str) -> None:
+    node = found_by_the_kubelet(pod("one", 2, 0, 1, time=1))
+    with pytest.raises(Refusal, match="does not offer Ascend910-1 yet"):
+        await node.admit(2, ids(0, 2))
+    with pytest.raises(Refusal, match="does not offer Ascend910-1 yet"):
+        await node.desk.allocate(ids(0, 2))
+    if then == "asked again":
+        assert await node.desk.prefer(ids(0, 1, 2), ids(2), 2) == []
+    else:
+        node.desk.begin()
+    assert (await node.desk.allocate(ids(0, 2))).part.chips == (0, 1)
+
+
+async def test_a_kubelet_that_chose_the_chip_after_all_gives_it() -> None:
+    node = found_by_the_kubelet(pod("one", 2, 0, 1, time=1))
+    assert await node.desk.prefer(ids(0, 2), [], 2) == []
+    assert (await node.desk.allocate(ids(1, 2))).part.chips == (0, 1)
+
+
+async def test_a_pod_whose_preference_took_too_long_gets_its_chips_though_another_choice_was_made() -> None:
+    node = found_by_the_kubelet(one := pod("one", 2, 0, 1, time=1), pod("two", 2, 2, 3, time=2))
+    answer, node.desk._kubelet_pods = node.desk._kubelet_pods, asyncio.Event().wait  # type: ignore[assignment]  # hangs
+    assert await node.desk.prefer(ids(0, 4, 5), [], 2) == []
+    node.desk._kubelet_pods, node.kubelet = answer, [one]
+    assert (await node.desk.allocate(ids(0, 4))).part.chips == (0, 1)
+
+
+async def test_a_container_that_can_have_other_chips_of_its_pod_is_not_refused_and_the_one_left_without_is() -> None:
+    node = found_by_the_kubelet(pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}))
+    left = await node.admit(2, ids(0, 2, 3))
+    assert [part.chips for part in left.parts] == [(0, 2)]
+    with pytest.raises(Refusal, match="does not offer Ascend910-1 yet"):
+        await node.admit(2, ids(3, 4, 5))
+
+
+async def test_ids_that_are_not_the_pod_s_and_chosen_already_are_no_reason_to_refuse() -> None:
+    node = found_by_the_kubelet(crowded("one", 0, 1, 2, 3))
+    await node.admit(4)
+    assert await node.desk.prefer(ids(2, 3, 4), ids(4), 2) == []
+    given = await node.desk.allocate(ids(4, 3))
+    assert (given.part.container, given.part.matches_kubelet) == ("left", False)

@@ -127,3 +127,27 @@ async def test_a_pod_the_kubelet_rejects_without_asking_leaves_the_next_one_its_
         check_hand_over(whole, await whole.claimed("next"))
         assert kubelet.status("default/elsewhere")["reason"] == "NodeAffinity"
         whole.cluster.server.delay("/pods/elsewhere/status", 0.0)
+
+
+async def test_a_chip_a_restarted_kubelet_has_not_freed_yet_is_refused_to_the_pods_it_found_and_not_to_the_next(
+    folder: Path,
+) -> None:
+    async with whole_node(folder) as whole, whole.plugin() as plugin:
+        kubelet = whole.node.kubelet
+        await whole.bind("ended", 1)
+        await whole.claimed("ended")
+        await whole.client.delete(PODS, "ended", "default")
+        await until(lambda: whole.find("ended") is None)
+        kubelet.hold_admission()
+        await whole.bind("found", 1, predicate_time=7)
+        await whole.bind("unconcerned", 5, 4, predicate_time=8)
+        await until(lambda: len(list(plugin.pods)) == 2)
+        await kubelet.restart()
+        await until(lambda: kubelet.registrations and whole.offers_chips())
+        kubelet.release_admission()
+        said = await refusal(whole, "found")
+        assert "desc = ChipNotFreed: the kubelet does not offer Ascend910-1 yet: after its start" in said
+        assert said.endswith("a new pod will get it, which is unexpected")
+        check_hand_over(whole, await whole.claimed("unconcerned"))
+        await whole.bind("again", 1)
+        check_hand_over(whole, await whole.claimed("again"))

@@ -90,6 +90,19 @@ async def test_an_unchanged_list_is_not_sent_again(face: Face, stub: "DevicePlug
     assert (await anext(stream)).devices[0].health == "Unhealthy"
 
 
+async def test_a_pod_that_came_between_two_lists_is_none_the_kubelet_found_at_its_start(
+    face: Face, stub: "DevicePluginAsyncStub"
+) -> None:
+    stream = aiter(stub.ListAndWatch(pb.Empty()))
+    await anext(stream)
+    face.pods.applied(pod("late", 1, 1, time=1))
+    face.reported_unhealthy.set(0b1)
+    face.snapshots.set(snapshot(0))
+    await anext(stream)
+    assert await prefer(stub, ["Ascend910-2"], [], 1) == [[]]
+    assert (await allocate(stub, "Ascend910-2")).envs["ASCEND_VISIBLE_DEVICES"] == "1"
+
+
 async def test_a_second_stream_does_not_end_the_first(face: Face, stub: "DevicePluginAsyncStub") -> None:
     # A new kubelet may open one before the old one's is cancelled (spec/kubernetes.md §1.5).
     servicer = face.servicers[-1]
