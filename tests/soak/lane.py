@@ -202,14 +202,18 @@ class Lane:
         await self.node.kubelet.until(lambda: not self.registered)
 
     async def until_registered(self) -> None:
-        """Wait until the kubelet has the plugin's chips and the Node offers them.
+        """Wait until the kubelet has the plugin's chips, the Node offers them, and a pod that comes is a later one.
+
+        What ended pods had, a kubelet that has restarted keeps from the pods it finds (spec/kubernetes.md §1.6).
 
         Raises:
             Wrong: not in time.
         """
         kubelet = self.node.kubelet
         try:
-            await kubelet.until(lambda: self.registered and kubelet.allocatable(RESOURCE) == 8, PATIENCE_S)
+            await kubelet.until(
+                lambda: self.registered and kubelet.allocatable(RESOURCE) == 8 and kubelet.is_synced, PATIENCE_S
+            )
         except TimeoutError:
             raise Wrong(f"the plugin is not registered again within {PATIENCE_S:.0f} s") from None
 
