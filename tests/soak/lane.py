@@ -201,6 +201,12 @@ class Lane:
         await asyncio.gather(*self.node.kubelet._running.plugins._streams, return_exceptions=True)
         await self.node.kubelet.until(lambda: not self.registered)
 
+    async def restart_kubelet(self) -> None:
+        """Restart the kubelet; half the time it looks at the pods it finds only once the plugin has registered."""
+        if self.rng.random() < 0.5:
+            self.node.kubelet.hold_admission()
+        await self.node.kubelet.restart()
+
     async def until_registered(self) -> None:
         """Wait until the kubelet has the plugin's chips, the Node offers them, and a pod that comes is a later one.
 
@@ -211,11 +217,12 @@ class Lane:
         """
         kubelet = self.node.kubelet
         try:
-            await kubelet.until(
-                lambda: self.registered and kubelet.allocatable(RESOURCE) == 8 and kubelet.is_synced, PATIENCE_S
-            )
+            await kubelet.until(lambda: self.registered and kubelet.allocatable(RESOURCE) == 8, PATIENCE_S)
+            kubelet.release_admission()
+            await kubelet.until(lambda: kubelet.is_synced, PATIENCE_S)
         except TimeoutError:
-            raise Wrong(f"the plugin is not registered again within {PATIENCE_S:.0f} s") from None
+            what = "through the pods it found" if self.registered else "registered with"
+            raise Wrong(f"the kubelet is not {what} again within {PATIENCE_S:.0f} s") from None
 
 
 def visible(container: Container | None) -> tuple[int, ...]:

@@ -156,7 +156,8 @@ class Races:
             await lane.until_unregistered()
             await lane.plugin.start()
         elif event == "kubelet restarted":
-            await lane.node.kubelet.restart()
+            await lane.restart_kubelet()
+            await lane.until_registered()
 
     async def _remove(self, name: str, grace_s: int) -> None:
         """Delete a pod on its way in; returns when the API server has it no more."""

@@ -192,7 +192,7 @@ class Restarts:
     async def _restart_kubelet(self) -> None:
         self.kubelets += 1
         self._tally.kubelets += 1
-        await self._lane.node.kubelet.restart()
+        await self._lane.restart_kubelet()
         self._lay_snares()
 
     # --- where somebody may be caught
