@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from device_plugin.node_object import NodeWriter
 from device_plugin.report import Reporter
 from device_plugin.rules.levels import Level
 from device_plugin.rules.snapshot import Snapshot
-from device_plugin.state.observable import Observable
+from device_plugin.state.observable import Observable, first_change
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import Resource
 from tests.device_plugin.api import NODE, RecordingClient, Request, node_manifest, running, until
@@ -396,10 +397,19 @@ async def test_a_node_that_takes_no_patch_does_not_have_the_report_written_all_t
     server.fail_next("PATCH", "/nodes/", 422, times=1000)
     chips = tuple(ChipFacts(chip_id, address=ChipAddress("10.0.0.1")) for chip_id in range(8))
 
+    waits: list[float | None] = []
+
+    async def wait(sources: Sequence[Observable[Any]], versions: Sequence[int], within_s: float | None = None) -> bool:
+        waits.append(within_s)
+        return await first_change(sources, versions, within_s)
+
+    monkeypatch.setattr(report_module, "first_change", wait)
+
     async def change(*unhealthy: int) -> None:
+        waits.clear()
         rig.snapshots.set(snapshot(*unhealthy, of=Inventory("Ascend910", chips)))
         await until(lambda: rig.reporter.unhealthy.value == chip_set(unhealthy))
-        await asyncio.sleep(0.05)  # would do for several writes
+        await until(lambda: waits and (waits[-1] or 0.0) > report_module.RETRY_LIMIT_S)
 
     async with running(rig.reporter.run()):
         await change(3)
