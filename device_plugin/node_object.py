@@ -13,6 +13,9 @@ from device_plugin.rules.node_labels import SERVER_TYPE_LABEL
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+PATCH_TIMEOUT_S = 3.0
+"""How long an answer is waited for: some admission webhook may hang, and the next report has to wait as long."""
+
 
 class NodeWriter:
     """Keeps our annotations and labels on the Node; those of others stay.
@@ -62,8 +65,7 @@ class NodeWriter:
             labels = {key: value for key, value in labels.items() if key != SERVER_TYPE_LABEL}
         if (annotations, labels) != self._written:
             told = {**labels, **dict.fromkeys(self._outdated)}
-            await self._client.patch(
-                NODES, self._node, {"metadata": {"annotations": dict(annotations), "labels": told}}
-            )
+            body = {"metadata": {"annotations": dict(annotations), "labels": told}}
+            await self._client.patch(NODES, self._node, body, timeout_s=PATCH_TIMEOUT_S)
             self._outdated = ()
             self._written = (annotations, labels)

@@ -146,20 +146,22 @@ class Reporter:
             await asyncio.sleep(SIGN_OFF_RETRY_S)
         return False
 
-    async def _write(self, snapshot: Snapshot, report: DeviceReport, annotations: Mapping[str, str]) -> ApiError | None:
-        """Write both; why the Node was not written, where it was refused."""
-        labels, problems = node_labels(snapshot.server)
-        for problem in problems:
-            log.warning("label not written", node_label=problem)
-        refused: ApiError | None = None
-        try:
-            await self._node_object.write(annotations, labels)
-        except ApiError as error:
-            refused = error  # a Node that takes no patch must not keep a fault out of the ConfigMap
+    async def _write(
+        self, snapshot: Snapshot, report: DeviceReport, annotations: Mapping[str, str]
+    ) -> ApiError | Unreachable | None:
+        """Write both; why the Node was not written, where it was not."""
+        # First: a Node that takes no patch, or never says so, must not keep a fault out of the ConfigMap.
         await self._post(replace(report, update_time_s=int(self._now_s())))
         self._has_reported = True
         self.unhealthy.set(report.unhealthy)
-        return refused
+        labels, problems = node_labels(snapshot.server)
+        for problem in problems:
+            log.warning("label not written", node_label=problem)
+        try:
+            await self._node_object.write(annotations, labels)
+        except (ApiError, Unreachable) as error:
+            return error
+        return None
 
     async def _post(self, report: DeviceReport) -> None:
         try:

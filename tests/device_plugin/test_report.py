@@ -16,6 +16,7 @@ from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from device_plugin import board as board_module
+from device_plugin import node_object as node_module
 from device_plugin import report as report_module
 from device_plugin.board import Board
 from device_plugin.driver import ChipFacts, Inventory
@@ -324,7 +325,7 @@ async def test_an_api_server_that_fails_is_a_problem_and_is_tried_again(
 
     def written() -> bool:
         problems.append(reporting.reporter.problem)
-        return reporting.reporter.unhealthy.value == 0xFF and reporting.reporter.problem is None
+        return any(problems) and reporting.reporter.unhealthy.value == 0xFF and reporting.reporter.problem is None
 
     await until(written)
     what = "report" if path == "/configmaps/" else "Node"
@@ -369,6 +370,28 @@ async def test_a_node_that_takes_no_patch_keeps_no_fault_out_of_the_config_map(
     await until(lambda: reporting.reporter.unhealthy.value == 0b1000)
     assert (await reporting.report()).unhealthy == 0b1000
     await until(lambda: (reporting.reporter.problem or "").startswith("the Node is not written: "))
+
+
+async def test_a_node_whose_patch_is_never_answered_keeps_no_fault_out_of_the_config_map(
+    reporting: Rig, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert node_module.PATCH_TIMEOUT_S <= report_module.RETRY_LIMIT_S
+    monkeypatch.setattr(node_module, "PATCH_TIMEOUT_S", 0.2)
+    silence = asyncio.Event()
+
+    async def hang(operation: str, resource: Resource, _subresource: str, document: JsonObject) -> JsonObject:
+        if operation == "UPDATE" and resource.plural == "nodes":
+            await silence.wait()
+        return document
+
+    server.admission.append(hang)
+    chips = tuple(ChipFacts(chip_id, address=ChipAddress("10.0.0.1")) for chip_id in range(8))
+    for failed in (3, 4):  # the second one while the Node's patch is under way
+        reporting.snapshots.set(snapshot(failed, of=Inventory("Ascend910", chips)))
+        await until(lambda: reporting.reporter.unhealthy.value == 1 << failed)  # noqa: B023 - waited for at once
+    await until(lambda: (reporting.reporter.problem or "").startswith("the Node is not written: "))
+    silence.set()
+    await until(lambda: reporting.reporter.problem is None)
 
 
 async def test_a_node_that_takes_no_patch_does_not_have_the_report_written_all_the_time(
@@ -471,7 +494,7 @@ async def test_the_node_s_annotations_are_mended_at_the_next_refresh(
         await rig.written(1)
         right = await node_annotations(client)
         await client.patch(NODES, NODE, {"metadata": {"annotations": {BASE_DEVICE_INFOS: "{}", SUPER_POD_ID: None}}})
-        await rig.written(len(rig.writes) + 1)
+        await rig.written(len(rig.writes) + 2)  # the Node comes after the first of them, before the second
         assert await node_annotations(client) == right
 
 
