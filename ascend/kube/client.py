@@ -36,6 +36,8 @@ JSON_PATCH: Final = "application/json-patch+json"
 
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
+RETRY_AFTER_LIMIT_S: Final = 30.0
+"""An API server asks for a pause of some seconds; what stands before it, down for maintenance, may ask for hours."""
 CONNECTIONS: Final = 100
 """At most, at the same time; watches keep theirs."""
 
@@ -368,13 +370,19 @@ def _error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
         status = msgspec.json.decode(body, type=_Status)
     except UNREADABLE:
         status = _Status(message=body[:200].decode(errors="replace"))
-    retry_after = response.headers.get("Retry-After", "")
     return error_of(
         response.status,
         status.message or response.reason or "",
         status.reason,
-        retry_after_s=float(retry_after) if retry_after.isdigit() else None,
+        retry_after_s=_seconds(response.headers.get("Retry-After", "")),
     )
+
+
+def _seconds(retry_after: str) -> float | None:
+    """How long to wait; None where it is not said, or by a date, as no API server does."""
+    if not (retry_after.isascii() and retry_after.isdigit()):
+        return None
+    return min(float(retry_after), RETRY_AFTER_LIMIT_S)
 
 
 def error_of(status: int, message: str, reason: str = "", *, retry_after_s: float | None = None) -> ApiError:

@@ -1,12 +1,15 @@
 """Errors with a meaning, preconditions that hold, an identity that is refreshed."""
 
+import asyncio
 import json
+import ssl
 from pathlib import Path
 
 import pytest
 
 from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Throttled, Unauthorized, Unreachable
 from ascend.kube.client import JSON_PATCH, KubeClient
+from ascend.kube.identity import Access
 from ascend.kube.objects import PODS
 from sandbox.apiserver import ApiServer
 from tests.ascend.kube.objects import pod, write_kubeconfig
@@ -23,6 +26,38 @@ async def test_errors_say_what_happened(server: ApiServer, client: KubeClient) -
     with pytest.raises(Throttled) as throttled:
         await client.get(PODS, "one", "default")
     assert throttled.value.retry_after_s == 7
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits_s"),
+    [
+        ("0", 0),
+        ("7", 7),
+        ("3600", 30),
+        ("9" * 400, 30),
+        ("²", None),
+        ("-1", None),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+    ],
+)
+async def test_a_pause_that_is_asked_for_is_bounded_whatever_is_written_there(
+    asked: str, waits_s: float | None
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 503 Busy\r\nRetry-After: {asked}\r\nContent-Length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async def anonymous() -> dict[str, str]:
+        return {}
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        async with KubeClient(Access(url, ssl.create_default_context(), anonymous)) as client:
+            with pytest.raises(ApiError) as refused:
+                await client.get(PODS, "one", "default")
+    assert refused.value.retry_after_s == waits_s
 
 
 async def test_no_answer_is_told_apart_from_an_error(server: ApiServer, client: KubeClient) -> None:
