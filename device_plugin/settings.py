@@ -91,7 +91,10 @@ class Settings(DriverSettings, DaemonSettings):
     )
     cdi_dir: Path = Field(default=Path("/var/run/cdi"), description="where container runtimes look for CDI files")
     device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")
-    http_address: Address = Field(default="0.0.0.0:11251", description="where /livez, /readyz and /metrics are served")
+    http_address: Address = Field(
+        default=":11251",
+        description="where /livez, /readyz and /metrics are served; without a host: at every address, IPv6 ones too",
+    )
 
     @model_validator(mode="after")
     def _hears_in_time(self) -> Self:

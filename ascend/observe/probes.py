@@ -75,7 +75,9 @@ def _add_page(app: web.Application, path: str, checks: Callable[[], Mapping[str,
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of an address as in ``0.0.0.0:8080`` or ``[::1]:0``; port 0 takes a free one.
+    """Host and port of an address as in ``10.0.0.5:8080`` or ``[::1]:0``; port 0 takes a free one.
+
+    Without a host, as in ``:8080``, it is every address there is, of both kinds.
 
     Raises:
         InvalidValue: it is not such an address.

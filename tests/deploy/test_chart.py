@@ -149,7 +149,8 @@ def test_the_programs_take_the_settings_they_are_given(
     if read.injection == "cdi":
         wanted.add(str(read.cdi_dir))
     assert mounted == wanted
-    assert read.http_address.endswith(f":{plugin['ports'][0]['containerPort']}")
+    # Without a host: the kubelet asks at the pod's address, which may be an IPv6 one.
+    assert read.http_address == f":{plugin['ports'][0]['containerPort']}"
     allocator = _container(helm.find(items, "Deployment", "allocator"))
     monkeypatch.setenv("ASCEND_ALLOCATOR_POD_IP", "10.1.2.3")
     settings = read_settings(AllocatorSettings, "ascend-allocator", allocator["args"])

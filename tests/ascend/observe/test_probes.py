@@ -1,5 +1,7 @@
 """What a daemon says of itself over HTTP."""
 
+import socket
+
 import aiohttp
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -42,3 +44,14 @@ async def test_a_daemon_without_checks_of_its_own_is_live_as_long_as_it_answers(
         for path in ("/startupz", "/livez", "/readyz"):
             async with session.get(f"http://{address}{path}") as answer:
                 assert (answer.status, await answer.text()) == (200, "ok\n")
+
+
+async def test_without_a_host_it_is_reached_at_addresses_of_both_kinds() -> None:
+    app = web.Application()
+    add_probes(app, registry=CollectorRegistry(), ready={})
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with serve_http(app, f":{port}"), aiohttp.ClientSession() as session:
+        for host in ("127.0.0.1", "[::1]"):
+            async with session.get(f"http://{host}:{port}/livez") as answer:
+                assert answer.status == 200

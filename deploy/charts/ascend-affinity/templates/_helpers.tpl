@@ -76,7 +76,8 @@ pod_resources_socket: {{ .kubelet.rootDir }}/pod-resources/kubelet.sock
 {{- with .kubelet.caFile }}
 kubelet_ca_file: {{ . }}
 {{- end }}
-http_address: 0.0.0.0:{{ .httpPort }}
+# At every address: the kubelet asks at the pod's, which may be an IPv6 one.
+http_address: ":{{ .httpPort }}"
 {{- end }}
 {{- end }}
 
