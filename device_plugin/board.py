@@ -59,7 +59,7 @@ class Board:
         self._found: str | None = None
         self._acknowledged: str | None = None
         self.lost: Observable[None] = Observable(None)
-        """Set when somebody has deleted the ConfigMap."""
+        """Set when somebody has deleted the ConfigMap, or written another report or other labels into it."""
 
     @property
     def is_ours(self) -> bool:
@@ -92,6 +92,9 @@ class Board:
         if self._version is None or not is_newer(obj.metadata.resource_version, self._version):
             return
         self._take(obj)
+        if not self.is_ours or not LABELS.items() <= obj.metadata.labels.items():
+            log.warning("somebody has written over the report", config_map=obj.key)
+            self.lost.set(None)
 
     def deleted(self, obj: ConfigMap) -> None:
         """The ConfigMap is gone. That is no word about any chip."""

@@ -10,7 +10,7 @@ import pytest
 
 from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID, ChipAddress
 from ascend.chips import ChipSet, chip_set
-from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report
+from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report, encode_report
 from ascend.errors import ApiError
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
@@ -24,6 +24,7 @@ from device_plugin.metrics import Metrics
 from device_plugin.node_object import NodeWriter
 from device_plugin.report import Reporter
 from device_plugin.rules.levels import Level
+from device_plugin.rules.report import make_report
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.observable import Observable, first_change
 from sandbox.apiserver import ApiServer
@@ -260,6 +261,26 @@ async def test_a_config_map_that_is_deleted_is_there_again_at_once(reporting: Ri
     reporting.board.deleted(gone)
     await until(lambda: len(client.to(MAPS, "POST")) == 2 and reporting.reporter.problem is None)
     assert (await reporting.config_map()).metadata.labels == LABELS
+
+
+@pytest.mark.parametrize("lie", [True, False], ids=["report", "label"])
+async def test_a_config_map_that_somebody_writes_over_is_right_again_at_once(
+    reporting: Rig, client: RecordingClient, *, lie: bool
+) -> None:
+    reporting.snapshots.set(snapshot(3))
+    await until(lambda: reporting.reporter.unhealthy.value == 0b1000)
+    async with running(reporting.board.watch().run()):
+        edit: JsonObject = (
+            {"data": encode_report(make_report(snapshot(), 7))} if lie else {"metadata": {"labels": None}}
+        )
+        count = len(reporting.writes)
+        await client.patch(CONFIG_MAPS, NAME, edit, namespace=NAMESPACE)
+        await reporting.written(count + 2)
+        for _ in range(20):  # its own report coming by is nobody else's
+            await asyncio.sleep(0.005)
+    assert (await reporting.report()).unhealthy == 0b1000
+    assert (await reporting.config_map()).metadata.labels == LABELS
+    assert len(reporting.writes) == count + 2
 
 
 async def test_nothing_is_written_while_nothing_changes(reporting: Rig) -> None:
