@@ -30,6 +30,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 REMEMBERED = 8
 """How many of our latest reports are remembered: where answers were lost, any of them may be the one that is there."""
 
+SIGNATURE = {"ascend-affinity.io/written-by": "ascend-device-plugin"}
+"""On the ConfigMap, as an annotation. The reference plugin takes it away when it writes, and its word is not ours: what
+it finds by polling and does not know it calls harmless (spec/node-agent.md §8.14)."""
+
 OnEdit = Callable[[ChipSet, ChipSet], None]
 """Told which chips an operator has added to ManuallySeparateNPU, and which removed."""
 
@@ -58,6 +62,8 @@ class Board:
         self._sent: deque[str] = deque(maxlen=REMEMBERED)
         self._found: str | None = None
         self._acknowledged: str | None = None
+        self.was_signed = False
+        """What ``fetch`` found was written by this program."""
         self.lost: Observable[None] = Observable(None)
         """Set when somebody has deleted the ConfigMap, or written another report or other labels into it."""
 
@@ -85,6 +91,7 @@ class Board:
             return {}
         self._version = found.metadata.resource_version
         self._separated = self._read(found)
+        self.was_signed = SIGNATURE.items() <= found.metadata.annotations.items()
         return found.data
 
     def applied(self, obj: ConfigMap) -> None:
@@ -111,7 +118,7 @@ class Board:
             ApiError: the server refuses.
             Unreachable: it does not answer; what was written is unknown.
         """
-        metadata: JsonObject = {"labels": LABELS}
+        metadata: JsonObject = {"labels": LABELS, "annotations": SIGNATURE}
         listed = ",".join(filter(None, (data.get(MANUALLY_SEPARATED), *self._slips)))
         whole = {**data, MANUALLY_SEPARATED: listed}
         self._sent.append(data[DEVICE_INFO])

@@ -55,7 +55,7 @@ async def restore(
         reasons=read_reasons(upgrades),
         awaiting=read_label(labels, CHIPS),
         network_awaiting=read_label(labels, PORTS),
-        harmless=_harmless(data),
+        harmless=_harmless(data) if board.was_signed else {},
     )
     return node
 

@@ -119,9 +119,9 @@ class ChipHealth:
         self._awaits |= own
         self._network_awaits |= network
 
-    def restore_harmless(self, codes: Iterable[int]) -> None:
-        """These were reported as nothing that has to be handled before a restart."""
-        self._presence.recall(codes)
+    def restore_harmless(self, codes: Iterable[int], rules: FaultRules) -> None:
+        """These were reported as nothing that has to be handled before a restart, by the rules or by their events."""
+        self._presence.recall(code for code in codes if code not in rules.chip)
 
     def separate(self, at: Moment) -> None:
         """An operator takes it out of use."""

@@ -95,7 +95,7 @@ class HealthBook:
             bit = chip_set((phy_id,))
             separated = bool(manually_separated & bit)
             chip.restore(reasons.get(phy_id, ()), separated=separated, at=at, policy=self._policy)
-            chip.restore_harmless(harmless.get(phy_id, ()))
+            chip.restore_harmless(harmless.get(phy_id, ()), self._policy.rules)
             chip.restore_waiting(own=bool(awaiting & bit), network=bool(network_awaiting & bit))
 
     def discovered(self, chips: Iterable[ChipFacts], at: Moment, *, cut: ChipSet = 0) -> None:

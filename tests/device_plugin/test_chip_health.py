@@ -15,10 +15,11 @@ from ascend.deviceinfo import DeviceReport, config_map_name, decode_report, enco
 from ascend.errors import InvalidReport, NotFound
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from device_plugin.app import Plugin
+from device_plugin.board import SIGNATURE
 from device_plugin.readmission import CHIPS
 from device_plugin.rules.levels import Level
 from device_plugin.rules.report import make_report
-from tests.device_plugin.api import NODE, until
+from tests.device_plugin.api import NODE, running, until
 from tests.device_plugin.builders import fault, snapshot, verdict
 from tests.device_plugin.whole import Whole, whole_node
 
@@ -204,16 +205,31 @@ async def test_a_chip_an_operator_took_out_stays_out_over_a_restart(folder: Path
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_fault_only_its_event_told_to_be_harmless_stays_so_over_a_restart(folder: Path) -> None:
+async def told_harmless_before(whole: Whole, **annotations: str) -> None:
+    """A report that calls a fault of chip 3 harmless, which nothing else tells how serious it is."""
     harmless = verdict(level=Level.NOT_HANDLE, faults=(fault("DEAD", Level.NOT_HANDLE),))
     before = encode_report(make_report(snapshot(verdicts={3: harmless}), 1))
+    metadata = {"name": REPORT, "namespace": KUBE_SYSTEM, "annotations": annotations}
+    body: JsonObject = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": before}
+    await whole.client.create(CONFIG_MAPS, body, KUBE_SYSTEM)
+    whole.node.edit_chip(3, fault_codes=["DEAD"])
+
+
+async def test_a_fault_only_its_event_told_to_be_harmless_stays_so_over_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
-        body: JsonObject = {"metadata": {"name": REPORT, "namespace": KUBE_SYSTEM}, "data": before}
-        await whole.client.create(CONFIG_MAPS, {"apiVersion": "v1", "kind": "ConfigMap", **body}, KUBE_SYSTEM)
-        whole.node.edit_chip(3, fault_codes=["DEAD"])
+        await told_harmless_before(whole, **SIGNATURE)
         async with whole.plugin() as plugin:
             told = await Site(whole, plugin).reported(free=0xFF, unhealthy=0)
             assert [(each.npu_name, each.fault_level) for each in told.faults] == [("Ascend910-3", "NotHandleFault")]
+
+
+async def test_a_fault_only_another_plugin_called_harmless_bars_the_chip(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        await told_harmless_before(whole)
+        plugin = Plugin(whole.settings())
+        async with running(plugin.run()):
+            told = await Site(whole, plugin).reported(free=0xF7, unhealthy=0b1000)
+            assert [(each.npu_name, each.fault_level) for each in told.faults] == [("Ascend910-3", "SeparateNPU")]
 
 
 async def test_a_report_of_which_nothing_can_be_read_does_not_keep_the_plugin_from_starting(folder: Path) -> None:

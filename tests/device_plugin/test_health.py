@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
 from ascend.chips import chip_set
 from device_plugin.driver import ChipFacts
+from device_plugin.rules.fault_rules import default_rules
 from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, RESET_FINISHED, Level
 from device_plugin.rules.snapshot import take
 from device_plugin.state.health import FaultRecord, UpgradeReason
@@ -636,6 +638,16 @@ def test_what_was_harmless_before_a_restart_is_not_where_the_site_says_otherwise
     watch = restored(Watch(read=False, discover=False), harmless=[SEPARATE])
     watch.read(0, SEPARATE)
     assert watch.chip(0).level is Level.SEPARATE
+
+
+def test_what_was_harmless_by_the_rules_alone_is_not_once_they_say_nothing_of_it() -> None:
+    watch = Watch(read=False, discover=False)
+    watch.book.configure(replace(default_rules(), chip={UNKNOWN: Level.NOT_HANDLE}))
+    watch = restored(watch, harmless=[UNKNOWN])
+    watch.read(0, UNKNOWN)
+    assert watch.chip(0).level is Level.NOT_HANDLE
+    watch.book.configure(default_rules())
+    assert watch.assess(1).chips[0].level is Level.SEPARATE
 
 
 def test_who_awaited_readmission_still_does_after_a_restart() -> None:
