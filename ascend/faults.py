@@ -39,6 +39,11 @@ class Fault(msgspec.Struct, frozen=True):
     fault_code: str
     fault_time_and_level_map: dict[str, FaultTime]
 
+    @property
+    def of_network(self) -> bool:
+        """It is the chip's network port that is faulty."""
+        return self.fault_type == _OF_NETWORK
+
 
 def chip_fault(*, chip_id: int, level: str, codes: Mapping[str, FaultTime], network: bool = False) -> Fault:
     """The entry for one chip: codes are upper-case hex without ``0x``, ``level`` is the most serious of theirs."""
@@ -87,7 +92,7 @@ def read_separating(faults: Iterable[Fault]) -> ChipSet:
     """
     severe = (each for each in faults if _PRE_SEPARATE in {each.fault_level, each.fault_handling})
     try:
-        return chip_set(parse_chip_name(each.npu_name) for each in severe if each.fault_type != _OF_NETWORK)
+        return chip_set(parse_chip_name(each.npu_name) for each in severe if not each.of_network)
     except InvalidValue as error:
         raise InvalidReport(f"{FAULT_LIST}: {error}") from error
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import structlog
 
-from ascend.deviceinfo import DEVICE_INFO, decode_report, read_manually_separated, read_upgrades
+from ascend.deviceinfo import DEVICE_INFO, DeviceReport, decode_report, read_manually_separated, read_upgrades
 from ascend.errors import ApiError, InvalidReport, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
@@ -16,7 +16,7 @@ from device_plugin.fault_config import FaultConfig
 from device_plugin.health import HealthKeeper
 from device_plugin.node_object import NodeWriter
 from device_plugin.readmission import CHIPS, PORTS, read_label
-from device_plugin.rules.report import read_harmless
+from device_plugin.rules.report import read_faulty, read_harmless
 from device_plugin.rules.report import read_upgrades as read_reasons
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -49,25 +49,27 @@ async def restore(
     except InvalidReport as error:
         log.warning("the earlier report's reasons are lost", error=str(error))
         upgrades = {}
-    labels = node.metadata.labels
+    labels, earlier = node.metadata.labels, _report(data)
+    # No label lists who was faulty still; once it is not, it waits for an operator all the same, if any does.
+    faulty, faulty_network = read_faulty(earlier) if earlier is not None else (0, 0)
     health.restore(
         manually_separated=read_manually_separated(data)[0],
         reasons=read_reasons(upgrades),
-        awaiting=read_label(labels, CHIPS),
-        network_awaiting=read_label(labels, PORTS),
-        harmless=_harmless(data) if board.was_signed else {},
+        awaiting=read_label(labels, CHIPS) | faulty,
+        network_awaiting=read_label(labels, PORTS) | faulty_network,
+        harmless=read_harmless(earlier.faults) if earlier is not None and board.was_signed else {},
     )
     return node
 
 
-def _harmless(data: Mapping[str, str]) -> dict[int, frozenset[int]]:
+def _report(data: Mapping[str, str]) -> DeviceReport | None:
     if DEVICE_INFO not in data:
-        return {}
+        return None
     try:
-        return read_harmless(decode_report(data).faults)
+        return decode_report(data)
     except InvalidReport as error:
-        log.warning("the earlier report's levels of faults are lost", error=str(error))
-        return {}
+        log.warning("the earlier report's faults are lost", error=str(error))
+        return None
 
 
 async def _told(what: str, read: Callable[[], Awaitable[R]]) -> R:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
-from ascend.chips import parse_chip_name
+from ascend.chips import ChipSet, chip_set, parse_chip_name
 from ascend.deviceinfo import DeviceReport, Upgrade
 from ascend.errors import InvalidValue
 from ascend.faults import Fault, FaultTime, chip_fault
@@ -73,6 +73,25 @@ def read_harmless(faults: Iterable[Fault]) -> dict[int, frozenset[int]]:
         if codes:
             harmless[phy_id] = harmless.get(phy_id, frozenset()) | codes
     return harmless
+
+
+def read_faulty(report: DeviceReport) -> tuple[ChipSet, ChipSet]:
+    """The chips that are unhealthy by a fault code, and those whose networks are; what can't be understood is left out.
+
+    A chip without a code is unhealthy because its driver is silent, or it recovers or waits for an operator.
+    """
+    own = network = 0
+    for fault in report.faults:
+        try:
+            chip = chip_set((parse_chip_name(fault.npu_name),))
+            levels = [Level.of_wire(each.fault_level) for each in fault.fault_time_and_level_map.values()]
+        except InvalidValue:
+            continue
+        if fault.of_network:
+            network |= chip if any(level.bars_network for level in levels) else 0
+        else:
+            own |= chip if any(level.bars_new_use for level in levels) else 0
+    return own & report.unhealthy, network & report.network_unhealthy
 
 
 def _reason(upgrade: Upgrade) -> UpgradeReason | None:

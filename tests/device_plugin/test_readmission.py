@@ -10,14 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.chips import ChipSet
-from ascend.kube.objects import NODES, Node
+from ascend.deviceinfo import NAMESPACE, config_map_name, encode_report
+from ascend.kube.objects import CONFIG_MAPS, NODES, JsonObject, Node
 from device_plugin.app import Plugin
 from device_plugin.readmission import CHIPS, PORTS, Readmission, read_label, write_label
+from device_plugin.rules.levels import Level
+from device_plugin.rules.report import make_report
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.observable import Observable
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, until
-from tests.device_plugin.builders import snapshot
+from tests.device_plugin.builders import fault, snapshot, verdict
 from tests.device_plugin.whole import whole_node
 from tests.e2e.proxy import ApiProxy
 
@@ -118,6 +121,24 @@ async def test_a_plugin_that_starts_does_not_undo_what_an_operator_edits_meanwhi
             await until(lambda: waiting() == 0)
             await until(whole.offers_chips)
         assert CHIPS not in (await whole.client.get(NODES, NODE)).metadata.labels
+
+
+async def test_a_fault_that_ends_while_the_plugin_is_away_ends_for_nobody_but_an_operator(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        broken = verdict(healthy=False, network_healthy=False, level=Level.SEPARATE, faults=(fault("A3"),))
+        metadata = {"name": config_map_name(NODE), "namespace": NAMESPACE}
+        data = encode_report(make_report(snapshot(verdicts={3: broken}), 1))
+        body: JsonObject = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+        await whole.client.create(CONFIG_MAPS, body, NAMESPACE)
+        async with running(Plugin(whole.settings(readmission="manual")).run()):
+            async with asyncio.timeout(20.0):
+                labels: dict[str, str] = {}
+                while CHIPS not in labels:
+                    await asyncio.sleep(0.01)
+                    labels = (await whole.client.get(NODES, NODE)).metadata.labels
+            assert (labels[CHIPS], labels.get(PORTS)) == ("3", None)
+            await whole.client.patch(NODES, NODE, {"metadata": {"labels": {CHIPS: None}}})
+            await until(whole.offers_chips)
 
 
 async def test_a_node_that_was_made_anew_before_its_labels_are_watched_lets_nothing_in(

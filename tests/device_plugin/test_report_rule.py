@@ -1,6 +1,7 @@
 """What is told of faults: one entry per chip and domain, the network's first (spec/node-agent.md §5.2)."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 
@@ -8,7 +9,7 @@ from ascend.deviceinfo import Upgrade, decode_report, encode_report
 from ascend.faults import FaultTime
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.rules.levels import Level
-from device_plugin.rules.report import AUTOFILL_CODE, MAX_CODES, make_report, read_harmless, read_upgrades
+from device_plugin.rules.report import AUTOFILL_CODE, MAX_CODES, make_report, read_faulty, read_harmless, read_upgrades
 from device_plugin.rules.verdict import UpgradeReason
 from tests.device_plugin.builders import fault, server, snapshot, verdict
 
@@ -53,6 +54,23 @@ def test_network_and_chip_faults_are_entries_of_their_own() -> None:
 def test_a_chip_that_must_not_be_used_without_any_code_says_so_by_its_level() -> None:
     (own,) = make_report(snapshot(3), 1).faults
     assert (own.npu_name, own.fault_level, own.fault_code) == ("Ascend910-3", "SeparateNPU", "")
+
+
+def test_a_report_tells_who_was_unhealthy_by_a_fault_and_not_merely_silent_or_waiting() -> None:
+    link = fault("81078603", Level.PRE_SEPARATE)
+    spared = verdict(healthy=True, level=Level.PRE_SEPARATE, faults=(fault("A1", Level.PRE_SEPARATE),))
+    silent = verdict(healthy=False, level=Level.NOT_HANDLE, faults=(fault("A2", Level.NOT_HANDLE),))
+    verdicts = {
+        0: verdict(network_healthy=False, network_level=Level.PRE_SEPARATE, network_faults=(link,)),
+        1: verdict(healthy=False, level=Level.SEPARATE, faults=(fault("A3"), fault("A2", Level.NOT_HANDLE))),
+        2: spared,
+        3: silent,
+        4: verdict(network_healthy=False),
+    }
+    told = decode_report(encode_report(make_report(snapshot(5, verdicts=verdicts), 1)))
+    assert read_faulty(told) == (0b10, 0b1)
+    nowhere = [msgspec.structs.replace(each, npu_name="x") for each in told.faults]
+    assert read_faulty(replace(told, faults=tuple(nowhere))) == (0, 0)
 
 
 def test_upgrades_are_told_as_the_reference_tells_them() -> None:
