@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import grpc
 
+from ascend.addresses import join_address
 from ascend.errors import Unreachable
 from ascend.observe.probes import split_address
 from device_plugin.doctor.finding import Check, Finding
@@ -24,6 +25,8 @@ from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 FOLDER, SOCKET, POD_RESOURCES, PLUGIN = "kubelet's folder", "kubelet.sock", "pod-resources", "our plugin"
 
 CONNECT_S = 2.0
+
+_LOCAL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what it is bound to, from here
 
 
 def checks(settings: Settings) -> Iterator[Check]:
@@ -102,11 +105,12 @@ async def look_at_plugin(directory: Path) -> Sequence[Finding]:
 
 async def look_at_readiness(address: str) -> Sequence[Finding]:
     """What the plugin itself is waiting for; nothing where its page is not reached, as from outside of its pod."""
-    _, port = split_address(address)
+    host, port = split_address(address)
+    place = join_address(_LOCAL.get(host, host), port)
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_S)) as session,
-            session.get(f"http://127.0.0.1:{port}/readyz") as answer,
+            session.get(f"http://{place}/readyz") as answer,
         ):
             lines = (await answer.text()).splitlines()
     except (aiohttp.ClientError, OSError, UnicodeError):
@@ -115,6 +119,9 @@ async def look_at_readiness(address: str) -> Sequence[Finding]:
     if missing:
         advice = "what it waits for is explained by the other checks"
         return [Finding(PLUGIN, "problem", f"it is not ready: {'; '.join(missing)}", advice)]
+    if not any(line.startswith("[+] ") for line in lines):
+        told = f"what answers at {place} is not its page: another program, or one of another version"
+        return [Finding(PLUGIN, "warning", told, "give the plugin's own --http-address")]
     return [Finding(PLUGIN, "ok", "it says that it is ready")]
 
 

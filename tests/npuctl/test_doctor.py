@@ -12,14 +12,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import DEVICE_INFO, NAMESPACE, config_map_name, decode_report, encode_report
 from ascend.kube.objects import CONFIG_MAPS, NODES
+from ascend.observe.probes import add_probes, serve_http
 from device_plugin.doctor import Check, Finding, examine
 from device_plugin.doctor.chips import look_at_injection, look_at_nodes, look_for_library
 from device_plugin.doctor.finding import carry_out
+from device_plugin.doctor.kubelet import look_at_readiness
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
 from npuctl.doctor import render
@@ -316,3 +320,17 @@ async def test_the_command_called_wrongly_says_so() -> None:
     assert (status, out) == (2, "")
     assert "'magic'" in err
     assert (await command("--colour=red"))[0] == 2
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2:0", ":{port}", "[::]:{port}"])
+async def test_its_page_is_asked_where_it_listens_and_nobody_else_s_taken_for_it(address: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    page, another = web.Application(), web.Application()
+    add_probes(page, registry=CollectorRegistry(), ready={"driver": lambda: "it hangs"})
+    async with serve_http(page, address.format(port=port)) as bound:
+        asked = bound if bound.startswith("127.") else address.format(port=port)
+        assert [each.sentence for each in await look_at_readiness(asked)] == ["it is not ready: driver: it hangs"]
+    async with serve_http(another, "127.0.0.1:0") as bound:
+        (found,) = await look_at_readiness(bound)
+    assert (found.severity, found.sentence.split(":")[0]) == ("warning", "what answers at 127.0.0.1")
