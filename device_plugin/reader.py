@@ -87,6 +87,10 @@ class Reader:
         """One of its faults was announced."""
         self.heard_s[event.code] = at.mono_s
 
+    def begin_anew(self, chip: ChipFacts) -> None:
+        """The chip is back; how it was before says nothing of how it is. An answer it owes is still awaited."""
+        self.chip, self._state, self.problem = chip, None, "not read yet"
+
     def close(self) -> None:
         """End the thread."""
         self._thread.close()

@@ -80,7 +80,7 @@ class Scanner:
         # Apart, so that a driver that is slow to take a subscriber holds up neither readings nor discoveries.
         self._subscribing = CallThread("subscription")
         self._readers: dict[int, Reader] = {}
-        self._gone: set[int] = set()  # chips that were there once
+        self._gone: dict[int, Reader] = {}  # of chips that were there once; one that owes an answer keeps its thread
         self._calm = Calm()
         self._turn = 0
         self._discovering: asyncio.Future[Inventory] | None = None
@@ -117,7 +117,7 @@ class Scanner:
         finally:
             if subscription is not None:
                 subscription.cancel()
-            for reader in self._readers.values():
+            for reader in (*self._readers.values(), *self._gone.values()):
                 reader.close()
             self._readers.clear()
             self._thread.close()
@@ -231,12 +231,13 @@ class Scanner:
         found = {chip.phy_id: chip for chip in server.chips}
         for phy_id in self._readers.keys() - found.keys():
             log.warning("a chip is no longer there", chip=chip_name(phy_id))
-            self._readers.pop(phy_id).close()
-            self._gone.add(phy_id)
-        self._gone -= found.keys()
+            self._gone[phy_id] = self._readers.pop(phy_id)
         for phy_id, chip in found.items():
             if phy_id in self._readers:
                 self._readers[phy_id].chip = chip
+            elif (back := self._gone.pop(phy_id, None)) is not None:
+                back.begin_anew(chip)
+                self._readers[phy_id] = back
             else:
                 self._readers[phy_id] = Reader(self._driver, chip, self._changed)
         self._listener.discovered(server, self._moment())

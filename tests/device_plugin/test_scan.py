@@ -461,6 +461,23 @@ async def test_chips_that_come_go_or_change_are_followed() -> None:
         await until(lambda: rig.heard.count(7) > gone + 1)
 
 
+async def test_a_chip_that_hangs_and_comes_and_goes_keeps_one_thread() -> None:
+    rig = Rig(discover_s=0.004)
+    rig.driver.hang(7)
+    seven = server(*(ChipFacts(chip_id, chip_id) for chip_id in range(7)))
+    async with running(rig.scanner.run()):
+        for _ in range(5):
+            for listed in (server(), seven):
+                rig.driver.server = listed
+                await until(lambda: rig.heard.servers and rig.heard.servers[-1] == listed)  # noqa: B023 - waited for
+        rig.driver.server = server()
+        await until(lambda: rig.heard.servers[-1] == server())
+        assert rig.driver.calls.count(7) == 1
+        assert sum(thread.name == "chip 7" for thread in threading.enumerate()) == 1
+        rig.driver.answer(7)
+        await until(lambda: rig.heard.count(7) > 1)
+
+
 async def test_a_hanging_driver_does_not_hold_up_the_end(rig: Rig) -> None:
     for chip_id in range(8):
         rig.driver.hang(chip_id)
