@@ -18,7 +18,7 @@ from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
 from device_plugin import board as board_module
 from device_plugin import node_object as node_module
 from device_plugin import report as report_module
-from device_plugin.board import Board
+from device_plugin.board import SIGNATURE, Board
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.metrics import Metrics
 from device_plugin.node_object import NodeWriter
@@ -151,7 +151,7 @@ async def test_what_others_wrote_into_the_config_map_survives(reporting: Rig, cl
     await until(lambda: reporting.reporter.unhealthy.value == 0b10)
     kept = await reporting.config_map()
     assert kept.metadata.labels == {"team": "a", **LABELS}
-    assert kept.metadata.annotations == {"note": "b"}
+    assert kept.metadata.annotations == {"note": "b", **SIGNATURE}
     assert kept.data["theirs"] == "c"
     assert decode_report(kept.data).unhealthy == 0b10
     assert reporting.edits == []
