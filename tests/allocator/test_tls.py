@@ -149,6 +149,7 @@ def test_files_that_do_not_fit_each_other_are_named(tmp_path: Path, authority: A
     ("flags", "sentence"),
     [
         ("--extender-address=0.0.0.0:8080", "extender_address: 0.0.0.0:8080 is reached by other machines"),
+        ("--extender-address=:8080", "extender_address: :8080 is reached by other machines"),
         ("--extender-address=[::]:8080", "extender_address: [::]:8080 is reached by other machines"),
         ("--grpc-address=10.0.0.7:1", "grpc_address: 10.0.0.7:1 is reached by other machines"),
         ("--grpc-address=0.0.0.0:1 --tls-cert-file=c --tls-key-file=k", "client_ca_file and client_names"),
