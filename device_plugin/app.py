@@ -174,7 +174,7 @@ class Plugin:
                 self._host_ip = node.internal_ip
                 log.info("learned this node's address", address=self._host_ip)
             start("settings", self._follow_settings(chips))
-            start("fault rules", chips.fault_config.watch(client).run())
+            start("fault rules", chips.fault_config.follow(client))
             # A chip that a pod runs with may be kept where an idle one is not: the pods come before the judgement.
             await kubelet.watch.synced.wait()
             start("health", chips.health.run())

@@ -1,5 +1,6 @@
 """Follows the operators' own fault rules: ConfigMap ``kube-system/mindx-dl-fault-config`` (spec/node-agent.md §4.2)."""
 
+import asyncio
 from collections.abc import Callable
 
 import structlog
@@ -17,7 +18,7 @@ NAME = "mindx-dl-fault-config"
 
 
 class FaultConfig:
-    """Tells the rules whenever they change; a handler for the reflector it makes.
+    """Tells the rules whenever they change; a handler for the watch it keeps.
 
     Args:
         configure: told the rules.
@@ -29,9 +30,14 @@ class FaultConfig:
         self._announce = announce
         self._version = ""
 
-    def watch(self, client: KubeClient) -> Reflector[ConfigMap]:
-        """The watch that feeds it."""
-        return Reflector(client, CONFIG_MAPS, self, namespace=NAMESPACE, field_selector=f"metadata.name={NAME}")
+    async def follow(self, client: KubeClient) -> None:
+        """Watch until cancelled."""
+        watch = Reflector(client, CONFIG_MAPS, self, namespace=NAMESPACE, field_selector=f"metadata.name={NAME}")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch.run())
+            await watch.synced.wait()
+            if self._version and not watch.objects:
+                self._by_default(f"{NAMESPACE}/{NAME}")  # deleted after it was fetched, of which no watch tells
 
     async def fetch(self, client: KubeClient) -> None:
         """Tell the rules there are now, before anything is judged; the watch tells of later ones.
@@ -60,5 +66,9 @@ class FaultConfig:
 
     def deleted(self, obj: ConfigMap) -> None:
         """The ConfigMap is gone: the defaults count."""
-        log.info("fault rules by default", config_map=obj.key)
+        self._by_default(obj.key)
+
+    def _by_default(self, config_map: str) -> None:
+        log.info("fault rules by default", config_map=config_map)
+        self._version = ""
         self._configure(default_rules())

@@ -1,0 +1,37 @@
+from ascend.kube.objects import CONFIG_MAPS
+from device_plugin.fault_config import NAME, FaultConfig
+from device_plugin.rules.fault_rules import FaultRules, default_rules
+from tests.device_plugin.api import RecordingClient, running, until
+
+BODY = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": NAME, "namespace": "kube-system"},
+    "data": {"faultCode.json": '{"NotHandleFaultCodes":["ABCDEF01"]}'},
+}
+
+
+async def test_rules_that_are_deleted_before_they_are_watched_count_no_more(client: RecordingClient) -> None:
+    told: list[FaultRules] = []
+    rules = FaultConfig(told.append, lambda *_: None)
+    await client.create(CONFIG_MAPS, BODY, "kube-system")
+    await rules.fetch(client)
+    assert told != [default_rules()]
+    await client.delete(CONFIG_MAPS, NAME, "kube-system")
+    async with running(rules.follow(client)):
+        await until(lambda: told[-1] == default_rules())
+        await client.create(CONFIG_MAPS, BODY, "kube-system")
+        await until(lambda: told[-1] == told[0])
+    assert len(told) == 3
+
+
+async def test_rules_that_are_the_same_when_they_are_watched_are_told_once(client: RecordingClient) -> None:
+    told: list[FaultRules] = []
+    rules = FaultConfig(told.append, lambda *_: None)
+    await client.create(CONFIG_MAPS, BODY, "kube-system")
+    await rules.fetch(client)
+    async with running(rules.follow(client)):
+        await until(lambda: len(client.to("configmaps", "GET")) > 1)
+        await client.delete(CONFIG_MAPS, NAME, "kube-system")
+        await until(lambda: len(told) > 1)
+    assert told == [told[0], default_rules()]
