@@ -18,6 +18,8 @@ API, RIGHTS, PODS, REPORT = "API server", "rights", "kubelet's pods", "report"
 
 OLD_S = 330
 """Reports are written at least every five minutes."""
+AHEAD_S = 60
+"""Clocks of one cluster are not further apart."""
 
 
 class ClusterSide:
@@ -141,6 +143,9 @@ def _freshness(name: str, report: DeviceReport, now_s: float) -> Finding:
     if age_s > OLD_S:
         told = f"ConfigMap {name} is {age_s} s old, and is to be written every 300 s"
         return Finding(REPORT, "problem", told, "see our plugin above, and its log")
+    if age_s < -AHEAD_S:
+        told = f"ConfigMap {name} is dated {-age_s} s ahead of the clock here"
+        return Finding(REPORT, "warning", told, "set the clocks: a dead plugin's report is believed for so much longer")
     return Finding(REPORT, "ok", f"ConfigMap {name} is {max(age_s, 0)} s old and its CheckCode is right")
 
 
