@@ -5,6 +5,7 @@ Every question of every front end begins here, so that the same pod is refused b
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from allocator.rules.job import stated_minimum
 from allocator.rules.narrowing import shuns_sub_health, wanted_products, wants_super_pod
@@ -16,6 +17,9 @@ from allocator.state.ledger import Ledger
 from allocator.state.peers import product_for_all
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+
+_Question: TypeAlias = tuple[int, int, Ask, frozenset[tuple[str, str]]]
+"""Which product takes all pods of a job: the state of the nodes, how many pods, what each asks for and selects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Asking:
     def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
         self._cluster = cluster
         self._ledger = ledger
+        # Of many pods that wait for room most ask the same, and each answer would take a look at all their nodes.
+        self._answered: tuple[_Question, str | None] | None = None
 
     def concerns(self, pod: Pod) -> bool:
         """Whether a pod is ours to judge: it asks for chips, or for more parts of chips than it may have."""
@@ -122,4 +128,7 @@ class Asking:
         selector = pod.spec.node_selector
         names = self._cluster.pools.selected(selector) if selector else None
         with self._ledger.suspended(pod.uid):
-            return replace(ask, prefers=product_for_all(count, ask, self._cluster.index, names))
+            question = (self._cluster.index.version, count, ask, frozenset(selector.items()))
+            if self._answered is None or self._answered[0] != question:
+                self._answered = question, product_for_all(count, ask, self._cluster.index, names)
+            return replace(ask, prefers=self._answered[1])

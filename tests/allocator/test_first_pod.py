@@ -1,10 +1,13 @@
 """The first pod of a job that is no gang goes where the others can follow, as far as their number is known."""
 
+from unittest import mock
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allocator import asking
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.job import VOLCANO, JobKey
@@ -62,6 +65,22 @@ def test_a_scheduler_that_names_only_other_servers_is_not_refused(candidates: li
     world = of_four(world_of(a=A, b0=B, b1=B, b2=B, b3=B, c=CARD))
     assert world.engine.filter(ordinal(0), candidates).fitting == candidates
     assert world.engine.place(ordinal(0), candidates).node == "a"
+
+
+def test_where_all_of_a_job_fit_is_found_out_once_until_something_changes() -> None:
+    pool = {"pool": "x"}
+    world = of_four(world_of(a=A, b0=B, b1=B, b2=B, b3=B | pool))
+    with mock.patch.object(asking, "product_for_all", wraps=product_for_all) as found_out:
+        for number in range(4):
+            assert world.engine.ask(ordinal(number)).prefers == "910B-8"
+        assert found_out.call_count == 1
+        assert world.engine.ask(meant_for(ordinal(0), pool)).prefers is None
+        assert world.engine.ask(ordinal(0, chips=4)).prefers == "910B-8"
+        of_four(world, replicas=5)
+        assert world.engine.ask(ordinal(0)).prefers is None
+        of_four(world, replicas=4)
+        world.add(pod("busy", 8, node="b0", chips=range(8), phase="Running"))
+        assert world.engine.ask(ordinal(0)).prefers is None
 
 
 def test_servers_without_the_labels_the_job_wants_are_not_counted() -> None:
