@@ -50,6 +50,7 @@ from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.health import HealthBook
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
+from device_plugin.under_admission import UnderAdmission
 from device_plugin.vitals import alive, beats
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -299,8 +300,7 @@ class Plugin:
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
-            kubelet_pods=kubelet_pods.list,
-            api_pods=api_pods,
+            admission=UnderAdmission(self.pods, self.handovers, kubelet_pods=kubelet_pods.list, api_pods=api_pods),
             refresh=watch.refresh,
             give=self._give,
             on_handover=claim,

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import structlog
 
 from ascend.chips import chip_name, chip_set, join_names, parse_chip_name
-from ascend.errors import ApiError, AscendError, InvalidValue, Refusal, Unreachable
-from ascend.kube.objects import Pod
+from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.slices import choose
-from device_plugin.rules.admission import HELD, Candidate, candidates, chips_for, known_ids, newest, oldest_decision
+from device_plugin.rules.admission import HELD, Candidate, chips_for, known_ids
 from device_plugin.rules.injection import ContainerGift
-from device_plugin.rules.pod import NodePod, read_pod
+from device_plugin.rules.pod import NodePod
 from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers, Part
-from device_plugin.state.observable import Observable, first_change
+from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
 from device_plugin.state.withheld import Withheld
+from device_plugin.under_admission import UnderAdmission
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -36,12 +36,6 @@ PREFER_LIST_AFTER_S = 0.4
 """The same for a preference: without one the kubelet takes any ids, and its ledger differs from what is handed over."""
 REFRESH_S = 1.0
 """How long Allocate waits for our watch to catch up, where it refuses a pod that the watch has not shown."""
-AT_ONCE_S = 1.0
-"""The kubelet takes up a pod within milliseconds. One that looks as if it had waited for longer may have been turned
-away by it without our being asked, and the API server does not know yet."""
-
-PodLister = Callable[[], Awaitable[Sequence[Pod]]]
-"""Lists pods, or raises AscendError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +60,7 @@ class HandOverDesk:
         snapshots: the node's chips.
         pods: the node's pods.
         handovers: the ledger.
-        kubelet_pods: lists the pods the kubelet knows; asked only where it is not plain whom it admits.
-        api_pods: lists the node's pods at the API server; asked once for a call that no pod fits.
+        admission: knows whom the kubelet is asking for.
         refresh: has the watch of the node's pods catch up with the API server; returns once it has.
         give: what a container with these chips is given, or Refusal.
         on_handover: told of a pod's hand-over, and of every change to what is to be written on the pod.
@@ -79,8 +72,7 @@ class HandOverDesk:
         snapshots: Observable[Snapshot | None],
         pods: NodePods,
         handovers: HandOvers,
-        kubelet_pods: PodLister,
-        api_pods: PodLister,
+        admission: UnderAdmission,
         refresh: Callable[[], Awaitable[None]],
         give: Callable[[tuple[int, ...]], ContainerGift],
         on_handover: Callable[[HandOver], None],
@@ -88,14 +80,12 @@ class HandOverDesk:
         self._snapshots = snapshots
         self._pods = pods
         self._handovers = handovers
-        self._kubelet_pods = kubelet_pods
-        self._api_pods = api_pods
+        self._admission = admission
         self._refresh = refresh
         self._give = give
         self._on_handover = on_handover
         self._one_at_a_time = asyncio.Lock()
         self._preferred: tuple[Candidate, tuple[int, ...]] | None = None
-        self._guessed = False
         self._withheld = Withheld(pods)
 
     def begin(self) -> None:
@@ -110,8 +100,7 @@ class HandOverDesk:
             return []
         try:
             async with asyncio.timeout(PREFER_CAP_S), self._one_at_a_time:
-                self._guessed = False
-                candidate = await self._under_admission(count, PREFER_LIST_AFTER_S)
+                candidate, is_guess = await self._admission.find(count, PREFER_LIST_AFTER_S)
                 chips = await self._choose(candidate, must_include, known_ids(available))
                 if chips is None and (unoffered := await self._choose(candidate, must_include, None)) is not None:
                     self._withheld.note(set(unoffered) - known_ids(available))
@@ -122,7 +111,7 @@ class HandOverDesk:
             log.info("no preference", pod=candidate.pod.key, error="the kubelet can't give the pod's chips")
             return []
         # A guess at whom the kubelet admits is good enough to lead it, not to hand chips over: Allocate asks it again.
-        self._preferred = None if self._guessed else (candidate, chips)
+        self._preferred = None if is_guess else (candidate, chips)
         return [chip_name(chip_id) for chip_id in chips]
 
     async def allocate(self, device_ids: Sequence[str]) -> Answer:
@@ -147,11 +136,10 @@ class HandOverDesk:
             raise Refusal("UnknownDevice", error.message) from error
         if not kubelet_ids:
             raise Refusal("UnknownDevice", "the kubelet names no device")
-        self._guessed = False
-        candidate = self._recognise(kubelet_ids)
+        candidate, is_guess = self._recognise(kubelet_ids), False
         if candidate is None:
             try:
-                candidate = await self._under_admission(len(kubelet_ids), LIST_AFTER_S)
+                candidate, is_guess = await self._admission.find(len(kubelet_ids), LIST_AFTER_S)
             except Refusal:
                 # Only now: as long as a pod may be waiting, the ids may be its, left by one that has ended.
                 if (earlier := self._repeated(self._handovers, kubelet_ids)) is not None:
@@ -173,7 +161,7 @@ class HandOverDesk:
             self._handovers.turned_away.add(pod.uid)
             raise
         handover = known.plus(part) if known is not None else HandOver.of_parts(pod.uid, pod.key, chips, (part,))
-        if self._guessed:
+        if is_guess:
             self._handovers.guessed.add(pod.uid)
         self._handovers.add(handover)
         if known is None or chip_set(known.kubelet_ids) != chip_set(handover.kubelet_ids):
@@ -221,12 +209,7 @@ class HandOverDesk:
         """The container whose set of chips we just told the kubelet to choose."""
         if self._preferred is None or set(self._preferred[1]) != set(kubelet_ids):
             return None
-        preferred = self._preferred[0]
-        pod = self._pods.get(preferred.pod.uid)
-        if pod is None and not self._pods.has_moved_on(preferred.pod.uid):
-            pod = preferred.pod  # found by a list, our watch has yet to show it
-        still = self._candidates([pod] if pod is not None else [], len(kubelet_ids))
-        return next((each for each in still if each.ask == preferred.ask), None)
+        return self._admission.still(self._preferred[0])
 
     def _repeated(
         self, handovers: Iterable[HandOver], kubelet_ids: Sequence[int], *, kept: bool = False
@@ -237,100 +220,6 @@ class HandOverDesk:
                 if set(part.kubelet_ids) == set(kubelet_ids) and (part.keeps or not kept):
                     return Answer(handover, part, self._give(part.chips))
         return None
-
-    async def _under_admission(self, count: int, list_after_s: float) -> Candidate:
-        """The container the kubelet is admitting; waits for the watch to show one.
-
-        Args:
-            count: how many chips it asks for.
-            list_after_s: after so long without one, list the node's pods once and then give up.
-
-        Raises:
-            Refusal: there is none.
-        """
-        try:
-            async with asyncio.timeout(list_after_s):
-                waiting = await self._waiting(count)
-        except TimeoutError:
-            waiting = await self._waiting_by_list(count)
-        if len(waiting) == 1 and self._is_plain(waiting[0], count):
-            return waiting[0]
-        found = await self._by_kubelet(waiting, count) if waiting else None
-        if found is None:
-            raise Refusal("NoSuchPod", f"no pod bound to this node waits for {count} chips")
-        return found
-
-    def _is_plain(self, only: Candidate, count: int) -> bool:
-        """Whether the only candidate needs no second opinion; a pod that was handed chips by a guess may be waiting."""
-        uid = only.pod.uid
-        return (
-            not only.begun
-            and self._is_new(only)
-            and not self._handovers.guessed
-            and uid not in self._handovers.uncertain
-            and not self._pods.was_torn_away(count)
-            and self._pods.age_s(uid) < AT_ONCE_S
-        )
-
-    def _is_new(self, candidate: Candidate) -> bool:
-        """Not refused before: a refused pod looks as if it waited until its rejection is on the watch."""
-        return candidate.pod.uid not in self._handovers.turned_away
-
-    def _candidates(self, pods: Iterable[NodePod], count: int) -> list[Candidate]:
-        return candidates(pods, count, self._handovers.granted, self._handovers.uncertain)
-
-    async def _waiting(self, count: int) -> list[Candidate]:
-        sources = (self._pods.changes, self._handovers.changes)
-        while True:
-            versions = [source.version for source in sources]
-            if waiting := self._candidates(self._pods, count):
-                return waiting
-            await first_change(sources, versions)
-
-    async def _waiting_by_list(self, count: int) -> list[Candidate]:
-        try:
-            return self._candidates(self._as_waiting(await self._api_pods()), count)
-        except (ApiError, Unreachable) as error:
-            raise Refusal(
-                "ApiServerAway", f"no pod waits for {count} chips, and the API server can't be asked: {error.message}"
-            ) from error
-
-    async def _by_kubelet(self, waiting: Sequence[Candidate], count: int) -> Candidate | None:
-        """Whom the kubelet admits by its own list; None where that is a pod which is gone."""
-        try:
-            listed = await self._kubelet_pods()
-        except Unreachable as error:
-            log.warning("can't ask the kubelet which pod it admits", error=error.message, waiting=len(waiting))
-            listed = []
-        fits = self._candidates(self._as_waiting(listed), count) + self._torn_away(listed, count)
-        if not fits:
-            self._guessed = True
-            left = [each for each in waiting if not self._pods.has_moved_on(each.pod.uid)]
-            fresh = [each for each in left if self._is_new(each)] or left
-            return oldest_decision(fresh) if fresh else None
-        found = newest([each for each in fits if self._is_new(each)] or fits)
-        if self._pods.has_moved_on(found.pod.uid):
-            return None
-        self._pods.settle(found.pod.order)
-        return found
-
-    def _torn_away(self, listed: Sequence[Pod], count: int) -> list[Candidate]:
-        """Those listed that were deleted on their way in; which of their containers are through, nobody remembers."""
-        pods = [pod for each in listed if (pod := self._pods.torn_away(each.uid)) is not None]
-        return candidates(pods, count, {}, uncertain={pod.uid for pod in pods})
-
-    def _as_waiting(self, listed: Sequence[Pod]) -> list[NodePod]:
-        """Pods from a list, with the order we know them by; those we don't know yet came last.
-
-        A list may be older than our watch. A pod we have seen end must not come back by it: its hand-over is forgotten,
-        so it would look as if it waited, and its chips would be given to the pod that really does.
-        """
-        waiting = []
-        for pod in listed:
-            if not self._pods.has_moved_on(pod.uid):
-                known = self._pods.get(pod.uid)
-                waiting.append(read_pod(pod, known.order if known is not None else self._pods.next_order))
-        return waiting
 
     async def _chips_now(self, pod: NodePod) -> tuple[int, ...]:
         """The pod's chips, judged by what the API server knows now where our watch is behind.

@@ -20,6 +20,7 @@ from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
+from device_plugin.under_admission import UnderAdmission
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 from tests.device_plugin.builders import snapshot
@@ -48,8 +49,9 @@ class Face:
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
-            kubelet_pods=self._kubelet_pods,
-            api_pods=self._api_pods,
+            admission=UnderAdmission(
+                self.pods, self.handovers, kubelet_pods=self._kubelet_pods, api_pods=self._api_pods
+            ),
             refresh=self._refresh,
             give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,

@@ -15,6 +15,7 @@ from device_plugin.rules.snapshot import Snapshot
 from device_plugin.state.grants import HandOver, HandOvers
 from device_plugin.state.observable import Observable
 from device_plugin.state.pods import NodePods
+from device_plugin.under_admission import UnderAdmission
 from tests.device_plugin.builders import pod, snapshot
 
 pytestmark = pytest.mark.looptime
@@ -25,21 +26,23 @@ ALL = [chip_name(chip_id) for chip_id in range(8)]
 class Node:
     """A desk with what it stands on; the kubelet and the API server answer what the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = lambda: 0.0) -> None:
         self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
         self.handovers = HandOvers()
-        self.pods = NodePods(self.handovers.drop)
+        self.pods = NodePods(self.handovers.drop, now_s=now_s)
         self.kubelet: list[Pod] | None = None
         self.api: list[Pod] = []
         self.shown: dict[str, Pod] = {}
         self.asked: list[str] = []
         self.claimed: list[HandOver] = []
+        self.admission = UnderAdmission(
+            self.pods, self.handovers, kubelet_pods=self._lister("kubelet"), api_pods=self._lister("api")
+        )
         self.desk = HandOverDesk(
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
-            kubelet_pods=self._lister("kubelet"),
-            api_pods=self._lister("api"),
+            admission=self.admission,
             refresh=self._catch_up,
             give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
@@ -281,13 +284,13 @@ async def test_a_pod_refused_for_want_of_time_is_not_taken_for_one_that_waits_on
     await node.admit(2)
     late, real = pod("late", 2, 3, 5, time=2), pod("real", 2, 0, 1, time=3)
     node.api = [pod("first", 2, 3, 5, time=1, phase="Succeeded"), late]
-    listed = node.desk._api_pods
+    listed = node.admission._api_pods
 
     async def slowly() -> Sequence[Pod]:
         await asyncio.sleep(CAP_S - LIST_AFTER_S - REFRESH_S / 2)
         return await listed()
 
-    node.desk._api_pods = slowly
+    node.admission._api_pods = slowly
     node.desk._refresh = asyncio.Event().wait  # type: ignore[assignment]  # never returns
     with pytest.raises(Refusal, match="no decision within"):
         await node.desk.allocate(ids(0, 1))
@@ -334,7 +337,7 @@ async def test_a_kubelet_that_hangs_is_not_waited_for_beyond_the_cap() -> None:
         return await loop.create_future()  # type: ignore[no-any-return]  # never returns
 
     loop = asyncio.get_running_loop()
-    node.desk._kubelet_pods = hang
+    node.admission._kubelet_pods = hang
     node.pods.applied(pod("one", 1, 0, time=1))
     node.pods.applied(pod("two", 1, 1, time=2))
     started_s = loop.time()
@@ -432,7 +435,7 @@ async def test_a_pod_deleted_while_the_kubelet_is_asked_gets_nothing() -> None:
         node.pods.deleted(early)
         raise Unreachable("the kubelet does not answer")
 
-    node.desk._kubelet_pods = slow
+    node.admission._kubelet_pods = slow
     assert (await node.desk.allocate(["Ascend910-0", "Ascend910-1"])).handover.pod == "default/late"
 
 
@@ -568,9 +571,8 @@ async def test_a_pod_the_kubelet_rejected_without_asking_us_does_not_take_the_ne
 
 
 async def test_a_pod_that_waits_for_long_may_have_been_rejected_and_the_kubelet_is_asked() -> None:
-    node = Node()
     clock = [0.0]
-    node.pods = node.desk._pods = NodePods(node.handovers.drop, now_s=lambda: clock[0])
+    node = Node(now_s=lambda: clock[0])
     rejected = pod("rejected", 2, 0, 1, time=1)
     node.pods.applied(rejected)
     clock[0] = 5.0
@@ -693,9 +695,9 @@ async def test_a_kubelet_that_chose_the_chip_after_all_gives_it() -> None:
 
 async def test_a_pod_whose_preference_took_too_long_gets_its_chips_though_another_choice_was_made() -> None:
     node = found_by_the_kubelet(one := pod("one", 2, 0, 1, time=1), pod("two", 2, 2, 3, time=2))
-    answer, node.desk._kubelet_pods = node.desk._kubelet_pods, asyncio.Event().wait  # type: ignore[assignment]  # hangs
+    answer, node.admission._kubelet_pods = node.admission._kubelet_pods, asyncio.Event().wait  # type: ignore[assignment]  # hangs
     assert await node.desk.prefer(ids(0, 4, 5), [], 2) == []
-    node.desk._kubelet_pods, node.kubelet = answer, [one]
+    node.admission._kubelet_pods, node.kubelet = answer, [one]
     assert (await node.desk.allocate(ids(0, 4))).part.chips == (0, 1)
 
 
