@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 import structlog
 
+from allocator.groups import KINDS
 from allocator.state.audit import Difference, compare_by_parts, rebuild
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.deviceinfo import LABELS, NAMESPACE
-from ascend.errors import UNREADABLE, ApiError, Unreachable
+from ascend.errors import UNREADABLE, ApiError, NotFound, Unreachable
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Resource, T
+from ascend.kube.objects import BATCH_JOBS, CONFIG_MAPS, NODES, PODS, STATEFUL_SETS, Resource, T
 
 log = structlog.get_logger()
 
@@ -108,11 +109,19 @@ class SelfAudit:
         reports: list[msgspec.Raw] = []
         for namespace in self._namespaces:
             reports += await self._read(CONFIG_MAPS, namespace=namespace, labels=labels)
+        stateful_sets = await self._read(STATEFUL_SETS)
+        batch_jobs = await self._read(BATCH_JOBS)
+        groups = await self._groups()
         pods = await self._read(PODS)
         twin = self._cluster.twin()
         await asyncio.to_thread(
             lambda: rebuild(
-                twin, nodes=_decode(nodes, NODES), reports=_decode(reports, CONFIG_MAPS), pods=_decode(pods, PODS)
+                twin,
+                nodes=_decode(nodes, NODES),
+                reports=_decode(reports, CONFIG_MAPS),
+                pods=_decode(pods, PODS),
+                owners=[*_decode(stateful_sets, STATEFUL_SETS), *_decode(batch_jobs, BATCH_JOBS)],
+                groups={kind: _decode(some, KINDS[kind]) for kind, some in groups.items()},
             )
         )
         found: list[Difference] = []
@@ -120,6 +129,16 @@ class SelfAudit:
             found += part
             await asyncio.sleep(0)
         return sorted(found)
+
+    async def _groups(self) -> dict[str, list[msgspec.Raw]]:
+        found = {}
+        for kind in KINDS.keys() & self._cluster.jobs.watched_kinds:
+            try:
+                found[kind] = await self._read(KINDS[kind])
+            except NotFound:
+                # The kind has gone, which its watch finds out when it looks again.
+                continue
+        return found
 
     async def _read(self, resource: Resource[T], *, namespace: str = "", labels: str = "") -> list[msgspec.Raw]:
         items: list[msgspec.Raw] = []

@@ -1,30 +1,39 @@
 """Whether the state kept event by event is what the objects of the API server give: rebuilt from them and compared.
 
 The ledger is no part of the rebuilding, since reservations are nowhere else; of it is asked what must hold anyway: that
-no chip is kept twice, and nothing for a pod that has its place already.
+no chip is kept twice, and nothing for a pod that has its place already. What is counted with its help, the peers that a
+pod joins, must be what the pods and reservations that are kept give.
+
+Of jobs the past is left out: the ranks that pods were given.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
 
-from allocator.rules.job import JobKey
+from allocator.rules.job import JobKey, find_job
 from allocator.state.cluster import Cluster
+from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, assess
+from allocator.state.peers import Place
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation
 from ascend.chips import ChipSet, chip_ids, join_names
 from ascend.errors import Refusal
-from ascend.kube.objects import ConfigMap, Node, Pod
+from ascend.kube.objects import BatchJob, ConfigMap, Node, Pod, PodGroup, StatefulSet
 
 _PART: Final = 64
 
 _T = TypeVar("_T")
-_Sizes: TypeAlias = dict[JobKey, tuple[int, int]]
+_Owner: TypeAlias = StatefulSet | BatchJob
+_Groups: TypeAlias = Mapping[str, Iterable[PodGroup]]
 
 _DERIVED = frozenset({"name", "node", "offer", "holdings"})
+_NO_GROUPS: Final[_Groups] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,7 +57,14 @@ class Difference:
 
 
 def audit(
-    cluster: Cluster, ledger: Ledger, *, nodes: Iterable[Node], reports: Iterable[ConfigMap], pods: Iterable[Pod]
+    cluster: Cluster,
+    ledger: Ledger,
+    *,
+    nodes: Iterable[Node],
+    reports: Iterable[ConfigMap],
+    pods: Iterable[Pod],
+    owners: Iterable[_Owner] = (),
+    groups: _Groups = _NO_GROUPS,
 ) -> list[Difference]:
     """Compare a cluster with one made from nothing; no differences is what must come out.
 
@@ -58,17 +74,34 @@ def audit(
         nodes: all nodes the API server has.
         reports: the ConfigMaps that tell of them, the device plugins' and the node agents'.
         pods: all pods.
+        owners: all StatefulSets and Jobs.
+        groups: all pod groups of each kind the API server has.
     """
-    return compare(cluster, ledger, rebuild(cluster.twin(), nodes=nodes, reports=reports, pods=pods))
+    twin = rebuild(cluster.twin(), nodes=nodes, reports=reports, pods=pods, owners=owners, groups=groups)
+    return compare(cluster, ledger, twin)
 
 
-def rebuild(twin: Cluster, *, nodes: Iterable[Node], reports: Iterable[ConfigMap], pods: Iterable[Pod]) -> Cluster:
+def rebuild(
+    twin: Cluster,
+    *,
+    nodes: Iterable[Node],
+    reports: Iterable[ConfigMap],
+    pods: Iterable[Pod],
+    owners: Iterable[_Owner],
+    groups: _Groups,
+) -> Cluster:
     """Fill an empty cluster; touches nothing else, so that it may run in a thread."""
     for node in nodes:
         twin.node_applied(node)
     for report in reports:
         twin.report_applied(report)
         twin.health_applied(report)
+    for owner in owners:
+        twin.jobs.owner_applied(owner)
+    for kind, some in groups.items():
+        for group in some:
+            twin.jobs.group_applied(kind, group)
+        twin.jobs.watched(kind)
     for pod in pods:
         twin.pod_applied(pod)
     return twin
@@ -81,20 +114,29 @@ def compare(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> list[Differen
 
 def compare_by_parts(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iterator[list[Difference]]:
     """The same, in parts that take some milliseconds each; the cluster may change between two of them."""
-    for names in _parts(cluster.nodes.keys() | rebuilt.nodes.keys()):
+    for names in _keys(cluster.nodes, rebuilt.nodes):
         yield [each for name in names for each in _node(name, cluster, rebuilt)]
         yield [each for name in names for each in _book(name, cluster, ledger)]
-    for uids in _parts(cluster.pods.keys() | rebuilt.pods.keys()):
+    for uids in _keys(cluster.pods, rebuilt.pods):
         yield [each for uid in uids for each in _pod(uid, cluster, rebuilt)]
-    sizes: tuple[_Sizes, _Sizes] = ({}, {})
-    for jobs, known in zip((cluster.jobs, rebuilt.jobs), sizes, strict=True):
-        for some in _parts(jobs):
-            known |= {job.key: (job.size, job.present) for job in some if job.present}
-            yield []
-    for keys in _parts(sizes[0].keys() | sizes[1].keys()):
-        yield [each for key in keys for each in _job(key, *sizes)]
+        yield [each for uid in uids for each in _membership(uid, cluster, ledger)]
+    for keys in _keys(cluster.jobs.owners, rebuilt.jobs.owners):
+        yield [each for key in keys for each in _owner(key, cluster, rebuilt)]
+    for keys in _keys(cluster.jobs.groups, rebuilt.jobs.groups):
+        yield [each for key in keys for each in _group(key, cluster, rebuilt)]
+    for keys in _keys(cluster.jobs.by_key, rebuilt.jobs.by_key):
+        yield [each for key in keys for each in _job(key, cluster, rebuilt)]
+    for keys in _keys(cluster.jobs.by_key, cluster.peers.counts):
+        yield [each for key in keys for each in _peers(key, cluster)]
     for reservations in _parts(ledger):
         yield [each for reservation in reservations for each in _reservation(reservation, cluster, ledger)]
+
+
+def _keys(one: Mapping[_T, object], other: Mapping[_T, object]) -> Iterator[Sequence[_T]]:
+    """The keys of both, in parts. They may change between two parts; a union of all would take long itself."""
+    yield from _parts(list(one))
+    for part in _parts(list(other)):
+        yield [key for key in part if key not in one]
 
 
 def _parts(every: Iterable[_T]) -> Iterator[Sequence[_T]]:
@@ -122,12 +164,84 @@ def _pod(uid: str, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
     mine, other = cluster.pods.get(uid), rebuilt.pods.get(uid)
     if mine is not None and other is not None:
         yield from _differs(f"pod {mine.key}", "node", mine.spec.node_name, other.spec.node_name)
+        jobs = [
+            job.key.plan if job is not None else None for job in (_job_with(mine, cluster), _job_with(other, rebuilt))
+        ]
+        yield from _differs(f"pod {mine.key}", "job it is present in", *jobs)
     elif (pod := mine or other) is not None:
         yield Difference(f"pod {pod.key}", "record", _there(mine), _there(other))
 
 
-def _job(key: JobKey, mine: _Sizes, other: _Sizes) -> Iterator[Difference]:
-    yield from _differs(f"{key.kind} {key}", "pods (with chips, present)", mine.get(key), other.get(key))
+def _membership(uid: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
+    """What a pod is for its job: nothing but its own objects are needed for that, and those kept are compared above."""
+    pod = cluster.pods.get(uid)
+    if pod is None:
+        return
+    yield from _differs(
+        f"pod {pod.key}", "place among its peers", cluster.peers.place(uid), _place(pod, cluster, ledger)
+    )
+
+
+def _place(pod: Pod, cluster: Cluster, ledger: Ledger) -> Place | None:
+    """Where a pod counts for its peers: one that is present, asks for chips and has not ended, once it has a place."""
+    job, held = _job_with(pod, cluster), ledger.get(pod.uid)
+    node = pod.spec.node_name or (held.node if held is not None else "")
+    if job is None or not node or not pod.is_live or not pod.asks_for_chips:
+        return None
+    record = cluster.nodes.get(node)
+    return Place(job.key, node, record.product.name if record is not None and record.product is not None else None)
+
+
+def _peers(key: JobKey, cluster: Cluster) -> Iterator[Difference]:
+    job = cluster.jobs.by_key.get(key)
+    places = map(cluster.peers.place, job.pods if job is not None else ())
+    counted = Counter(place.product for place in places if place is not None and place.product is not None)
+    kept = cluster.peers.counts.get(key, {})
+    yield from _differs(
+        f"{key.kind} {key}", "pods by product", dict(sorted(kept.items())), dict(sorted(counted.items()))
+    )
+
+
+def _owner(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
+    mine, other = cluster.jobs.owners.get(key), rebuilt.jobs.owners.get(key)
+    yield from _differs(f"{key.kind} {key}", "pods it is to have", mine, other)
+
+
+def _group(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
+    if _has_groups_alike(key, cluster, rebuilt):
+        yield from _differs(f"{key.kind} {key}", "minimum", cluster.jobs.groups.get(key), rebuilt.jobs.groups.get(key))
+
+
+def _job(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
+    name, mine, other = f"{key.kind} {key}", _present(key, cluster), _present(key, rebuilt)
+    if mine is None or other is None:
+        yield from _differs(name, "pods (with chips, present)", mine and _sizes(mine), other and _sizes(other))
+        return
+    yield from _differs(name, "pods (with chips, present)", _sizes(mine), _sizes(other))
+    yield from _differs(name, "minimum that its pods state", mine.stated_minimum, other.stated_minimum)
+    yield from _differs(name, "parts of chips (vNPUs)", mine.parts, other.parts)
+    if _has_groups_alike(key, cluster, rebuilt):
+        yield from _differs(name, "minimum of its group", mine.group_minimum, other.group_minimum)
+
+
+def _job_with(pod: Pod, cluster: Cluster) -> Job | None:
+    """The job that a pod is present in."""
+    job = cluster.jobs.by_key.get(find_job(pod))
+    return job if job is not None and pod.uid in job.pods else None
+
+
+def _present(key: JobKey, cluster: Cluster) -> Job | None:
+    job = cluster.jobs.by_key.get(key)
+    return job if job is not None and job.present else None
+
+
+def _sizes(job: Job) -> tuple[int, int]:
+    return job.size, job.present
+
+
+def _has_groups_alike(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> bool:
+    # A kind that has just come or gone is looked for now and then only (`allocator.groups`).
+    return (key.kind in cluster.jobs.watched_kinds) == (key.kind in rebuilt.jobs.watched_kinds)
 
 
 def _book(name: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:

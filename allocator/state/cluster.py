@@ -87,6 +87,11 @@ class Cluster:
         return self._pods
 
     @property
+    def peers(self) -> Peers:
+        """What kind of servers the pods of each job are on."""
+        return self._peers
+
+    @property
     def is_mixed(self) -> bool:
         """Whether there are servers of several products."""
         return len(self._products) > 1

@@ -114,6 +114,11 @@ class Job:
         return self._stated_last.minimum if self._stated_last is not None else None
 
     @property
+    def parts(self) -> int:
+        """How many parts of chips (vNPUs) its pods that have not ended ask for."""
+        return sum(self._parts.values())
+
+    @property
     def min_available(self) -> int:
         """How many pods must be placed together; 1 where each may be placed alone.
 

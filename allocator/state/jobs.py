@@ -1,6 +1,7 @@
 """All jobs: which pods belong together, by what is seen of pods, of groups and of owners, each in constant time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from allocator.rules.job import INDEXED_JOB, SINGLE, STATEFUL_SET, JobKey, find_job
@@ -28,6 +29,26 @@ class Jobs:
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    @property
+    def by_key(self) -> Mapping[JobKey, Job]:
+        """Every job; one of which no pod is present may be among them."""
+        return MappingProxyType(self._jobs)
+
+    @property
+    def groups(self) -> Mapping[JobKey, int]:
+        """The minimum of each group there is."""
+        return MappingProxyType(self._groups)
+
+    @property
+    def owners(self) -> Mapping[JobKey, int]:
+        """How many pods each owner is to have."""
+        return MappingProxyType(self._owners)
+
+    @property
+    def watched_kinds(self) -> frozenset[str]:
+        """The kinds of which all groups are known."""
+        return frozenset(self._watched)
 
     def job_of(self, pod: Pod) -> Job:
         """The job of a pod; one with nothing in it where neither pod nor job has been seen."""

@@ -6,6 +6,7 @@ network. The reference never mixes them, since there a job has one rule (spec/sc
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from allocator.rules.job import JobKey
@@ -20,7 +21,15 @@ from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
+    """Where a pod counts for its peers.
+
+    Attributes:
+        job: theirs.
+        node: the one it is bound to, or has its reservation on.
+        product: the name of that server's product; None where it tells none.
+    """
+
     job: JobKey
     node: str
     product: str | None
@@ -41,9 +50,18 @@ class Peers:
         self._nodes = nodes
         self._jobs = jobs
         self._ledger = ledger
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, Place] = {}
         self._on: defaultdict[str, set[str]] = defaultdict(set)
         self._counts: defaultdict[JobKey, Counter[str]] = defaultdict(Counter)
+
+    @property
+    def counts(self) -> Mapping[JobKey, Mapping[str, int]]:
+        """How many pods of each job that has any are on servers of which product."""
+        return MappingProxyType(self._counts)
+
+    def place(self, uid: str) -> Place | None:
+        """Where a pod counts for its peers; None where it does not."""
+        return self._places.get(uid)
 
     def products(self, job: JobKey, uid: str) -> frozenset[str] | None:
         """The names of the products that the other pods of a job are on, or have their places on.
@@ -84,7 +102,7 @@ class Peers:
         for uid in tuple(self._on.get(node, ())):
             self.pod_changed(uid)
 
-    def _find(self, uid: str) -> _Place | None:
+    def _find(self, uid: str) -> Place | None:
         pod = self._pods.get(uid)
         if pod is None or not pod.asks_for_chips or not pod.is_live:
             return None
@@ -99,9 +117,9 @@ class Peers:
             return None
         record = self._nodes.get(node)
         product = record.product if record is not None else None
-        return _Place(job.key, node, product.name if product is not None else None)
+        return Place(job.key, node, product.name if product is not None else None)
 
-    def _leave(self, uid: str, place: _Place) -> None:
+    def _leave(self, uid: str, place: Place) -> None:
         del self._places[uid]
         there = self._on[place.node]
         there.discard(uid)

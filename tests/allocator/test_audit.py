@@ -1,17 +1,32 @@
 """The state can be rebuilt from the API server at any moment, and is then the same; where it is not, that is shown."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from allocator.rules.job import COSCHEDULING, STATEFUL_SET, VOLCANO, JobKey
 from allocator.selfaudit import SelfAudit
 from allocator.state.audit import audit, compare_by_parts
+from allocator.state.peers import Place
 from allocator.state.reservation import Stage
+from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import ConfigMap, Node, Pod
+from ascend.kube.objects import (
+    BatchJob,
+    ConfigMap,
+    Metadata,
+    Node,
+    Pod,
+    PodGroup,
+    PodGroupSpec,
+    StatefulSet,
+    StatefulSetSpec,
+)
 from sandbox.apiserver import ApiServer
+from sandbox.apiserver.resources import SERVED, VOLCANO_POD_GROUPS, Catalogue
 from tests.allocator.builders import World, node, pod, report
 from tests.allocator.harness import Allocator, running, until
 
@@ -22,6 +37,22 @@ OBJECTS: list[Node | Pod | ConfigMap] = [
     report("n2"),
     pod("a", 2, node="n1", chips=[0, 1], phase="Running"),
     pod("b", 4),
+]
+
+
+GROUP = "scheduling.k8s.io/group-name"
+TRAIN = JobKey("default", "train", VOLCANO)
+WEB = JobKey("default", "web", STATEFUL_SET)
+OWNERS: list[StatefulSet | BatchJob] = [
+    StatefulSet(metadata=Metadata(name="web", namespace="default"), spec=StatefulSetSpec(2)),
+    BatchJob(metadata=Metadata(name="batch", namespace="default")),
+]
+GROUPS = {VOLCANO: [PodGroup(metadata=Metadata(name="train", namespace="default"), spec=PodGroupSpec(2))]}
+GANG: list[Node | Pod | ConfigMap] = [
+    node("n1"),
+    node("n2"),
+    pod("train-0", 8, node="n1", chips=range(8), phase="Running", annotations={GROUP: "train"}),
+    pod("train-1", 8, annotations={GROUP: "train"}),
 ]
 
 
@@ -100,6 +131,96 @@ def test_a_report_outlives_the_node_it_is_of() -> None:
     assert differences(world, [node("n1"), report("n1")]) == []
 
 
+def a_gang_of_which_one_is_bound_and_one_reserved() -> World:
+    world = World()
+    for owner in OWNERS:
+        world.cluster.jobs.owner_applied(owner)
+    for each in GROUPS[VOLCANO]:
+        world.cluster.jobs.group_applied(VOLCANO, each)
+    world.cluster.jobs.watched(VOLCANO)
+    world.add(*GANG)
+    world.ledger.reserve(uid="uid-train-1", pod="default/train-1", node="n2", chips=tuple(range(8)))
+    return world
+
+
+def differences_of_jobs(world: World) -> list[str]:
+    found = audit(
+        world.cluster,
+        world.ledger,
+        nodes=[each for each in GANG if isinstance(each, Node)],
+        reports=[],
+        pods=[each for each in GANG if isinstance(each, Pod)],
+        owners=OWNERS,
+        groups=GROUPS,
+    )
+    return [str(each) for each in found]
+
+
+def test_jobs_of_which_everything_was_seen_differ_in_nothing() -> None:
+    assert differences_of_jobs(a_gang_of_which_one_is_bound_and_one_reserved()) == []
+
+
+def test_what_is_wrong_about_owners_is_found() -> None:
+    jobs = (world := a_gang_of_which_one_is_bound_and_one_reserved()).cluster.jobs
+    jobs._owners[WEB] = 99
+    jobs.owner_deleted(OWNERS[1])
+    assert differences_of_jobs(world) == [
+        "Indexed Job default/batch: pods it is to have is None, should be 1",
+        "StatefulSet default/web: pods it is to have is 99, should be 2",
+    ]
+
+
+def test_what_is_wrong_about_groups_is_found() -> None:
+    jobs = (world := a_gang_of_which_one_is_bound_and_one_reserved()).cluster.jobs
+    jobs._groups[TRAIN] = 77
+    jobs._jobs[TRAIN].group_minimum = 76
+    assert differences_of_jobs(world) == [
+        f"{VOLCANO} default/train: minimum is 77, should be 2",
+        f"{VOLCANO} default/train: minimum of its group is 76, should be 2",
+    ]
+
+
+def test_groups_of_a_kind_that_has_just_come_or_gone_are_not_compared() -> None:
+    world = a_gang_of_which_one_is_bound_and_one_reserved()
+    world.cluster.jobs.unwatched(VOLCANO)
+    assert differences_of_jobs(world) == []
+    world.cluster.jobs._groups[JobKey("default", "other", COSCHEDULING)] = 3
+    assert differences_of_jobs(world) == [f"{COSCHEDULING} default/other: minimum is 3, should be None"]
+
+
+def test_what_is_wrong_about_the_pods_of_a_job_is_found() -> None:
+    job = (world := a_gang_of_which_one_is_bound_and_one_reserved()).cluster.jobs._jobs[TRAIN]
+    job._parts["uid-train-0"] = 1
+    job.size += 1
+    del job._pods["uid-train-1"]
+    assert differences_of_jobs(world) == [
+        f"{VOLCANO} default/train: parts of chips (vNPUs) is 1, should be 0",
+        f"{VOLCANO} default/train: pods (with chips, present) is (3, 2), should be (2, 2)",
+        f"{VOLCANO} default/train: pods by product is {{'910A': 2}}, should be {{'910A': 1}}",
+        f"pod default/train-1: job it is present in is None, should be {VOLCANO} default/train",
+        f"pod default/train-1: place among its peers is {Place(TRAIN, 'n2', '910A')}, should be None",
+    ]
+
+
+def test_a_minimum_that_is_another_than_its_pods_state_is_found() -> None:
+    world = World()
+    objects: list[Node | Pod | ConfigMap] = [pod("a", 2, annotations={MIN_AVAILABLE: "3"})]
+    world.add(*objects)
+    assert differences(world, objects) == []
+    world.cluster.jobs.by_key[JobKey("default", "a", "Pod")].state(pod("a", 2, annotations={MIN_AVAILABLE: "2"}))
+    assert differences(world, objects) == ["Pod default/a: minimum that its pods state is 2, should be 3"]
+
+
+def test_what_is_wrong_about_the_products_of_peers_is_found() -> None:
+    world = a_gang_of_which_one_is_bound_and_one_reserved()
+    world.cluster.peers._counts.clear()
+    # The one that is only reserved counts, too.
+    assert differences_of_jobs(world) == [f"{VOLCANO} default/train: pods by product is {{}}, should be {{'910A': 2}}"]
+    world.cluster.peers._counts[TRAIN] = Counter({"910A": 2})
+    world.cluster.peers._counts[WEB] = Counter({"910B": 1})
+    assert differences_of_jobs(world) == ["StatefulSet default/web: pods by product is {'910B': 1}, should be {}"]
+
+
 async def look(allocator: Allocator, kubeconfig: Path) -> list[str]:
     async with await KubeClient.connect(str(kubeconfig)) as client:
         app = allocator.app
@@ -119,6 +240,34 @@ async def test_a_running_allocator_compares_itself_with_its_api_server(tmp_path:
         cluster.pod_deleted(gone)
         found = await look(allocator, tmp_path / "kubeconfig")
         assert f"pod {gone.key}: record is missing, should be there" in found
+
+
+async def test_a_running_allocator_compares_owners_and_groups_too(tmp_path: Path) -> None:
+    async with (
+        ApiServer(resources=(*SERVED, VOLCANO_POD_GROUPS)) as server,
+        running(server, tmp_path) as allocator,
+    ):
+        for version, kind, name, spec in (
+            ("apps/v1", "StatefulSet", "web", {"replicas": 2}),
+            ("batch/v1", "Job", "batch", {"parallelism": 3}),
+            ("scheduling.volcano.sh/v1beta1", "PodGroup", "train", {"minMember": 2}),
+        ):
+            metadata = {"name": name, "namespace": "default"}
+            await server.create({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+        jobs = allocator.app.cluster.jobs
+        await until(lambda: len(jobs.owners) == 2 and bool(jobs.groups))
+        assert await look(allocator, tmp_path / "kubeconfig") == []
+        jobs._owners[WEB], jobs._groups[TRAIN] = 99, 77
+        del jobs._owners[JobKey("default", "batch", "Indexed Job")]
+        assert await look(allocator, tmp_path / "kubeconfig") == [
+            "Indexed Job default/batch: pods it is to have is None, should be 3",
+            f"{VOLCANO} default/train: minimum is 77, should be 2",
+            "StatefulSet default/web: pods it is to have is 99, should be 2",
+        ]
+        # Until the watch has noticed that the kind is gone, its groups are no reason for alarm.
+        jobs._owners.clear()
+        server._catalogue = Catalogue()
+        assert not any(VOLCANO in each for each in await look(allocator, tmp_path / "kubeconfig"))
 
 
 async def test_the_number_of_differences_is_a_metric(tmp_path: Path) -> None:
