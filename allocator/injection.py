@@ -71,13 +71,17 @@ class Injector:
             dry_run: nothing will come of it, so nothing is kept.
 
         Raises:
-            Refusal: it doesn't fit there, or is about to be bound to another node.
+            Refusal: it doesn't fit there, is about to be bound to another node, or makes no sense on any: a job has one
+                vNPU, whoever binds its pods.
             ApiError: there is no such pod.
             Unreachable: the pod is not in the view and can't be read.
         """
         pod = await self._pod(ref)
-        if not pod.asks_for_chips or pod.spec.node_name or not pod.is_live:
+        if pod.spec.node_name or not pod.is_live:
             # A pod that has a node, or has ended, the API server does not bind; it says so better than we can.
+            return {}
+        if not pod.asks_for_chips:
+            self._engine.validate(pod)
             return {}
         if dry_run:
             for refusal in self._engine.filter(pod, [node]).refused.values():

@@ -281,6 +281,31 @@ async def test_a_job_may_have_one_vnpu_in_all_its_pods(tmp_path: Path) -> None:
         assert (await allocator.filter(created, ["n1"]))["FailedAndUnresolvableNodes"] == {"n1": sentence}
 
 
+async def test_a_jobs_second_vnpu_is_not_bound_by_others_either(tmp_path: Path) -> None:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
+    marks = {"ownerReferences": [owner], "annotations": {"batch.kubernetes.io/job-completion-index": "0"}}
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        register(server, allocator)
+        await allocator.node("n1")
+        cluster = allocator.app.cluster
+        async with await connect(server, tmp_path) as scheduler:
+            first, second = [asking(name, {"huawei.com/npu-core": "10"}, **marks) for name in "ab"]
+            first = await server.create(first)
+            assert await bind(scheduler, first, "n1") == ""
+            second = await server.create(second)
+            await until(lambda: second["metadata"]["uid"] in cluster.pods)
+            sentence = "denied the request: InvalidRequest: job default/train asks for 2 vNPUs; a job may have one"
+            assert (await bind(scheduler, second, "n1")).endswith(sentence)
+            # What is bound already, or gone, the API server itself answers for.
+            binding = {"metadata": {"name": "a", "uid": first["metadata"]["uid"]}, "target": {"name": "n1"}}
+            await until(lambda: bool(cluster.pods[first["metadata"]["uid"]].spec.node_name))
+            assert await review(allocator, "bindings", binding) == {"uid": "r1", "allowed": True}
+            await allocator.delete("a")
+            await until(lambda: first["metadata"]["uid"] not in cluster.pods)
+            assert "not found" in await bind(scheduler, first, "n1")
+            assert await bind(scheduler, second, "n1") == ""
+
+
 async def test_it_only_warns_where_that_is_wanted(tmp_path: Path) -> None:
     async with ApiServer() as server, running(server, tmp_path, senseless_pods="warn") as allocator:
         answer = await review(allocator, "pods", pod_manifest("odd", 17))
