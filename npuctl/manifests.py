@@ -1,7 +1,8 @@
 """Reads Kubernetes objects from files: YAML or JSON, as ``kubectl get -o …`` prints them or as people write them.
 
-What the API server would make of a manifest is made here too: null counts as absent, a quantity may be a number, a
-missing namespace is ``default``. Objects of kinds nobody here reads are counted and left alone.
+What the API server would make of a manifest is made here too: null counts as absent, a quantity may be a number, one
+of chips that is whole may be written in any way, a missing namespace is ``default``. Objects of kinds nobody here reads
+are counted and left alone.
 """
 
 import re
@@ -28,6 +29,7 @@ from ascend.kube.objects import (
     T,
 )
 from npuctl.documents import read_documents
+from npuctl.quantities import read_quantity
 from npuctl.snapshot import Snapshot
 
 _Json: TypeAlias = dict[str, Any]
@@ -44,7 +46,6 @@ _KINDS: dict[tuple[str, str], Resource[Any]] = {
 }
 
 _QUANTITIES = frozenset({"limits", "requests", "allocatable", "capacity"})
-_QUANTITY = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
 _TIMES = ("creationTimestamp", "deletionTimestamp")
 
 _MOST_LEVELS = 100
@@ -292,8 +293,8 @@ def _quantities(origin: _Origin, quantities: _Json, path: str) -> _Json:
     for resource, quantity in quantities.items():
         if quantity is None:
             continue
-        text = str(quantity) if isinstance(quantity, int | float | str) and not isinstance(quantity, bool) else ""
-        if not _QUANTITY.fullmatch(text):
+        text = read_quantity(resource, quantity)
+        if text is None:
             raise origin.error(f'{path}["{resource}"]', f"{_told(quantity)} is no quantity")
         clean[resource] = text
     return clean

@@ -31,7 +31,7 @@ def node(
 
 def pod(
     name: str,
-    count: int | str | None = 1,
+    count: float | str | None = 1,
     *,
     node: str = "",
     chips: Iterable[int] = (),

@@ -157,6 +157,67 @@ def test_what_is_named_again_and_again_is_looked_at_once(folder: Path) -> None:
     assert [each.key for each in read(folder, text).snapshot.pods] == ["default/a"]
 
 
+@pytest.mark.parametrize(
+    ("written", "count"),
+    [
+        (8.0, 8),
+        ("1.0", 1),
+        ("1e0", 1),
+        ("80E-1", 8),
+        ("8000m", 8),
+        ("4000000u", 4),
+        ("2000000000n", 2),
+        ("+8", 8),
+        ("+08.", 8),
+        (".008k", 8),
+        ("0.0078125Ki", 8),
+        ("0.0", 0),
+        ("0e999999999", 0),
+        ("008", 8),
+    ],
+)
+def test_a_whole_quantity_of_chips_is_read_however_it_is_written(
+    folder: Path, written: float | str, count: int
+) -> None:
+    text = json.dumps(as_list(node("n1", chips=8), pod("p", written)))
+    snapshot = read(folder, text).snapshot
+    assert [ask.count for ask in snapshot.pods[0].asks] == [count] * bool(count)
+    assert snapshot.pods[0].asks_for_chips == bool(count)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "1.5",
+        "8001m",
+        "1n",
+        ".5",
+        "1e-1",
+        "1e19",
+        "1e99999",
+        "1e999999999",
+        "1e-999999999",
+        "1e99999999999999999999999",
+        "1e-99999999999999999999999",
+        "1." + "0" * 100_000 + "1",
+        "9" * 100_000,
+        "9" * 100_000 + "Ei",
+        "9.9Ei",
+    ],
+)
+def test_a_quantity_of_chips_that_is_not_whole_or_boundless_is_kept_as_it_is(folder: Path, written: str) -> None:
+    (each,) = read(folder, json.dumps(pod("p", written))).snapshot.pods
+    assert each.spec.containers[0].resources.limits[RESOURCE] == written
+
+
+@pytest.mark.parametrize(
+    "written", ["1_0", "NaN", "inf", " 8", "8 ", "\u0663", "8K", "8ki", "8mi", "e1", "1e", "+", ".", ""]
+)
+def test_what_the_api_server_takes_for_no_quantity_is_none(folder: Path, written: str) -> None:
+    said = refusal(folder, json.dumps(pod("p", written)))
+    assert said.endswith(f'spec.containers[0].resources.limits["{RESOURCE}"]: {written!r} is no quantity')
+
+
 def _pod(**changes: Any) -> str:
     return yaml.safe_dump({**pod("p"), **changes})
 
