@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorAsyncStub
 
 _FULL: Final = 20
-_QUICK: Final = 3
+_QUICK: Final = 1
 _LONGEST_LIFE_S: Final = 1.5
 _POLL_S: Final = 0.0005
 

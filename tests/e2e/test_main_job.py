@@ -57,10 +57,10 @@ async def test_a_pod_sees_exactly_the_chips_written_on_it(world: World, count: i
 
 
 async def test_same_size_pods_bound_against_their_predicate_times_are_not_swapped(world: World) -> None:
-    # The reference swapped 7 of 17 such pairs (spec/baseline-device-plugin.md §2.4).
-    async def ten_pairs(node: str) -> None:
+    # The reference swapped 7 of 17 such pairs (spec/baseline-device-plugin.md §2.4), which tests/conformance repeats.
+    async def five_pairs(node: str) -> None:
         before: tuple[str, ...] = ()
-        for attempt in range(10):
+        for attempt in range(5):
             # While these start, those before end.
             left, right = ((0, 1), (4, 5)) if attempt % 2 else ((2, 3), (6, 7))
             first = await world.create(f"first-{node}-{attempt}", 2, schedulerName="none")
@@ -74,7 +74,7 @@ async def test_same_size_pods_bound_against_their_predicate_times_are_not_swappe
             assert (annotated(one, REAL), annotated(two, REAL)) == (chip_set(left), chip_set(right))
             before = first.name, second.name
 
-    await asyncio.gather(*(ten_pairs(node.name) for node in world.nodes))
+    await asyncio.gather(*(five_pairs(node.name) for node in world.nodes))
 
 
 async def test_twelve_pods_at_once_share_two_nodes(world: World) -> None:
