@@ -195,7 +195,7 @@ class Job:
             self.rank_of(pod)
         return sorted(((self.rank_of(pod), pod) for pod in self._pods.values()), key=_by_rank)
 
-    def state(self, pod: Pod) -> None:
+    def note_minimum(self, pod: Pod) -> None:
         """Take down the minimum that a pod states."""
         minimum = _minimum(pod)
         if minimum is None:
@@ -211,7 +211,7 @@ class Job:
     def put(self, pod: Pod) -> None:
         """A pod of it is present."""
         self._remove(pod.uid)
-        self.state(pod)
+        self.note_minimum(pod)
         self._pods[pod.uid] = pod
         self.version = next(_VERSIONS)
         self.present += 1

@@ -137,7 +137,7 @@ class Jobs:
     def _new(self, key: JobKey, pod: Pod) -> Job:
         job = Job(key, self._owners)
         job.group_minimum = self._groups.get(key)
-        job.state(pod)
+        job.note_minimum(pod)
         return job
 
 

@@ -207,7 +207,7 @@ def test_a_minimum_that_is_another_than_its_pods_state_is_found() -> None:
     objects: list[Node | Pod | ConfigMap] = [pod("a", 2, annotations={MIN_AVAILABLE: "3"})]
     world.add(*objects)
     assert differences(world, objects) == []
-    world.cluster.jobs.by_key[JobKey("default", "a", "Pod")].state(pod("a", 2, annotations={MIN_AVAILABLE: "2"}))
+    world.cluster.jobs.by_key[JobKey("default", "a", "Pod")].note_minimum(pod("a", 2, annotations={MIN_AVAILABLE: "2"}))
     assert differences(world, objects) == ["Pod default/a: minimum that its pods state is 2, should be 3"]
 
 
