@@ -79,6 +79,7 @@ def test_where_all_of_a_job_fit_is_found_out_once_until_something_changes() -> N
         of_four(world, replicas=5)
         assert world.engine.ask(ordinal(0)).prefers is None
         of_four(world, replicas=4)
+        assert world.engine.ask(ordinal(0)).prefers == "910B-8"
         world.add(pod("busy", 8, node="b0", chips=range(8), phase="Running"))
         assert world.engine.ask(ordinal(0)).prefers is None
 

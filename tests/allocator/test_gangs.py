@@ -19,7 +19,7 @@ from allocator.state.index import NodeIndex
 from allocator.state.ranking import Ranking
 from allocator.state.reservation import Seat, Stage
 from ascend.annotations import MIN_AVAILABLE
-from ascend.chips import chip_set
+from ascend.chips import chip_ids, chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Metadata, Pod, PodGroup, PodGroupSpec, PodStatus
 from tests.allocator.builders import World, node, pod, report
@@ -397,6 +397,32 @@ def test_a_filter_answers_the_node_of_the_next_plan_where_the_planned_one_has_br
     assert world.engine.rank(pods[0])[0].nodes == ["o0"]
     assert {each.uid: each for each in world.ledger} == kept
     assert world.engine.place(pods[0]).node == "o0"
+
+
+def test_a_filter_gives_up_the_peers_places_with_the_planned_one_that_has_broken_down() -> None:
+    world = world_of(2)
+    pods = gang("train", 2)
+    world.add(*pods)
+    world.engine.place(pods[0])
+    # The peer's place is still good, but there is no second one beside it.
+    world.add(node("n0", cordoned=True), *(node(f"o{number}", labels=MESHES) for number in range(2)))
+    assert world.engine.filter(pods[0]).fitting == ["o0"]
+    assert [world.engine.place(each).node for each in pods] == ["o0", "o1"]
+
+
+def test_a_filter_counts_a_late_pod_s_own_chips_as_free_where_its_planned_place_has_broken_down() -> None:
+    world = world_of(1, **MESHES)
+    pods = gang("train", 2, chips=2)
+    world.add(*pods)
+    for each in pods:
+        world.engine.place(each)
+    bind(world, pods[1])
+    held = world.engine.place(pods[0])
+    free = chip_ids(0xFF & ~held.taken & ~world.cluster.nodes["n0"].held)
+    world.add(pod("busy", len(free) - 1, node="n0", chips=free[1:], phase="Running"))
+    world.add(report("n0", unhealthy=[held.chips[0]]))
+    assert world.engine.filter(pods[0]).fitting == ["n0"]
+    assert world.engine.place(pods[0]).node == "n0"
 
 
 def test_a_plan_that_a_filter_set_aside_ends_in_its_time() -> None:

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from allocator.rules.vacancy import Vacancy
-from allocator.state.reservation import Stage
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Seat, Stage
 from ascend.chips import chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -28,6 +29,32 @@ def test_a_tentative_reservation_expires_unless_it_is_renewed() -> None:
     world.now_s += 15
     assert [each.pod for each in world.ledger.expire()] == ["default/a"]
     assert world.ledger.expired_total == 2
+
+
+def test_every_change_tells_of_the_nodes_and_pods_whose_chips_are_others_now() -> None:
+    ledger = Ledger(ttl_s=TTL_S, monotonic=lambda: 0.0)
+    told: list[tuple[str, set[str]]] = []
+    ledger.subscribe(lambda node, uids: told.append((node, set(uids))))
+
+    def news() -> list[tuple[str, set[str]]]:
+        heard, told[:] = sorted(told), []
+        return heard
+
+    ledger.reserve(uid="a", pod="d/a", node="n1", chips=(0,))
+    assert news() == [("n1", {"a"})]
+    ledger.reserve_plan("plan", [Seat("a", "d/a", "n2", (0,)), Seat("b", "d/b", "n3", (1,))], ttl_s=TTL_S)
+    assert news() == [("n1", {"a"}), ("n2", {"a"}), ("n3", {"b"})]
+    ledger.swap("a", "b")
+    assert news() == [("n2", {"a", "b"}), ("n3", {"a", "b"})]
+    ledger.hand("a", "c", "d/c")
+    assert news() == [("n3", {"a", "c"})]
+    with ledger.set_aside("plan"):
+        assert news() == [("n2", {"b"}), ("n3", {"c"})]
+    assert news() == [("n2", {"b"}), ("n3", {"c"})]
+    ledger.release("c")
+    assert news() == [("n3", {"c"})]
+    ledger.drop_plan("plan")
+    assert news() == [("n2", {"b"})]
 
 
 def test_one_that_is_being_bound_or_is_bound_never_expires() -> None:
