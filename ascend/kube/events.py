@@ -1,14 +1,16 @@
 """Kubernetes Events: what people see under ``kubectl describe``.
 
 Posted in the background and never waited for: an Event that can't be written is told of in the log and forgotten.
-The same Event again within ``REPEAT_S`` becomes one series, posted at most every ``REPEAT_POST_S``. Of different ones
-about one object ``BURST`` are posted at once, then one every ``REFILL_S``, as client-go's spam filter does it.
+The same Event again within ``REPEAT_S`` becomes one series: its first repetition is posted at once, later ones together
+``REPEAT_POST_S`` after it, and so on. Of different Events about one object ``BURST`` are posted at once, then one every
+``REFILL_S``, as client-go's spam filter does it.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -48,8 +50,11 @@ class _Series:
     name: str
     namespace: str
     first_s: float
-    posted_s: float
+    due_s: float
+    """When its repetitions may be posted."""
     count: int = 1
+    unposted: str = ""
+    """When it was last repeated, if that is not posted yet."""
 
 
 @dataclass(slots=True)
@@ -131,30 +136,45 @@ class EventRecorder:
     async def run(self) -> None:
         """Post what was published, until cancelled."""
         while True:
-            posting = await self._queue.get()
-            try:
-                await self._post(posting)
-            except (ApiError, Unreachable) as error:
-                log.warning("could not post an event", extra={"reason": posting.body["reason"], "error": str(error)})
+            posting = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._until_due()):
+                    posting = await self._queue.get()
+            if posting is not None:
+                with _told(posting.key):
+                    await self._post(posting)
+            await self._post_repeated()
 
     async def _post(self, posting: _Posting) -> None:
         now_s = self._monotonic()
-        self._series = {key: each for key, each in self._series.items() if now_s - each.first_s < REPEAT_S}
+        known = self._series.items()
+        self._series = {key: each for key, each in known if each.unposted or now_s - each.first_s < REPEAT_S}
         series = self._series.get(posting.key)
-        if series is None:
-            if not self._may_post(posting.regarding, now_s):
-                log.warning("dropped an event", extra={"reason": posting.key[-2], "object": posting.regarding.name})
-                return
-            namespace = posting.body["metadata"]["namespace"]
-            created = await self._client.create(EVENTS, posting.body, namespace)
-            self._series[posting.key] = _Series(created.name, namespace, now_s, now_s)
+        if series is not None:
+            series.count += 1
+            series.unposted = posting.body["eventTime"]
             return
-        series.count += 1
-        if now_s - series.posted_s < REPEAT_POST_S:
+        if not self._may_post(posting.regarding, now_s):
+            log.warning("dropped an event", extra={"reason": posting.key[-2], "object": posting.regarding.name})
             return
-        series.posted_s = now_s
-        repeated = {"series": {"count": series.count, "lastObservedTime": posting.body["eventTime"]}}
-        await self._client.patch(EVENTS, series.name, repeated, namespace=series.namespace)
+        namespace = posting.body["metadata"]["namespace"]
+        created = await self._client.create(EVENTS, posting.body, namespace)
+        self._series[posting.key] = _Series(created.name, namespace, first_s=now_s, due_s=now_s)
+
+    async def _post_repeated(self) -> None:
+        """Post the repetitions whose time has come."""
+        now_s = self._monotonic()
+        for key, series in self._series.items():
+            if series.unposted and series.due_s <= now_s:
+                repeated = {"series": {"count": series.count, "lastObservedTime": series.unposted}}
+                series.unposted, series.due_s = "", now_s + REPEAT_POST_S
+                with _told(key):
+                    await self._client.patch(EVENTS, series.name, repeated, namespace=series.namespace)
+
+    def _until_due(self) -> float | None:
+        """Seconds until repetitions are to be posted; None if there are none."""
+        due_s = min((each.due_s for each in self._series.values() if each.unposted), default=None)
+        return None if due_s is None else max(due_s - self._monotonic(), 0.0)
 
     def _may_post(self, regarding: Regarding, now_s: float) -> bool:
         """Whether one more Event about an object may be posted, which is counted; what is whole again is forgotten."""
@@ -165,3 +185,12 @@ class EventRecorder:
             return False
         self._allowances[regarding] = _Allowance(left - 1, now_s)
         return True
+
+
+@contextlib.contextmanager
+def _told(key: tuple[str, ...]) -> Iterator[None]:
+    """What goes wrong in posting is told of in the log."""
+    try:
+        yield
+    except (ApiError, Unreachable) as error:
+        log.warning("could not post an event", extra={"reason": key[-2], "error": str(error)})

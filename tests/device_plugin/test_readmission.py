@@ -127,7 +127,8 @@ async def test_a_fault_that_ends_while_the_plugin_is_away_ends_for_nobody_but_an
     async with whole_node(folder) as whole:
         broken = verdict(healthy=False, network_healthy=False, level=Level.SEPARATE, faults=(fault("A3"),))
         metadata = {"name": config_map_name(NODE), "namespace": NAMESPACE}
-        data = encode_report(make_report(snapshot(verdicts={3: broken}), 1))
+        down = verdict(network_healthy=False, network_faults=(fault("A5", Level.SEPARATE),))
+        data = encode_report(make_report(snapshot(verdicts={3: broken, 5: down}), 1))
         body: JsonObject = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
         await whole.client.create(CONFIG_MAPS, body, NAMESPACE)
         async with running(Plugin(whole.settings(readmission="manual")).run()):
@@ -136,7 +137,7 @@ async def test_a_fault_that_ends_while_the_plugin_is_away_ends_for_nobody_but_an
                 while CHIPS not in labels:
                     await asyncio.sleep(0.01)
                     labels = (await whole.client.get(NODES, NODE)).metadata.labels
-            assert (labels[CHIPS], labels.get(PORTS)) == ("3", None)
+            assert (labels[CHIPS], labels.get(PORTS)) == ("3", "5")
             await whole.client.patch(NODES, NODE, {"metadata": {"labels": {CHIPS: None}}})
             await until(whole.offers_chips)
 

@@ -404,6 +404,22 @@ async def test_the_faults_of_a_chip_that_had_dropped_off_were_not_missed(
         await rig.calm_down()
 
 
+async def test_the_faults_a_chip_comes_back_with_were_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "LATE_S", 0.0)
+    rig = Rig(discover_s=0.02)
+    seven = server(*(ChipFacts(chip_id, chip_id) for chip_id in range(7)))
+    async with running(rig.scanner.run()):
+        await rig.calm_down()
+        rig.driver.server = seven
+        await until(lambda: rig.heard.servers[-1] == seven)
+        rig.driver.states[7] = FAULT
+        rig.driver.server = server()
+        for state in (FAULT, ChipState()):
+            rig.driver.states[7] = state
+            await until(lambda state=state: rig.heard.states[7][-1][0] == state)  # type: ignore[misc]
+        await rig.calm_down()
+
+
 async def test_a_glance_that_was_under_way_when_a_fault_was_announced_counts_for_nothing(rig: Rig) -> None:
     async with running(rig.scanner.run()):
         await rig.calm_down()
