@@ -15,11 +15,12 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.peers import product_for_all
+from allocator.state.remembered import Remembered
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
-_Question: TypeAlias = tuple[int, int, Ask, frozenset[tuple[str, str]]]
-"""Which product takes all pods of a job: the state of the nodes, how many pods, what each asks for and selects."""
+_Question: TypeAlias = tuple[int, Ask, frozenset[tuple[str, str]]]
+"""Which product takes all pods of a job: how many pods, what each of them asks for and selects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Asking:
         self._cluster = cluster
         self._ledger = ledger
         # Of many pods that wait for room most ask the same, and each answer would take a look at all their nodes.
-        self._answered: tuple[_Question, str | None] | None = None
+        self._products: Remembered[_Question, str | None] = Remembered()
 
     def concerns(self, pod: Pod) -> bool:
         """Whether a pod is ours to judge: it asks for chips, or for more parts of chips than it may have."""
@@ -128,7 +129,10 @@ class Asking:
         selector = pod.spec.node_selector
         names = self._cluster.pools.selected(selector) if selector else None
         with self._ledger.suspended(pod.uid):
-            question = (self._cluster.index.version, count, ask, frozenset(selector.items()))
-            if self._answered is None or self._answered[0] != question:
-                self._answered = question, product_for_all(count, ask, self._cluster.index, names)
-            return replace(ask, prefers=self._answered[1])
+            known, question = (
+                self._products.under(self._cluster.index.version),
+                (count, ask, frozenset(selector.items())),
+            )
+            if question not in known:
+                known[question] = product_for_all(count, ask, self._cluster.index, names)
+            return replace(ask, prefers=known[question])

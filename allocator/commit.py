@@ -120,9 +120,11 @@ class Committer:
         if bound is not None:
             return replace(bound, repeated=True)
         reservation = self._engine.place(pod, candidates)
-        if reservation.predicate_time is None:
-            stamp = self._stamps.next()
-            reservation = self._ledger.advance(pod.uid, reservation.stage, predicate_time=stamp) or reservation
+        # A seat whose chips somebody was told is no peer's to take any more.
+        stage = Stage.TENTATIVE if reservation.stage is Stage.PLANNED else reservation.stage
+        if stage is not reservation.stage or reservation.predicate_time is None:
+            stamp = self._stamps.next() if reservation.predicate_time is None else None
+            reservation = self._ledger.advance(pod.uid, stage, predicate_time=stamp) or reservation
         return Bound(reservation.node, reservation.grant, annotations=self.annotations(pod, reservation))
 
     def annotations(self, pod: Pod, reservation: Reservation) -> dict[str, str]:

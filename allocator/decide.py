@@ -124,8 +124,8 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
+        self._tidy()
         asked = self._asking.read(pod, candidates)
-        self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
             return self._filter_settled(pod, settled, candidates)
@@ -146,8 +146,8 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
+        self._tidy()
         asked = self._asking.read(pod, candidates)
-        self._ledger.expire()
         settled = self.settled_node(pod)
         if settled is not None:
             return [Tier(1, 0, [settled])] if candidates is None or settled in set(candidates) else []
@@ -170,6 +170,7 @@ class DecisionEngine:
         Raises:
             Refusal: the pod's request makes no sense on any node, or its gang can't be placed.
         """
+        self._tidy()
         asked = self._asking.read(pod)
         ask = asked.ask
         if asked.gang is not None:
@@ -189,9 +190,9 @@ class DecisionEngine:
         Raises:
             Refusal: it fits nowhere; says why (the reason of the node where there is only one candidate).
         """
+        self._tidy()
         asked = self._asking.read(pod, candidates)
         ask = asked.ask
-        self._ledger.expire()
         held = self._ledger.get(pod.uid)
         settled = self.settled_node(pod)
         if settled is not None and (held is None or (candidates is not None and settled not in candidates)):
@@ -224,7 +225,7 @@ class DecisionEngine:
         held = self._ledger.get(uid)
         if held is None or held.stage is not Stage.TENTATIVE:
             return False
-        self._ledger.release(uid)
+        self._ledger.withdraw(uid)
         return True
 
     def held(self, uid: str) -> Reservation | None:
@@ -241,6 +242,7 @@ class DecisionEngine:
 
     def may_fit(self, pod: Pod) -> bool:
         """Whether a pod that was refused could be placed now, on whatever node."""
+        self._tidy()
         gang = self._gang_of(pod)
         if gang is not None:
             return self.gangs.may_fit(pod, gang)
@@ -252,6 +254,11 @@ class DecisionEngine:
     def is_of_gang(self, pod: Pod) -> bool:
         """Whether the pod is placed together with others, or not at all."""
         return self._gang_of(pod) is not None
+
+    def _tidy(self) -> None:
+        """Give up what nobody will use any more."""
+        self._ledger.expire()
+        self.gangs.tidy()
 
     def _gang_of(self, pod: Pod) -> Job | None:
         return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))

@@ -3,7 +3,8 @@
 Until as many pods of the job are there as its minimum says, each of them is refused. The first that asks then makes the
 plan for all of them: the policy seats every pod that waits (or, where that is too much, as many as the minimum needs),
 and the ledger reserves all seats in the same step. Every later question finds its seat reserved. A seat whose pod is
-deleted waits for the pod's successor; where a node breaks down before anybody was bound, the plan is made anew.
+deleted waits for the pod's successor. Where a place is no good any more before anybody was bound, the whole plan is
+given up, whoever asks next: a gang must not begin of which a pod has nowhere to go.
 
 Two gangs can't block each other: a gang holds nothing while it waits for chips (no hold and wait), because a plan is
 made and reserved without an await in between, or not at all. What is reserved but not used ends as a whole: after the
@@ -16,8 +17,8 @@ served.
 """
 
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from allocator.gangs.packing import pack
@@ -28,6 +29,7 @@ from allocator.rules.request import Ask
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
+from allocator.state.remembered import Remembered
 from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -38,36 +40,29 @@ NEVER = frozenset({INCOMPLETE, NO_GROUP})
 """Reasons that no other pod's end changes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """All that what a gang fits on depends on."""
-
-    nodes: int
-    # Peers have to be joined wherever their places are, also on nodes that are no use to anybody and stay so.
-    places: int
-    pods: int
-    minimum: int
-    lacks_group: bool
-
-
 _Kind: TypeAlias = tuple[Ask, frozenset[tuple[str, str]]]
 """Pods of a gang that ask for the same on the same nodes: where one of them fits, so does another."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
-    """Whether asking for a pod of each kind gives a place to anybody of its gang."""
-
-    state: _State
-    fits: dict[_Kind, bool] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class _Question:
+    """All that the answer depends on besides nodes and reservations.
+
+    Attributes:
+        job: the gang.
+        version: that of its pods.
+        minimum: how many of them must be placed together.
+        lacks_group: nobody knows how many.
+        kind: what the pod asks for.
+        own: the node it has its seat on; of two pods that ask for the same, each is the other's peer and not its own.
+        candidates: the only nodes it may be on; None for all.
+    """
+
     job: JobKey
-    state: _State
+    version: int
+    minimum: int
+    lacks_group: bool
     kind: _Kind
-    # Of two that ask for the same, each is the other's peer and not its own.
     own: str
     candidates: Collection[str] | None
 
@@ -97,9 +92,12 @@ class Gangs:
         self._ttl_s = ttl_s
         self._ask_of = ask_of
         self._policy = policy
-        self._trials: dict[str, _Trial] = {}
         # A scheduler asks for pod after pod of a gang that does not fit, and each answer would take a plan of them all.
-        self._answered: tuple[_Question, Refusal] | None = None
+        self._refusals: Remembered[_Question, Refusal] = Remembered()
+        self._trials: Remembered[_Question, bool] = Remembered()
+        self._tidied = 0
+        # Plans with a place that is no good; they are given up, too, where those who are bound go meanwhile.
+        self._failing: set[str] = set()
 
     def place(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> Reservation:
         """The pod's seat, with the plan of its whole job made first where there is none.
@@ -116,27 +114,15 @@ class Gangs:
             Refusal: the gang is not complete, or does not fit.
         """
         held = self._ledger.get(pod.uid)
-        if held is not None and held.stage is not Stage.PLANNED:
-            # It was placed alone, before it was known to be of a gang.
+        if held is not None and not self._is_good(held, ask):
             self._ledger.release(pod.uid)
-            held = None
-        if held is not None and not self._cluster.suits(held, ask):
-            if self._has_begun(job):
-                self._ledger.release(held.uid)
-            else:
-                self._ledger.drop_plan(held.plan)
-        seat = self._find_seat(pod, ask, job, candidates)
-        if seat is not None:
-            return self._sit(pod, seat)
-        self._require_complete(job, pod)
-        seats = self._plan(pod, ask, job, candidates)
-        self._ledger.reserve_plan(job.key.plan, seats, ttl_s=self._ttl_s)
+        found = self._find(pod, ask, job, candidates)
+        if isinstance(found, Reservation):
+            return self._sit(pod, found)
+        self._ledger.reserve_plan(job.key.plan, found, ttl_s=self._ttl_s)
         made = self._ledger.get(pod.uid)
-        if made is None:
-            raise Refusal(
-                "GangDoesNotFit",
-                f"job {job.key}: its first {job.min_available} pods are placed, pod {pod.key} does not fit beside them",
-            )
+        if made is None or pod.uid not in {seat.uid for seat in found}:
+            raise _left_out(pod, job)
         return made
 
     def preview(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> str:
@@ -147,7 +133,7 @@ class Gangs:
         """
         node = self._seats(pod, ask, job, candidates).get(pod.uid)
         if node is None:
-            raise Refusal("GangDoesNotFit", f"job {job.key}: pod {pod.key} does not fit beside its peers")
+            raise _left_out(pod, job)
         return node
 
     def may_fit(self, pod: Pod, job: Job) -> bool:
@@ -159,18 +145,36 @@ class Gangs:
             ask = self._ask_of(pod)
         except Refusal:
             return False
-        state, kind = self._state(job), _kind(pod, ask)
-        trial = self._trials.get(job.key.plan)
-        if trial is None or trial.state != state:
-            self._trials = {name: each for name, each in self._trials.items() if each.state.nodes == state.nodes}
-            trial = self._trials[job.key.plan] = _Trial(state)
-        if kind not in trial.fits:
+        fits, question = self._trials.under(self._state()), self._question(pod, ask, job, None)
+        if question not in fits:
             try:
                 # Where it is one too many itself, its peers get their places when it asks.
-                trial.fits[kind] = bool(self._seats(pod, ask, job, None))
+                fits[question] = bool(self._seats(pod, ask, job, None))
             except Refusal:
-                trial.fits[kind] = False
-        return trial.fits[kind]
+                fits[question] = False
+        return fits[question]
+
+    def tidy(self) -> None:
+        """Give up the plans of gangs nobody of which is bound where a place is no good any more, or nobody sits on any.
+
+        Only nodes that have changed since the last time are looked at.
+        """
+        changes = self._cluster.changes
+        if changes.revision == self._tidied:
+            return
+        names = changes.since(self._tidied)
+        self._tidied = changes.revision
+        for name in self._cluster.nodes if names is None else names:
+            for uid in tuple(self._ledger.on(name)):
+                seat = self._ledger.get(uid)
+                if seat is not None and seat.stage is Stage.PLANNED and self._is_useless(seat):
+                    self._failing.add(seat.plan)
+        for plan in tuple(self._failing):
+            job = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
+            if job is None or not self._has_begun(job):
+                self._ledger.drop_plan(plan)
+            if not self._ledger.seats(plan):
+                self._failing.discard(plan)
 
     def resume(self) -> list[Job]:
         """Plan the rest of every gang of which some pods are bound and some wait; returns those that don't fit."""
@@ -192,12 +196,23 @@ class Gangs:
         Raises:
             Refusal: the gang is not complete, or does not fit.
         """
-        with self._without_bad_seat(pod, ask, job):
-            seat = self._find_seat(pod, ask, job, candidates)
-            if seat is not None:
-                return {pod.uid: seat.node}
-            self._require_complete(job, pod)
-            return {seat.uid: seat.node for seat in self._plan(pod, ask, job, candidates)}
+        held = self._ledger.get(pod.uid)
+        bad = held is not None and not self._is_good(held, ask)
+        with self._ledger.suspended(pod.uid) if bad else nullcontext():
+            found = self._find(pod, ask, job, candidates)
+        return {pod.uid: found.node} if isinstance(found, Reservation) else {seat.uid: seat.node for seat in found}
+
+    def _find(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> Reservation | list[Seat]:
+        """The seat there is for a pod, or else the new ones of it and its peers; changes nothing.
+
+        Raises:
+            Refusal: the gang is not complete, or does not fit.
+        """
+        seat = self._find_seat(pod, ask, job, candidates)
+        if seat is not None:
+            return seat
+        self._require_complete(job, pod)
+        return self._plan(pod, ask, job, candidates)
 
     def _require_complete(self, job: Job, pod: Pod) -> None:
         if self._cluster.jobs.lacks_group(job):
@@ -214,9 +229,7 @@ class Gangs:
     def _find_seat(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> Reservation | None:
         """A seat of the plan there is that suits the pod now: its own, an empty one, or a peer's to change with."""
         held = self._ledger.get(pod.uid)
-        if held is not None and held.stage is not Stage.PLANNED:
-            held = None
-        if held is not None and (candidates is None or held.node in candidates) and self._cluster.suits(held, ask):
+        if held is not None and (candidates is None or held.node in candidates):
             return held
         for seat in self._ledger.seats(job.key.plan):
             # Equal pods are interchangeable: the one that sits there has not asked yet, or will be told anew.
@@ -227,79 +240,111 @@ class Gangs:
 
     def _sit(self, pod: Pod, seat: Reservation) -> Reservation:
         if seat.uid == pod.uid:
-            return seat
+            return (self._ledger.advance(pod.uid, seat.stage) or seat) if seat.stage is Stage.TENTATIVE else seat
         if self._ledger.get(pod.uid) is None:
             return self._ledger.hand(seat.uid, pod.uid, pod.key)
         self._ledger.swap(pod.uid, seat.uid)
         return self._ledger.get(pod.uid) or seat
 
-    def _without_bad_seat(self, pod: Pod, ask: Ask, job: Job) -> AbstractContextManager[object]:
-        """Where a seat would be given up if its pod was placed, count it as given up."""
-        held = self._ledger.get(pod.uid)
-        if held is None or (held.stage is Stage.PLANNED and self._cluster.suits(held, ask)):
-            return nullcontext()
-        if held.stage is not Stage.PLANNED or self._has_begun(job):
-            return self._ledger.suspended(pod.uid)
-        return self._ledger.set_aside(held.plan)
+    def _is_good(self, held: Reservation, ask: Ask) -> bool:
+        """Whether what is kept for a pod is a place with its gang, and would still do."""
+        return bool(held.plan) and self._cluster.suits(held, ask)
+
+    def _is_useless(self, seat: Reservation) -> bool:
+        """Whether the pod of a seat could not take it now, or nobody sits on any of its plan."""
+        if self._ledger.is_deserted(seat.plan):
+            return True
+        pod = self._cluster.pods.get(seat.uid)
+        try:
+            ask = self._ask_of(pod) if pod is not None else Ask(len(seat.chips))
+        except Refusal:
+            return False  # it hears of that when it asks
+        return not self._cluster.suits(seat, ask)
 
     def _has_begun(self, job: Job) -> bool:
-        """Whether any pod is bound, or about to be: else a plan of which a seat is no good any more is made anew."""
-        return any(not _waits(pod) or self._is_settled(pod.uid) for pod in job.pods.values() if pod.asks_for_chips)
+        """Whether any pod is bound, or about to be, or somebody was told its chips."""
+        for pod in job.newest:  # who is bound has changed
+            held = self._ledger.get(pod.uid)
+            if pod.asks_for_chips and (not _waits(pod) or (held is not None and held.stage is not Stage.PLANNED)):
+                return True
+        return False
 
-    def _state(self, job: Job) -> _State:
-        jobs = self._cluster.jobs
-        places = self._ledger.version
-        return _State(self._cluster.index.version, places, job.version, job.min_available, jobs.lacks_group(job))
+    def _state(self) -> tuple[int, int]:
+        # Peers have to be joined wherever their places are, also on nodes that are no use to anybody and stay so.
+        return self._cluster.index.version, self._ledger.version
+
+    def _question(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> _Question:
+        held = self._ledger.get(pod.uid)
+        lacks_group = self._cluster.jobs.lacks_group(job)
+        kind, own = (ask, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
+        return _Question(job.key, job.version, job.min_available, lacks_group, kind, own, candidates)
 
     def _plan(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         several = frozenset(candidates) if candidates is not None and len(candidates) > 1 else None
         if candidates is not None and several is None:
             return self._plan_anew(pod, ask, job, candidates)
-        held = self._ledger.get(pod.uid)
-        question = _Question(job.key, self._state(job), _kind(pod, ask), held.node if held is not None else "", several)
-        if self._answered is not None and self._answered[0] == question:
-            refusal = self._answered[1]
-            raise Refusal(refusal.reason, refusal.message)
+        refusals, question = self._refusals.under(self._state()), self._question(pod, ask, job, several)
+        if (known := refusals.get(question)) is not None:
+            raise Refusal(known.reason, known.message)
         try:
             return self._plan_anew(pod, ask, job, several)
         except Refusal as refusal:
-            self._answered = question, refusal.with_traceback(None)
+            refusals[question] = refusal.with_traceback(None)
             raise
 
     def _plan_anew(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         is_one = candidates is not None and len(candidates) == 1
         pools = MemberPools(self._cluster.pools, pod.spec.node_selector, None if is_one else candidates)
+        waiting, needed = self._in_need(pod, job)
         members: list[Member] = []
-        placed: dict[int, str] = {}
-        satisfied = 0
-        for rank, each in self._roll(job, pod):
-            held = self._ledger.get(each.uid) if each.uid != pod.uid else None
-            node = each.spec.node_name or (held.node if held is not None else "")
-            if not each.asks_for_chips or node or not each.is_live:
-                satisfied += 1
-                placed |= {rank: node} if node else {}
+        unfit: list[Refusal] = []
+        for rank, each in waiting:
+            try:
+                asks = ask if each.uid == pod.uid else self._ask_of(each)
+            except Refusal as refusal:
+                unfit.append(refusal)  # what is wrong with it is its own trouble, as long as there are enough others
                 continue
             own = candidates if each.uid == pod.uid and is_one else pools.of(each.spec.node_selector)
-            asks = ask if each.uid == pod.uid else self._ask_of(each)
             named = self._cluster.pools.named_products(each.spec.node_selector, asks)
             members.append(Member(each.uid, each.key, rank, asks, own, named))
-        needed = job.min_available - satisfied
-        if needed <= 0:
-            # The gang stands; this pod is one more, or takes the place of one that has ended.
-            needed = 1
-            members = [member for member in members if member.uid == pod.uid]
+        if len(members) < needed:
+            raise unfit[0]
         products = self._cluster.peer_products(job, pod.uid)
         if products is not None and not all(member.may_join(products) for member in members):
             # Those that name other servers than their peers are on are meant to be there; the rest join them.
             members = [member.joining(products) for member in members]
             products = None
-        request = GangRequest(job.key, tuple(members), placed, pools.common, products)
+        request = GangRequest(job.key, tuple(members), lambda: self._placed(pod, job), pools.common, products)
         found = self._back(request)
         if isinstance(found, Refusal) and needed < len(members):
             found = self._back(replace(request, members=request.members[:needed]))
         if isinstance(found, Refusal):
             raise found
         return found
+
+    def _in_need(self, pod: Pod, job: Job) -> tuple[list[tuple[int, Pod]], int]:
+        """The pods of a gang that need a seat, by rank, and how many of them must get one."""
+        if self._cluster.peers.placed(job.key, pod.uid) < job.min_available:
+            roll = self._roll(pod, job)
+            waiting = [(rank, each) for rank, each in roll if _waits(each) and not self._node_of(each, pod)]
+            needed = job.min_available - (len(roll) - len(waiting))
+            if needed > 0:
+                return waiting, needed
+        # The gang stands: this pod is one more, or takes the place of one that has ended.
+        return [(job.rank_of(pod), pod)], 1
+
+    def _placed(self, pod: Pod, job: Job) -> dict[int, str]:
+        return {rank: node for rank, each in self._roll(pod, job) if (node := self._node_of(each, pod))}
+
+    def _roll(self, pod: Pod, job: Job) -> list[tuple[int, Pod]]:
+        """All pods of a gang by rank, with the one asked about."""
+        ranked = job.ranked()
+        return ranked if pod.uid in job.pods else sorted([*ranked, (job.rank_of(pod), pod)], key=_rank)
+
+    def _node_of(self, each: Pod, asking: Pod) -> str:
+        """The node a pod has its place on; empty where it needs one, as the one that asks does."""
+        held = self._ledger.get(each.uid) if each.uid != asking.uid else None
+        return each.spec.node_name or (held.node if held is not None else "")
 
     def _back(self, request: GangRequest) -> list[Seat] | Refusal:
         """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
@@ -318,20 +363,17 @@ class Gangs:
                 return found
         return self._policy(request, self._cluster.index)
 
-    def _roll(self, job: Job, pod: Pod) -> list[tuple[int, Pod]]:
-        ranked = job.ranked()
-        if pod.uid not in job.pods:
-            ranked.append((job.rank_of(pod), pod))
-        return ranked
-
-    def _is_settled(self, uid: str) -> bool:
-        held = self._ledger.get(uid)
-        return held is not None and held.stage not in (Stage.PLANNED, Stage.TENTATIVE)
-
 
 def _waits(pod: Pod) -> bool:
     return pod.asks_for_chips and not pod.spec.node_name and pod.is_live
 
 
-def _kind(pod: Pod, ask: Ask) -> _Kind:
-    return ask, frozenset(pod.spec.node_selector.items())
+def _rank(each: tuple[int, Pod]) -> int:
+    return each[0]
+
+
+def _left_out(pod: Pod, job: Job) -> Refusal:
+    return Refusal(
+        "GangDoesNotFit",
+        f"job {job.key}: its first {job.min_available} pods are placed, pod {pod.key} does not fit beside them",
+    )

@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.placement import OrderKey
@@ -79,10 +78,11 @@ def _packed(
     request: GangRequest, board: "_Board", key: Callable[[Member], tuple[float, float]]
 ) -> "list[Seat] | _Misfit":
     seats: dict[str, Seat] = {}
-    members = sorted(request.members, key=lambda each: (*key(each), _order(each.ask)))
-    for (_, ask), group in groupby(members, key=lambda each: (id(each.candidates), each.ask)):
-        equals = sorted(group, key=lambda each: each.rank)
-        allowed = request.allowed(equals[0])
+    kinds: dict[tuple[int, Ask], list[Member]] = {}
+    for member in request.members:
+        kinds.setdefault((id(member.candidates), member.ask), []).append(member)
+    for equals in sorted(kinds.values(), key=lambda each: key(each[0])):
+        ask, allowed = equals[0].ask, request.allowed(equals[0])
         found = board.take(ask, len(equals), allowed)
         if len(found) < len(equals):
             return _Misfit(board, ask, allowed, len(seats) + len(found))
@@ -102,6 +102,8 @@ class _Board:
 
     def take(self, ask: Ask, count: int, candidates: Collection[str] | None) -> list[tuple[str, tuple[int, ...]]]:
         """Nodes and chips for so many pods, or for as many as fit."""
+        if count == 1 and not self._changed:
+            return self._take_one(ask, candidates)
         heap = list(self._entries(ask, candidates))
         heapq.heapify(heap)
         memo: dict[int, tuple[Vacancy, dict[ChipSet, tuple[Vacancy, Verdict]]]] = {}
@@ -126,6 +128,18 @@ class _Board:
             if isinstance(verdict, Fit):
                 heapq.heappush(heap, _Entry(verdict.key, entry.name, left, verdict, iter(())))
         return taken
+
+    def _take_one(self, ask: Ask, candidates: Collection[str] | None) -> list[tuple[str, tuple[int, ...]]]:
+        # The index knows the best place for one pod without looking at the others.
+        products = self.products if ask.peers is None else self.products & ask.peers
+        ask = replace(ask, peers=products)
+        best = self._index.best(ask, candidates)
+        vacancy = self._index.vacancy_for(ask, best[0]) if best is not None else None
+        if best is None or vacancy is None:
+            return []
+        name, fit = best
+        self._changed[name] = vacancy.without(fit.taken)
+        return [(name, fit.chips)]
 
     def reasons(self, ask: Ask, candidates: Collection[str] | None) -> Counter[str]:
         """How many nodes would refuse for which reason."""
@@ -190,11 +204,6 @@ class _Entry:
         return None if name is None else _Entry(self.sort[0], name, self.vacancy, self.fit, self.others)
 
 
-def _order(ask: Ask) -> tuple[bool, tuple[str, ...], bool]:
-    # Any order will do, as long as it is always the same one.
-    return ask.distributed, tuple(sorted(ask.products or ())), ask.shuns_sub_health
-
-
 @dataclass(frozen=True, slots=True)
 class _Misfit:
     """Not all members fit on servers of some products.
@@ -216,7 +225,8 @@ def _refuse(request: GangRequest, misfits: list[_Misfit]) -> Refusal:
     best = max(misfits, key=lambda each: each.fitting)
     ask, products = best.ask, " or ".join(sorted(best.board.products))
     alone = len(request.members) == 1
-    who = f"pod {request.members[0].pod}" if alone else f"{len(request.members)} pods"
+    # Not by name: what is said of one pod is remembered for others that ask for the same.
+    who = "a pod of it" if alone else f"{len(request.members)} pods"
     together, fitting, where = "has to join its peers" if alone else "must be placed together", str(best.fitting), ""
     if request.products is not None:
         together += f" on {products} servers" + (", where the other pods of the job are," if not alone else "")

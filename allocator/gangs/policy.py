@@ -6,7 +6,7 @@ refusal; it reserves nothing. SuperPoD blocks, their repair after faults and swi
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from allocator.rules.job import JobKey
@@ -54,7 +54,7 @@ class GangRequest:
     Attributes:
         job: whose pods they are.
         members: the pods to place, by rank.
-        placed: the nodes of the peers that have a place already, by rank; they stay.
+        placed: finds the nodes of the peers that have a place already, by rank; they stay.
         candidates: the only nodes to be used; None for all.
         products: names of the products those peers are on, the only ones to be used; None: one of all for all members,
             unless these name different ones.
@@ -62,7 +62,7 @@ class GangRequest:
 
     job: JobKey
     members: tuple[Member, ...]
-    placed: Mapping[int, str] = field(default_factory=dict)
+    placed: Callable[[], Mapping[int, str]] = dict
     candidates: Collection[str] | None = None
     products: frozenset[str] | None = None
 

@@ -66,6 +66,13 @@ class JobKey:
         """The name of its plan in the ledger."""
         return f"{self.kind} {self.namespace}/{self.name}"
 
+    @classmethod
+    def of_plan(cls, plan: str) -> "JobKey":
+        """What tells the job with a plan of this name apart."""
+        kind, _, place = plan.rpartition(" ")
+        namespace, _, name = place.partition("/")
+        return cls(namespace, name, kind)
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 

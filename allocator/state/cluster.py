@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from allocator.rules.request import Ask
+from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state.changes import Changes
 from allocator.state.index import NodeIndex
 from allocator.state.job import Job
@@ -102,9 +103,12 @@ class Cluster:
 
     def suits(self, held: Reservation, ask: Ask) -> bool:
         """Whether the chips kept for a pod would still do if it asked now."""
-        with self._ledger.suspended(held.uid):
-            vacancy = self.index.vacancy_for(ask, held.node)
-        return vacancy is not None and len(held.chips) == ask.chips and not held.taken & ~vacancy.usable(ask)
+        record = self._records.get(held.node)
+        if record is None or len(held.chips) != ask.chips:
+            return False
+        others = {uid: chips for uid, chips in self._ledger.on(held.node).items() if uid != held.uid}
+        left = assess(record, others)
+        return isinstance(left, Vacancy) and isinstance(judge(left, ask), Fit) and not held.taken & ~left.usable(ask)
 
     def is_gone(self, uid: str) -> bool:
         """Whether a pod was seen to go, of late; one that was never seen may be too new for that."""

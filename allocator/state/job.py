@@ -4,7 +4,7 @@ Every event costs the same however large the job is. A pod is *present* unless i
 pod is replaced by its controller, and counting both would take half a job for a whole one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -101,6 +101,11 @@ class Job:
     def pods(self) -> Mapping[str, Pod]:
         """Its present pods, by uid."""
         return MappingProxyType(self._pods)
+
+    @property
+    def newest(self) -> Iterator[Pod]:
+        """Its present pods, those that have changed last first."""
+        return reversed(self._pods.values())
 
     @property
     def stated_minimum(self) -> int | None:

@@ -143,6 +143,11 @@ class Ledger:
         found = self._plans.get(plan)
         return [self._by_uid[uid] for uid in sorted(found.seats)] if found is not None else []
 
+    def is_deserted(self, plan: str) -> bool:
+        """Whether every seat that is left of a plan waits for a successor."""
+        found = self._plans.get(plan)
+        return found is not None and all(self._by_uid[uid].is_empty for uid in found.seats)
+
     def swap(self, uid: str, other: str) -> None:
         """Let two pods, or a pod and an empty seat, change seats. Both must have one of the same number of chips."""
         one, two = self._by_uid[uid], self._by_uid[other]
@@ -172,10 +177,11 @@ class Ledger:
         self.hand(uid, f"{old.plan}#{plan.made}", old.pod)
 
     def withdraw(self, uid: str) -> None:
-        """A Binding was refused: the pod of a plan that still lives sits down again, another's chips are given back."""
+        """A pod won't be bound now: that of a plan that still lives sits down again, another's chips are given back."""
         old = self._by_uid.get(uid)
         if old is not None and old.plan in self._plans:
             self.advance(uid, Stage.PLANNED)
+            self._changed(old.node, (uid,))
         else:
             self.release(uid)
 
@@ -204,7 +210,10 @@ class Ledger:
         return reservation
 
     def expire(self) -> list[Reservation]:
-        """Release every tentative reservation, and every plan, whose time is up; returns them."""
+        """Release every tentative reservation, and every plan, whose time is up; returns what was released.
+
+        The pod of a plan that still lives sits down again instead.
+        """
         now_s = self._monotonic()
         expired = self._expire_plans(now_s)
         while self._due and self._due[0][0] <= now_s:
@@ -213,9 +222,10 @@ class Ledger:
             if reservation is None or (due_s := self._due_s(reservation)) is None:
                 continue
             if due_s <= now_s:
-                self.release(uid)
-                self.expired_total += 1
-                expired.append(reservation)
+                self.withdraw(uid)
+                if uid not in self._by_uid:
+                    self.expired_total += 1
+                    expired.append(reservation)
         return expired
 
     @contextmanager
@@ -230,21 +240,6 @@ class Ledger:
         finally:
             if reservation is not None and uid not in self._by_uid:
                 self._put(reservation)
-
-    @contextmanager
-    def set_aside(self, plan: str) -> Iterator[None]:
-        """Within the block what is left of a plan counts as given up.
-
-        The block must not await, nor reserve.
-        """
-        kept, left = self._plans.get(plan), self.drop_plan(plan)
-        try:
-            yield
-        finally:
-            if kept is not None:
-                self._plans[plan] = kept
-                for reservation in left:
-                    self._put(reservation)
 
     def _expire_plans(self, now_s: float) -> list[Reservation]:
         expired: list[Reservation] = []

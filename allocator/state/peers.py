@@ -53,6 +53,7 @@ class Peers:
         self._places: dict[str, Place] = {}
         self._on: defaultdict[str, set[str]] = defaultdict(set)
         self._counts: defaultdict[JobKey, Counter[str]] = defaultdict(Counter)
+        self._placed: Counter[JobKey] = Counter()
 
     @property
     def counts(self) -> Mapping[JobKey, Mapping[str, int]]:
@@ -62,6 +63,11 @@ class Peers:
     def place(self, uid: str) -> Place | None:
         """Where a pod counts for its peers; None where it does not."""
         return self._places.get(uid)
+
+    def placed(self, job: JobKey, uid: str) -> int:
+        """How many of the other pods of a job have a place; those that have ended need none, and don't count."""
+        own = self._places.get(uid)
+        return self._placed[job] - (own is not None and own.job == job)
 
     def products(self, job: JobKey, uid: str) -> frozenset[str] | None:
         """The names of the products that the other pods of a job are on, or have their places on.
@@ -94,6 +100,7 @@ class Peers:
         if new is not None:
             self._places[uid] = new
             self._on[new.node].add(uid)
+            self._placed[new.job] += 1
             if new.product is not None:
                 self._counts[new.job][new.product] += 1
 
@@ -125,6 +132,9 @@ class Peers:
         there.discard(uid)
         if not there:
             del self._on[place.node]
+        self._placed[place.job] -= 1
+        if not self._placed[place.job]:
+            del self._placed[place.job]
         if place.product is not None:
             counts = self._counts[place.job]
             counts[place.product] -= 1

@@ -7,7 +7,9 @@ finished, or gone. Where the Binding's outcome is not known it is DOUBTFUL: the 
 chips are kept for this pod on this node, and for nothing else, until the watch shows what became of it or, after as
 long as a request can take there, a look at the pod does. Time alone proves nothing: the watch may be behind.
 
-PLANNED is a seat of a gang that no pod has taken yet (``allocator/state/ledger.py``).
+PLANNED is a seat of a gang that no pod has taken yet (``allocator/state/ledger.py``): peers may change seats, and all
+may be given up together. TENTATIVE is one whose chips somebody was told who makes the Binding himself: it is that pod's
+alone, and when its time is up without a Binding the pod sits down again.
 """
 
 from dataclasses import dataclass

@@ -6,6 +6,7 @@ one knows nothing but the objects.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -39,6 +40,16 @@ IN_FLIGHT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What a caller that binds by itself was told to write on a pod."""
+
+    name: str
+    node: str
+    chips: tuple[int, ...]
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Late:
     """A Binding whose answer was lost and that may yet be made."""
 
@@ -57,6 +68,7 @@ class Books(RuleBasedStateMachine):
         self.seen: dict[str, Node | Pod | ConfigMap] = {}
         self.events: list[tuple[str, Node | Pod | ConfigMap | None]] = []
         self.late: list[Late] = []
+        self.told: dict[str, Told] = {}
         self.minimum: dict[str, int] = {}
         self.world = World(ttl_s=TTL_S)
         self.committer = self._hire()
@@ -146,6 +158,7 @@ class Books(RuleBasedStateMachine):
         each = self._choose(data, self._pods(lambda one: not one.spec.node_name and one.is_live))
         if each is None:
             return
+        self.told.pop(each.uid, None)
         held = self.world.ledger.get(each.uid)
         planned = self.world.ledger.seats(self.world.cluster.jobs.job_of(each).key.plan)
         try:
@@ -157,6 +170,25 @@ class Books(RuleBasedStateMachine):
             assert made == held
         if held is None and not planned:
             self._check_whole(each)
+
+    @rule(data=st.data(), candidates=st.sampled_from([None, ["n1"], ["n2", "n3"]]))
+    def a_caller_is_told_the_chips_of_a_pod(self, data: st.DataObject, candidates: list[str] | None) -> None:
+        each = self._choose(data, self._pods(lambda one: not one.spec.node_name and one.is_live))
+        if each is None:
+            return
+        self.told.pop(each.uid, None)
+        with contextlib.suppress(Refusal):
+            bound = self.committer.keep(each, candidates)
+            assert candidates is None or bound.node in candidates
+            self.told[each.uid] = Told(each.name, bound.node, bound.grant.chips, self.world.now_s + TTL_S)
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def a_caller_that_was_told_binds(self, data: st.DataObject) -> None:
+        told = self.told.pop(data.draw(st.sampled_from(sorted(self.told))))
+        each = self.api.get(f"pod {told.name}")
+        if isinstance(each, Pod) and not each.spec.node_name and each.is_live:
+            self._write(f"pod {told.name}", self._changed(each, at=told.node, chips=told.chips))
 
     def _check_whole(self, each: Pod) -> None:
         """Where a plan was made just now, all that the minimum needs have a place."""
@@ -188,6 +220,7 @@ class Books(RuleBasedStateMachine):
     def _bind(self, each: Pod, outcome: str) -> None:
         ledger = self.world.ledger
         ledger.expire()
+        self.told.pop(each.uid, None)
         held = ledger.advance(each.uid, Stage.BINDING)
         if held is None:
             return
@@ -216,6 +249,7 @@ class Books(RuleBasedStateMachine):
     def a_pod_is_given_up(self, data: st.DataObject) -> None:
         each = self._choose(data, self._pods())
         if each is not None:
+            self.told.pop(each.uid, None)
             self.world.engine.release(each.uid)
 
     # Nodes.
@@ -239,6 +273,7 @@ class Books(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.world.now_s += seconds
         self.late = [late for late in self.late if late.until_s >= self.world.now_s]
+        self.told = {uid: told for uid, told in self.told.items() if told.until_s > self.world.now_s}
         self.world.ledger.expire()
         self._look()
 
@@ -256,6 +291,7 @@ class Books(RuleBasedStateMachine):
     def another_leader_takes_over(self) -> None:
         # It begins when no Binding of the old one can be under way any more, and reads everything anew.
         self.late.clear()
+        self.told.clear()
         self.events.clear()
         self.seen = dict(self.api)
         now_s = self.world.now_s
@@ -331,6 +367,11 @@ class Books(RuleBasedStateMachine):
         for each in ledger:
             assert each.stage is not Stage.TENTATIVE or each.since_s + TTL_S > now_s
             assert (each.stage is Stage.PLANNED) <= bool(each.plan)
+        for uid, told in self.told.items():
+            held = ledger.get(uid)
+            seen = self.world.cluster.pods.get(uid)
+            # A pod that is gone, or was given another place meanwhile, is nobody's to bind.
+            assert held is None or seen is None or (held.node, held.chips) == (told.node, told.chips)
         for job in JOBS:
             plan = JobKey("default", job, VOLCANO).plan
             assert {each.uid for each in ledger.seats(plan)} == {

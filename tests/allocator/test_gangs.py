@@ -14,11 +14,13 @@ from allocator.gangs.gangs import Gangs
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.job import VOLCANO, JobKey
+from allocator.rules.narrowing import SCHEDULE_POLICY as POLICY
 from allocator.rules.request import Ask
 from allocator.state.index import NodeIndex
+from allocator.state.job import Job
 from allocator.state.ranking import Ranking
 from allocator.state.reservation import Seat, Stage
-from ascend.annotations import MIN_AVAILABLE
+from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.chips import chip_ids, chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Metadata, Pod, PodGroup, PodGroupSpec, PodStatus
@@ -392,7 +394,7 @@ def test_a_filter_answers_the_node_of_the_next_plan_where_the_planned_one_has_br
     if bound:
         bind(world, pods[1])
     world.add(*(node(f"n{number}", cordoned=True) for number in range(2)), *(node(f"o{number}") for number in range(2)))
-    kept = {each.uid: each for each in world.ledger}
+    kept = {each.uid: each for each in world.ledger} if bound else {}
     assert world.engine.filter(pods[0]).fitting == ["o0"]
     assert world.engine.rank(pods[0])[0].nodes == ["o0"]
     assert {each.uid: each for each in world.ledger} == kept
@@ -425,17 +427,104 @@ def test_a_filter_counts_a_late_pod_s_own_chips_as_free_where_its_planned_place_
     assert world.engine.place(pods[0]).node == "n0"
 
 
-def test_a_plan_that_a_filter_set_aside_ends_in_its_time() -> None:
-    world = world_of(2)
-    pods = gang("train", 2)
+@pytest.mark.parametrize("asking", range(3))
+def test_no_pod_of_a_gang_is_bound_whose_peer_s_place_has_broken_down(asking: int) -> None:
+    world = world_of(3)
+    pods = gang("train", 3)
     world.add(*pods)
+    for each in pods:
+        world.engine.place(each)
+    world.add(node("n1", cordoned=True))
+    assert reason(world, pods[asking]) == "GangDoesNotFit"
+    assert len(world.ledger) == 0
+    world.add(node("n3"))
+    assert {bind(world, each).spec.node_name for each in pods} == {"n0", "n2", "n3"}
+
+
+def test_the_places_of_a_gang_that_can_not_begin_any_more_are_free_for_others_at_once() -> None:
+    world = world_of(2)
+    world.add(*(pods := gang("train", 2)))
     world.engine.place(pods[0])
-    world.add(node("n0", cordoned=True))
-    assert world.engine.filter(pods[0]).fitting == []
-    world.now_s += TTL_S - 1
-    assert len(world.ledger.expire()) == 0
-    world.now_s += 1
-    assert len(world.ledger.expire()) == 2
+    world.add(report("n1", unhealthy=[3]))
+    assert world.engine.place(pod("other", 8)).node == "n0"
+
+
+def test_successors_that_ask_otherwise_are_not_kept_out_by_empty_seats_of_a_gang_that_never_began() -> None:
+    world = world_of(2, **MESHES)
+    world.add(*(pods := gang("train", 2)))
+    world.engine.place(pods[0])
+    world.add(*(successors := gang("train", 2, chips=4, first=2)))
+    for each in pods:
+        world.cluster.pod_deleted(each)
+    assert {bind(world, each).spec.node_name for each in successors} == {"n0"}
+
+
+def test_empty_seats_beside_running_peers_wait_for_successors() -> None:
+    world = world_of(2)
+    world.add(*(pods := gang("train", 2)))
+    bind(world, pods[0])
+    world.cluster.pod_deleted(pods[1])
+    assert reason(world, pod("other", 8)) == "NotEnoughChips"
+    world.add(*(successors := gang("train", 1, minimum=2, first=2)))
+    assert world.engine.place(successors[0]).node == "n1"
+
+
+def test_a_pod_is_never_placed_on_its_old_seat_when_it_is_asked_about_for_another_node() -> None:
+    world = world_of(3)
+    world.add(*(pod(f"other-{chip}", 1, node="n2", chips=[chip], phase="Running") for chip in range(8)))
+    world.add(*(pods := gang("train", 2, first=1)))
+    seats = {each.uid: world.engine.place(each).node for each in pods}
+    late = pod("train-0", 8, annotations=TWO | {RANK: "0"})
+    world.add(late)
+    assert world.engine.filter(pods[1], ["n2"]).fitting == []
+    assert reason(world, pods[1], ["n2"]) == "GangDoesNotFit"
+    assert {each.uid: world.engine.place(each).node for each in pods} == seats
+
+
+def test_a_pod_of_a_running_gang_is_not_refused_for_what_is_wrong_with_another() -> None:
+    world = world_of(3)
+    world.add(*(pods := gang("train", 2)))
+    bound = [bind(world, each) for each in pods]
+    bad = pod("train-2", 8, annotations=TWO | {POLICY: "nonsense"})
+    world.add(bad)
+    world.cluster.pod_deleted(bound[1])
+    world.add(*(successors := gang("train", 1, minimum=2, first=3)))
+    assert reason(world, bad) == "UnknownPolicy"
+    assert world.engine.place(successors[0]).node == "n1"
+
+
+def test_a_gang_with_enough_good_pods_begins_without_a_bad_one() -> None:
+    world = world_of(3)
+    bad = pod("train-0", 8, annotations=TWO | {POLICY: "nonsense"})
+    world.add(bad, *(pods := gang("train", 1, minimum=2, first=1)))
+    assert reason(world, pods[0]) == "UnknownPolicy"
+    world.add(*(more := gang("train", 1, minimum=2, first=2)))
+    assert {bind(world, each).spec.node_name for each in (*pods, *more)} == {"n0", "n1"}
+
+
+def test_a_refusal_that_is_remembered_names_no_other_pod() -> None:
+    world = world_of(2)
+    world.add(*(pods := gang("train", 2)))
+    for each in pods:
+        bind(world, each)
+    world.add(*(more := gang("train", 2, minimum=2, first=2)))
+    said = []
+    for each in more:
+        with pytest.raises(Refusal) as refused:
+            world.engine.place(each)
+        said.append(refused.value.message)
+    assert said[0] == said[1]
+    assert "job default/train: a pod of it has to join its peers and does not fit; for one of 8 chips" in said[0]
+
+
+def test_a_late_pod_of_a_gang_that_stands_is_placed_without_looking_at_its_peers() -> None:
+    world = world_of(4)
+    world.add(*(pods := gang("train", 3, minimum=2)))
+    for each in pods[:2]:
+        bind(world, each)
+    with mock.patch.object(Job, "ranked", side_effect=AssertionError):
+        assert world.engine.filter(pods[2]).fitting == ["n2"]
+        assert world.engine.place(pods[2]).node == "n2"
 
 
 def test_a_pod_whose_node_breaks_down_later_gets_another_place_beside_its_running_peers() -> None:
@@ -566,6 +655,10 @@ def test_a_gang_that_does_not_fit_is_planned_once_however_many_of_its_pods_are_a
         assert reason(world, each, names) == "GangDoesNotFit"
         assert world.engine.filter(each, names).fitting == []
     assert planned == 1
+    world.add(*(others := gang("other", 4)))
+    for pair in zip(pods, others, strict=True):
+        assert [reason(world, each, names) for each in pair] == ["GangDoesNotFit"] * 2
+    assert planned == 2
     world.add(node("n3"))
     assert reason(world, pods[0], ["n0", "n1", "n2"]) == "GangDoesNotFit"
     assert world.engine.place(pods[0]).node == "n0"
@@ -646,6 +739,19 @@ def test_what_was_answered_before_is_never_the_answer_to_another_question(
             }
 
 
+def test_pods_that_ask_for_the_same_are_packed_at_once_however_their_ranks_alternate() -> None:
+    world = World()
+    world.add(*(node(f"n{number}", labels={"pool": "ab"[number % 2]}) for number in range(8)))
+    pods = [
+        msgspec.structs.replace(each, spec=msgspec.structs.replace(each.spec, node_selector={"pool": "ab"[at % 2]}))
+        for at, each in enumerate(gang("train", 8))
+    ]
+    world.add(*pods)
+    with mock.patch.object(packing._Board, "take", autospec=True, side_effect=packing._Board.take) as took:
+        world.engine.place(pods[0])
+    assert took.call_count == 2
+
+
 asks = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=12)
 idle = st.lists(st.integers(0, 255), min_size=1, max_size=6)
 
@@ -662,7 +768,7 @@ def test_packing_gives_what_placing_one_after_the_other_gives(
     members = tuple(Member(f"u{n}", f"default/p{n}", n, Ask(chips)) for n, chips in enumerate(asks))
     before = world.cluster.index.version
     with mock.patch.object(packing, "_FEW", few):
-        found = pack(GangRequest(JobKey("default", "train", VOLCANO), members, {}, names), world.cluster.index)
+        found = pack(GangRequest(JobKey("default", "train", VOLCANO), members, candidates=names), world.cluster.index)
     assert world.cluster.index.version == before
     one_by_one: list[tuple[int, str, int]] = []
     for chips in sorted(asks, reverse=True):
