@@ -380,3 +380,60 @@ async def test_the_seat_of_a_pod_that_turns_out_to_be_gone_waits_for_its_success
         await office.committer.bind(REF, "n1")
     assert office.stage() is None
     assert office.world.ledger.count(Stage.PLANNED) == 2
+
+
+async def test_no_peer_is_given_the_seat_whose_chips_a_caller_was_told() -> None:
+    a, b = gang()
+    office = Office(a, b)
+    told = office.committer.keep(a, None)
+    with pytest.raises(Refusal, match="NotEnoughChips"):
+        office.committer.keep(b, [told.node])
+    assert office.committer.keep(b, None).node != told.node
+    assert office.committer.keep(a, None) == told
+
+
+async def test_what_a_caller_was_told_outlives_a_plan_that_is_given_up() -> None:
+    a, b = gang()
+    office = Office(a, b)
+    told = office.committer.keep(b, ["n2"])
+    office.world.add(node("n1", cordoned=True))
+    with pytest.raises(Refusal, match="NotEnoughChips"):
+        office.committer.keep(a, None)
+    assert office.committer.keep(b, None) == told
+    office.world.now_s += 119
+    told = office.committer.keep(b, None)
+    office.world.now_s += 2
+    office.world.ledger.expire()
+    with pytest.raises(Refusal):
+        office.committer.keep(pod("other", 8), None)
+    office.world.now_s += 120
+    assert office.committer.keep(pod("other", 8), None).node == told.node
+
+
+async def test_a_pod_sits_down_again_when_its_caller_has_not_bound_it_in_time_or_gives_up() -> None:
+    a, b = gang()
+    office = Office(a, b)
+    told = office.committer.keep(a, None)
+    office.world.now_s += 20
+    assert office.committer.keep(a, None) == told
+    office.world.now_s += 20
+    assert office.world.ledger.expire() == []
+    assert office.stage() is Stage.TENTATIVE
+    office.world.now_s += 10
+    assert office.world.ledger.expire() == []
+    assert office.stage() is Stage.PLANNED
+    assert office.committer.keep(a, None) == told
+    assert office.world.engine.release(a.uid)
+    assert office.stage() is Stage.PLANNED
+    assert office.committer.keep(b, [told.node]).node == told.node
+
+
+async def test_a_seat_that_has_gone_bad_while_its_pod_was_being_bound_gives_the_plan_up() -> None:
+    a, b = gang()
+    office = Office(a, b)
+    held = office.world.engine.place(a)
+    office.world.ledger.advance(a.uid, Stage.BINDING)
+    office.world.add(node(held.node, cordoned=True))
+    assert office.world.engine.filter(pod("other", 8)).fitting == []
+    office.world.ledger.withdraw(a.uid)
+    assert office.world.engine.filter(pod("other", 8)).fitting == [{"n1": "n2", "n2": "n1"}[held.node]]

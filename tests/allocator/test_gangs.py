@@ -470,7 +470,7 @@ def test_empty_seats_beside_running_peers_wait_for_successors() -> None:
 
 
 def test_a_pod_is_never_placed_on_its_old_seat_when_it_is_asked_about_for_another_node() -> None:
-    world = world_of(3)
+    world = world_of(4)
     world.add(*(pod(f"other-{chip}", 1, node="n2", chips=[chip], phase="Running") for chip in range(8)))
     world.add(*(pods := gang("train", 2, first=1)))
     seats = {each.uid: world.engine.place(each).node for each in pods}
@@ -519,12 +519,13 @@ def test_a_refusal_that_is_remembered_names_no_other_pod() -> None:
 
 def test_a_late_pod_of_a_gang_that_stands_is_placed_without_looking_at_its_peers() -> None:
     world = world_of(4)
-    world.add(*(pods := gang("train", 3, minimum=2)))
-    for each in pods[:2]:
+    world.add(*(pods := gang("train", 2)))
+    for each in pods:
         bind(world, each)
+    world.add(*(late := gang("train", 1, minimum=2, first=2)))
     with mock.patch.object(Job, "ranked", side_effect=AssertionError):
-        assert world.engine.filter(pods[2]).fitting == ["n2"]
-        assert world.engine.place(pods[2]).node == "n2"
+        assert world.engine.filter(late[0]).fitting == ["n2"]
+        assert world.engine.place(late[0]).node == "n2"
 
 
 def test_a_pod_whose_node_breaks_down_later_gets_another_place_beside_its_running_peers() -> None:

@@ -112,7 +112,7 @@ def test_a_successor_waits_for_the_servers_its_peers_are_on(minimum: int) -> Non
     refused = refusal(world, late)
     if minimum > 1:
         assert refused.message == (
-            "job default/train: pod default/train-1 has to join its peers on 910B-8 servers and does not fit; "
+            "job default/train: a pod of it has to join its peers on 910B-8 servers and does not fit; "
             "for one of 8 chips the nodes refuse: 1 NotEnoughChips, 1 WrongProduct"
         )
     else:
@@ -377,10 +377,10 @@ def test_a_gang_is_asked_for_again_once_no_peer_is_left_on_servers_that_are_cord
 
 def test_a_pod_is_not_told_to_join_itself_because_a_peer_was_told_to_join_it() -> None:
     world = world_of(a1=A, a2=A, b1=B, b2=B)
-    first, second = planned_on_servers_cordoned_since(world)
+    first, second = pods = [peer(number, minimum=2) for number in range(2)]
+    assert placed(world, *pods) == ["a1", "a2"]
     world.cluster.pod_deleted(second)
     world.add(successor := peer(2, minimum=2))
-    # A scheduler names no cordoned nodes.
     assert world.engine.filter(successor, ["b1", "b2"]).fitting == []
     assert world.engine.filter(first, ["b1", "b2"]).fitting == ["b1"]
 
