@@ -24,6 +24,7 @@ from typing import TypeAlias
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.gangs.pools import MemberPools
+from allocator.gangs.roster import Roster
 from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
 from allocator.state.cluster import Cluster
@@ -92,6 +93,7 @@ class Gangs:
         self._ttl_s = ttl_s
         self._ask_of = ask_of
         self._policy = policy
+        self._roster = Roster(cluster, ledger, ask_of)
         # A scheduler asks for pod after pod of a gang that does not fit, and each answer would take a plan of them all.
         self._refusals: Remembered[_Question, Refusal] = Remembered()
         self._trials: Remembered[_Question, bool] = Remembered()
@@ -180,7 +182,7 @@ class Gangs:
         """Plan the rest of every gang of which some pods are bound and some wait; returns those that don't fit."""
         stuck = []
         for job in self._cluster.jobs:
-            waiting = [pod for pod in job.pods.values() if _waits(pod)]
+            waiting = [pod for pod in job.pods.values() if pod.waits_for_chips]
             if not job.is_gang or not waiting or len(waiting) == job.size:
                 continue
             first = min(waiting, key=lambda pod: (job.rank_of(pod), pod.name))
@@ -265,7 +267,8 @@ class Gangs:
         """Whether any pod is bound, or about to be, or somebody was told its chips."""
         for pod in job.newest:  # who is bound has changed
             held = self._ledger.get(pod.uid)
-            if pod.asks_for_chips and (not _waits(pod) or (held is not None and held.stage is not Stage.PLANNED)):
+            waits = pod.waits_for_chips and (held is None or held.stage is Stage.PLANNED)
+            if pod.asks_for_chips and not waits:
                 return True
         return False
 
@@ -295,56 +298,30 @@ class Gangs:
     def _plan_anew(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         is_one = candidates is not None and len(candidates) == 1
         pools = MemberPools(self._cluster.pools, pod.spec.node_selector, None if is_one else candidates)
-        waiting, needed = self._in_need(pod, job)
+        waiting, needed = self._roster.in_need(pod, ask, job)
         members: list[Member] = []
         unfit: list[Refusal] = []
-        for rank, each in waiting:
-            try:
-                asks = ask if each.uid == pod.uid else self._ask_of(each)
-            except Refusal as refusal:
-                unfit.append(refusal)  # what is wrong with it is its own trouble, as long as there are enough others
+        for rank, each, asks in waiting:
+            if isinstance(asks, Refusal):
+                unfit.append(asks)  # what is wrong with it is its own trouble, as long as there are enough others
                 continue
             own = candidates if each.uid == pod.uid and is_one else pools.of(each.spec.node_selector)
             named = self._cluster.pools.named_products(each.spec.node_selector, asks)
             members.append(Member(each.uid, each.key, rank, asks, own, named))
         if len(members) < needed:
-            raise unfit[0]
+            raise Refusal(unfit[0].reason, unfit[0].message)
         products = self._cluster.peer_products(job, pod.uid)
         if products is not None and not all(member.may_join(products) for member in members):
             # Those that name other servers than their peers are on are meant to be there; the rest join them.
             members = [member.joining(products) for member in members]
             products = None
-        request = GangRequest(job.key, tuple(members), lambda: self._placed(pod, job), pools.common, products)
+        request = GangRequest(job.key, tuple(members), lambda: self._roster.placed(pod, job), pools.common, products)
         found = self._back(request)
         if isinstance(found, Refusal) and needed < len(members):
             found = self._back(replace(request, members=request.members[:needed]))
         if isinstance(found, Refusal):
             raise found
         return found
-
-    def _in_need(self, pod: Pod, job: Job) -> tuple[list[tuple[int, Pod]], int]:
-        """The pods of a gang that need a seat, by rank, and how many of them must get one."""
-        if self._cluster.peers.placed(job.key, pod.uid) < job.min_available:
-            roll = self._roll(pod, job)
-            waiting = [(rank, each) for rank, each in roll if _waits(each) and not self._node_of(each, pod)]
-            needed = job.min_available - (len(roll) - len(waiting))
-            if needed > 0:
-                return waiting, needed
-        # The gang stands: this pod is one more, or takes the place of one that has ended.
-        return [(job.rank_of(pod), pod)], 1
-
-    def _placed(self, pod: Pod, job: Job) -> dict[int, str]:
-        return {rank: node for rank, each in self._roll(pod, job) if (node := self._node_of(each, pod))}
-
-    def _roll(self, pod: Pod, job: Job) -> list[tuple[int, Pod]]:
-        """All pods of a gang by rank, with the one asked about."""
-        ranked = job.ranked()
-        return ranked if pod.uid in job.pods else sorted([*ranked, (job.rank_of(pod), pod)], key=_rank)
-
-    def _node_of(self, each: Pod, asking: Pod) -> str:
-        """The node a pod has its place on; empty where it needs one, as the one that asks does."""
-        held = self._ledger.get(each.uid) if each.uid != asking.uid else None
-        return each.spec.node_name or (held.node if held is not None else "")
 
     def _back(self, request: GangRequest) -> list[Seat] | Refusal:
         """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
@@ -362,14 +339,6 @@ class Gangs:
             if not isinstance(found, Refusal):
                 return found
         return self._policy(request, self._cluster.index)
-
-
-def _waits(pod: Pod) -> bool:
-    return pod.asks_for_chips and not pod.spec.node_name and pod.is_live
-
-
-def _rank(each: tuple[int, Pod]) -> int:
-    return each[0]
 
 
 def _left_out(pod: Pod, job: Job) -> Refusal:

@@ -12,14 +12,15 @@ get neighbouring seats: a node is filled before the next one is begun, in the or
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask
-from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
+from allocator.rules.vacancy import Fit, Vacancy, Verdict, capacity, judge
 from allocator.state.index import NodeIndex
+from allocator.state.node import unknown_node
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Seat
 from ascend.chips import ChipSet
@@ -83,6 +84,8 @@ def _packed(
         kinds.setdefault((id(member.candidates), member.ask), []).append(member)
     for equals in sorted(kinds.values(), key=lambda each: key(each[0])):
         ask, allowed = equals[0].ask, request.allowed(equals[0])
+        if not seats and (room := board.room(ask, allowed)) < len(equals):
+            return _Misfit(board, ask, allowed, room, full=True)
         found = board.take(ask, len(equals), allowed)
         if len(found) < len(equals):
             return _Misfit(board, ask, allowed, len(seats) + len(found))
@@ -128,6 +131,28 @@ class _Board:
             if isinstance(verdict, Fit):
                 heapq.heappush(heap, _Entry(verdict.key, entry.name, left, verdict, iter(())))
         return taken
+
+    def room(self, ask: Ask, candidates: Collection[str] | None) -> int:
+        """How many such pods fit where nothing was taken yet: counted, and nobody is placed."""
+        return sum(
+            nodes * capacity(place.vacancy, ask)[0]
+            for place, nodes in self._places(candidates)
+            if isinstance(place, Bucket) and place.vacancy.product.name in self.products
+        )
+
+    def reasons_when_full(self, ask: Ask, candidates: Collection[str] | None) -> Counter[str]:
+        """How many nodes would refuse for which reason if as many such pods as fit were placed on what is there now."""
+        reasons = self._index.refusals() if candidates is None else Counter()
+        for place, nodes in self._places(candidates):
+            refusal = capacity(place.vacancy, ask)[1] if isinstance(place, Bucket) else place or unknown_node("")
+            reasons[refusal.reason] += nodes
+        return reasons
+
+    def _places(self, candidates: Collection[str] | None) -> Iterable[tuple[Bucket | Refusal | None, int]]:
+        """Where nodes stand, and how many there."""
+        if candidates is None:
+            return ((bucket, len(bucket)) for bucket in self._index.buckets)
+        return Counter(map(self._index.standing.get, candidates)).items()
 
     def _take_one(self, ask: Ask, candidates: Collection[str] | None) -> list[tuple[str, tuple[int, ...]]]:
         # The index knows the best place for one pod without looking at the others.
@@ -213,12 +238,14 @@ class _Misfit:
         ask: what the next one asks for.
         allowed: the only nodes for that one; None for all.
         fitting: how many do.
+        full: nobody was placed on the board, but as many fit as would ask for the same.
     """
 
     board: _Board
     ask: Ask
     allowed: Collection[str] | None
     fitting: int
+    full: bool = False
 
 
 def _refuse(request: GangRequest, misfits: list[_Misfit]) -> Refusal:
@@ -237,8 +264,9 @@ def _refuse(request: GangRequest, misfits: list[_Misfit]) -> Refusal:
     if request.products is not None or (len(misfits) > 1 and not request.is_apart):
         # So that servers of other products are counted as such, whatever is free on them.
         ask = replace(ask, peers=best.board.products)
+    reasons = (best.board.reasons_when_full if best.full else best.board.reasons)(ask, best.allowed)
     # In an order of its own, so that the same state gives the same sentence.
-    ordered = sorted(best.board.reasons(ask, best.allowed).items(), key=lambda each: (-each[1], each[0]))
+    ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
     chips = "chip" if ask.chips == 1 else "chips"
     if ordered:
         refusing = f"the nodes refuse: {', '.join(f'{count} {reason}' for reason, count in ordered)}"

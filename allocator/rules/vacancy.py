@@ -109,14 +109,14 @@ def judge(vacancy: Vacancy, ask: Ask) -> Verdict:
 
 
 @lru_cache(maxsize=4096)
-def capacity(vacancy: Vacancy, ask: Ask) -> int:
-    """How many such pods a node takes, one after the other."""
+def capacity(vacancy: Vacancy, ask: Ask) -> tuple[int, Refusal]:
+    """How many such pods a node takes, one after the other, and why not one more."""
     verdict, count = judge(vacancy, ask), 0
     while isinstance(verdict, Fit):
         count += 1
         vacancy = vacancy.without(verdict.taken)
         verdict = judge(vacancy, ask)
-    return count
+    return count, verdict
 
 
 def unsuitable_request(product: Product, ask: Ask) -> Refusal | None:

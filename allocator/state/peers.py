@@ -4,10 +4,11 @@ Pods that talk to each other are of no use on servers of different products: the
 network. The reference never mixes them, since there a job has one rule (spec/scheduling.md §3.3).
 """
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
@@ -19,6 +20,8 @@ from allocator.state.node import NodeRecord
 from allocator.state.ranking import Bucket
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
+
+_VERSIONS: Final = itertools.count(1)
 
 
 class Place(NamedTuple):
@@ -54,6 +57,7 @@ class Peers:
         self._on: defaultdict[str, set[str]] = defaultdict(set)
         self._counts: defaultdict[JobKey, Counter[str]] = defaultdict(Counter)
         self._placed: Counter[JobKey] = Counter()
+        self._versions: dict[JobKey, int] = {}
 
     @property
     def counts(self) -> Mapping[JobKey, Mapping[str, int]]:
@@ -68,6 +72,10 @@ class Peers:
         """How many of the other pods of a job have a place; those that have ended need none, and don't count."""
         own = self._places.get(uid)
         return self._placed[job] - (own is not None and own.job == job)
+
+    def version(self, job: JobKey) -> int:
+        """Another one after every change of the places of a job's pods; the same wherever none has any."""
+        return self._versions.get(job, 0)
 
     def products(self, job: JobKey, uid: str) -> frozenset[str] | None:
         """The names of the products that the other pods of a job are on, or have their places on.
@@ -101,6 +109,7 @@ class Peers:
             self._places[uid] = new
             self._on[new.node].add(uid)
             self._placed[new.job] += 1
+            self._versions[new.job] = next(_VERSIONS)
             if new.product is not None:
                 self._counts[new.job][new.product] += 1
 
@@ -133,8 +142,9 @@ class Peers:
         if not there:
             del self._on[place.node]
         self._placed[place.job] -= 1
+        self._versions[place.job] = next(_VERSIONS)
         if not self._placed[place.job]:
-            del self._placed[place.job]
+            del self._placed[place.job], self._versions[place.job]
         if place.product is not None:
             counts = self._counts[place.job]
             counts[place.product] -= 1
@@ -160,5 +170,5 @@ def product_for_all(count: int, ask: Ask, index: NodeIndex, names: Iterable[str]
     places = Counter(map(standing.get, names)) if names is not None else {each: len(each) for each in index.buckets}
     for place, nodes in places.items():
         if isinstance(place, Bucket) and isinstance(ranking.verdict(place), Fit):
-            room[place.vacancy.product.name] += nodes * capacity(place.vacancy, ask)
+            room[place.vacancy.product.name] += nodes * capacity(place.vacancy, ask)[0]
     return next((name for name in PRODUCTS if room[name] >= count), None)

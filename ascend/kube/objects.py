@@ -183,6 +183,11 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         return self.status.phase not in {"Succeeded", "Failed"}
 
     @property
+    def waits_for_chips(self) -> bool:
+        """It asks for chips and is neither bound nor ended."""
+        return self.asks_for_chips and not self.spec.node_name and self.is_live
+
+    @property
     def is_terminating(self) -> bool:
         """Deleted, but its containers may still run."""
         return bool(self.metadata.deletion_timestamp)

@@ -441,6 +441,23 @@ def test_no_pod_of_a_gang_is_bound_whose_peer_s_place_has_broken_down(asking: in
     assert {bind(world, each).spec.node_name for each in pods} == {"n0", "n2", "n3"}
 
 
+def test_a_seat_one_chip_of_which_has_failed_is_given_up_however_many_others_are_free_there() -> None:
+    world = world_of(1, **MESHES)
+    world.add(*(pods := gang("train", 2, chips=2)))
+    failed = world.engine.place(pods[0]).chips[0]
+    world.add(report("n0", unhealthy=[failed]))
+    seats = [world.engine.place(each).chips for each in pods]
+    assert failed not in {chip for seat in seats for chip in seat}
+
+
+def test_a_seat_on_a_server_that_turns_out_to_be_another_product_is_given_up() -> None:
+    world = world_of(2, **MESHES)
+    world.add(*(pods := gang("train", 2, chips=2)))
+    assert [world.engine.place(each).node for each in pods] == ["n0", "n0"]
+    world.add(node("n0"))
+    assert [world.engine.place(each).node for each in pods] == ["n1", "n1"]
+
+
 def test_the_places_of_a_gang_that_can_not_begin_any_more_are_free_for_others_at_once() -> None:
     world = world_of(2)
     world.add(*(pods := gang("train", 2)))

@@ -66,6 +66,19 @@ def test_a_gang_goes_where_all_of_it_fits_and_not_partly_to_the_preferred_server
     assert placed(world, *(peer(number, minimum=2) for number in range(2))) == ["b1", "b2"]
 
 
+def test_those_that_name_no_servers_stay_together_beside_such_as_name_different_ones() -> None:
+    mesh, plain, large = ({TYPE: PRODUCTS[name].node_types[0]} for name in ("mesh-8", "plain-8", "plain-16"))
+    world = world_of(b=B, m=mesh, p=plain, q=large)
+    world.add(*(pod(f"busy-{chip}", 1, node="b", chips=[chip], phase="Running") for chip in range(4)))
+    apart = [meant_for(peer(number, minimum=4, chips=1), labels) for number, labels in enumerate((plain, large))]
+    together = [peer(2, minimum=4, chips=8), peer(3, minimum=4, chips=4)]
+    world.add(*apart, *together)
+    # The large one fits on m alone, and then the small one only on b.
+    assert refusal(world, apart[0]).reason == "GangDoesNotFit"
+    world.add(node("m2", labels=mesh))
+    assert [world.engine.place(each).node for each in (*apart, *together)] == ["p", "q", "m", "m2"]
+
+
 def test_a_gang_goes_to_the_preferred_servers_where_they_take_all_of_it() -> None:
     world = world_of(a1=A, a2=A, b1=B, b2=B)
     assert placed(world, *(peer(number, minimum=2) for number in range(2))) == ["a1", "a2"]
