@@ -2,8 +2,8 @@
 
 Posted in the background and never waited for: an Event that can't be written is told of in the log and forgotten.
 The same Event again within ``REPEAT_S`` becomes one series: its first repetition is posted at once, later ones together
-``REPEAT_POST_S`` after it, and so on. Of different Events about one object ``BURST`` are posted at once, then one every
-``REFILL_S``, as client-go's spam filter does it.
+``REPEAT_POST_S`` after it, and so on; a series whose Event somebody has deleted is created anew. Of different Events
+about one object ``BURST`` are posted at once, then one every ``REFILL_S``, as client-go's spam filter does it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from ascend.errors import ApiError, Unreachable
+from ascend.errors import ApiError, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import EVENTS, JsonObject
 
@@ -26,8 +26,9 @@ BURST = 50
 """Enough for all chips of a server, and all their ports, to fail at once."""
 REFILL_S = 30.0
 QUEUE_LENGTH = 256
-MAX_NOTE = 1024
-"""Longest note the API server takes."""
+MAX_NOTE_BYTES = 1024
+"""Longest note the API server takes, in UTF-8; what is longer is refused."""
+_MORE = "…".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Regarding:
 @dataclass(slots=True)
 class _Series:
     name: str
-    namespace: str
+    body: JsonObject
+    """Its Event as it was created."""
     first_s: float
     due_s: float
     """When its repetitions may be posted."""
@@ -125,7 +127,7 @@ class EventRecorder:
             "regarding": regarding.reference(),
             "reason": reason,
             "action": action,
-            "note": note if len(note) <= MAX_NOTE else note[: MAX_NOTE - 1] + "…",
+            "note": _shortened(note),
             "type": "Warning" if warning else "Normal",
         }
         try:
@@ -157,9 +159,8 @@ class EventRecorder:
         if not self._may_post(posting.regarding, now_s):
             log.warning("dropped an event", extra={"reason": posting.key[-2], "object": posting.regarding.name})
             return
-        namespace = posting.body["metadata"]["namespace"]
-        created = await self._client.create(EVENTS, posting.body, namespace)
-        self._series[posting.key] = _Series(created.name, namespace, first_s=now_s, due_s=now_s)
+        name = await self._create(posting.body)
+        self._series[posting.key] = _Series(name, posting.body, first_s=now_s, due_s=now_s)
 
     async def _post_repeated(self) -> None:
         """Post the repetitions whose time has come."""
@@ -169,7 +170,18 @@ class EventRecorder:
                 repeated = {"series": {"count": series.count, "lastObservedTime": series.unposted}}
                 series.unposted, series.due_s = "", now_s + REPEAT_POST_S
                 with _told(key):
-                    await self._client.patch(EVENTS, series.name, repeated, namespace=series.namespace)
+                    await self._repeat(series, repeated)
+
+    async def _repeat(self, series: _Series, repeated: JsonObject) -> None:
+        namespace = series.body["metadata"]["namespace"]
+        try:
+            await self._client.patch(EVENTS, series.name, repeated, namespace=namespace)
+        except NotFound:  # deleted by hand, as client-go reckons with, too
+            series.name = await self._create(series.body | repeated)
+
+    async def _create(self, body: JsonObject) -> str:
+        """Create an Event; the answer is its name."""
+        return (await self._client.create(EVENTS, body, body["metadata"]["namespace"])).name
 
     def _until_due(self) -> float | None:
         """Seconds until repetitions are to be posted; None if there are none."""
@@ -185,6 +197,15 @@ class EventRecorder:
             return False
         self._allowances[regarding] = _Allowance(left - 1, now_s)
         return True
+
+
+def _shortened(note: str) -> str:
+    """As much of a note as the API server takes, in whole characters."""
+    written = note.encode(errors="replace")
+    if len(written) > MAX_NOTE_BYTES:
+        written = written[: MAX_NOTE_BYTES - len(_MORE)]
+        return (written + _MORE).decode(errors="ignore")
+    return written.decode()
 
 
 @contextlib.contextmanager

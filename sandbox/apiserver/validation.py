@@ -4,13 +4,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sandbox.apiserver.resources import CONFIGMAPS, PODS, Resource
+from sandbox.apiserver.resources import CONFIGMAPS, CORE_EVENTS, PODS, Resource
 from sandbox.apiserver.status import Cause
 
 Json = dict[str, Any]
 
 MAX_CONFIGMAP_BYTES = 1_048_576
 MAX_ANNOTATIONS_BYTES = 262_144
+MAX_NOTE_BYTES = 1024
+"""Of an Event with an eventTime; the real server's message says characters, and it counts bytes."""
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _MAX_SUBDOMAIN = 253
@@ -88,7 +90,14 @@ def find_faults(resource: Resource, document: Json) -> list[Cause]:
     if resource is CONFIGMAPS and _total_bytes(document.get("data")) > MAX_CONFIGMAP_BYTES:
         message = f"Too long: may not be more than {MAX_CONFIGMAP_BYTES} bytes"
         causes.append(Cause("FieldValueTooLong", message, "[]"))
+    if resource.storage == CORE_EVENTS.storage and document.get("eventTime"):
+        causes.extend(_note_faults(str(document.get("message") or "")))
     return causes
+
+
+def _note_faults(note: str) -> Iterator[Cause]:
+    if len(note.encode()) > MAX_NOTE_BYTES:
+        yield Cause("FieldValueInvalid", f'Invalid value: "": can have at most {MAX_NOTE_BYTES} characters', "message")
 
 
 def _metadata_faults(metadata: Json) -> Iterator[Cause]:

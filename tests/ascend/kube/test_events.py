@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import pytest
 
 from ascend.kube.client import KubeClient
-from ascend.kube.events import BURST, REFILL_S, REPEAT_POST_S, REPEAT_S, EventRecorder, Regarding
+from ascend.kube.events import (
+    BURST,
+    MAX_NOTE_BYTES,
+    REFILL_S,
+    REPEAT_POST_S,
+    REPEAT_S,
+    EventRecorder,
+    Regarding,
+)
 from ascend.kube.objects import EVENTS
 from tests.device_plugin.api import running
 
@@ -100,6 +108,38 @@ async def test_an_event_that_cannot_be_written_is_told_of_and_the_next_one_is_po
     board.publish("chip 1")
     assert await board.posted() == {"chip 1": 1}
     assert "could not post an event" in caplog.text
+
+
+async def test_a_series_whose_event_somebody_deleted_is_created_anew_with_its_count(board: Board) -> None:
+    board.publish("chip 1", "chip 1")
+    assert await board.posted() == {"chip 1": 2}
+    for each in await board.client.list_objects(EVENTS):
+        await board.client.delete(EVENTS, each.name, each.metadata.namespace)
+    board.now_s += REPEAT_POST_S
+    board.publish("chip 1")
+    assert await board.posted() == {"chip 1": 3}
+    board.now_s += REPEAT_POST_S
+    board.publish("chip 1")
+    assert await board.posted() == {"chip 1": 4}
+
+
+@pytest.mark.parametrize(
+    ("note", "posted"),
+    [
+        ("a" * MAX_NOTE_BYTES, "a" * MAX_NOTE_BYTES),
+        ("a" * (MAX_NOTE_BYTES + 1), "a" * 1021 + "…"),
+        ("≁" * 342, "≁" * 340 + "…"),
+        ("a" + "≁" * 342, "a" + "≁" * 340 + "…"),
+        ("\N{GRINNING FACE}" * 257, "\N{GRINNING FACE}" * 255 + "…"),
+        ("no character: \udc80", "no character: ?"),
+    ],
+    ids=["longest", "ascii", "three bytes", "odd", "four bytes", "surrogate"],
+)
+async def test_a_note_is_shortened_to_the_bytes_that_the_api_server_takes_in_whole_characters(
+    note: str, posted: str, board: Board
+) -> None:
+    board.publish(note)
+    assert await board.posted() == {posted: 1}
 
 
 async def test_of_many_different_events_about_one_object_a_burst_is_posted_and_then_one_now_and_then(
