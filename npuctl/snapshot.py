@@ -1,10 +1,12 @@
 """A cluster's objects at one moment, from files or an API server, and the state the allocator makes of them."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final, Self
+
+import msgspec
 
 from allocator.decide import DecisionEngine
 from allocator.groups import KINDS
@@ -14,7 +16,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.previous import PreviousNodes
 from allocator.state.report import node_of_health
 from ascend.deviceinfo import NAMESPACE
-from ascend.errors import NotFound
+from ascend.errors import UNREADABLE, ApiError, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import (
     BATCH_JOBS,
@@ -28,6 +30,7 @@ from ascend.kube.objects import (
     Node,
     Pod,
     PodGroup,
+    Resource,
     StatefulSet,
 )
 
@@ -95,8 +98,9 @@ class Snapshot:
         health = await client.list_objects(CONFIG_MAPS, health_namespace) if health_namespace else []
         groups = {}
         for kind, resource in KINDS.items():
-            with contextlib.suppress(NotFound):  # not every cluster has them
-                groups[kind] = await client.list_objects(resource)
+            found = await _groups(client, resource)
+            if found is not None:
+                groups[kind] = found
         return cls.of([*nodes, *pods, *reports, *health, *sets, *jobs], groups)
 
     def agents_unasked(self, settings: Settings) -> tuple[str, ...]:
@@ -128,6 +132,41 @@ class Snapshot:
             cluster.jobs.owner_applied(owner)
         for pod in self.pods:
             cluster.pod_applied(pod)
+
+
+async def _groups(client: KubeClient, resource: Resource[PodGroup]) -> list[PodGroup] | None:
+    """The pod groups of a kind; None where the cluster does not have it, as not every one does."""
+    try:
+        return await client.list_objects(resource)
+    except NotFound:
+        return None
+    except ApiError as error:
+        # Who has no right to list them is told so before anybody looks whether there is such a kind.
+        if error.status == HTTPStatus.FORBIDDEN and not await _is_served(client, resource):
+            return None
+        raise
+
+
+class _Kind(msgspec.Struct):
+    name: str
+
+
+class _Kinds(msgspec.Struct):
+    resources: list[_Kind]
+
+
+async def _is_served(client: KubeClient, resource: Resource[PodGroup]) -> bool:
+    """Whether the API server has a kind, by its discovery, which is open to everybody it knows."""
+    path = f"/{resource.prefix}"
+    try:
+        kinds = msgspec.json.decode(await client.request("GET", path), type=_Kinds)
+    except NotFound:
+        return False
+    except ApiError:
+        return True  # what was refused before says more
+    except UNREADABLE as error:
+        raise Unreachable(f"the API server's answer about {path} is not understood: {error}") from error
+    return any(each.name == resource.plural for each in kinds.resources)
 
 
 @dataclass(frozen=True, slots=True)
