@@ -101,6 +101,8 @@ class Source:
         Raises:
             Unreachable: nothing says where it is.
         """
+        if self.kubeconfig is not None and not any(map(_is_there, self.kubeconfig.split(os.pathsep))):
+            raise Unreachable(f"no usable access to the API server: there is no file {self.kubeconfig}")
         try:
             return await KubeClient.connect(self.kubeconfig, self.context)
         except InvalidValue as error:
@@ -110,14 +112,25 @@ class Source:
         """The namespace that is meant where none is named: that of the kubeconfig's context, as with kubectl."""
         if self.files:
             return DEFAULT_NAMESPACE
-        from kubernetes.aio import config
+        from kubernetes.aio.config import ConfigException
+        from kubernetes.aio.config.kube_config import (
+            KUBE_CONFIG_DEFAULT_LOCATION,
+            KubeConfigLoader,
+            KubeConfigMerger,
+        )
 
+        path = self.kubeconfig or os.environ.get("KUBECONFIG") or KUBE_CONFIG_DEFAULT_LOCATION
         try:
-            contexts, current = config.list_kube_config_contexts(self.kubeconfig or os.environ.get("KUBECONFIG"))
-        except (config.ConfigException, OSError, YAMLError, TypeError, ValueError, KeyError, AttributeError):
+            # Not list_kube_config_contexts: it wants a current context that is there, whichever is meant.
+            chosen = KubeConfigLoader(KubeConfigMerger(path).config, self.context).current_context
+            return str(chosen["context"].get("namespace") or DEFAULT_NAMESPACE)
+        except (ConfigException, OSError, YAMLError, TypeError, ValueError, KeyError, AttributeError):
             return DEFAULT_NAMESPACE  # who then reads the cluster says what is wrong
-        chosen = next((each for each in contexts if each["name"] == self.context), current)
-        return str(chosen["context"].get("namespace") or DEFAULT_NAMESPACE)
+
+
+def _is_there(path: str) -> bool:
+    # Of pathlib's either raises where it can't say.
+    return os.path.exists(os.path.expanduser(path))  # noqa: PTH110, PTH111
 
 
 def read_time(text: str | None) -> int:

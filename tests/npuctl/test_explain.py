@@ -243,3 +243,23 @@ async def test_a_live_cluster_is_asked_in_the_namespace_of_the_context(tmp_path:
 
         assert "pod kube-public/train asks for 4 chips and waits: NodeNotReady" in await asked()
         assert "pod default/train asks for 2 chips and waits: NodeNotReady" in await asked("-n", "default")
+
+
+@pytest.mark.parametrize("current", [None, "", "gone", "sandbox"])
+def test_the_namespace_of_a_named_context_counts_whatever_is_current(current: str | None, tmp_path: Path) -> None:
+    document = ApiServer(port=1).kubeconfig()
+    team = {"name": "team", "context": {"cluster": "sandbox", "user": "sandbox", "namespace": "kube-public"}}
+    document["contexts"].append(team)
+    document["current-context"] = current
+    if current is None:
+        del document["current-context"]
+    path = tmp_path / "kubeconfig.json"
+    path.write_text(json.dumps(document))
+
+    def meant(context: str | None) -> str:
+        return Source.of(kubeconfig=str(path), context=context).namespace()
+
+    assert meant("team") == "kube-public"
+    assert meant("sandbox") == "default"
+    assert meant("none of these") == "default"
+    assert meant(None) == "default"

@@ -181,5 +181,10 @@ async def test_an_unknown_node_is_an_error_that_names_it(kubeconfig: Path) -> No
 async def test_a_cluster_that_can_not_be_read_is_one_sentence(tmp_path: Path) -> None:
     status, _, err = await npuctl("topo", "--kubeconfig", str(tmp_path / "none"))
     assert status == 1
-    assert err.startswith("npuctl: no usable access to the API server")
+    assert err == f"npuctl: no usable access to the API server: there is no file {tmp_path / 'none'}\n"
+    (tmp_path / "half").write_text("current-context: a\n")
+    several = f"{tmp_path / 'none'}:{tmp_path / 'half'}"
+    status, _, err = await npuctl("topo", "--kubeconfig", several)
+    assert status == 1
+    assert err.startswith(f"npuctl: no usable access to the API server from {several}: ")
     assert err.count("\n") == 1
