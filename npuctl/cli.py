@@ -163,6 +163,12 @@ def doctor(
     allocator: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="With --cluster: ask this allocator how it is, too.")
     ] = None,
+    allocator_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --allocator: the authority of its certificate, PEM.", show_default="the system's"
+        ),
+    ] = None,
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
     context: _Context = None,
@@ -190,12 +196,14 @@ def doctor(
         if cluster or files:
             if arguments.args:
                 raise InvalidValue(f"of the cluster nothing is known of {' '.join(arguments.args)}")
+            if allocator_ca is not None and allocator is None:
+                raise InvalidValue("--allocator-ca is for --allocator")
             source = Source.of(
                 files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
             )
-            return asyncio.run(diagnose_cluster(source, allocator, output))
-        if values or not (context is now is allocator is None):
-            raise InvalidValue("--context, --now, --set and --allocator are for --cluster")
+            return asyncio.run(diagnose_cluster(source, allocator, allocator_ca, output))
+        if values or not (context is now is allocator is allocator_ca is None):
+            raise InvalidValue("--context, --now, --set, --allocator and --allocator-ca are for --cluster")
         access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
         file = ["--config", str(config)] if config is not None else []
         return asyncio.run(diagnose([*arguments.args, *access, *file], output))

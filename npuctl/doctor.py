@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 from pydantic import Field
@@ -66,12 +67,13 @@ async def diagnose(arguments: Sequence[str], output: Output) -> int:
     return _tell(settings.node_name, findings, output)
 
 
-async def diagnose_cluster(source: Source, allocator: str | None, output: Output) -> int:
+async def diagnose_cluster(source: Source, allocator: str | None, authority: Path | None, output: Output) -> int:
     """Check a cluster from afar and print what was found.
 
     Args:
         source: where its objects come from.
         allocator: the address of a running allocator to ask; none, if None.
+        authority: the certificates that vouch for it; None for those that the system trusts.
         output: how to print.
 
     Returns:
@@ -84,7 +86,7 @@ async def diagnose_cluster(source: Source, allocator: str | None, output: Output
     """
     findings = check_up(await source.read(), source.settings, source.now_ns)
     if allocator is not None:
-        findings += await inquire(allocator)
+        findings += await inquire(allocator, authority)
     return _tell("cluster", findings, output)
 
 

@@ -14,7 +14,9 @@ from ascend.observe.probes import serve_http
 from npuctl.cli import app
 from npuctl.inquiry import inquire
 from sandbox.apiserver import ApiServer
+from tests.allocator.authority import Authority
 from tests.allocator.harness import running
+from tests.allocator.test_tls import settings_for
 from tests.npuctl.manifests import Json, as_list, node, pod, report
 
 NOW = "2026-01-01T00:00:00Z"
@@ -159,6 +161,38 @@ async def test_a_running_allocator_is_asked_whether_it_is_ready(tmp_path: Path) 
         assert all(each.severity == "ok" for each in found)
 
 
+@pytest.mark.parametrize("clients", [False, True], ids=["open", "for known clients"])
+async def test_an_allocator_with_an_authority_of_its_own_is_asked_with_that(*, clients: bool, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    stranger = Authority(tmp_path, "stranger").cert
+    settings = settings_for(tmp_path, authority)
+    if not clients:
+        del settings["client_ca_file"], settings["client_names"]
+    async with ApiServer() as server, running(server, tmp_path, **settings) as allocator:
+        address = f"127.0.0.1:{allocator.app.extender_address.rpartition(':')[2]}"
+        for typed in (address, f"https://{address}/"):
+            found = await inquire(typed, authority.cert)
+            assert found[0].sentence == f"https://{address} is ready"
+            assert [each.severity for each in found] == ["ok", "ok"]
+        for wrong in (None, stranger):
+            (found_wrong,) = await inquire(f"https://{address}", wrong)
+            assert found_wrong.sentence.startswith(f"the certificate at https://{address} is not trusted: ")
+            assert "--allocator-ca" in found_wrong.advice
+        (plain,) = await inquire(address)
+        assert "https://" in plain.advice
+
+
+def test_an_authority_that_can_not_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(node("n1"), report("n1"))))
+    (tmp_path / "none.crt").write_text("no certificate")
+    for name in ("none.crt", "missing.crt"):
+        flags = ("--allocator", "127.0.0.1:1", "--allocator-ca", str(tmp_path / name))
+        done = CliRunner().invoke(app, ["doctor", "--cluster", "-f", str(path), "--now", NOW, *flags])
+        assert done.exit_code == 2
+        assert done.stderr.startswith(f"npuctl: --allocator-ca: {tmp_path / name} can't be used: ")
+
+
 async def test_an_allocator_that_waits_is_a_problem_with_what_it_waits_for(tmp_path: Path) -> None:
     async with ApiServer() as server:
         server.fail_next("GET", "/nodes", 500, times=1000)
@@ -190,7 +224,15 @@ async def test_books_that_differ_are_a_problem_and_a_quiet_watch_a_warning() -> 
 
 @pytest.mark.parametrize(
     "flags",
-    [("--cluster", "--driver", "dcmi"), ("--now", NOW), ("--context", "c"), ("--allocator", "a"), ("--set", "a=b")],
+    [
+        ("--cluster", "--driver", "dcmi"),
+        ("--cluster", "--allocator-ca", "a"),
+        ("--now", NOW),
+        ("--context", "c"),
+        ("--allocator", "a"),
+        ("--allocator-ca", "a"),
+        ("--set", "a=b"),
+    ],
 )
 def test_flags_of_the_other_kind_are_refused(flags: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, ["doctor", *flags]).exit_code == 2
