@@ -1,6 +1,6 @@
 """The command ``npuctl explain``: finds the pod, and lays out for eyes why it waits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rich.console import Group as Stack
 from rich.console import RenderableType
@@ -17,6 +17,10 @@ from npuctl.source import Source
 EXIT_WAITS = 3
 """The pod waits, and fits nowhere."""
 
+_NOTHING_TO_DO = {
+    "none": "asks for no chips: the allocator has nothing to do with it",
+    "terminating": "is being deleted: no scheduler gives it a node any more",
+}
 _REMEDIES = 5
 _CANDIDATES = 3
 
@@ -77,8 +81,8 @@ def render(answer: Explanation) -> RenderableType:
 def _verdict(answer: Explanation) -> Text:
     asked = f"asks for {answer.request} chip{'s' if answer.request != 1 else ''}"
     match answer.state:
-        case "none":
-            return Text("asks for no chips: the allocator has nothing to do with it")
+        case "none" | "terminating":
+            return Text(_NOTHING_TO_DO[answer.state])
         case "finished":
             return Text(f"has finished: {answer.reason or 'done'}: {answer.message}")
         case "placed" if answer.reason:
@@ -105,13 +109,19 @@ def _groups(answer: Explanation) -> Table:
 
 
 def _remedies(answer: Explanation) -> RenderableType:
-    if not answer.examined:
-        return Text("  nothing on any node; the pod must ask for something else, or nodes with NPUs must join")
     if not answer.remedies:
-        return Text(f"  nothing that was tried, on {answer.examined} nodes: {_TRIED}")
+        return Stack(*(Text(f"  {sentence}") for sentence in _else(answer)))
     lines = [Text(f"  on node {each.node}, once {each}", style="green") for each in answer.remedies[:_REMEDIES]]
     more = len(answer.remedies) - _REMEDIES
     return Stack(*lines, *([Text(f"  and {more} other ways (-o json has all)", style="dim")] if more > 0 else ()))
+
+
+def _else(answer: Explanation) -> Iterator[str]:
+    if answer.examined:
+        yield f"nothing that was tried, on {answer.examined} node{'s' if answer.examined != 1 else ''}: {_TRIED}"
+    yield from answer.advice
+    if not answer.examined and not answer.advice:
+        yield "nothing on any node; the pod must ask for something else, or nodes with NPUs must join"
 
 
 _TRIED = "the end of up to three pods, the recovery of chips, a node that is Ready, uncordoned and reported of"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec import structs
 
-from allocator.gangs.gangs import NEVER
+from allocator.gangs.gangs import INCOMPLETE, NEVER, NO_GROUP
 from allocator.rules.request import Ask, counted_chips
 from allocator.rules.vacancy import OCCUPIED
 from allocator.settings import Settings
@@ -35,8 +35,8 @@ class Explanation(msgspec.Struct, frozen=True):
         name: the pod's.
         job: ``namespace/name`` of its job.
         request: how many chips it asks for.
-        state: ``none`` (it asks for no chips), ``finished``, ``placed``, ``fits`` (a node would do, and it is not
-            bound yet) or ``waits``.
+        state: ``none`` (it asks for no chips), ``finished``, ``placed``, ``terminating`` (it is being deleted, so
+            nobody gives it a node any more), ``fits`` (a node would do, and it is not bound yet) or ``waits``.
         node: where it is, where it is placed.
         chips: which it holds.
         reason: why it waits.
@@ -48,6 +48,7 @@ class Explanation(msgspec.Struct, frozen=True):
         candidates: every node that fits, best first.
         remedies: what would make it fit, the smallest changes first.
         examined: on how many nodes a remedy was looked for.
+        advice: what to do instead where there is no remedy: sentences, for people.
     """
 
     namespace: str
@@ -66,6 +67,7 @@ class Explanation(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     examined: int = 0
+    advice: tuple[str, ...] = ()
 
 
 def explain(pod: Pod, snapshot: Snapshot, settings: Settings, now_ns: int) -> Explanation:
@@ -87,6 +89,8 @@ def explain(pod: Pod, snapshot: Snapshot, settings: Settings, now_ns: int) -> Ex
         return structs.replace(begun, state="finished", reason=pod.status.reason, message=why)
     if pod.spec.node_name:
         return _placed(begun, pod)
+    if pod.is_terminating:
+        return structs.replace(begun, state="terminating")
     refused = refusals(allocation, pod)
     candidates = candidates_of(allocation, pod)
     told = structs.replace(
@@ -99,7 +103,9 @@ def explain(pod: Pod, snapshot: Snapshot, settings: Settings, now_ns: int) -> Ex
     try:
         place(allocation, pod)
     except Refusal as refusal:
-        return _helped(told, refusal, _ask(allocation, pod), _Trial(snapshot, settings, now_ns))
+        waiting = structs.replace(told, state="waits", reason=refusal.reason, message=refusal.message)
+        helped = _helped(waiting, _ask(allocation, pod), _Trial(snapshot, settings, now_ns))
+        return helped if helped.remedies else structs.replace(helped, advice=_advice(helped, pod, allocation))
     return structs.replace(told, state="fits")
 
 
@@ -168,13 +174,27 @@ class _Trial:
         return fits
 
 
-def _helped(told: Explanation, refusal: Refusal, ask: Ask | None, trial: _Trial) -> Explanation:
-    waits = structs.replace(told, state="waits", reason=refusal.reason, message=refusal.message)
+def _helped(waiting: Explanation, ask: Ask | None, trial: _Trial) -> Explanation:
     if ask is None:
-        return waits
-    likely = sorted(told.nodes, key=lambda node: (told.nodes[node].reason not in OCCUPIED, node))
-    examined = [node for node in likely if told.nodes[node].reason not in _HOPELESS][:MOST_NODES]
-    return structs.replace(waits, remedies=tuple(trial.search(ask, examined)), examined=len(examined))
+        return waiting
+    why = waiting.nodes
+    likely = sorted(why, key=lambda node: (why[node].reason not in OCCUPIED, node))
+    examined = [node for node in likely if why[node].reason not in _HOPELESS][:MOST_NODES]
+    return structs.replace(waiting, remedies=tuple(trial.search(ask, examined)), examined=len(examined))
+
+
+def _advice(waiting: Explanation, pod: Pod, allocation: Allocation) -> tuple[str, ...]:
+    """What to do where something else than a node is in the way; as in docs/reasons.md, for this pod."""
+    job = allocation.cluster.jobs.job_of(pod)
+    missing = job.min_available - job.present
+    labels = ",".join(f"{key}={value}" for key, value in sorted(pod.spec.node_selector.items()))
+    cures = {
+        INCOMPLETE: f"create the missing {f'{missing} pods' if missing != 1 else 'pod'} of job {job.key}",
+        NO_GROUP: f"create the {job.kind} {job.key}, or correct the name that the pod gives",
+        MISMATCH: f"label a node with room {labels}, or change the pod's node selector, which asks for that",
+    }
+    reasons = {waiting.reason, *(each.reason for each in waiting.groups)}
+    return tuple(cure for reason, cure in cures.items() if reason in reasons)
 
 
 def _condition(pod: Pod) -> str:

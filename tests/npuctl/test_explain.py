@@ -123,6 +123,62 @@ def test_a_request_nothing_helps_is_told_so(tmp_path: Path) -> None:
     assert "the pod must ask for something else" in people(tmp_path, node("n1"), pod("train", 3))
 
 
+@pytest.mark.parametrize(
+    ("objects", "reason", "advice"),
+    [
+        (
+            [node("n1"), pod_group("train", 3), member("train", "train")],
+            "GangIncomplete",
+            "create the missing 2 pods of job default/train",
+        ),
+        (
+            [node("n1"), pod_group("train", 2), member("train", "train")],
+            "GangIncomplete",
+            "create the missing pod of job default/train",
+        ),
+        (
+            [node("n1"), member("train", "gang")],
+            "GroupMissing",
+            "create the PodGroup.scheduling.volcano.sh default/gang, or correct the name that the pod gives",
+        ),
+        (
+            [node("n1"), node("n2", kind="module"), pod("train", 8, selector={"zone": "a", "rack": "1"})],
+            "NodeSelectorMismatch",
+            "label a node with room rack=1,zone=a, or change the pod's node selector, which asks for that",
+        ),
+    ],
+    ids=["pods", "pod", "group", "selector"],
+)
+def test_what_no_node_is_to_blame_for_has_a_cure_of_its_own(
+    objects: list[Json], reason: str, advice: str, tmp_path: Path
+) -> None:
+    answer = explain(tmp_path, *objects)
+    assert (answer["reason"], answer["advice"]) == (reason, [advice])
+    said = people(tmp_path, *objects).split("what would help:\n")[1]
+    assert said == f"  {advice}\n"
+
+
+def test_a_label_is_advised_only_where_nothing_else_would_help(tmp_path: Path) -> None:
+    wanted = pod("train", 8, selector={"zone": "a"})
+    answer = explain(tmp_path, node("n1"), node("n2", zone="a", ready=False), wanted)
+    assert (helps(answer), answer["advice"]) == ([("ready", "n2", ())], [])
+    answer = explain(tmp_path, node("n1"), node("n2", zone="a", chips=0, ready=False), wanted)
+    assert answer["remedies"] == []
+    said = people(tmp_path, node("n1"), node("n2", zone="a", chips=0, ready=False), wanted)
+    assert "nothing that was tried, on 1 node: " in said
+    assert "label a node with room zone=a" in said
+
+
+def test_a_pod_that_is_being_deleted_waits_for_nothing(tmp_path: Path) -> None:
+    going = pod("train", 8, deletionTimestamp=NOW)
+    objects = [node("n1", ready=False), going]
+    answer = explain(tmp_path, *objects)
+    assert (answer["state"], answer["reason"], answer["remedies"]) == ("terminating", "", [])
+    assert people(tmp_path, *objects) == "pod default/train is being deleted: no scheduler gives it a node any more\n"
+    holder = pod("train", 2, node="n1", chips=[4, 5], deletionTimestamp=NOW)
+    assert explain(tmp_path, node("n1"), holder)["state"] == "placed"
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     held=st.lists(st.sets(st.integers(0, 7), min_size=1, max_size=4), max_size=4),
