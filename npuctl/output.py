@@ -1,5 +1,7 @@
 """How answers are printed: tables for people, JSON and YAML for programs."""
 
+import codecs
+import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -14,6 +16,9 @@ _PIPE_WIDTH = 140
 """Columns where no terminal says how many there are."""
 
 _NAMES = 3
+
+_STAND_INS = str.maketrans("✓✗⊘⊖↻≁·→…", "+xo-@~.>.")
+"""What people see where their terminal can't show a mark of ours; of all else a question mark."""
 
 
 class Output(StrEnum):
@@ -32,6 +37,8 @@ def show(answer: object, output: Output, table: Callable[[], RenderableType]) ->
         output: how.
         table: makes what people see.
     """
+    if output is not Output.TABLE and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as programs expect, whatever people's terminals show
     if output is Output.JSON:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
     elif output is Output.YAML:
@@ -47,8 +54,19 @@ def warn(sentence: str) -> None:
 
 
 def console() -> Console:
-    """Where people read: as wide as their terminal."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    """Where people read: as wide as their terminal, with what it can show; names are printed as they are."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("npuctl", _stand_in)
+        sys.stdout.reconfigure(errors="npuctl")
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+def _stand_in(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    shown = error.object[error.start : error.end].translate(_STAND_INS)
+    return shown.encode("ascii", "replace").decode(), error.end
 
 
 class Group(msgspec.Struct, frozen=True):

@@ -62,9 +62,9 @@ def _is_free(chip: ChipView) -> bool:
 def _panel(view: NodeView, colours: dict[str, str]) -> Panel:
     free = sum(_is_free(chip) for chip in view.chips)
     unhealthy = sum(not chip.healthy for chip in view.chips)
-    title = f"[bold]{view.node}[/]  {view.product}  {free} of {len(view.chips)} free"
+    title = Text.assemble((view.node, "bold"), f"  {view.product}  {free} of {len(view.chips)} free")
     if unhealthy:
-        title += f"  [red]{unhealthy} unhealthy[/]"
+        title.append("  ").append(f"{unhealthy} unhealthy", style="red")
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     for name, chips in _lines(view):

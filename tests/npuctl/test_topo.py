@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from rich.console import Console
+from typer.testing import CliRunner
 
 from allocator.settings import Settings
 from ascend.chips import chip_set
@@ -16,11 +17,13 @@ from ascend.daemon.settings import fixed_settings
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import FaultTime, chip_fault
 from ascend.kube.objects import KubeObject, Metadata, Node
+from npuctl.cli import app
 from npuctl.render import node_map
 from npuctl.snapshot import Snapshot
 from npuctl.view import ChipView, NodeView, node_views
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import node, pod, report
+from tests.npuctl import manifests
 
 
 def show(*views: NodeView) -> str:
@@ -188,3 +191,53 @@ async def test_a_cluster_that_can_not_be_read_is_one_sentence(tmp_path: Path) ->
     assert status == 1
     assert err.startswith(f"npuctl: no usable access to the API server from {several}: ")
     assert err.count("\n") == 1
+
+
+ODD_NAMES = ("n[/]x", "n[red]y", ":smile:")
+"""Files may have any; to a library that prints, some of them are orders."""
+
+
+def odd(folder: Path) -> str:
+    """A file with them, and a chip that is ill."""
+    path = folder / "odd.json"
+    nodes = [manifests.node(name, chips=7) for name in ODD_NAMES]
+    reports = [manifests.report(name, unhealthy=0b10) for name in ODD_NAMES]
+    pods = [manifests.pod(f"[bold]{name}", 1, node=name, chips=[0]) for name in ODD_NAMES]
+    waiting = [manifests.pod(f"[/{name}", 1) for name in ODD_NAMES]
+    path.write_text(json.dumps(manifests.as_list(*nodes, *reports, *pods, *waiting)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("topo",), ("plan", "--candidates"), ("explain", "default/[/n[/]x"), ("doctor", "--cluster")],
+    ids=lambda command: command[0],
+)
+def test_names_are_printed_as_they_are_on_any_terminal(command: tuple[str, ...], tmp_path: Path) -> None:
+    out, plain = (on_a_terminal(encoding, *command, "-f", odd(tmp_path)) for encoding in ("utf-8", "ascii"))
+    assert all(name in out for name in ODD_NAMES)
+    assert plain.isascii()
+    assert [len(line) for line in plain.splitlines()] == [len(line) for line in out.splitlines()]
+    assert "?" not in plain
+
+
+def test_marks_can_be_told_apart_on_a_terminal_that_has_none_of_them(tmp_path: Path) -> None:
+    plain = on_a_terminal("ascii", "topo", "-f", odd(tmp_path))
+    assert "[1 x] [2 .]" in plain
+    assert plain.rstrip().endswith("; x unhealthy")
+
+
+def test_what_a_terminal_has_no_character_for_is_a_question_mark_and_programs_get_utf_8(tmp_path: Path) -> None:
+    path, name = tmp_path / "greek.json", "node-\N{GREEK SMALL LETTER ALPHA}"
+    path.write_text(json.dumps(manifests.as_list(manifests.node(name))))
+    assert "node-?" in on_a_terminal("ascii", "topo", "-f", str(path))
+    for output in ("json", "yaml"):
+        done = CliRunner(charset="ascii").invoke(app, ["topo", "-f", str(path), "-o", output])
+        assert name in done.stdout_bytes.decode()
+
+
+def on_a_terminal(encoding: str, *arguments: str) -> str:
+    done = CliRunner(charset=encoding).invoke(app, [*arguments, "--now", "2026-01-01T00:00:00Z"])
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert done.stderr == ""
+    return done.stdout_bytes.decode(encoding)
