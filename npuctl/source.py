@@ -101,12 +101,18 @@ class Source:
         Raises:
             Unreachable: nothing says where it is.
         """
-        if self.kubeconfig is not None and not any(map(_is_there, self.kubeconfig.split(os.pathsep))):
-            raise Unreachable(f"no usable access to the API server: there is no file {self.kubeconfig}")
+        named = self._named
+        if named and not any(map(_is_there, named.split(os.pathsep))):
+            raise Unreachable(f"no usable access to the API server: there is no file {named}")
         try:
             return await KubeClient.connect(self.kubeconfig, self.context)
         except InvalidValue as error:
             raise Unreachable(error.message) from error
+
+    @property
+    def _named(self) -> str | None:
+        """The kubeconfig files that somebody has named."""
+        return self.kubeconfig or os.environ.get("KUBECONFIG")
 
     def namespace(self) -> str:
         """The namespace that is meant where none is named: that of the kubeconfig's context, as with kubectl."""
@@ -119,7 +125,7 @@ class Source:
             KubeConfigMerger,
         )
 
-        path = self.kubeconfig or os.environ.get("KUBECONFIG") or KUBE_CONFIG_DEFAULT_LOCATION
+        path = self._named or KUBE_CONFIG_DEFAULT_LOCATION
         try:
             # Not list_kube_config_contexts: it wants a current context that is there, whichever is meant.
             chosen = KubeConfigLoader(KubeConfigMerger(path).config, self.context).current_context

@@ -181,10 +181,12 @@ async def test_an_unknown_node_is_an_error_that_names_it(kubeconfig: Path) -> No
     assert "n7" in err
 
 
-async def test_a_cluster_that_can_not_be_read_is_one_sentence(tmp_path: Path) -> None:
+async def test_a_cluster_that_can_not_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, _, err = await npuctl("topo", "--kubeconfig", str(tmp_path / "none"))
     assert status == 1
     assert err == f"npuctl: no usable access to the API server: there is no file {tmp_path / 'none'}\n"
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nor this"))
+    assert (await npuctl("topo"))[2].endswith(f": there is no file {tmp_path / 'nor this'}\n")
     (tmp_path / "half").write_text("current-context: a\n")
     several = f"{tmp_path / 'none'}:{tmp_path / 'half'}"
     status, _, err = await npuctl("topo", "--kubeconfig", several)
