@@ -202,7 +202,7 @@ def doctor(
                 files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
             )
             return asyncio.run(diagnose_cluster(source, allocator, allocator_ca, output))
-        if values or not (context is now is allocator is allocator_ca is None):
+        if values or any(each is not None for each in (context, now, allocator, allocator_ca)):
             raise InvalidValue("--context, --now, --set, --allocator and --allocator-ca are for --cluster")
         access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
         file = ["--config", str(config)] if config is not None else []
