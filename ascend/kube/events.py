@@ -28,6 +28,8 @@ REFILL_S = 30.0
 QUEUE_LENGTH = 256
 MAX_NOTE_BYTES = 1024
 """Longest note the API server takes, in UTF-8; what is longer is refused."""
+MAX_INSTANCE = 128
+"""Longest name of a process it takes; a node's may be longer."""
 _MORE = "…".encode()
 
 
@@ -97,7 +99,7 @@ class EventRecorder:
     ) -> None:
         self._client = client
         self._component = component
-        self._instance = instance
+        self._instance = instance[:MAX_INSTANCE]
         self._monotonic = monotonic
         self._now = now
         self._queue: asyncio.Queue[_Posting] = asyncio.Queue(QUEUE_LENGTH)

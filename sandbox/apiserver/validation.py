@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 MAX_CONFIGMAP_BYTES = 1_048_576
 MAX_ANNOTATIONS_BYTES = 262_144
-MAX_NOTE_BYTES = 1024
+EVENT_BYTES = {"reportingInstance": 128, "action": 128, "reason": 128, "message": 1024}
 """Of an Event with an eventTime; the real server's message says characters, and it counts bytes."""
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -91,13 +91,14 @@ def find_faults(resource: Resource, document: Json) -> list[Cause]:
         message = f"Too long: may not be more than {MAX_CONFIGMAP_BYTES} bytes"
         causes.append(Cause("FieldValueTooLong", message, "[]"))
     if resource.storage == CORE_EVENTS.storage and document.get("eventTime"):
-        causes.extend(_note_faults(str(document.get("message") or "")))
+        causes.extend(_event_faults(document))
     return causes
 
 
-def _note_faults(note: str) -> Iterator[Cause]:
-    if len(note.encode()) > MAX_NOTE_BYTES:
-        yield Cause("FieldValueInvalid", f'Invalid value: "": can have at most {MAX_NOTE_BYTES} characters', "message")
+def _event_faults(event: Json) -> Iterator[Cause]:
+    for field, limit in EVENT_BYTES.items():
+        if len(str(event.get(field) or "").encode()) > limit:
+            yield Cause("FieldValueInvalid", f'Invalid value: "": can have at most {limit} characters', field)
 
 
 def _metadata_faults(metadata: Json) -> Iterator[Cause]:

@@ -155,3 +155,13 @@ async def test_of_many_different_events_about_one_object_a_burst_is_posted_and_t
     board.now_s += REFILL_S * BURST
     board.publish(*(f"fourth {number}" for number in range(BURST + 5)))
     assert len(await board.posted()) == 2 * BURST + 1
+
+
+async def test_events_of_a_node_with_a_long_name_are_posted(client: KubeClient) -> None:
+    name = ".".join(["n" * 63] * 3)
+    recorder = EventRecorder(client, "test", name)
+    async with running(recorder.run()), asyncio.timeout(10):
+        recorder.publish(Regarding("Node", name), "NPUUnhealthy", "chip 1", action="Watch")
+        while not (listed := json.loads(await client.request("GET", EVENTS.path()))["items"]):
+            pass
+    assert name.startswith(listed[0]["reportingInstance"])

@@ -263,7 +263,7 @@ async def test_an_event_is_seen_in_both_groups(client: Client) -> None:
     assert (newer.body["note"], newer.body["apiVersion"]) == ("said", "events.k8s.io/v1")
 
 
-async def test_the_note_of_an_event_has_a_limit_in_bytes(client: Client) -> None:
+async def test_the_texts_of_an_event_have_limits_in_bytes(client: Client) -> None:
     path = "/apis/events.k8s.io/v1/namespaces/default/events"
     event = {"metadata": {"generateName": "e-"}, "regarding": {"kind": "Pod", "name": "p"}, "type": "Normal"}
     timed = {**event, "eventTime": "2026-01-01T00:00:00.000000Z"}
@@ -271,5 +271,6 @@ async def test_the_note_of_an_event_has_a_limit_in_bytes(client: Client) -> None
     answer = await client("POST", path, {**timed, "note": "…" * 342})
     assert (answer.status, answer.reason) == (422, "Invalid")
     assert answer.body["message"].endswith('message: Invalid value: "": can have at most 1024 characters')
+    assert (await client("POST", path, {**timed, "reportingInstance": "n" * 129})).status == 422
     # Those of the old kind have none.
     assert (await client("POST", "/api/v1/namespaces/default/events", {**event, "message": "a" * 1025})).status == 201
