@@ -144,9 +144,10 @@ class AllocatorApp:
             certificates = Certificates(tls) if (tls := self._settings.tls_files) is not None else None
             names = self._settings.client_names
             clients = AllowedClients(frozenset(names)) if names else None
-            http = web.Application(
-                client_max_size=MAX_BODY_BYTES, middlewares=[clients.http("/scheduler/")] if clients is not None else ()
-            )
+            guards = [clients.http("/scheduler/")] if clients is not None else []
+            if callers := self._settings.webhook_client_names:
+                guards.append(AllowedClients(frozenset(callers), "webhook_client_names").http("/webhook/"))
+            http = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=guards)
             add_probes(
                 http,
                 registry=metrics.registry,
@@ -176,8 +177,8 @@ class AllocatorApp:
                 permit=office.permit,
                 kept=journal.kept,
             )
-            senseless = self._settings.senseless_pods
-            Webhook(injector, journal, office.closed, self.engine.validate, senseless).add_routes(http)
+            webhook = Webhook(injector, journal, office.closed, self.engine.validate, self._settings.senseless_pods)
+            webhook.add_routes(http, self._settings.webhooks)
             preemption = Preemption(self.cluster, self.ledger, self.engine)
             self.extender = Extender(
                 engine=self.engine,

@@ -38,6 +38,16 @@ class Settings(DaemonSettings):
     client_names: list[str] = Field(
         default=[], description="which of these clients may ask: subject alternative names of their certificates"
     )
+    webhooks: list[Literal["bindings", "pods"]] = Field(
+        default=[],
+        description="which admission webhooks are served: bindings, at /webhook/bindings, chooses and keeps chips for"
+        " whoever asks; pods, at /webhook/pods, gives an opinion; none if empty",
+    )
+    webhook_client_names: list[str] = Field(
+        default=[],
+        description="the same as client_names for the webhooks: the API server's name, where it shows a certificate;"
+        " empty: whoever reaches the webhooks may ask",
+    )
     insecure: bool = Field(
         default=False, description="serve other machines without TLS, and gRPC without asking who they are"
     )
@@ -116,6 +126,8 @@ class Settings(DaemonSettings):
             raise ValueError("client_ca_file: clients show certificates over TLS only, which needs tls_cert_file")
         if (self.client_ca_file is not None) != bool(self.client_names):
             raise ValueError("client_ca_file and client_names: one says who vouches for clients, the other who may ask")
+        if self.webhook_client_names and not self.client_names:
+            raise ValueError("webhook_client_names: nobody vouches for clients without client_ca_file and client_names")
         if self.insecure:
             return self
         remedy = "or set insecure if the network itself keeps others out"

@@ -1,8 +1,9 @@
 """Which clients may ask for decisions: those whose certificate names one of the allowed subject alternative names.
 
 The extender and gRPC can have any waiting pod bound, so with an authority for clients (``client_ca_file``) they want to
-know who asks. Probes and metrics, which can do nothing, and the webhooks, whose caller (the API server) usually shows
-no certificate, are not asked for one.
+know who asks. The webhook for Bindings can have chips kept, but its caller, the API server, shows a certificate only
+where its operator has given it one; so its names are a setting of their own (``webhook_client_names``). Probes and
+metrics, which can do nothing, ask nobody.
 """
 
 import inspect
@@ -29,10 +30,12 @@ class AllowedClients(grpc.aio.ServerInterceptor):
     Args:
         names: subject alternative names, without their kind: ``kube-scheduler.kube-system.svc``,
             ``spiffe://cluster.local/ns/kube-system/sa/volcano``, ``10.0.0.7``.
+        setting: which setting they come from, for who is refused.
     """
 
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, names: frozenset[str], setting: str = "client_names") -> None:
         self._names = names
+        self._setting = setting
 
     def http(self, prefix: str) -> Middleware:
         """A middleware that keeps all others from the paths that begin so."""
@@ -94,7 +97,7 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         if found & self._names:
             return None
         who = f"a certificate for {', '.join(sorted(found))}" if found else "no certificate"
-        return Refusal("ClientNotAllowed", f"the client shows {who}; client_names says who may ask")
+        return Refusal("ClientNotAllowed", f"the client shows {who}; {self._setting} says who may ask")
 
 
 def _names(request: web.Request) -> set[str]:

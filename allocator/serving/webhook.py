@@ -3,11 +3,12 @@
 ``/webhook/bindings`` (mutating, CREATE of ``pods/binding``) puts the pod's chips into the Binding or refuses it with
 the reason. ``/webhook/pods`` (validating, CREATE of ``pods``) says of a pod that no node could ever take what the
 filter would say of it later: it denies it, or only warns. Which objects are shown to them is set where they are
-registered (deploy/charts, webhooks.yaml), so that no other pod depends on us.
+registered (deploy/charts, webhooks.yaml), so that no other pod depends on us. Neither is served unless it is wanted:
+whoever reaches the first can have chips kept.
 """
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -79,10 +80,11 @@ class Webhook:
         self._validate = validate
         self._senseless = senseless
 
-    def add_routes(self, app: web.Application) -> None:
-        """Add the two paths."""
-        app.router.add_post("/webhook/bindings", self._bindings)
-        app.router.add_post("/webhook/pods", self._pods)
+    def add_routes(self, app: web.Application, served: Iterable[Literal["bindings", "pods"]]) -> None:
+        """Add the paths of those that are wanted."""
+        handlers = {"bindings": self._bindings, "pods": self._pods}
+        for name in served:
+            app.router.add_post(f"/webhook/{name}", handlers[name])
 
     async def _bindings(self, request: web.Request) -> web.Response:
         try:

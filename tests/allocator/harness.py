@@ -203,8 +203,8 @@ async def running(
     """An allocator for this server, with more settings if any."""
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
-    fields = {"extender_address": "127.0.0.1:0", "grpc_address": grpc_address, "audit_period_s": 0.0, **more}
-    settings = Settings(kubeconfig=str(kubeconfig), **fields)
+    fields = {"extender_address": "127.0.0.1:0", "grpc_address": grpc_address, "audit_period_s": 0.0}
+    settings = Settings(kubeconfig=str(kubeconfig), **{**fields, "webhooks": ["bindings", "pods"], **more})
     async with AllocatorApp(settings, now_ns=now_ns, boot_s=boot_s) as app, aiohttp.ClientSession() as http:
         if synced:
             await app.synced()

@@ -89,6 +89,29 @@ async def test_only_clients_with_an_allowed_name_are_answered(tmp_path: Path, au
             await allocator.stub.GetState(pb.GetStateRequest(), timeout=2)  # plaintext
 
 
+@pytest.mark.parametrize("path", ["/webhook/bindings", "/webhook/pods"])
+async def test_the_webhooks_are_there_for_whom_their_own_setting_names(
+    tmp_path: Path, authority: Authority, path: str
+) -> None:
+    server_name = "kube-apiserver"
+    caller, scheduler = authority.sign("api", f"DNS:{server_name}"), authority.sign("scheduler", f"URI:{ALLOWED}")
+    files = settings_for(tmp_path, authority)
+    async with ApiServer() as server:
+        async with running(server, tmp_path, **files, webhook_client_names=[server_name]) as allocator:
+            assert (await ask_http(allocator, authority, caller, path))[0] == 400  # {} is no AdmissionReview
+            for client, shown in ((scheduler, f"a certificate for {ALLOWED}"), (None, "no certificate")):
+                status, text = await ask_http(allocator, authority, client, path)
+                sentence = f"ClientNotAllowed: the client shows {shown}; webhook_client_names says who may ask\n"
+                assert (status, text) == (403, sentence)
+            assert (await ask_http(allocator, authority, caller))[0] == 403  # the extender is not its business
+        async with running(server, tmp_path, **files) as allocator:
+            assert (await ask_http(allocator, authority, None, path))[0] == 400
+        other = "pods" if path.endswith("bindings") else "bindings"
+        for served in ([], [other]):
+            async with running(server, tmp_path, **files, webhooks=served) as allocator:
+                assert (await ask_http(allocator, authority, None, path))[0] == 404
+
+
 async def test_a_strangers_certificate_ends_the_connection(tmp_path: Path, authority: Authority) -> None:
     stranger = Authority(tmp_path, "stranger").sign("client", f"URI:{ALLOWED}")
     async with ApiServer() as server, running(server, tmp_path, **settings_for(tmp_path, authority)) as allocator:
@@ -157,6 +180,7 @@ def test_files_that_do_not_fit_each_other_are_named(tmp_path: Path, authority: A
         ("--client-ca-file=c --client-names=n", "which needs tls_cert_file"),
         ("--tls-cert-file=c --tls-key-file=k --client-ca-file=a", "client_ca_file and client_names"),
         ("--client-names=n", "client_ca_file and client_names"),
+        ("--webhook-client-names=n", "webhook_client_names: nobody vouches for clients without client_ca_file"),
     ],
 )
 def test_what_would_be_open_to_everybody_is_refused_at_the_start(flags: str, sentence: str) -> None:
@@ -179,3 +203,10 @@ def test_what_would_be_open_to_everybody_is_refused_at_the_start(flags: str, sen
 )
 def test_what_is_protected_or_meant_to_be_open_is_taken(flags: str) -> None:
     assert read_settings(Settings, "p", flags.split()).client_names in ([], ["a", "b"])
+
+
+def test_no_webhook_is_served_unless_it_is_wanted() -> None:
+    assert read_settings(Settings, "p", []).webhooks == []
+    assert read_settings(Settings, "p", ["--webhooks=bindings,pods"]).webhooks == ["bindings", "pods"]
+    with pytest.raises(InvalidValue, match=r"webhooks\.0"):
+        read_settings(Settings, "p", ["--webhooks=binding"])

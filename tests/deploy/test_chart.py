@@ -42,6 +42,7 @@ VARIANTS = {
         *("--set", "allocator.replicas=3,allocator.leaseDurationSeconds=30,allocator.service.grpcPort=50052"),
         *("--set", "allocator.tls.source=secret,allocator.tls.secretName=my-certificate,allocator.tls.caBundle=Zm9v"),
         *("--set", "allocator.tls.clientNames={spiffe://cluster.local/ns/a/sa/b,scheduler}"),
+        *("--set-json", 'allocator.tls.webhookClientNames=["kube-apiserver","it\'s: #1"]'),
         *("--set", "allocator.webhooks.pods.senseless=warn,allocator.webhooks.annotations.note=yes"),
         *("--set", "allocator.policies.writers={system:serviceaccount:volcano-system:volcano-scheduler}"),
         *("--set-json", 'allocator.networkPolicy.from=[{"ipBlock":{"cidr":"10.0.0.0/28"}}]'),
@@ -87,6 +88,7 @@ def test_helm_finds_nothing_to_complain_about(options: tuple[str, ...]) -> None:
         ("allocator.tls.source=magic", "/allocator/tls/source"),
         ("allocator.tls.source=secret", "/allocator/tls/secretName"),
         ("allocator.tls.clientNames[0]=scheduler", "/allocator/tls/clientNames"),
+        ("allocator.tls.webhookClientNames[0]=api", "/allocator/tls/clientNames"),
         ("allocator.webhooks.pods.senseless=shout", "/allocator/webhooks/pods/senseless"),
         ("allocator.policies.enabled=perhaps", "/allocator/policies/enabled"),
         ("allocator.nodeHealthNamespace=Mindx_dl", "/allocator/nodeHealthNamespace"),
@@ -161,8 +163,25 @@ def test_the_programs_take_the_settings_they_are_given(
     assert {str(path.parent) for path in settings.tls_files.paths} == {mount["mountPath"]}
     with_clients = options == VARIANTS["everything set"]
     assert settings.client_names == (["spiffe://cluster.local/ns/a/sa/b", "scheduler"] if with_clients else [])
+    assert settings.webhook_client_names == (["kube-apiserver", "it's: #1"] if with_clients else [])
     assert len(allocator["ports"]) == (2 if with_clients else 1)
     assert settings.node_health_namespace == ("default" if options == VARIANTS["everything set"] else "")
+
+
+@pytest.mark.parametrize("bindings", [True, False])
+@pytest.mark.parametrize("pods", [True, False])
+def test_the_allocator_serves_the_webhooks_that_are_registered_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, *, bindings: bool, pods: bool
+) -> None:
+    values = {"bindings": bindings, "pods": pods}
+    chosen = ",".join(f"allocator.webhooks.{name}.enabled={str(on).lower()}" for name, on in values.items())
+    items = helm.render("--set", chosen)
+    monkeypatch.setenv("ASCEND_ALLOCATOR_POD_IP", "10.1.2.3")
+    arguments = _container(helm.find(items, "Deployment", "allocator"))["args"]
+    registered = [hook["clientConfig"]["service"]["path"] for item in items for hook in item.get("webhooks", [])]
+    served = read_settings(AllocatorSettings, "ascend-allocator", arguments).webhooks
+    assert sorted(f"/webhook/{name}" for name in served) == sorted(registered)
+    assert set(served) == {name for name, on in values.items() if on}
 
 
 def test_values_change_the_settings_they_are_named_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

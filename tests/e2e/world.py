@@ -242,7 +242,7 @@ class World(ABC):
             flags: dict[str, str] = {}
             if self.setup.by_webhook:
                 pair = self.authority.sign("allocator", "IP:127.0.0.1")
-                flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key)}
+                flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key), "webhooks": "bindings"}
             if self.setup.allocators > 1:
                 flags |= {"leader_election": "true", "lease_duration_s": str(LEASE_S)}
             program = BIN / "ascend-allocator"
