@@ -10,6 +10,7 @@ from typing import Self
 
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from allocator.bulletin import Bulletin
 from allocator.commit import Committer
@@ -144,10 +145,7 @@ class AllocatorApp:
             certificates = Certificates(tls) if (tls := self._settings.tls_files) is not None else None
             names = self._settings.client_names
             clients = AllowedClients(frozenset(names)) if names else None
-            guards = [clients.http("/scheduler/")] if clients is not None else []
-            if callers := self._settings.webhook_client_names:
-                guards.append(AllowedClients(frozenset(callers), "webhook_client_names").http("/webhook/"))
-            http = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=guards)
+            http = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=_guards(self._settings, clients))
             add_probes(
                 http,
                 registry=metrics.registry,
@@ -251,6 +249,15 @@ class AllocatorApp:
             for node in self.cluster.age_reports():
                 log.warning("a node's report has grown too old", node=node)
             await committer.verify()
+
+
+def _guards(settings: Settings, clients: AllowedClients | None) -> list[Middleware]:
+    """Who may ask over HTTP."""
+    guards = [clients.http("/scheduler/")] if clients is not None else []
+    if settings.webhook_client_names:
+        callers = AllowedClients(frozenset(settings.webhook_client_names), "webhook_client_names")
+        guards.append(callers.http("/webhook/"))
+    return guards
 
 
 async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] | None = None) -> None:
