@@ -119,5 +119,10 @@ class Leadership:
         self._settled.set()
 
     async def release(self) -> None:
-        """Give the leadership up; no Binding may be under way any more."""
-        await self._election.release()
+        """Give the leadership up; no Binding may be under way any more.
+
+        Who has inherited it and has not waited until the end keeps it until it ends by itself: the next one has to wait
+        in its stead, and would not after a lease that was given up.
+        """
+        if self._settled.is_set() or not self._election.inherited:
+            await self._election.release()

@@ -11,6 +11,8 @@ The rules are those of Kubernetes' own components, so that ``kubectl get lease``
   tenth of the duration for clocks that run at different speeds).
 * Every write names the resourceVersion it builds on, so of several that find the lease free one gets it.
 * A holder that ends in peace gives the lease up, and the next one need not wait.
+* A lease that is deleted counts, for those who have seen it, as it was when it was last there. A process that has never
+  seen one takes it at once: it can't tell a deleted lease from the first one of a new cluster.
 """
 
 import asyncio
@@ -165,11 +167,14 @@ class Election:
             found = await self._read()
             if not self._is_free(found):
                 return False
+            last = found or self._seen
+            # Our own name there is from a write whose answer was lost: whom it displaced is noted already.
+            if last is not None and last.spec.holder_identity != self.identity:
+                self.inherited = bool(last.spec.holder_identity)
             sent_s = self._clock()
             if found is None:
                 await self._create()
             else:
-                self.inherited = found.spec.holder_identity not in {None, "", self.identity}
                 await self._write(self._record((found.spec.lease_transitions or 0) + 1))
         except Conflict:
             return False  # another one was quicker

@@ -164,9 +164,14 @@ class Still:
         self.holder = "me"
         self.term: int | None = 1
         self.inherited = False
+        self.given_up = False
 
     async def won(self) -> None:
         """At once."""
+
+    async def release(self) -> None:
+        """At once, too."""
+        self.given_up = True
 
 
 async def test_a_permit_ends_before_another_can_lead_and_names_the_leader() -> None:
@@ -195,6 +200,23 @@ async def test_who_inherits_waits_before_the_pods_are_read() -> None:
     before_s = asyncio.get_running_loop().time()
     await leadership.won()
     assert asyncio.get_running_loop().time() - before_s == 4.0
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("inherited", "after_s", "given_up"), [(True, 1.0, False), (True, 5.0, True), (False, 0.1, True)]
+)
+async def test_who_ends_while_it_waits_for_the_one_before_leaves_the_wait_to_the_next(
+    *, inherited: bool, after_s: float, given_up: bool
+) -> None:
+    election = Still()
+    election.inherited = inherited
+    leadership = Leadership(election)  # type: ignore[arg-type]  # what it reads of one
+    waiting = asyncio.create_task(leadership.won())
+    await asyncio.sleep(after_s)
+    await leadership.release()
+    assert election.given_up == given_up
+    waiting.cancel()
 
 
 def test_belief_ends_early_enough_for_the_last_binding_to_end_too() -> None:

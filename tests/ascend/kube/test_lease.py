@@ -27,6 +27,7 @@ class Server:
         self.version = 0
         self.broken = False
         self.lose_answers = 0
+        self.lose_writes = False
         self.writes = 0
 
     async def get(self, _resource: Resource[Lease], name: str, namespace: str, *, timeout_s: float) -> Lease:
@@ -52,6 +53,8 @@ class Server:
             raise NotFound("none", status=404)
         if body["metadata"]["resourceVersion"] != str(self.version):
             raise Conflict("version", status=409)
+        if self.lose_writes:
+            raise Unreachable("the write is lost")
         self.lease = {**self.lease, "spec": self.lease["spec"] | body["spec"]}
         return self._written()
 
@@ -204,6 +207,73 @@ async def test_lost_answers_cost_nobody_the_lead(lost: int) -> None:
         await asyncio.sleep(60)
         assert a.leads
         assert not task.done()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+async def test_who_follows_a_dead_one_inherits_though_the_answer_was_lost(lost: int) -> None:
+    server = Server()
+    dead, b = candidate(server, "dead"), candidate(server, "b")
+    async with running(dead):
+        await dead.won()
+    async with running(b):
+        await asyncio.sleep(5)
+        server.lose_answers = lost
+        await b.won()
+        assert (b.holder, b.inherited) == ("b", True)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+async def test_who_follows_one_that_ended_in_peace_inherits_nothing_though_the_answer_was_lost(lost: int) -> None:
+    server = Server()
+    a, b = candidate(server, "a"), candidate(server, "b")
+    async with running(a):
+        await a.won()
+    async with running(b):
+        await asyncio.sleep(5)
+        await a.release()
+        server.lose_answers = lost
+        await b.won()
+        assert (b.holder, b.inherited) == ("b", False)
+
+
+async def test_a_candidate_forgets_the_dead_one_when_another_has_followed_it_and_ended_in_peace() -> None:
+    server = Server()
+    dead, c = candidate(server, "dead"), candidate(server, "c")
+    async with running(dead):
+        await dead.won()
+    server.lose_writes = True
+    async with running(c):
+        await asyncio.sleep(20)  # it has tried to follow the dead one, and what it wrote has not come about
+        assert c.inherited
+        server.lose_writes = False
+        assert server.lease is not None
+        server.lease["spec"] |= {"holderIdentity": "b", "leaseTransitions": 2}
+        server.version += 1
+        await asyncio.sleep(5)
+        server.lease["spec"] |= {"holderIdentity": ""}
+        server.version += 1
+        await c.won()
+        assert not c.inherited
+
+
+async def test_who_has_seen_a_deleted_lease_held_inherits_it_and_who_has_not_takes_it_at_once() -> None:
+    server = Server()
+    loop = asyncio.get_running_loop()
+    dead, b, fresh = (candidate(server, name) for name in ("dead", "b", "fresh"))
+    async with running(dead):
+        await dead.won()
+    async with running(b):
+        await asyncio.sleep(5)
+        server.lease = None
+        await b.won()
+        assert loop.time() > 14
+        assert b.inherited
+    server.lease = None
+    before_s = loop.time()
+    async with running(fresh):
+        await fresh.won()
+        assert loop.time() - before_s < 1
+        assert not fresh.inherited
 
 
 async def test_a_server_that_refuses_is_asked_again() -> None:
