@@ -3,12 +3,17 @@
 cert-manager, the kubelet (for a mounted Secret) or an operator replaces the files some time before the old certificate
 ends. Connections that are open go on; every new one gets what is newest. Files that don't fit each other, because only
 half of them have been replaced, are not taken over: the old ones stay until the others come.
+
+A resumed session would be a client that nobody verifies: of its certificate the server only remembers that it was good.
+So each set of files has a context of its own, whose memory goes with it, and no tickets, which outlive a certificate.
 """
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import grpc
 import structlog
@@ -62,9 +67,7 @@ class Certificates:
         self._poll_s = poll_s
         self._seen = self._identity()
         self._load()
-        self.http = _context(files)
-        # OpenSSL asks this in every handshake, whether the client names a server or not.
-        self.http.sni_callback = self._switch
+        self.http: ssl.SSLContext = _Newest(lambda: self._current)
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server: with an authority for clients, all of them must show a certificate."""
@@ -96,9 +99,6 @@ class Certificates:
             raise InvalidValue(f"the certificates can't be read: {error}") from error
         self._grpc = grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
-    def _switch(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        connection.context = self._current
-
     def _fetch(self) -> grpc.ServerCertificateConfiguration:
         # Asked in every handshake, in a thread of gRPC's.
         return self._grpc
@@ -107,9 +107,37 @@ class Certificates:
         return tuple(_identity(path) for path in self._files.paths)
 
 
+class _Newest(ssl.SSLContext):
+    """What an event loop makes its connections from: each from the context that is newest then.
+
+    To change the context of a connection in its handshake (``sni_callback``) comes too late: by then OpenSSL has looked
+    its session up in the old one.
+    """
+
+    _newest: Callable[[], ssl.SSLContext]
+
+    def __new__(cls, newest: Callable[[], ssl.SSLContext]) -> Self:
+        made = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+        made._newest = newest
+        return made
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,  # noqa: FBT001, FBT002 - as the standard library has it
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """As the newest context does."""
+        return self._newest().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
 def _context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET
     try:
         context.load_cert_chain(files.cert, files.key)
         if files.client_ca is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +156,48 @@ async def test_new_certificates_and_a_new_authority_are_taken_over_while_it_serv
         assert (await ask_grpc(allocator, mixed, old_client)).startswith("UNAVAILABLE")
         with pytest.raises(aiohttp.ClientError):
             await ask_http(allocator, mixed, old_client)
+
+
+def ask_by_session(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession]:
+    """Whether it is answered, and a session to resume."""
+    question = b"POST /scheduler/filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+    with (
+        socket.create_connection(("localhost", port)) as connection,
+        context.wrap_socket(connection, server_hostname="localhost", session=session) as secured,
+    ):
+        secured.sendall(question)
+        answer = b"".join(iter(lambda: secured.recv(65536), b""))
+        assert secured.session is not None
+        return answer.startswith(b"HTTP/1.1 200 "), secured.session
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_session_of_a_client_whose_authority_was_removed_is_not_resumed(
+    tmp_path: Path, authority: Authority, version: ssl.TLSVersion
+) -> None:
+    files = settings_for(tmp_path, authority)
+    client = authority.sign("client", f"URI:{ALLOWED}")
+    context = ssl.create_default_context(cafile=authority.cert)
+    context.minimum_version = context.maximum_version = version
+    context.load_cert_chain(client.cert, client.key)
+    async with ApiServer() as server, running(server, tmp_path, **files) as allocator:
+        port = int(allocator.app.extender_address.rpartition(":")[2])
+
+        async def is_answered(session: ssl.SSLSession | None = None) -> bool:
+            try:
+                return (await asyncio.to_thread(ask_by_session, port, context, session))[0]
+            except OSError:  # an SSLError is one
+                return False
+
+        answered, session = await asyncio.to_thread(ask_by_session, port, context, None)
+        assert (answered, session.has_ticket) == (True, False)
+        shutil.copy(Authority(tmp_path, "new").cert, files["client_ca_file"])
+
+        async def refused() -> bool:
+            return not await is_answered()
+
+        await until_true(refused)
+        assert not await is_answered(session)
 
 
 def test_files_that_do_not_fit_each_other_are_named(tmp_path: Path, authority: Authority) -> None:
