@@ -1,9 +1,9 @@
 """The front end for kube-scheduler: an extender with filter, bind and preempt (spec/kubernetes.md §3).
 
-kube-scheduler reads errors from the body only, so every answer is HTTP 200. Filter answers with one node, whose chips
-are kept from that moment on: nothing is left to be scored, and the next pod is asked about before this one is bound.
-What kube-scheduler itself demands of a node (selectors, affinity, taints, spreading) it has applied before; what it
-merely prefers has no say.
+kube-scheduler reads errors from the body only, so every answer to what it may send is HTTP 200. Filter answers with one
+node, whose chips are kept from that moment on: nothing is left to be scored, and the next pod is asked about before
+this one is bound. What kube-scheduler itself demands of a node (selectors, affinity, taints, spreading) it has applied
+before; what it merely prefers has no say.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from allocator.decide import DecisionEngine, Filtered, Tier
 from allocator.journal import Journal
 from allocator.preempt import Preemption, Suggestion
 from allocator.reconsider import Reconsideration
+from allocator.serving.bodies import read_body
 from allocator.serving.extender_wire import (
     NODE_CACHE,
     BindingArgs,
@@ -81,8 +82,8 @@ class Extender:
 
     async def _filter(self, request: web.Request) -> web.Response:
         try:
-            return _answer(self.filter(await request.read()))
-        except web.HTTPRequestEntityTooLarge as error:
+            return _answer(self.filter(await _read(request)))
+        except InvalidValue as error:
             return _answer(FilterResult(error=text(error)))
 
     def filter(self, body: bytes) -> FilterResult:
@@ -131,17 +132,17 @@ class Extender:
 
     async def _prioritize(self, request: web.Request) -> web.Response:
         try:
-            pod, names = self._question(await request.read())
+            pod, names = self._question(await _read(request))
             with self._journal.timed("score"):
                 tiers = self._engine.rank(pod, names) if pod.asks_for_chips else []
             return _answer(_priorities(tiers, names))
-        except (AscendError, web.HTTPRequestEntityTooLarge):
+        except AscendError:
             # The answer has no place for an error; without scores every node is as good as any other.
             return _answer([])
 
     async def _preempt(self, request: web.Request) -> web.Response:
         try:
-            args = decode(await request.read(), PreemptionArgs)
+            args = decode(await _read(request), PreemptionArgs)
             self._require_open()
             if args.victims is None:
                 raise InvalidValue(NODE_CACHE)
@@ -153,7 +154,7 @@ class Extender:
                     for node, victims in args.victims.items()
                 }
                 chosen = self._preemption.improve(args.pod, suggested)
-        except (AscendError, web.HTTPRequestEntityTooLarge) as error:
+        except AscendError as error:
             # The answer has no place for an error; with this status nobody is displaced.
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text=text(error))
         self._journal.preempts(args.pod, chosen)
@@ -162,11 +163,11 @@ class Extender:
     async def _bind(self, request: web.Request) -> web.Response:
         with self._journal.timed("bind"):
             try:
-                args = decode(await request.read(), BindingArgs)
+                args = decode(await _read(request), BindingArgs)
                 self._require_open()
                 ref = PodRef(args.pod_namespace, args.pod_name, args.pod_uid)
                 await self._committer.bind(ref, args.node)
-            except (AscendError, web.HTTPRequestEntityTooLarge) as error:
+            except AscendError as error:
                 return _answer(BindingResult(error=text(error)))
         return _answer(BindingResult())
 
@@ -181,6 +182,19 @@ class Extender:
         closed = self._closed()
         if closed is not None:
             raise closed
+
+
+async def _read(request: web.Request) -> bytes:
+    """A question as it was sent.
+
+    Raises:
+        InvalidValue: it is too large.
+        web.HTTPBadRequest: it is packed.
+    """
+    try:
+        return await read_body(request)
+    except web.HTTPRequestEntityTooLarge as error:
+        raise InvalidValue(f"the request has more than {MAX_BODY_BYTES:,} bytes; {NODE_CACHE}") from error
 
 
 def _answer(content: object) -> web.Response:

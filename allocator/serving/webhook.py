@@ -18,6 +18,7 @@ from allocator.bound import PodRef
 from allocator.injection import Injector
 from allocator.journal import Journal
 from allocator.leader import NOT_LEADER
+from allocator.serving.bodies import read_body
 from ascend.annotations import OURS
 from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod
@@ -100,12 +101,10 @@ class Webhook:
                 return _refused(asked, closed, _UNAVAILABLE)
             try:
                 wanted = await self._injector.inject(ref, binding.target.name, dry_run=asked.dry_run)
-            except Refusal as refusal:
-                self._journal.not_injected(ref, binding.target.name, refusal)
-                return _refused(asked, refusal, _UNAVAILABLE if refusal.reason == NOT_LEADER else _FORBIDDEN)
             except AscendError as error:
-                self._journal.not_injected(ref, binding.target.name, error)
-                return _refused(asked, error, error.status if isinstance(error, ApiError) else _UNAVAILABLE)
+                if not asked.dry_run:  # whoever only tries refuses nobody a pod
+                    self._journal.not_injected(ref, binding.target.name, error)
+                return _refused(asked, error, _code(error))
         return _answer(asked, {"allowed": True, **_patch(asked.object, wanted)})
 
     async def _pods(self, request: web.Request) -> web.Response:
@@ -124,7 +123,7 @@ class Webhook:
 
 
 async def _read(request: web.Request) -> _Request:
-    return msgspec.json.decode(await request.read(), type=_Review).request
+    return msgspec.json.decode(await read_body(request), type=_Review).request
 
 
 def _named(pod: Pod, asked: _Request) -> Pod:
@@ -155,6 +154,12 @@ def _patch(binding: msgspec.Raw, wanted: Mapping[str, str]) -> dict[str, str]:
 def _refused(asked: _Request, error: AscendError, code: int = _FORBIDDEN) -> web.Response:
     # The API server shows the message to whoever made the request: a scheduler writes it into the pod's Event.
     return _answer(asked, {"allowed": False, "status": {"code": code, "message": _text(error)}})
+
+
+def _code(error: AscendError) -> int:
+    if isinstance(error, Refusal):
+        return _UNAVAILABLE if error.reason == NOT_LEADER else _FORBIDDEN
+    return error.status if isinstance(error, ApiError) else _UNAVAILABLE
 
 
 def _text(error: AscendError) -> str:

@@ -1,6 +1,7 @@
 """An allocator on the sandbox's API server, reached over real HTTP and gRPC."""
 
 import asyncio
+import io
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -49,7 +50,7 @@ class Allocator:
 
     async def post(self, verb: str, body: object) -> Any:
         """Ask the extender; it always answers 200 and JSON."""
-        data = body if isinstance(body, bytes) else None
+        data = io.BytesIO(body) if isinstance(body, bytes) else None
         async with self._http.post(
             f"http://{self.app.extender_address}/scheduler/{verb}", data=data, json=None if data is not None else body
         ) as response:
@@ -154,6 +155,18 @@ async def review(allocator: Allocator, path: str, document: Json, **more: Any) -
         answer: Json = (await response.json())["response"]
         assert answer["uid"] == "r1"
         return answer
+
+
+async def told(allocator: Allocator) -> list[Json]:
+    """The allocator's Events, once there is one."""
+    url = f"{allocator.server.url}/apis/events.k8s.io/v1/namespaces/default/events"
+    async with aiohttp.ClientSession() as http, asyncio.timeout(10.0):
+        while True:
+            async with http.get(url) as response:
+                listed = (await response.json())["items"]
+            if listed:
+                return [each for each in listed if each["reportingController"] == "ascend-allocator"]
+            await asyncio.sleep(0.01)
 
 
 def node_manifest(name: str, *, chips: int = 8, npu: bool = True) -> Json:

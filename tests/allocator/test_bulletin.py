@@ -1,10 +1,7 @@
 """Events on pods that are refused: what they say, and that they stay few."""
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +10,7 @@ from allocator.bulletin import BURST, RATE_PER_S, REMIND_S, Bulletin
 from ascend.errors import Refusal
 from ascend.kube.events import Regarding
 from sandbox.apiserver import ApiServer
-from tests.allocator.harness import Allocator, running
+from tests.allocator.harness import running, told
 
 
 class Desk:
@@ -88,18 +85,6 @@ def test_whatever_happens_events_stay_below_the_rate_and_nobody_is_remembered_fo
     desk.now_s += REMIND_S
     desk.refuse("last")
     assert len(desk.bulletin) == 1
-
-
-async def told(allocator: Allocator) -> list[dict[str, Any]]:
-    """The allocator's Events, once there is one."""
-    url = f"{allocator.server.url}/apis/events.k8s.io/v1/namespaces/default/events"
-    async with aiohttp.ClientSession() as http, asyncio.timeout(10.0):
-        while True:
-            async with http.get(url) as response:
-                listed = (await response.json())["items"]
-            if listed:
-                return [each for each in listed if each["reportingController"] == "ascend-allocator"]
-            await asyncio.sleep(0.01)
 
 
 async def test_a_pod_that_fits_nowhere_is_told_why_in_an_event(tmp_path: Path) -> None:

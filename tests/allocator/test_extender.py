@@ -1,9 +1,12 @@
 """The extender as kube-scheduler sees it, over real HTTP and on an API server."""
 
+import io
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from allocator.serving.extender import MAX_BODY_BYTES
 from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED, PREDICATE_TIME
 from sandbox.apiserver import ApiServer
@@ -194,6 +197,34 @@ async def test_sent_whole_nodes_it_says_what_to_configure(tmp_path: Path) -> Non
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         answer = await allocator.post("filter", {"Pod": pod_manifest("a", 1), "Nodes": {"items": []}})
         assert "nodeCacheCapable: true" in answer["Error"]
+
+
+async def test_a_question_too_large_is_answered_with_the_limit_and_what_to_configure(tmp_path: Path) -> None:
+    body = b" " * (MAX_BODY_BYTES + 1)
+    sentence = "the request has more than 16,777,216 bytes; the extender keeps its own view of nodes: set nodeCache"
+    async with ApiServer() as server, running(server, tmp_path) as allocator, aiohttp.ClientSession() as http:
+        assert sentence in (await allocator.post("filter", body))["Error"]
+        assert sentence in (await allocator.post("bind", body))["Error"]
+        assert await allocator.post("prioritize", body) == []
+        url = f"http://{allocator.app.extender_address}/scheduler/preempt"
+        async with http.post(url, data=io.BytesIO(body)) as response:
+            assert (response.status, sentence in await response.text()) == (503, True)
+
+
+@pytest.mark.parametrize("path", ["scheduler/filter", "scheduler/prioritize", "scheduler/preempt", "scheduler/bind"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "made-up"])
+async def test_a_packed_question_is_the_clients_mistake(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str, encoding: str
+) -> None:
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        async with aiohttp.ClientSession() as http:
+            url = f"http://{allocator.app.extender_address}/{path}"
+            async with http.post(url, data=b"rubbish", headers={"Content-Encoding": encoding}) as response:
+                assert response.status == 400
+                assert f"Content-Encoding is '{encoding}'" in await response.text()
+            async with http.post(url, data=b"{}") as response:
+                assert response.status in {200, 503}
+        assert not caplog.records
 
 
 async def test_nothing_is_answered_before_the_view_is_complete(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from sandbox.apiserver import ApiServer
 from sandbox.apiserver.jsonpatch import apply_json_patch
 from sandbox.apiserver.resources import PODS
 from sandbox.apiserver.status import forbidden
-from tests.allocator.harness import Allocator, pod_manifest, review, running, until
+from tests.allocator.harness import Allocator, pod_manifest, review, running, told, until
 
 Json = dict[str, Any]
 
@@ -192,6 +192,20 @@ async def test_a_dry_run_keeps_nothing_and_a_binding_by_hand_names_no_uid(tmp_pa
         assert "PodGone" in (await review(allocator, "bindings", other))["status"]["message"]
 
 
+async def test_a_dry_run_that_is_refused_is_neither_counted_nor_told_of(tmp_path: Path) -> None:
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        await allocator.node("n1")
+        for name in ("tried", "meant"):
+            await allocator.pod(name, 16)
+            binding = {"metadata": {"name": name}, "target": {"name": "n1"}}
+            answer = await review(allocator, "bindings", binding, dryRun=name == "tried")
+            assert not answer["allowed"]
+        assert [each["regarding"]["name"] for each in await told(allocator)] == ["meant"]
+        _, page = await allocator.get("/metrics")
+        refused = [line for line in page.splitlines() if 'decisions_total{outcome="refused"' in line]
+        assert [line.rpartition(" ")[2] for line in refused] == ["1.0"]
+
+
 async def test_before_its_view_is_complete_it_lets_nothing_pass(tmp_path: Path) -> None:
     async with ApiServer() as server:
         server.delay("/pods", 30)
@@ -321,3 +335,5 @@ async def test_what_is_not_understood_is_said_so(tmp_path: Path, path: str, body
         async with http.post(url, data=body) as response:
             assert response.status == 400
             assert "is not understood" in await response.text()
+        async with http.post(url, data=b"rubbish", headers={"Content-Encoding": "gzip"}) as response:
+            assert response.status == 400
