@@ -110,6 +110,25 @@ def render(*options: str) -> list[dict[str, Any]]:
     return [item for item in yaml.safe_load_all(text) if item is not None]
 
 
+def notes(folder: Path, *options: str) -> str:
+    """What an installation would say, without a cluster: helm itself shows it only where there is one.
+
+    Args:
+        folder: for a copy of the chart.
+        *options: such as `--set`.
+    """
+    chart = shutil.copytree(CHART, folder / "chart", dirs_exist_ok=True)
+    text = (chart / "templates" / "NOTES.txt").read_text()
+    shutil.rmtree(chart / "templates", ignore_errors=True)
+    (chart / "templates").mkdir()
+    shutil.copy(CHART / "templates" / "_helpers.tpl", chart / "templates")
+    wrapped = f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}\nnotes: {{{{ include "notes" . | toJson }}}}\n'
+    (chart / "templates" / "notes.yaml").write_text(wrapped)
+    rendered = yaml.safe_load(run("template", RELEASE, str(chart), "--namespace", NAMESPACE, *options))
+    said: str = rendered["notes"]
+    return said
+
+
 def find(items: list[dict[str, Any]], kind: str, component: str) -> dict[str, Any]:
     """The one object of a kind that belongs to `device-plugin` or `allocator`."""
     (found,) = (item for item in items if item["kind"] == kind and _labels(item)["component"] == component)

@@ -1,11 +1,14 @@
 """The chart: what it refuses, what it renders, and that a real API server takes every object of it."""
 
 import json
+import os
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import yaml
 
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.settings import RELOADED, read_settings
@@ -20,6 +23,8 @@ from tests.deploy.carried_out import LEASE
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
 
 SIMULATED = ("--set", "devicePlugin.driver.type=simulated")
+
+WRITERS = ["system:serviceaccount:volcano-system:volcano-scheduler", "o'brien@example.org", """\\ "a" <b>, 'c': #d"""]
 
 VARIANTS = {
     "as it comes": (),
@@ -44,7 +49,7 @@ VARIANTS = {
         *("--set", "allocator.tls.clientNames={spiffe://cluster.local/ns/a/sa/b,scheduler}"),
         *("--set-json", 'allocator.tls.webhookClientNames=["kube-apiserver","it\'s: #1"]'),
         *("--set", "allocator.webhooks.pods.senseless=warn,allocator.webhooks.annotations.note=yes"),
-        *("--set", "allocator.policies.writers={system:serviceaccount:volcano-system:volcano-scheduler}"),
+        *("--set-json", f"allocator.policies.writers={json.dumps(WRITERS)}"),
         *("--set-json", 'allocator.networkPolicy.from=[{"ipBlock":{"cidr":"10.0.0.0/28"}}]'),
         *("--set-json", 'allocator.extraArgs=["--log-level=DEBUG"]'),
         *("--set-json", 'allocator.extraEnv=[{"name":"PYTHONASYNCIODEBUG","value":"1"}]'),
@@ -94,6 +99,12 @@ def test_helm_finds_nothing_to_complain_about(options: tuple[str, ...]) -> None:
         ("allocator.nodeHealthNamespace=Mindx_dl", "/allocator/nodeHealthNamespace"),
         ("allocator.reservationTtlSeconds=0", "/allocator/reservationTtlSeconds"),
         ("image.digest=latest", "/image/digest"),
+        ("nameOverride=1st", "/nameOverride"),
+        ("nameOverride=Npu", "/nameOverride"),
+        ("fullnameOverride=a.b", "/fullnameOverride"),
+        ("fullnameOverride=1st", "/fullnameOverride"),
+        ("fullnameOverride=a-", "/fullnameOverride"),
+        (f"fullnameOverride={41 * 'a'}", "/fullnameOverride"),
         ("imagePullPolicy=Always", "'imagePullPolicy'"),
     ],
 )
@@ -106,6 +117,52 @@ def test_a_wrong_value_is_refused_and_named(value: str, named: str) -> None:
 def test_a_cluster_that_is_too_old_is_refused() -> None:
     with pytest.raises(helm.HelmError, match=r"incompatible with Kubernetes v1\.27"):
         helm.render("--kube-version", "1.27.16")
+
+
+def test_a_writer_may_have_any_name() -> None:
+    items = helm.render(*VARIANTS["everything set"])
+    (policy,) = (
+        each
+        for each in items
+        if (each["kind"], each["metadata"]["name"]) == ("ValidatingAdmissionPolicy", "npu-allocator-annotations")
+    )
+    (condition,) = policy["spec"]["matchConditions"]
+    head, _, names = condition["expression"].partition("[")
+    assert head == "!(request.userInfo.username in "
+    ours = [f"system:serviceaccount:{helm.NAMESPACE}:{name}" for name in ("allocator", "plugin")]
+    # What JSON and CEL understand by these quotes and escapes is the same.
+    assert json.loads(f"[{names.removesuffix(')')}") == [*ours, *WRITERS]
+
+
+@pytest.mark.parametrize(("address", "told"), [("10.0.0.77", "10.0.0.77:443"), ("fd00::4d", "[fd00::4d]:443")])
+def test_what_the_notes_say_to_type_names_the_service_whatever_its_address(
+    tmp_path: Path, address: str, told: str
+) -> None:
+    lines = helm.notes(tmp_path).splitlines()
+    (first,) = (number for number, line in enumerate(lines) if line.strip().startswith("address="))
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\ncase "$*" in *clusterIP*) echo {address} ;; *) echo Zm9v ;; esac\n')
+    kubectl.chmod(0o755)
+    typed = subprocess.run(
+        ["sh", "-euc", "\n".join(lines[first : lines.index("", first)])],
+        cwd=helm.REPOSITORY,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (extender,) = yaml.safe_load(typed.stdout)["extenders"]
+    assert extender["urlPrefix"] == f"https://{told}/scheduler"
+
+
+def test_the_notes_say_what_client_names_leave_open(tmp_path: Path) -> None:
+    secret = "allocator.tls.source=secret,allocator.tls.secretName=a,allocator.tls.clientNames={scheduler}"
+    without = ("allocator.tls.webhookClientNames={api}", "allocator.webhooks.bindings.enabled=false")
+    said = "clientNames does not cover the webhook paths"
+    assert said in helm.notes(tmp_path, "--set", secret)
+    assert "asks nobody who he is" in helm.notes(tmp_path)
+    for each in without:
+        assert said not in helm.notes(tmp_path, "--set", f"{secret},{each}")
 
 
 def test_a_real_api_server_takes_every_object(cluster: Cluster, options: tuple[str, ...]) -> None:
