@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -22,6 +23,7 @@ log = structlog.get_logger()
 PERIOD_S = 10.0
 """Time between writes; where nothing differs the API server stores nothing."""
 RETRY_S = 1.0
+_INVALID: Final = 422
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +73,21 @@ async def publish(client: KubeClient, endpoint: Endpoint, leads: Callable[[], bo
 
 async def _write(client: KubeClient, endpoint: Endpoint) -> None:
     content: JsonObject = {
+        "addressType": f"IPv{ipaddress.ip_address(endpoint.ip).version}",
         "ports": [{"name": name, "port": port, "protocol": "TCP"} for name, port in sorted(endpoint.ports.items())],
         "endpoints": [{"addresses": [endpoint.ip], "conditions": {"ready": True}}],
     }
     try:
         await client.patch(ENDPOINT_SLICES, endpoint.slice, content, namespace=endpoint.namespace)
-    except NotFound:
+    except ApiError as error:
+        if error.status == _INVALID:
+            # The leader before us was reached by addresses of the other kind, and a slice keeps its kind.
+            await client.delete(ENDPOINT_SLICES, endpoint.slice, endpoint.namespace)
+        elif not isinstance(error, NotFound):
+            raise
         # Owned by the Service, so that it goes with it.
         service = await client.get(SERVICES, endpoint.service, endpoint.namespace)
         owner = {"apiVersion": "v1", "kind": "Service", "name": service.name, "uid": service.uid}
-        version = ipaddress.ip_address(endpoint.ip).version
         body: JsonObject = {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
@@ -93,7 +100,6 @@ async def _write(client: KubeClient, endpoint: Endpoint) -> None:
                 },
                 "ownerReferences": [owner],
             },
-            "addressType": f"IPv{version}",
             **content,
         }
         await client.create(ENDPOINT_SLICES, body, endpoint.namespace)

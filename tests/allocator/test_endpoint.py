@@ -28,7 +28,13 @@ class Server:
             raise self.trouble.pop()
         if self.slice is None:
             raise NotFound("none", status=404)
+        if self.slice["addressType"] != body["addressType"]:
+            raise ApiError("addressType: field is immutable", status=422)
         self.slice |= body
+
+    async def delete(self, resource: Resource[KubeObject], name: str, namespace: str) -> None:
+        assert (resource.plural, name, namespace) == ("endpointslices", "allocator-leader", "kube-system")
+        self.slice = None
 
     async def get(self, resource: Resource[KubeObject], name: str, _namespace: str) -> KubeObject:
         assert (resource.plural, name) == ("services", "allocator")
@@ -60,3 +66,15 @@ async def test_it_is_made_once_and_mended_when_somebody_changes_or_deletes_it() 
     await asyncio.sleep(2 * PERIOD_S)
     assert server.slice is None  # another one's business now
     assert task.done()
+
+
+async def test_a_leader_with_an_address_of_the_other_kind_makes_it_anew() -> None:
+    server = Server()
+    for ip, kind in (("10.1.2.3", "IPv4"), ("fd00::5", "IPv6"), ("10.1.2.4", "IPv4")):
+        here = Endpoint("kube-system", "allocator", ip, {"http": 8443})
+        task = asyncio.create_task(publish(cast("KubeClient", server), here, lambda: True))
+        await asyncio.sleep(PERIOD_S / 2)
+        task.cancel()
+        assert server.slice is not None
+        assert (server.slice["addressType"], server.slice["endpoints"][0]["addresses"]) == (kind, [ip])
+        assert server.slice["metadata"]["ownerReferences"][0]["uid"] == "service-uid"

@@ -321,7 +321,7 @@ def test_the_rights_are_these_and_no_others() -> None:
         ("Role", f"leaders.ascend-affinity.io {LEASE}"): {"get", "patch"},
         ("Role", f"services {LEASE}"): {"get"},
         ("Role", "endpointslices.discovery.k8s.io"): {"create"},
-        ("Role", f"endpointslices.discovery.k8s.io {LEASE}-leader"): {"patch"},
+        ("Role", f"endpointslices.discovery.k8s.io {LEASE}-leader"): {"patch", "delete"},
         ("Role", "configmaps"): {"list", "watch"},
     }
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from allocator.endpoint import Endpoint, publish
 from allocator.state.report import NODE_INFO, NODE_INFO_PREFIX
 from ascend.annotations import BASE_DEVICE_INFOS
 from ascend.chips import RESOURCE, parse_names
@@ -119,6 +120,29 @@ def test_neither_identity_may_do_more(cluster: Cluster, installed: Installed, me
         with pytest.raises(HTTPError) as refused:
             server.request(method, path, {} if method == "POST" else None)
         assert refused.value.status == 403
+
+
+def test_the_allocator_leads_the_service_to_addresses_of_either_kind(cluster: Cluster, installed: Installed) -> None:
+    token = cluster.service_account_token(pod_spec(installed.allocator)["serviceAccountName"], namespace=helm.NAMESPACE)
+    kubeconfig = cluster.write_kubeconfig("asking-allocator", token)
+
+    def leads_to(ip: str) -> bool:
+        slices = f"/apis/discovery.k8s.io/v1/namespaces/{helm.NAMESPACE}/endpointslices"
+        items = cluster.api.get(slices)["items"]
+        return [each["endpoints"] for each in items if each["metadata"]["name"] == f"{LEASE}-leader"] == [
+            [{"addresses": [ip], "conditions": {"ready": True}}]
+        ]
+
+    async def publish_each() -> None:
+        async with await KubeClient.connect(str(kubeconfig)) as client, asyncio.timeout(READY_S):
+            for ip in ("10.1.1.1", "fd00::5", "10.1.1.2"):
+                here = Endpoint(helm.NAMESPACE, LEASE, ip, {"http": 8443})
+                task = asyncio.create_task(publish(client, here, lambda: True))
+                while not await asyncio.to_thread(leads_to, ip):
+                    await asyncio.sleep(0.05)
+                task.cancel()
+
+    asyncio.run(publish_each())
 
 
 def test_the_server_itself_says_what_is_granted(cluster: Cluster, installed: Installed) -> None:
