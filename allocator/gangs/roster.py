@@ -19,7 +19,8 @@ from ascend.kube.objects import Pod
 _MOST: Final = 256
 """Gangs remembered; beyond, the one not asked about for longest is forgotten."""
 
-_Version: TypeAlias = tuple[int, int, int, int, bool]
+_Version: TypeAlias = tuple[int, int, int, bool]
+"""What the asks of a gang's pods hang on: the pods, their places, the minimum, and whether that is known."""
 
 
 class Entry(NamedTuple):
@@ -80,9 +81,8 @@ class Roster:
         return nodes
 
     def _waiting(self, job: Job) -> list[Entry]:
-        jobs = self._cluster.jobs
-        moved = self._cluster.peers.version(job.key)
-        version = job.version, moved, jobs.version, job.min_available, jobs.lacks_group(job)
+        moved, lacks_group = self._cluster.peers.version(job.key), self._cluster.jobs.lacks_group(job)
+        version = job.version, moved, job.min_available, lacks_group
         known = self._known.pop(job.key, None)
         if known is None or known[0] != version:
             known = (

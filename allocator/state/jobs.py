@@ -23,8 +23,6 @@ class Jobs:
         self._groups: dict[JobKey, int] = {}
         self._owners: dict[JobKey, int] = {}
         self._watched: set[str] = set()
-        self.version = 0
-        """Another one after every change of how many pods an owner is to have."""
 
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
@@ -125,13 +123,10 @@ class Jobs:
 
     def owner_applied(self, owner: StatefulSet | BatchJob) -> None:
         """An owner of pods is new or has changed."""
-        key = _owned(owner)
-        self.version += self._owners.get(key) != owner.size
-        self._owners[key] = owner.size
+        self._owners[_owned(owner)] = owner.size
 
     def owner_deleted(self, owner: StatefulSet | BatchJob) -> None:
         """An owner of pods is gone."""
-        self.version += 1
         self._owners.pop(_owned(owner), None)
 
     def _drop_group(self, key: JobKey) -> None:

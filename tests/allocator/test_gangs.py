@@ -495,6 +495,8 @@ def test_a_pod_is_never_placed_on_its_old_seat_when_it_is_asked_about_for_anothe
     world.add(late)
     assert world.engine.filter(pods[1], ["n2"]).fitting == []
     assert reason(world, pods[1], ["n2"]) == "GangDoesNotFit"
+    assert (held := world.ledger.get(late.uid)) is not None
+    assert held.node == "n3"
     assert {each.uid: world.engine.place(each).node for each in pods} == seats
 
 
@@ -631,6 +633,15 @@ def test_a_group_that_is_not_there_is_waited_for_and_its_minimum_counts() -> Non
     assert reason(world, pods[0]) == "GangIncomplete"
     jobs.group_deleted(VOLCANO, group)
     assert reason(world, pods[0]) == "GroupMissing"
+
+
+def test_what_is_said_of_small_pods_that_do_not_fit_counts_what_the_large_ones_take() -> None:
+    world = world_of(2, **MESHES)
+    world.add(*(pod(f"other-{chip}", 1, node="n1", chips=[chip], phase="Running") for chip in range(4)))
+    pods = [*gang("train", 1, minimum=5), *gang("train", 4, chips=4, minimum=5, first=1)]
+    world.add(*pods)
+    with pytest.raises(Refusal, match="only 2 fit at once; for another one of 4 chips the nodes refuse: 2 NotEnough"):
+        world.engine.place(pods[0])
 
 
 def test_pods_of_different_sizes_are_planned_large_ones_first() -> None:

@@ -1,0 +1,68 @@
+"""Who of a gang needs a seat is found out anew after every change, and remembered in between."""
+
+import pytest
+
+from allocator.gangs import roster
+from allocator.gangs.roster import Roster
+from allocator.rules.request import Ask
+from ascend.kube.objects import Pod
+from tests.allocator.builders import World, node
+from tests.allocator.test_gangs import gang
+
+
+class Rig:
+    """Counts how often it is found out what a pod asks for."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.world.add(*(node(f"n{number}") for number in range(4)))
+        self.asked = 0
+        self.roster = Roster(self.world.cluster, self.world.ledger, self._ask)
+
+    def in_need(self, each: Pod) -> tuple[list[str], int]:
+        job = self.world.cluster.jobs.job_of(each)
+        entries, needed = self.roster.in_need(each, self.world.engine.ask(each), job)
+        return [entry.pod.name for entry in entries], needed
+
+    def _ask(self, each: Pod) -> Ask:
+        self.asked += 1
+        return self.world.engine.ask(each)
+
+
+def test_the_pods_without_a_place_need_one_by_rank_and_so_does_the_one_that_asks() -> None:
+    rig = Rig()
+    rig.world.add(*(pods := gang("train", 4)))
+    names = [each.name for each in pods]
+    assert rig.in_need(pods[2]) == (names, 4)
+    rig.world.engine.place(pods[0])
+    assert rig.in_need(pods[2]) == (names[2:3], 1)
+    rig.world.ledger.release(pods[1].uid)
+    assert rig.in_need(pods[2]) == (names[1:3], 2)
+    rig.world.ledger.release(pods[3].uid)
+    assert rig.in_need(pods[2]) == (names[1:], 3)
+
+
+def test_what_the_pods_ask_for_is_found_out_once_while_nothing_of_theirs_changes() -> None:
+    rig = Rig()
+    rig.world.add(*(pods := gang("train", 4)), *(others := gang("other", 2)))
+    for each in pods:
+        rig.in_need(each)
+    assert rig.asked == 4
+    rig.world.engine.place(others[0])
+    rig.in_need(pods[0])
+    assert rig.asked == 4
+    rig.world.cluster.pod_deleted(pods[3])
+    assert rig.in_need(pods[0]) == ([each.name for each in pods[:3]], 4 - 0)
+    assert rig.asked == 7
+
+
+def test_gangs_not_asked_about_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "_MOST", 2)
+    rig = Rig()
+    jobs = [gang(name, 2) for name in ("one", "two", "three")]
+    for pods in jobs:
+        rig.world.add(*pods)
+        rig.in_need(pods[0])
+    assert len(rig.roster._known) == 2
+    rig.in_need(jobs[2][0])
+    assert rig.asked == 6
