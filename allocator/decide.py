@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from allocator.asking import Asking
 from allocator.gangs.gangs import NEVER, Gangs
 from allocator.rules.placement import OrderKey
-from allocator.rules.previous import prefer
 from allocator.rules.request import Ask
 from allocator.rules.summary import sum_up
 from allocator.rules.vacancy import OCCUPIED, Fit
@@ -210,7 +209,7 @@ class DecisionEngine:
         with self._ledger.suspended(pod.uid):
             best = self._cluster.index.best(ask, candidates)
             if best is not None:
-                best = self._before(pod, asked.job, ask, candidates) or best
+                best = self._before(pod, asked.job, ask, candidates, best)
         if best is None:
             self._ledger.release(pod.uid)
             raise self._nowhere(pod, ask, candidates)
@@ -290,15 +289,26 @@ class DecisionEngine:
             [name for name in names if name == settled], {name: refusal for name in names if name != settled}
         )
 
-    def _before(self, pod: Pod, job: Job, ask: Ask, candidates: Collection[str] | None) -> tuple[str, Fit] | None:
-        """The place that where the pod's job was before speaks for; None where nothing does, or nobody wants it."""
-        previous = self._cluster.previous
-        nodes = previous.of(job.key) if previous is not None else {}
-        if not nodes:
-            return None
-        fits = {name: fit for name, fit in self._cluster.index.verdicts(ask, candidates) if isinstance(fit, Fit)}
-        name = prefer(job.rank_of(pod), nodes, (each for each, _ in sorted(fits.items(), key=_order)))
-        return (name, fits[name]) if name is not None else None
+    def _before(
+        self, pod: Pod, job: Job, ask: Ask, candidates: Collection[str] | None, best: tuple[str, Fit]
+    ) -> tuple[str, Fit]:
+        """Where a pod goes if it should come back to its node, that has its images and files, or leave others to peers.
+
+        That is its own previous node, else the best node that no pod of its job was on, else the best of all
+        (spec/scheduling.md §1.4, step 3). ``best`` is that best of all, and the answer where nobody wants more.
+        """
+        index = self._cluster.index
+        previous = self._cluster.previous.of(job.key) if self._cluster.previous is not None else {}
+        own = previous.get(job.rank_of(pod)) if previous else None
+        if own is not None and (candidates is None or own in candidates):
+            fit = index.best(ask, (own,))
+            if fit is not None:
+                return fit
+        used = set(previous.values())
+        if best[0] not in used:
+            return best
+        unused = [name for name in (index.standing if candidates is None else candidates) if name not in used]
+        return index.best(ask, unused) or best
 
     def _nowhere(self, pod: Pod, ask: Ask, candidates: Collection[str] | None) -> Refusal:
         if candidates is not None and len(candidates) == 1:

@@ -1,23 +1,45 @@
 """A pod that takes another one's place in its job comes back to that one's node, if that is wanted."""
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allocator.decide import DecisionEngine
 from allocator.rules.job import VOLCANO, JobKey
-from allocator.rules.previous import prefer
 from allocator.state.cluster import Cluster
 from allocator.state.previous import LIFE_S, PreviousNodes
 from ascend.annotations import MIN_AVAILABLE
+from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from tests.allocator.builders import World, node, pod
 
 CASES = json.loads((Path(__file__).parent / "cases" / "ranks.json").read_text())["prefer_previous_node"]
 GROUP = "scheduling.k8s.io/group-name"
+
+
+def prefer(rank: int, previous: Mapping[int, str], fitting: Iterable[str], *, faulty: bool = False) -> str | None:
+    """The rule, said plainly: the node for a pod among those it fits on, best first; None where there are none.
+
+    Args:
+        rank: the pod's rank in its job.
+        previous: where the pods of the job were, by rank.
+        fitting: the nodes, best first.
+        faulty: its own node had a fault: it is the last resort instead of the first choice.
+    """
+    nodes = list(fitting)
+    own = previous.get(rank)
+    if not faulty and own in nodes:
+        return own
+    unused = next((node for node in nodes if node not in previous.values()), None)
+    if unused is not None:
+        return unused
+    return own if own in nodes else next(iter(nodes), None)
 
 
 @pytest.mark.parametrize("case", CASES["cases"], ids=str)
@@ -29,6 +51,39 @@ def test_the_preferred_node_is_the_references(case: dict[str, Any]) -> None:
 
 def test_where_nothing_fits_nothing_is_preferred() -> None:
     assert prefer(0, {0: "n1"}, []) is None
+
+
+NODES = tuple(f"n{number}" for number in range(6))
+
+
+@given(
+    free=st.lists(st.frozensets(st.integers(0, 7)), min_size=len(NODES), max_size=len(NODES)),
+    previous=st.dictionaries(st.integers(0, 7), st.sampled_from((*NODES, "gone")), max_size=8),
+    candidates=st.none() | st.lists(st.sampled_from((*NODES, "gone", "new")), unique=True),
+    rank=st.integers(0, 7),
+    request=st.sampled_from((1, 2, 4)),
+)
+def test_the_chosen_node_is_the_plain_rules(
+    free: list[frozenset[int]], previous: dict[int, str], candidates: list[str] | None, rank: int, request: int
+) -> None:
+    made = World()
+    remembered = PreviousNodes()
+    made.cluster = Cluster(made.ledger, now_s=lambda: made.now_s, previous=remembered)
+    made.engine = DecisionEngine(made.cluster, made.ledger)
+    for name, idle in zip(NODES, free, strict=True):
+        made.occupy(name, idle)
+    asking = pod("asking", request, annotations={GROUP: "train", "hccl/rankIndex": str(rank)})
+    made.add(asking)
+    for each, name in previous.items():
+        remembered.remember(made.cluster.jobs.job_of(asking).key, each, name, now_s=made.now_s)
+    fitting = [name for name, _ in made.engine.fits(asking) if candidates is None or name in candidates]
+    expected = prefer(rank, previous, fitting)
+    if expected is None:
+        with pytest.raises(Refusal):
+            made.engine.place(asking, candidates)
+    else:
+        place = made.engine.place(asking, candidates)
+        assert (place.node, place.chips) == (expected, dict(made.engine.fits(asking))[expected].chips)
 
 
 def world(*, remembers: bool = True) -> World:
