@@ -1,11 +1,13 @@
-"""Preemption: on which node the least important pods make room for a pod, and who they are. No I/O, no await.
+"""Preemption: on which node the least important pods make room for a pod, and who they are. No I/O.
 
 Only pods of lower priority than the preemptor's are displaced. Those who hold chips are chosen by
 ``rules.victims``; pods without chips that a scheduler wants gone for other reasons stay on its list.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from allocator.decide import DecisionEngine
 from allocator.rules.request import Ask
@@ -18,6 +20,9 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
 NEVER = "Never"
+
+_BREATH: Final = 16
+"""After so many nodes others have a turn on the loop; one may take a millisecond, or a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +72,29 @@ class Preemption:
         self._engine = engine
         self._ledger = ledger
 
-    def sacrifice(self, pod: Pod, node: str, ask: Ask | None = None) -> Sacrifice | Refusal:
+    def sacrifice(self, pod: Pod, node: str) -> Sacrifice | Refusal:
         """Whom a pod displaces from a node, or why that would not help.
-
-        Args:
-            pod: the pod.
-            node: the node.
-            ask: what the pod asks of one node, where the caller has found that out for many of them.
 
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        if ask is None:
-            ask = self._engine.ask_of_one_node(pod)
-        record = self._cluster.nodes.get(node)
-        if record is None:
-            return unknown_node(node)
-        never = pod.spec.preemption_policy == NEVER
-        victims = self._select(record, pod, ask, leaving_only=never)
-        return victims if isinstance(victims, Refusal) else Sacrifice(node, victims)
+        return self._sacrifice(pod, node, self._engine.ask_of_one_node(pod))
 
-    def improve(self, pod: Pod, suggested: Mapping[str, Suggestion]) -> Sacrifice | None:
+    async def sacrifices(self, pod: Pod, nodes: Iterable[str]) -> AsyncIterator[Sacrifice]:
+        """Whom a pod displaces from each of these nodes where that helps; others have turns on the loop meanwhile.
+
+        Raises:
+            Refusal: the pod's request makes no sense on any node.
+        """
+        ask = self._engine.ask_of_one_node(pod)
+        for number, node in enumerate(nodes, start=1):
+            found = self._sacrifice(pod, node, ask)
+            if isinstance(found, Sacrifice):
+                yield found
+            if number % _BREATH == 0:
+                await asyncio.sleep(0)
+
+    async def improve(self, pod: Pod, suggested: Mapping[str, Suggestion]) -> Sacrifice | None:
         """The best node of those a scheduler suggests, with the victims that make the pod fit there; None: none does.
 
         Where the pod fits without victims the scheduler has not seen yet who is gone; it need not displace anybody.
@@ -95,16 +102,14 @@ class Preemption:
         Raises:
             Refusal: the pod's request makes no sense on any node.
         """
-        ask = self._engine.ask_of_one_node(pod)
         found: list[Sacrifice] = []
-        for node, suggestion in suggested.items():
-            own = self.sacrifice(pod, node, ask)
-            if isinstance(own, Refusal) or not own.victims:
+        async for own in self.sacrifices(pod, suggested):
+            if not own.victims:
                 continue
-            held = self._cluster.nodes[node].holdings
+            held, suggestion = self._cluster.nodes[own.node].holdings, suggested[own.node]
             others = self._pods(uid for uid in suggestion.uids if uid not in held)
             victims = tuple(reversed(least_important_first((*own.victims, *others))))
-            found.append(Sacrifice(node, victims, suggestion.pdb_violations))
+            found.append(Sacrifice(own.node, victims, suggestion.pdb_violations))
         return min(found, key=lambda each: each.order, default=None)
 
     def waiting(self, pod: Pod, refused: Mapping[str, Refusal]) -> Collection[str]:
@@ -124,6 +129,14 @@ class Preemption:
         """What a node would have left without these pods, or why it can't be used."""
         staying = {uid: holding for uid, holding in record.holdings.items() if uid not in gone}
         return assess(replace(record, holdings=staying), self._ledger.on(record.name))
+
+    def _sacrifice(self, pod: Pod, node: str, ask: Ask) -> Sacrifice | Refusal:
+        record = self._cluster.nodes.get(node)
+        if record is None:
+            return unknown_node(node)
+        never = pod.spec.preemption_policy == NEVER
+        victims = self._select(record, pod, ask, leaving_only=never)
+        return victims if isinstance(victims, Refusal) else Sacrifice(node, victims)
 
     def _select(self, record: NodeRecord, pod: Pod, ask: Ask, *, leaving_only: bool) -> tuple[Occupant, ...] | Refusal:
         occupants = [

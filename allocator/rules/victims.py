@@ -9,6 +9,7 @@ priorities in sum; then the one of younger pods. That is kube-scheduler's own or
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations, takewhile
 from typing import Final, TypeAlias
 
@@ -47,6 +48,9 @@ class Occupant:
 Cost: TypeAlias = tuple[int, int, int]
 """The highest priority, the number of pods, the sum of priorities; the smaller, the better."""
 
+_Stake: TypeAlias = tuple[ChipSet, int, int, bool]
+"""What counts of an occupant: its chips, how many the kubelet counts for it, its priority, whether it leaves."""
+
 _NO_PRIORITY: Final = -(1 << 31) - 1
 """Below every priority."""
 
@@ -63,27 +67,8 @@ def select_victims(empty: Vacancy, ask: Ask, occupants: Iterable[Occupant]) -> t
         The victims, or why the request would not fit even without any of the occupants.
     """
     ranked = least_important_first(occupants)
-
-    def fits(gone: Collection[Occupant]) -> bool:
-        free, room = empty.free, empty.room
-        for each in ranked:
-            if each not in gone:
-                free &= ~each.chips
-                room -= each.counted
-        # The verdict would say so too; a number is had at once.
-        if free.bit_count() < ask.chips or room < ask.chips:
-            return False
-        remains = replace(empty, free=free, cut_off=empty.cut_off & free, room=room)
-        return not isinstance(judge(remains, ask), Refusal)
-
-    verdict = judge(empty, ask)
-    if isinstance(verdict, Refusal):
-        return verdict
-    leaving = [each for each in ranked if each.leaving]
-    staying = [each for each in ranked if not each.leaving]
-    chosen = _fewest(staying, lambda gone: fits([*gone, *leaving]))
-    ending = _spared(leaving, lambda gone: fits([*chosen, *gone]))
-    return tuple(reversed(least_important_first((*chosen, *ending))))
+    chosen = _choose(empty, ask, tuple((each.chips, each.counted, each.priority, each.leaving) for each in ranked))
+    return chosen if isinstance(chosen, Refusal) else tuple(ranked[place] for place in chosen)
 
 
 def cost(victims: Iterable[Occupant]) -> Cost:
@@ -98,31 +83,61 @@ def least_important_first(occupants: Iterable[Occupant]) -> list[Occupant]:
     return sorted(youngest_first, key=lambda each: (not each.leaving, each.priority))
 
 
-def _fewest(ranked: list[Occupant], fits: Callable[[Sequence[Occupant]], bool]) -> Sequence[Occupant]:
+@lru_cache(maxsize=4096)
+def _choose(empty: Vacancy, ask: Ask, stakes: tuple[_Stake, ...]) -> tuple[int, ...] | Refusal:
+    """The places of the victims in a list whose least important come first, the most important victim first.
+
+    Many nodes of a cluster are alike but for the names of their pods, and they are asked about one after the other.
+    """
+
+    def fits(gone: Collection[int]) -> bool:
+        free, room = empty.free, empty.room
+        for place, (chips, counted, _, _) in enumerate(stakes):
+            if place not in gone:
+                free &= ~chips
+                room -= counted
+        # The verdict would say so too; a number is had at once.
+        if free.bit_count() < ask.chips or room < ask.chips:
+            return False
+        remains = replace(empty, free=free, cut_off=empty.cut_off & free, room=room)
+        return not isinstance(judge(remains, ask), Refusal)
+
+    verdict = judge(empty, ask)
+    if isinstance(verdict, Refusal):
+        return verdict
+    priorities = [priority for _, _, priority, _ in stakes]
+    leaving = [place for place, (_, _, _, is_leaving) in enumerate(stakes) if is_leaving]
+    staying = [place for place, (_, _, _, is_leaving) in enumerate(stakes) if not is_leaving]
+    chosen = _fewest(staying, priorities, lambda gone: fits([*gone, *leaving]))
+    ending = _spared(leaving, lambda gone: fits([*chosen, *gone]))
+    return tuple(sorted((*chosen, *ending), reverse=True))
+
+
+def _fewest(ranked: list[int], priorities: list[int], fits: Callable[[Sequence[int]], bool]) -> Sequence[int]:
     if fits(()):
         return ()
-    for highest in sorted({each.priority for each in ranked}):
-        pool = list(takewhile(lambda each, highest=highest: each.priority <= highest, ranked))  # type: ignore[misc]  # bound
+    for highest in sorted({priorities[each] for each in ranked}):
+        pool = list(takewhile(lambda each, highest=highest: priorities[each] <= highest, ranked))  # type: ignore[misc]  # bound
         if fits(pool):
             break
     if len(pool) > _TRIED:
         return _spared(pool, fits)
     for size in range(1, len(pool)):
         fitting = (each for each in combinations(pool, size) if fits(each))
-        if pool[0].priority == pool[-1].priority:
+        if priorities[pool[0]] == priorities[pool[-1]]:
             best = next(fitting, None)
         else:
-            best = min(fitting, key=lambda each: sum(one.priority for one in each), default=None)
+            best = min(fitting, key=lambda each: sum(priorities[one] for one in each), default=None)
         if best is not None:
             return best
     return pool
 
 
-def _spared(ranked: list[Occupant], fits: Callable[[Sequence[Occupant]], bool]) -> Sequence[Occupant]:
+def _spared(ranked: list[int], fits: Callable[[Sequence[int]], bool]) -> Sequence[int]:
     """Those who can't be spared, the most important being spared first."""
     gone = list(ranked)
     for each in reversed(ranked):
-        fewer = [other for other in gone if other is not each]
+        fewer = [other for other in gone if other != each]
         if fits(fewer):
             gone = fewer
     return gone

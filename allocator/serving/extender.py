@@ -153,7 +153,7 @@ class Extender:
                     node: Suggestion(tuple(each.uid for each in victims.pods), victims.pdb_violations)
                     for node, victims in args.victims.items()
                 }
-                chosen = self._preemption.improve(args.pod, suggested)
+                chosen = await self._preemption.improve(args.pod, suggested)
         except AscendError as error:
             # The answer has no place for an error; with this status nobody is displaced.
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text=text(error))

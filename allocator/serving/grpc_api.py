@@ -1,6 +1,5 @@
 """The front end for any scheduler: the calls of ``ascend.allocator.v1.Allocator``."""
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Final
@@ -27,8 +26,6 @@ _SACRIFICES: Final = 10
 """Nodes that SelectVictims names where the caller sets no limit."""
 
 _EXAMPLES: Final = 5
-_BREATH: Final = 64
-"""After so many nodes others have a turn on the loop."""
 
 
 class AllocatorService(pb_grpc.AllocatorServicer):
@@ -130,18 +127,12 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         pod = await self._pod(request.pod, context)
         if request.limit < 0:
             await abort(context, InvalidValue(f"limit is {request.limit}, which is less than 0"))
-        found: list[Sacrifice] = []
+        nodes = list(request.nodes) or list(self._cluster.nodes)
         with self._journal.timed("preempt"):
             try:
-                ask = self._engine.ask_of_one_node(pod)
+                found = [each async for each in self._preemption.sacrifices(pod, nodes)]
             except Refusal:
                 return pb.SelectVictimsResponse()
-            for number, name in enumerate(list(request.nodes) or list(self._cluster.nodes), start=1):
-                each = self._preemption.sacrifice(pod, name, ask)
-                if isinstance(each, Sacrifice):
-                    found.append(each)
-                if number % _BREATH == 0:
-                    await asyncio.sleep(0)
         found.sort(key=lambda each: each.order)
         return pb.SelectVictimsResponse(nodes=map(_sacrifice, found[: request.limit or _SACRIFICES]))
 

@@ -1,7 +1,9 @@
 """Who makes room: as few and as unimportant pods as can be, by the chips they hold."""
 
+import asyncio
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from allocator.preempt import Preemption, Sacrifice, Suggestion
 from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, Vacancy, judge
-from allocator.rules.victims import Cost, Occupant, cost, select_victims
+from allocator.rules.victims import Cost, Occupant, cost, least_important_first, select_victims
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import chip_set
 from ascend.errors import Refusal
@@ -63,6 +65,29 @@ def test_no_other_pods_would_cost_less(everybody: list[Occupant], request: int) 
     assert fits(chosen, everybody, request)
     assert cost(chosen) == best
     assert not any(fits([each for each in chosen if each is not spared], everybody, request) for spared in chosen)
+
+
+@given(everybody=occupants(), request=REQUESTS)
+def test_of_sets_that_cost_the_same_the_one_of_the_youngest_pods_goes(everybody: list[Occupant], request: int) -> None:
+    chosen = select_victims(IDLE, Ask(request), everybody)
+    assert not isinstance(chosen, Refusal)
+    ending = [each for each in everybody if each.leaving]
+    ranked = least_important_first(each for each in everybody if not each.leaving)
+    sets = [each for size in range(len(ranked) + 1) for each in combinations(range(len(ranked)), size)]
+    sets = [each for each in sets if fits([*ending, *(ranked[place] for place in each)], everybody, request)]
+    best = min(sets, key=lambda each: (cost(ranked[place] for place in each), each))
+    assert [each for each in reversed(chosen) if not each.leaving] == [ranked[place] for place in best]
+
+
+@given(everybody=occupants(), request=REQUESTS)
+def test_of_nodes_alike_but_for_the_names_of_their_pods_each_gives_its_own(
+    everybody: list[Occupant], request: int
+) -> None:
+    others = [replace(each, uid=f"other-{each.uid}", pod=f"other/{each.pod}") for each in everybody]
+    twin = dict(zip(everybody, others, strict=True))
+    chosen, instead = (select_victims(IDLE, Ask(request), each) for each in (everybody, others))
+    assert not isinstance(chosen, Refusal)
+    assert instead == tuple(twin[each] for each in chosen)
 
 
 @given(everybody=occupants(), request=REQUESTS, data=st.data())
@@ -118,10 +143,10 @@ def names(sacrifice: Sacrifice | Refusal | None) -> list[str]:
     return [each.uid.removeprefix("uid-") for each in sacrifice.victims]
 
 
-def test_victims_are_chosen_by_ring_where_a_scheduler_chose_by_number() -> None:
+async def test_victims_are_chosen_by_ring_where_a_scheduler_chose_by_number() -> None:
     _, preemption = world_of(held("a", [0]), held("b", [4, 5, 6]), held("c", [1, 2]))
     # By number one of a, b, c is enough: 2 are free. For one ring both a and c have to go, or b alone.
-    chosen = preemption.improve(pod("x", 4, priority=9), {"n1": Suggestion(("uid-c",), 0)})
+    chosen = await preemption.improve(pod("x", 4, priority=9), {"n1": Suggestion(("uid-c",), 0)})
     assert names(chosen) == ["b"]
 
 
@@ -140,16 +165,16 @@ def test_a_pod_that_never_preempts_only_waits_for_pods_that_end() -> None:
     assert isinstance(preemption.sacrifice(pod("x", 8, **never), "n1"), Refusal)
 
 
-def test_pods_without_chips_that_must_go_for_other_reasons_stay_on_the_list() -> None:
+async def test_pods_without_chips_that_must_go_for_other_reasons_stay_on_the_list() -> None:
     world, preemption = world_of(held("a", range(8), 1))
     world.add(pod("cpu-eater", None, node="n1", phase="Running", priority=3))
-    chosen = preemption.improve(pod("x", 8, priority=9), {"n1": Suggestion(("uid-a", "uid-cpu-eater"), 2)})
+    chosen = await preemption.improve(pod("x", 8, priority=9), {"n1": Suggestion(("uid-a", "uid-cpu-eater"), 2)})
     assert names(chosen) == ["cpu-eater", "a"]
     assert isinstance(chosen, Sacrifice)
     assert chosen.pdb_violations == 2
 
 
-def test_the_node_whose_victims_matter_least_is_named_and_no_other() -> None:
+async def test_the_node_whose_victims_matter_least_is_named_and_no_other() -> None:
     _, preemption = world_of(
         held("a", range(8), 5, node="n1"),
         held("b", range(4), 2, node="n2"),
@@ -159,7 +184,7 @@ def test_the_node_whose_victims_matter_least_is_named_and_no_other() -> None:
     )
     suggested = {name: Suggestion(("whoever",), int(name == "n4")) for name in ("n1", "n2", "n3", "n4")}
     with mock.patch.object(preemption, "_engine", wraps=preemption._engine) as engine:
-        best = preemption.improve(pod("x", 8, priority=9), suggested)
+        best = await preemption.improve(pod("x", 8, priority=9), suggested)
     # What a pod asks may take a look at many nodes.
     engine.ask_of_one_node.assert_called_once()
     # n4's victim is the least important one, but its budget would be violated; n3 loses one pod, n2 two.
@@ -167,13 +192,35 @@ def test_the_node_whose_victims_matter_least_is_named_and_no_other() -> None:
     assert best.node == "n3"
 
 
-def test_nobody_is_displaced_where_the_pod_fits_already_or_not_even_then() -> None:
+async def test_nobody_is_displaced_where_the_pod_fits_already_or_not_even_then() -> None:
     world, preemption = world_of(held("a", range(4)), held("b", [0, 1, 4, 5], 99, node="n2"))
     suggested = {name: Suggestion(("uid-a",), 0) for name in ("n1", "n2", "nowhere")}
-    assert preemption.improve(pod("x", 4, priority=9), suggested) is None
+    assert await preemption.improve(pod("x", 4, priority=9), suggested) is None
     world.engine.place(pod("other", 4), ["n1"])
-    best = preemption.improve(pod("x", 4, priority=9), suggested)
+    best = await preemption.improve(pod("x", 4, priority=9), suggested)
     assert names(best) == ["a"]
+
+
+async def test_while_many_nodes_are_asked_about_others_have_turns_on_the_loop() -> None:
+    _, preemption = world_of(*(held(f"low-{number}", range(8), node=f"n{number}") for number in range(100)))
+    suggested = {f"n{number}": Suggestion((), 0) for number in range(100)}
+    asked = asyncio.create_task(preemption.improve(pod("x", 8, priority=9), suggested))
+    turns = 0
+    while not asked.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 5
+    assert names(await asked) == ["low-0"]
+
+
+async def test_a_node_that_goes_while_others_are_asked_about_is_not_missed() -> None:
+    world, preemption = world_of(*(held(f"low-{number}", range(8), number, node=f"n{number}") for number in range(40)))
+    suggested = {f"n{number}": Suggestion((), 0) for number in reversed(range(40))}
+    asked = asyncio.create_task(preemption.improve(pod("x", 8, priority=99), suggested))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    world.cluster.node_deleted(node("n0"))
+    assert names(await asked) == ["low-1"]
 
 
 def test_chips_kept_for_another_pod_are_nobody_s_to_take() -> None:
@@ -191,7 +238,7 @@ OTHER_SERVERS: Final = {"accelerator-type": "module-910b-8"}
 
 
 @pytest.mark.parametrize("annotations", [PAIR, {"scheduling.k8s.io/group-name": "train"}])
-def test_nobody_is_displaced_where_a_pod_may_not_join_its_peers(annotations: dict[str, str]) -> None:
+async def test_nobody_is_displaced_where_a_pod_may_not_join_its_peers(annotations: dict[str, str]) -> None:
     low = [held("low-a", range(8), node="a2"), held("low-b", range(8), node="b1")]
     peer = held("train-0", range(8), priority=9, node="a1", annotations=annotations)
     late = owned_by(pod("train-1", 8, priority=9, annotations=annotations), "PyTorchJob", "kubeflow.org/v1")
@@ -202,7 +249,7 @@ def test_nobody_is_displaced_where_a_pod_may_not_join_its_peers(annotations: dic
     assert refused.reason == "WrongProduct"
     assert names(preemption.sacrifice(late, "a2")) == ["low-a"]
     both = {name: Suggestion((f"uid-low-{name[0]}",), 0) for name in ("a2", "b1")}
-    assert names(preemption.improve(late, both)) == ["low-a"]
+    assert names(await preemption.improve(late, both)) == ["low-a"]
 
 
 def test_where_a_pod_may_not_join_its_peers_it_waits_for_no_end() -> None:
