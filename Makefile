@@ -3,6 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+# Tests start hundreds of programs; where nothing may be kept compiled, each of them compiles its libraries anew for a second.
+unexport PYTHONDONTWRITEBYTECODE
+
 # uv as installed on this machine, else one of our own in .tools/.
 UV_VERSION := 0.11
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
