@@ -14,6 +14,7 @@ from ascend.chips import RESOURCE
 from ascend.deviceinfo import DeviceReport, config_map_name, decode_report, encode_report
 from ascend.errors import InvalidReport, NotFound
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
+from device_plugin import report as report_module
 from device_plugin.app import Plugin
 from device_plugin.board import SIGNATURE
 from device_plugin.readmission import CHIPS
@@ -88,6 +89,12 @@ class Site:
         labels = {"to": to, "reason": reason}
         value = self.plugin.metrics.registry.get_sample_value("ascend_dp_health_transitions_total", labels)
         return value or 0.0
+
+
+@pytest.fixture(autouse=True)
+def _reports_follow_each_other_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What that gap is for is told by the report's own tests; here each step would wait for it.
+    monkeypatch.setattr(report_module, "MIN_GAP_S", 0.05)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from ascend.annotations import ALLOCATED, REAL
 from ascend.chips import ChipSet, chip_ids
 from ascend.kube.objects import PODS, Pod
 from ascend.slices import effective_request
+from device_plugin.kubelet import pods_api
 from tests.device_plugin.api import until
 from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node, written
 
@@ -191,8 +192,9 @@ async def test_restarts_of_either_side_in_the_middle_of_it_swap_nothing(folder: 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["it forbids", "it is silent"])
 async def test_where_the_kubelet_tells_nothing_the_order_of_decisions_leads_it_all_the_same(
-    folder: Path, *, silent: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, silent: bool
 ) -> None:
+    monkeypatch.setattr(pods_api, "DEADLINE_S", 0.1)
     async with whole_node(folder) as whole, whole.plugin() as plugin:
         kubelet = whole.node.kubelet
         kubelet.hold_admission()

@@ -151,19 +151,24 @@ async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 async def npuctl(*arguments: str) -> tuple[int, str, str]:
-    program = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "npuctl.cli", *arguments),
+    """Exit status, standard output and error of the command, run beside this loop."""
+    done = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+    return done.exit_code, done.stdout, done.stderr
+
+
+async def program(*arguments: str) -> tuple[int | None, str, str]:
+    """The same of a program of its own."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "npuctl.cli", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await program.communicate()
-    assert program.returncode is not None
-    return program.returncode, out.decode(), err.decode()
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
 
 
 async def test_the_command_prints_json_for_programs(kubeconfig: Path) -> None:
-    status, out, _ = await npuctl("topo", "-o", "json", "--kubeconfig", str(kubeconfig))
+    status, out, _ = await program("topo", "-o", "json", "--kubeconfig", str(kubeconfig))
     assert status == 0
     (view,) = json.loads(out)["nodes"]
     assert (view["node"], len(view["chips"]), view["chips"][7]["name"]) == ("n1", 8, "Ascend910-7")
@@ -182,7 +187,7 @@ async def test_an_unknown_node_is_an_error_that_names_it(kubeconfig: Path) -> No
 
 
 async def test_a_cluster_that_can_not_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, _, err = await npuctl("topo", "--kubeconfig", str(tmp_path / "none"))
+    status, _, err = await program("topo", "--kubeconfig", str(tmp_path / "none"))
     assert status == 1
     assert err == f"npuctl: no usable access to the API server: there is no file {tmp_path / 'none'}\n"
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nor this"))
