@@ -106,15 +106,16 @@ def test_the_product_for_all_is_the_one_a_gang_of_such_pods_would_be_packed_on(
     ask = Ask(chips, distributed=distributed)
     names = None if own is None else frozenset(f"n{number}" for number in own)
     members = tuple(Member(f"u{number}", f"default/p{number}", number, ask, names) for number in range(count))
+    index = cluster_of(some).cluster.index
     takes = (
         name
         for name in PRODUCTS
         if not isinstance(
             pack(
                 GangRequest(JobKey("default", "s", VOLCANO), members, products=frozenset({name})),
-                cluster_of(some).cluster.index,
+                index,
             ),
             Refusal,
         )
     )
-    assert product_for_all(count, ask, cluster_of(some).cluster.index, names) == next(takes, None)
+    assert product_for_all(count, ask, index, names) == next(takes, None)

@@ -1,6 +1,7 @@
 """TLS: who may ask, certificates that change while they are served, and no plaintext by mistake."""
 
 import asyncio
+import functools
 import shutil
 import socket
 import ssl
@@ -13,6 +14,7 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
+from allocator import app as app_module
 from allocator.settings import Settings
 from ascend.daemon.certificates import Certificates, TlsFiles
 from ascend.daemon.settings import read_settings
@@ -128,8 +130,9 @@ async def until_true(check: Callable[[], Any]) -> None:
 
 
 async def test_new_certificates_and_a_new_authority_are_taken_over_while_it_serves(
-    tmp_path: Path, authority: Authority
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(app_module, "Certificates", functools.partial(Certificates, poll_s=0.1))
     files = settings_for(tmp_path, authority)
     new = Authority(tmp_path, "new")
     old_client, new_client = authority.sign("client", f"URI:{ALLOWED}"), new.sign("client", f"URI:{ALLOWED}")
@@ -137,7 +140,7 @@ async def test_new_certificates_and_a_new_authority_are_taken_over_while_it_serv
         assert await ask_grpc(allocator, authority, old_client) == "OK"
         served = new.sign("served", "DNS:localhost", "IP:127.0.0.1")
         shutil.copy(served.cert, files["tls_cert_file"])
-        await asyncio.sleep(2.5)  # longer than it takes to look: half of the files don't replace the old ones
+        await asyncio.sleep(0.5)  # longer than it takes to look: half of the files don't replace the old ones
         assert (await ask_http(allocator, authority, old_client, "/readyz"))[0] == 200
         assert await ask_grpc(allocator, authority, old_client) == "OK"
         shutil.copy(served.key, files["tls_key_file"])

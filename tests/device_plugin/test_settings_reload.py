@@ -1,16 +1,24 @@
 """The plugin's own settings, changed while it runs."""
 
 import asyncio
+import functools
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ascend.daemon.reload import SettingsReload
 from ascend.daemon.settings import SettingsSource
+from device_plugin import app as app_module
 from device_plugin.app import Plugin
 from device_plugin.settings import Settings
 from tests.device_plugin.api import running, until
 from tests.device_plugin.whole import Whole, whole_node
+
+
+@pytest.fixture(autouse=True)
+def _files_are_looked_at_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "SettingsReload", functools.partial(SettingsReload, poll_s=0.05))
 
 
 def write(path: Path, whole: Whole, **changes: object) -> None:
