@@ -6,9 +6,10 @@ ascend.allocator.v1: how any scheduler asks for chips.
 A scheduler calls Filter and Score to learn where a pod fits, then Allocate once it wants the pod placed. It binds the
 pod by itself, with the annotations of the answer in its Binding, and says so with Confirm; or it has Allocate bind.
 
-Refusals are answers, not errors, in ValidateJob, Filter, Score, SelectVictims and Explain. Where a call fails, its
-status carries a google.rpc.Status with a google.rpc.ErrorInfo in its details: reason is the stable word
-("RingTooSmall"), domain is "ascend.allocator.v1", metadata names the pod. The message starts with the reason, too.
+Refusals are answers, not errors, in ValidateJob, Filter and Explain; Score and SelectVictims answer with no nodes where
+they have none to name. Where a call fails, its status carries a google.rpc.Status with a google.rpc.ErrorInfo in its
+details: reason is the stable word ("RingTooSmall"), domain is "ascend.allocator.v1", metadata names the pod. The
+message starts with the reason, too.
 
 A call that has reached its deadline is given up; of a Binding on its way nobody but the API server decides, so it goes
 on, and the same call made again answers with what became of it.
