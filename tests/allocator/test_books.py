@@ -189,6 +189,7 @@ class Books(RuleBasedStateMachine):
         each = self.api.get(f"pod {told.name}")
         if isinstance(each, Pod) and not each.spec.node_name and each.is_live:
             self._write(f"pod {told.name}", self._changed(each, at=told.node, chips=told.chips))
+            self.committer.confirm(each.uid, told.node)
 
     def _check_whole(self, each: Pod) -> None:
         """Where a plan was made just now, all that the minimum needs have a place."""
@@ -247,7 +248,7 @@ class Books(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def a_pod_is_given_up(self, data: st.DataObject) -> None:
-        each = self._choose(data, self._pods())
+        each = self._choose(data, self._pods(lambda one: not one.spec.node_name))
         if each is not None:
             self.told.pop(each.uid, None)
             self.world.engine.release(each.uid)
