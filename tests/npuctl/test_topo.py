@@ -191,10 +191,10 @@ async def test_a_cluster_that_can_not_be_read_is_one_sentence(tmp_path: Path, mo
     assert status == 1
     assert err == f"npuctl: no usable access to the API server: there is no file {tmp_path / 'none'}\n"
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nor this"))
-    assert (await npuctl("topo"))[2].endswith(f": there is no file {tmp_path / 'nor this'}\n")
+    assert (await program("topo"))[2].endswith(f": there is no file {tmp_path / 'nor this'}\n")
     (tmp_path / "half").write_text("current-context: a\n")
     several = f"{tmp_path / 'none'}:{tmp_path / 'half'}"
-    status, _, err = await npuctl("topo", "--kubeconfig", several)
+    status, _, err = await program("topo", "--kubeconfig", several)
     assert status == 1
     assert err.startswith(f"npuctl: no usable access to the API server from {several}: ")
     assert err.count("\n") == 1
