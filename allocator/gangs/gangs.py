@@ -18,13 +18,10 @@ served.
 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from allocator.gangs.packing import pack
-from allocator.gangs.policy import GangRequest, Member, Policy
-from allocator.gangs.pools import MemberPools
-from allocator.gangs.roster import Roster
+from allocator.gangs.planning import Planner, Question
+from allocator.gangs.policy import Policy
 from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
 from allocator.state.cluster import Cluster
@@ -39,33 +36,6 @@ INCOMPLETE = "GangIncomplete"
 NO_GROUP = "GroupMissing"
 NEVER = frozenset({INCOMPLETE, NO_GROUP})
 """Reasons that no other pod's end changes."""
-
-
-_Kind: TypeAlias = tuple[Ask, frozenset[tuple[str, str]]]
-"""Pods of a gang that ask for the same on the same nodes: where one of them fits, so does another."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """All that the answer depends on besides nodes and reservations.
-
-    Attributes:
-        job: the gang.
-        version: that of its pods.
-        minimum: how many of them must be placed together.
-        lacks_group: nobody knows how many.
-        kind: what the pod asks for.
-        own: the node it has its seat on; of two pods that ask for the same, each is the other's peer and not its own.
-        candidates: the only nodes it may be on; None for all.
-    """
-
-    job: JobKey
-    version: int
-    minimum: int
-    lacks_group: bool
-    kind: _Kind
-    own: str
-    candidates: Collection[str] | None
 
 
 class Gangs:
@@ -92,11 +62,8 @@ class Gangs:
         self._ledger = ledger
         self._ttl_s = ttl_s
         self._ask_of = ask_of
-        self._policy = policy
-        self._roster = Roster(cluster, ledger, ask_of)
-        # A scheduler asks for pod after pod of a gang that does not fit, and each answer would take a plan of them all.
-        self._refusals: Remembered[_Question, Refusal] = Remembered()
-        self._trials: Remembered[_Question, bool] = Remembered()
+        self._planner = Planner(cluster, ledger, ask_of, policy)
+        self._trials: Remembered[Question, bool] = Remembered()
         self._tidied = 0
         # Plans with a place that is no good; they are given up, too, where those who are bound go meanwhile.
         self._failing: set[str] = set()
@@ -147,7 +114,7 @@ class Gangs:
             ask = self._ask_of(pod)
         except Refusal:
             return False
-        fits, question = self._trials.under(self._state()), self._question(pod, ask, job, None)
+        fits, question = self._trials.under(self._planner.state), self._planner.question(pod, ask, job, None)
         if question not in fits:
             try:
                 # Where it is one too many itself, its peers get their places when it asks.
@@ -214,7 +181,7 @@ class Gangs:
         if seat is not None:
             return seat
         self._require_complete(job, pod)
-        return self._plan(pod, ask, job, candidates)
+        return self._planner.plan(pod, ask, job, candidates)
 
     def _require_complete(self, job: Job, pod: Pod) -> None:
         if self._cluster.jobs.lacks_group(job):
@@ -234,11 +201,20 @@ class Gangs:
         if held is not None and (candidates is None or held.node in candidates):
             return held
         for seat in self._ledger.seats(job.key.plan):
-            # Equal pods are interchangeable: the one that sits there has not asked yet, or will be told anew.
-            fair = seat.is_empty or (held is not None and len(seat.chips) == len(held.chips))
-            if fair and (candidates is None or seat.node in candidates) and self._cluster.suits(seat, ask):
+            if candidates is not None and seat.node not in candidates:
+                continue
+            free = seat.is_empty or (held is not None and self._may_change(pod, ask, seat.uid))
+            if free and self._cluster.suits(seat, ask):
                 return seat
         return None
+
+    def _may_change(self, pod: Pod, ask: Ask, uid: str) -> bool:
+        """Whether a peer may have the pod's seat for its own: equal ones are interchangeable, and will be told anew."""
+        peer = self._cluster.pods.get(uid)
+        try:
+            return peer is not None and peer.spec.node_selector == pod.spec.node_selector and self._ask_of(peer) == ask
+        except Refusal:
+            return False
 
     def _sit(self, pod: Pod, seat: Reservation) -> Reservation:
         if seat.uid == pod.uid:
@@ -271,74 +247,6 @@ class Gangs:
             if pod.asks_for_chips and not waits:
                 return True
         return False
-
-    def _state(self) -> tuple[int, int]:
-        # Peers have to be joined wherever their places are, also on nodes that are no use to anybody and stay so.
-        return self._cluster.index.version, self._ledger.version
-
-    def _question(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> _Question:
-        held = self._ledger.get(pod.uid)
-        lacks_group = self._cluster.jobs.lacks_group(job)
-        kind, own = (ask, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
-        return _Question(job.key, job.version, job.min_available, lacks_group, kind, own, candidates)
-
-    def _plan(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> list[Seat]:
-        several = frozenset(candidates) if candidates is not None and len(candidates) > 1 else None
-        if candidates is not None and several is None:
-            return self._plan_anew(pod, ask, job, candidates)
-        refusals, question = self._refusals.under(self._state()), self._question(pod, ask, job, several)
-        if (known := refusals.get(question)) is not None:
-            raise Refusal(known.reason, known.message)
-        try:
-            return self._plan_anew(pod, ask, job, several)
-        except Refusal as refusal:
-            refusals[question] = refusal.with_traceback(None)
-            raise
-
-    def _plan_anew(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> list[Seat]:
-        is_one = candidates is not None and len(candidates) == 1
-        pools = MemberPools(self._cluster.pools, pod.spec.node_selector, None if is_one else candidates)
-        waiting, needed = self._roster.in_need(pod, ask, job)
-        members: list[Member] = []
-        unfit: list[Refusal] = []
-        for rank, each, asks in waiting:
-            if isinstance(asks, Refusal):
-                unfit.append(asks)  # what is wrong with it is its own trouble, as long as there are enough others
-                continue
-            own = candidates if each.uid == pod.uid and is_one else pools.of(each.spec.node_selector)
-            named = self._cluster.pools.named_products(each.spec.node_selector, asks)
-            members.append(Member(each.uid, each.key, rank, asks, own, named))
-        if len(members) < needed:
-            raise Refusal(unfit[0].reason, unfit[0].message)
-        products = self._cluster.peer_products(job, pod.uid)
-        if products is not None and not all(member.may_join(products) for member in members):
-            # Those that name other servers than their peers are on are meant to be there; the rest join them.
-            members = [member.joining(products) for member in members]
-            products = None
-        request = GangRequest(job.key, tuple(members), lambda: self._roster.placed(pod, job), pools.common, products)
-        found = self._back(request)
-        if isinstance(found, Refusal) and needed < len(members):
-            found = self._back(replace(request, members=request.members[:needed]))
-        if isinstance(found, Refusal):
-            raise found
-        return found
-
-    def _back(self, request: GangRequest) -> list[Seat] | Refusal:
-        """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
-        previous = self._cluster.previous.of(request.job) if self._cluster.previous is not None else {}
-        bound = tuple(
-            replace(member, candidates=(node,))
-            if (node := previous.get(member.rank)) is not None
-            and ((allowed := request.allowed(member)) is None or node in allowed)
-            and self._cluster.index.vacancy_for(member.ask, node) is not None
-            else member
-            for member in request.members
-        )
-        if bound != request.members:
-            found = self._policy(replace(request, members=bound), self._cluster.index)
-            if not isinstance(found, Refusal):
-                return found
-        return self._policy(request, self._cluster.index)
 
 
 def _left_out(pod: Pod, job: Job) -> Refusal:

@@ -179,6 +179,18 @@ def test_a_pod_that_may_not_be_on_its_planned_node_changes_seats_with_a_peer() -
     assert world.engine.place(one).node == "n1"
 
 
+def test_a_pod_does_not_change_seats_with_a_peer_that_may_not_be_on_its_node() -> None:
+    world = World()
+    world.add(node("n0", labels={"zone": "a"}), node("n1", labels={"zone": "b"}))
+    bound, free = gang("train", 2)
+    bound = msgspec.structs.replace(bound, spec=msgspec.structs.replace(bound.spec, node_selector={"zone": "a"}))
+    world.add(bound, free)
+    assert [world.engine.place(each).node for each in (bound, free)] == ["n0", "n1"]
+    assert world.engine.filter(free, ["n0"]).fitting == []
+    assert reason(world, free, ["n0"]) == "GangDoesNotFit"
+    assert [world.engine.place(each).node for each in (bound, free)] == ["n0", "n1"]
+
+
 def test_a_pod_with_candidates_outside_the_plan_is_planned_anew_alone() -> None:
     world = world_of(3)
     one, two = gang("train", 2)
