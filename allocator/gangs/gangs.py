@@ -131,8 +131,11 @@ class Gangs:
         changes = self._cluster.changes
         if changes.revision == self._tidied:
             return
-        names = changes.since(self._tidied)
-        self._tidied = changes.revision
+        seen, self._tidied = self._tidied, changes.revision
+        if not self._ledger.has_plans:
+            self._failing.clear()
+            return
+        names = changes.since(seen)
         for name in self._cluster.nodes if names is None else names:
             for uid in tuple(self._ledger.on(name)):
                 seat = self._ledger.get(uid)

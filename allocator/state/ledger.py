@@ -143,6 +143,11 @@ class Ledger:
         found = self._plans.get(plan)
         return [self._by_uid[uid] for uid in sorted(found.seats)] if found is not None else []
 
+    @property
+    def has_plans(self) -> bool:
+        """Whether there is any plan."""
+        return bool(self._plans)
+
     def is_deserted(self, plan: str) -> bool:
         """Whether every seat that is left of a plan waits for a successor."""
         found = self._plans.get(plan)
