@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-# Tests start hundreds of programs; where nothing may be kept compiled, each of them compiles its libraries anew for a second.
+# Tests start hundreds of programs; where nothing may be kept compiled, each of them compiles its libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 # uv as installed on this machine, else one of our own in .tools/.

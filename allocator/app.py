@@ -92,7 +92,7 @@ class AllocatorApp:
     async def __aenter__(self) -> Self:
         try:
             await self._stack.enter_async_context(self._running())
-        except BaseException:
+        except BaseException:  # also when it is cancelled: __aexit__ is not called then
             await self._stack.aclose()
             raise
         return self

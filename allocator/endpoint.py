@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from http import HTTPStatus
 
 import structlog
 
@@ -23,7 +23,6 @@ log = structlog.get_logger()
 PERIOD_S = 10.0
 """Time between writes; where nothing differs the API server stores nothing."""
 RETRY_S = 1.0
-_INVALID: Final = 422
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ async def _write(client: KubeClient, endpoint: Endpoint) -> None:
     try:
         await client.patch(ENDPOINT_SLICES, endpoint.slice, content, namespace=endpoint.namespace)
     except ApiError as error:
-        if error.status == _INVALID:
+        if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
             # The leader before us was reached by addresses of the other kind, and a slice keeps its kind.
             await client.delete(ENDPOINT_SLICES, endpoint.slice, endpoint.namespace)
         elif not isinstance(error, NotFound):

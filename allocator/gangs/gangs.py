@@ -83,7 +83,7 @@ class Gangs:
             Refusal: the gang is not complete, or does not fit.
         """
         held = self._ledger.get(pod.uid)
-        if held is not None and not self._is_good(held, ask):
+        if held is not None and not self._is_good(held, ask, job):
             self._ledger.release(pod.uid)
         found = self._find(pod, ask, job, candidates)
         if isinstance(found, Reservation):
@@ -169,7 +169,7 @@ class Gangs:
             Refusal: the gang is not complete, or does not fit.
         """
         held = self._ledger.get(pod.uid)
-        bad = held is not None and not self._is_good(held, ask)
+        bad = held is not None and not self._is_good(held, ask, job)
         with self._ledger.suspended(pod.uid) if bad else nullcontext():
             found = self._find(pod, ask, job, candidates)
         return {pod.uid: found.node} if isinstance(found, Reservation) else {seat.uid: seat.node for seat in found}
@@ -227,9 +227,9 @@ class Gangs:
         self._ledger.swap(pod.uid, seat.uid)
         return self._ledger.get(pod.uid) or seat
 
-    def _is_good(self, held: Reservation, ask: Ask) -> bool:
+    def _is_good(self, held: Reservation, ask: Ask, job: Job) -> bool:
         """Whether what is kept for a pod is a place with its gang, and would still do."""
-        return bool(held.plan) and self._cluster.suits(held, ask)
+        return held.plan == job.key.plan and self._cluster.suits(held, ask)
 
     def _is_useless(self, seat: Reservation) -> bool:
         """Whether the pod of a seat could not take it now, or nobody sits on any of its plan."""

@@ -12,7 +12,7 @@ get neighbouring seats: a node is filled before the next one is begun, in the or
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from allocator.gangs.policy import GangRequest, Member
@@ -20,7 +20,6 @@ from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, capacity, judge
 from allocator.state.index import NodeIndex
-from allocator.state.node import unknown_node
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Seat
 from ascend.chips import ChipSet
@@ -135,24 +134,10 @@ class _Board:
     def room(self, ask: Ask, candidates: Collection[str] | None) -> int:
         """How many such pods fit where nothing was taken yet: counted, and nobody is placed."""
         return sum(
-            nodes * capacity(place.vacancy, ask)[0]
-            for place, nodes in self._places(candidates)
-            if isinstance(place, Bucket) and place.vacancy.product.name in self.products
+            nodes * capacity(bucket.vacancy, ask)[0]
+            for bucket, nodes in self._index.buckets_of(candidates)
+            if bucket.vacancy.product.name in self.products
         )
-
-    def reasons_when_full(self, ask: Ask, candidates: Collection[str] | None) -> Counter[str]:
-        """How many nodes would refuse for which reason if as many such pods as fit were placed on what is there now."""
-        reasons = self._index.refusals() if candidates is None else Counter()
-        for place, nodes in self._places(candidates):
-            refusal = capacity(place.vacancy, ask)[1] if isinstance(place, Bucket) else place or unknown_node("")
-            reasons[refusal.reason] += nodes
-        return reasons
-
-    def _places(self, candidates: Collection[str] | None) -> Iterable[tuple[Bucket | Refusal | None, int]]:
-        """Where nodes stand, and how many there."""
-        if candidates is None:
-            return ((bucket, len(bucket)) for bucket in self._index.buckets)
-        return Counter(map(self._index.standing.get, candidates)).items()
 
     def _take_one(self, ask: Ask, candidates: Collection[str] | None) -> list[tuple[str, tuple[int, ...]]]:
         # The index knows the best place for one pod without looking at the others.
@@ -166,8 +151,10 @@ class _Board:
         self._changed[name] = vacancy.without(fit.taken)
         return [(name, fit.chips)]
 
-    def reasons(self, ask: Ask, candidates: Collection[str] | None) -> Counter[str]:
-        """How many nodes would refuse for which reason."""
+    def reasons(self, ask: Ask, candidates: Collection[str] | None, *, full: bool) -> Counter[str]:
+        """How many nodes would refuse for which reason; full where nobody was placed though as many as fit could be."""
+        if full:
+            return self._index.reasons_when_full(ask, candidates)
         reasons = self._index.reasons(ask, candidates)
         standing, ranking = self._index.standing, self._index.ranking(ask)
         for name, vacancy in self._changed.items():
@@ -264,7 +251,7 @@ def _refuse(request: GangRequest, misfits: list[_Misfit]) -> Refusal:
     if request.products is not None or (len(misfits) > 1 and not request.is_apart):
         # So that servers of other products are counted as such, whatever is free on them.
         ask = replace(ask, peers=best.board.products)
-    reasons = (best.board.reasons_when_full if best.full else best.board.reasons)(ask, best.allowed)
+    reasons = best.board.reasons(ask, best.allowed, full=best.full)
     # In an order of its own, so that the same state gives the same sentence.
     ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
     chips = "chip" if ask.chips == 1 else "chips"

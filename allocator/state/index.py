@@ -5,11 +5,11 @@ moves it from one bucket to another, and is no work for any ranking before that 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from allocator.rules.request import Ask
-from allocator.rules.vacancy import Fit, Vacancy, Verdict
+from allocator.rules.vacancy import Fit, Vacancy, Verdict, capacity
 from allocator.state.node import Offer, unknown_node
 from allocator.state.ranking import Bucket, Ranking
 from ascend.errors import Refusal
@@ -137,19 +137,31 @@ class NodeIndex:
             candidates: names of nodes; None for every node.
         """
         ranking = self.ranking(ask)
-        # Nodes that stand in one bucket are counted many times faster than they are judged.
-        places: Iterable[tuple[Bucket | Refusal | None, int]]
-        if candidates is None:
-            reasons = self.refusals()
-            places = ((bucket, len(bucket)) for bucket in self.buckets)
-        else:
-            reasons = Counter()
-            places = Counter(map(self._standing.get, candidates)).items()
-        for place, count in places:
-            verdict = ranking.verdict(place) if isinstance(place, Bucket) else place or unknown_node("")
+        return self._reasons(ranking.verdict, candidates)
+
+    def reasons_when_full(self, ask: Ask, candidates: Iterable[str] | None = None) -> Counter[str]:
+        """The same if as many such pods as fit were placed, one after the other, on what is there now."""
+        return self._reasons(lambda bucket: capacity(bucket.vacancy, ask)[1], candidates)
+
+    def buckets_of(self, candidates: Iterable[str] | None) -> Iterator[tuple[Bucket, int]]:
+        """The buckets of some nodes, and how many of these stand in each; None for every node."""
+        for place, count in self._places(candidates):
+            if isinstance(place, Bucket):
+                yield place, count
+
+    def _reasons(self, judged: Callable[[Bucket], Verdict], candidates: Iterable[str] | None) -> Counter[str]:
+        reasons = self.refusals() if candidates is None else Counter()
+        for place, count in self._places(candidates):
+            verdict = judged(place) if isinstance(place, Bucket) else place or unknown_node("")
             if isinstance(verdict, Refusal):
                 reasons[verdict.reason] += count
         return reasons
+
+    def _places(self, candidates: Iterable[str] | None) -> Iterable[tuple[Bucket | Refusal | None, int]]:
+        # Nodes that stand in one bucket are counted many times faster than they are judged.
+        if candidates is None:
+            return ((bucket, len(bucket)) for bucket in self.buckets)
+        return Counter(map(self._standing.get, candidates)).items()
 
     def _best(self, ask: Ask) -> tuple[str, Fit] | None:
         ranking = self.ranking(ask)

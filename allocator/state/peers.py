@@ -12,12 +12,11 @@ from typing import Final, NamedTuple
 
 from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
-from allocator.rules.vacancy import Fit, capacity
+from allocator.rules.vacancy import capacity
 from allocator.state.index import NodeIndex
 from allocator.state.jobs import Jobs
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord
-from allocator.state.ranking import Bucket
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 
@@ -165,10 +164,7 @@ def product_for_all(count: int, ask: Ask, index: NodeIndex, names: Iterable[str]
         index: the nodes.
         names: of the only nodes for them; None for all.
     """
-    standing, ranking = index.standing, index.ranking(ask)
     room: Counter[str] = Counter()
-    places = Counter(map(standing.get, names)) if names is not None else {each: len(each) for each in index.buckets}
-    for place, nodes in places.items():
-        if isinstance(place, Bucket) and isinstance(ranking.verdict(place), Fit):
-            room[place.vacancy.product.name] += nodes * capacity(place.vacancy, ask)[0]
+    for bucket, nodes in index.buckets_of(names):
+        room[bucket.vacancy.product.name] += nodes * capacity(bucket.vacancy, ask)[0]
     return next((name for name in PRODUCTS if room[name] >= count), None)

@@ -179,6 +179,18 @@ def test_a_pod_that_may_not_be_on_its_planned_node_changes_seats_with_a_peer() -
     assert world.engine.place(one).node == "n1"
 
 
+def test_a_pod_that_comes_to_another_gang_leaves_its_seat_in_the_first() -> None:
+    world = world_of(4)
+    world.add(*(pods := gang("train", 2)))
+    world.engine.place(pods[0])
+    left = pod(pods[0].name, 8, annotations={GROUP: "other", MIN_AVAILABLE: "2"})
+    world.add(left, *(others := gang("other", 1, minimum=2)))
+    assert {world.engine.place(each).node for each in (left, *others)} == {"n0", "n2"}
+    assert {each.plan for each in world.ledger if each.uid in {left.uid, others[0].uid}} == {
+        world.cluster.jobs.job_of(left).key.plan
+    }
+
+
 def test_a_pod_does_not_change_seats_with_a_peer_that_may_not_be_on_its_node() -> None:
     world = World()
     world.add(node("n0", labels={"zone": "a"}), node("n1", labels={"zone": "b"}))
