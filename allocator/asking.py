@@ -4,8 +4,10 @@ Every question of every front end begins here, so that the same pod is refused b
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from allocator.rules.job import stated_minimum
 from allocator.rules.narrowing import shuns_sub_health, wanted_products, wants_super_pod
@@ -23,8 +25,7 @@ _Question: TypeAlias = tuple[int, Ask, frozenset[tuple[str, str]]]
 """Which product takes all pods of a job: how many pods, what each of them asks for and selects."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What a pod asks for.
 
     Attributes:

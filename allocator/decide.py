@@ -7,7 +7,9 @@ pod is told no longer counts them. A pod's own reservation never stands in its o
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from allocator.asking import Asking
 from allocator.gangs.gangs import NEVER, Gangs
@@ -29,8 +31,7 @@ WITH_GANG = "PlacedWithGang"
 """The reason of every other node when the pod's place was chosen with those of its gang."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filtered:
+class Filtered(msgspec.Struct, frozen=True):
     """Where a pod fits.
 
     Attributes:
@@ -51,8 +52,7 @@ class Filtered:
         return reasons
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
+class Tier(msgspec.Struct, frozen=True):
     """Nodes a pod fits on equally well.
 
     Attributes:

@@ -6,14 +6,14 @@ of the pod; what a regular init container gets is given again to the containers 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
 
 ContainerKind: TypeAlias = Literal["init", "sidecar", "app"]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What one container of a pod asks for.
 
     Attributes:

@@ -13,7 +13,9 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.placement import OrderKey
@@ -216,8 +218,7 @@ class _Entry:
         return None if name is None else _Entry(self.sort[0], name, self.vacancy, self.fit, self.others)
 
 
-@dataclass(frozen=True, slots=True)
-class _Misfit:
+class _Misfit(msgspec.Struct, frozen=True):
     """Not all members fit on servers of some products.
 
     Attributes:

@@ -1,8 +1,10 @@
 """The plan of a gang: who needs a seat and on which nodes it may be, put to the policy; a refusal is remembered."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.gangs.pools import MemberPools
@@ -21,8 +23,7 @@ _Kind: TypeAlias = tuple[Ask, frozenset[tuple[str, str]]]
 """Pods of a gang that ask for the same on the same nodes: where one of them fits, so does another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """All that an answer about a gang's pod depends on besides nodes and reservations.
 
     Attributes:

@@ -6,8 +6,10 @@ refusal; it reserves nothing. SuperPoD blocks, their repair after faults and swi
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
@@ -16,8 +18,7 @@ from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """A pod of a gang that needs a seat.
 
     Attributes:
@@ -47,8 +48,7 @@ class Member:
         return replace(self, ask=replace(self.ask, peers=products), named=products & (self.named or products))
 
 
-@dataclass(frozen=True, slots=True)
-class GangRequest:
+class GangRequest(msgspec.Struct, frozen=True):
     """What a policy has to place.
 
     Attributes:

@@ -4,8 +4,9 @@ Whoever runs jobs marks their pods in its own way; the marks are tried from the 
 for) to the most general (an owner). A pod nobody claims is a job of its own.
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
@@ -47,8 +48,7 @@ _LEADERS = frozenset({"master", "chief", "launcher"})
 _MAX_DIGITS = 7
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class JobKey:
+class JobKey(msgspec.Struct, frozen=True, order=True):
     """What tells jobs apart.
 
     Attributes:

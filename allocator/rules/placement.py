@@ -1,8 +1,9 @@
 """Where a pod goes on one server: what every family's rule answers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from ascend.chips import ChipSet, chip_set
 from ascend.errors import Refusal
@@ -12,8 +13,7 @@ OrderKey: TypeAlias = tuple[int, ...]
 """What nodes are ordered by: the smaller, the better. Comparable within a product."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """Chips for a request out of a set of free ones.
 
     Attributes:
@@ -34,8 +34,7 @@ class Placement:
         return cls(misfit, free.bit_count(), chips, chip_set(chips))
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """The rule of a family: four pure functions.
 
     Attributes:

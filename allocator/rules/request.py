@@ -1,6 +1,6 @@
 """How many chips a pod asks for, and what a rule has to know of its asking."""
 
-from dataclasses import dataclass
+import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue, Refusal
@@ -8,8 +8,7 @@ from ascend.kube.objects import Pod
 from ascend.slices import effective_request
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What a pod asks of a node: pods with equal asks are interchangeable for every rule.
 
     Attributes:

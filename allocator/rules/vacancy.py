@@ -1,8 +1,10 @@
 """What a node has left, and the verdict on a pod for it."""
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from allocator.rules.families import RULES
 from allocator.rules.placement import OrderKey
@@ -12,8 +14,7 @@ from ascend.errors import Refusal
 from ascend.products import PRODUCTS, Product
 
 
-@dataclass(frozen=True, slots=True)
-class Vacancy:
+class Vacancy(msgspec.Struct, frozen=True):
     """What a usable node has left: nodes with equal vacancies are interchangeable.
 
     Attributes:
@@ -52,8 +53,7 @@ class Vacancy:
         return (ask.distributed or ask.minds_network) and self.product.heeds_network
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True):
     """A pod fits: where the node stands among others, and what the pod takes.
 
     Attributes:

@@ -7,7 +7,8 @@ stricter rule (seed 001, "Resource Application Constraints"): one pod of 1, 2, 4
 import functools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from allocator.rules.job import JobKey
 from allocator.rules.narrowing import wanted_products, wants_super_pod
@@ -23,8 +24,7 @@ _VIRTUAL = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|" + re.escape(_CORES))
 """Resources that are a part of a chip: cut out beforehand, or on demand (spec/scheduling.md §5)."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobShape:
+class JobShape(msgspec.Struct, frozen=True):
     """What a job asks for, as far as its validity depends on it.
 
     Attributes:
@@ -102,9 +102,9 @@ def invalidity(shape: JobShape) -> Refusal | None:
         return Refusal(
             "UnsupportedPolicy", f"{shape.key} asks for nodes of one SuperPod; there is no rule for it here yet"
         )
-    if any(_takes(product, shape) for product in _products(shape)):
+    if _is_taken(shape.sizes, shape.products, several=shape.pods > 1):
         return None
-    products = list(_products(shape))
+    products = list(_among(shape.products))
     # How many is not always known, and it makes no difference.
     what = f"{'several pods of ' if shape.pods > 1 else ''}{_join(shape.sizes)} chips"
     if len(products) == 1:
@@ -138,12 +138,13 @@ def excess_of_parts(pod: Pod, job: JobKey, in_job: int) -> Refusal | None:
     return invalidity(JobShape(f"pod {pod.key}" if own > 1 else f"job {job}", frozenset(), virtual=max(own, in_job)))
 
 
-def _products(shape: JobShape) -> Iterator[Product]:
-    return (each for each in PRODUCTS.values() if shape.products is None or each.name in shape.products)
+@functools.lru_cache(maxsize=1024)  # every decision asks it, and there are few shapes of jobs
+def _is_taken(sizes: frozenset[int], products: frozenset[str] | None, *, several: bool) -> bool:
+    return any(sizes.issubset(product.allowed(distributed=several)) for product in _among(products))
 
 
-def _takes(product: Product, shape: JobShape) -> bool:
-    return shape.sizes.issubset(product.allowed(distributed=shape.pods > 1))
+def _among(products: frozenset[str] | None) -> Iterator[Product]:
+    return (each for each in PRODUCTS.values() if products is None or each.name in products)
 
 
 def _rule(product: Product) -> str:

@@ -8,10 +8,12 @@ priorities in sum; then the one of younger pods. That is kube-scheduler's own or
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, takewhile
 from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from allocator.rules.request import Ask
 from allocator.rules.vacancy import Vacancy, judge
@@ -22,8 +24,7 @@ _TRIED: Final = 10
 """Of so many pods every set is tried (1,024 at most); of more, one after the other is spared where it can be."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Occupant:
+class Occupant(msgspec.Struct, frozen=True, eq=False):
     """A pod that may be displaced; two are equal only if they are one, which is told apart much faster than values.
 
     Attributes:

@@ -11,7 +11,9 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.chips import ChipSet

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeAlias
 
+import msgspec
+
 from allocator.rules.identity import identify
 from allocator.rules.request import counted_chips
 from allocator.rules.vacancy import Vacancy
@@ -29,8 +31,7 @@ from ascend.kube.objects import Node, Pod
 from ascend.products import Product
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(msgspec.Struct, frozen=True):
     """What a node's object says of its chips.
 
     Attributes:
@@ -46,8 +47,7 @@ class Server:
     vitality: Vitality = Vitality.HEALTHY
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True):
     """What a live pod bound to a node takes of it.
 
     Attributes:

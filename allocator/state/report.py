@@ -6,7 +6,6 @@ the SHA-256 of what is told; where it is wrong, nothing of it is believed.
 """
 
 import hashlib
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -38,8 +37,7 @@ class Vitality(IntEnum):
 _VITALITY = {"subhealthy": Vitality.SUB_HEALTHY, "preseparate": Vitality.SEPARATING, "unhealthy": Vitality.UNHEALTHY}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReport:
+class NodeReport(msgspec.Struct, frozen=True):
     """What a device plugin reports, as far as placing pods depends on it.
 
     Attributes:

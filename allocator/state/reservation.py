@@ -12,8 +12,9 @@ may be given up together. TENTATIVE is one whose chips somebody was told who mak
 alone, and when its time is up without a Binding the pod sits down again.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from ascend.annotations import Grant
 from ascend.chips import ChipSet, chip_set
@@ -29,8 +30,7 @@ class Stage(StrEnum):
     DOUBTFUL = "doubtful"
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """Chips kept for a pod.
 
     Attributes:
@@ -69,8 +69,7 @@ class Reservation:
         return Grant(self.chips, self.predicate_time)
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(msgspec.Struct, frozen=True):
     """A place of a plan.
 
     Attributes:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from allocator.preempt import Preemption, Sacrifice, Suggestion
 from allocator.rules.request import Ask
