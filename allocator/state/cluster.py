@@ -264,19 +264,24 @@ class Cluster:
     def _reserved(self, name: str, uids: Iterable[str]) -> None:
         for uid in uids:
             self._peers.pod_changed(uid)
-        self._refresh(name)
+        record = self._records.get(name)
+        if record is not None:
+            self._offer(record)
 
     def _refresh(self, name: str) -> None:
         record = self._records.get(name)
         if record is None:
             return
-        self.changes.note(name)
         record.reread()
         self._identified(record, record.identify())
-        offer = assess(record, self._ledger.on(name))
+        self._offer(record)
+
+    def _offer(self, record: NodeRecord) -> None:
+        self.changes.note(record.name)
+        offer = assess(record, self._ledger.on(record.name))
         if offer != record.offer:
             record.offer = offer
-            self.index.put(name, offer)
+            self.index.put(record.name, offer)
 
     def _tidy(self, name: str) -> None:
         # A node of which nothing is left is forgotten; otherwise the names of a lively cluster would pile up.

@@ -8,7 +8,6 @@ tier; the best node is the first by name of the first tier. Entries that are out
 import heapq
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask
@@ -58,14 +57,6 @@ class Bucket:
         return self._heap[0]
 
 
-@dataclass(slots=True)
-class _Tier:
-    """Buckets that fit equally well: a heap of (first node when entered, serial number), and which entry counts."""
-
-    heap: list[tuple[str, int]] = field(default_factory=list)
-    buckets: dict[int, Bucket] = field(default_factory=dict)
-
-
 class Ranking:
     """The buckets as they suit one ask.
 
@@ -77,10 +68,12 @@ class Ranking:
         self.ask = ask
         self.read_to = -1
         """How much of the index's journal is taken in; negative: all buckets are to be taken in anew."""
-        self._tiers: dict[OrderKey, _Tier] = {}
+        # Of each tier the buckets, as a heap by their first nodes when they were entered; a number tells equals apart.
+        self._tiers: dict[OrderKey, list[tuple[str, int, Bucket]]] = {}
         self._keys: list[OrderKey] = []
         self._serial = 0
-        self._entries: dict[Bucket, int] = {}
+        # By which first node each bucket was entered last; other entries of it are outdated.
+        self._entered: dict[Bucket, str] = {}
 
     def verdict(self, bucket: Bucket) -> Verdict:
         """The verdict on the ask, the same for every node of the bucket."""
@@ -93,7 +86,7 @@ class Ranking:
         """Start anew, with no bucket."""
         self._tiers.clear()
         self._keys.clear()
-        self._entries.clear()
+        self._entered.clear()
 
     def enter(self, bucket: Bucket) -> None:
         """Take in a bucket that is new, or begins with another node."""
@@ -101,40 +94,37 @@ class Ranking:
         if isinstance(verdict, Fit):
             tier = self._tiers.get(verdict.key)
             if tier is None:
-                tier = self._tiers[verdict.key] = _Tier()
+                tier = self._tiers[verdict.key] = []
                 insort(self._keys, verdict.key)
-            self._push(tier, bucket)
+            first = bucket.first()
+            if self._entered.get(bucket) != first:
+                heapq.heappush(tier, self._entry(first, bucket))
 
     def best(self) -> tuple[str, Fit] | None:
         """The best node and how the ask fits there; None where it fits on none."""
         while self._keys:
             tier = self._tiers[self._keys[0]]
-            bucket = self._first(tier)
-            if bucket is not None:
-                fit = self.verdict(bucket)
-                assert isinstance(fit, Fit)  # noqa: S101 - else it would not be in a tier
-                return bucket.first(), fit
+            while tier:
+                first, _, bucket = tier[0]
+                if bucket and bucket.first() == first:
+                    fit = self.verdict(bucket)
+                    assert isinstance(fit, Fit)  # noqa: S101 - else it would not be in a tier
+                    return first, fit
+                self._drop_first(tier)
             del self._tiers[self._keys.pop(0)]
         return None
 
-    def _first(self, tier: _Tier) -> Bucket | None:
-        while tier.heap:
-            name, serial = tier.heap[0]
-            bucket = tier.buckets[serial]
-            if self._entries.get(bucket) == serial:
-                if bucket and bucket.first() == name:
-                    return bucket
-                del self._entries[bucket]
-                if bucket:
-                    self._push(tier, bucket)
-                    # The outdated entry is still somewhere in the heap, and is dropped when it surfaces.
-                    continue
-            heapq.heappop(tier.heap)
-            del tier.buckets[serial]
-        return None
+    def _drop_first(self, tier: list[tuple[str, int, Bucket]]) -> None:
+        first, _, bucket = tier[0]
+        if self._entered.get(bucket) != first:
+            heapq.heappop(tier)  # it was entered by another node since
+        elif bucket:
+            heapq.heapreplace(tier, self._entry(bucket.first(), bucket))
+        else:
+            heapq.heappop(tier)
+            del self._entered[bucket]
 
-    def _push(self, tier: _Tier, bucket: Bucket) -> None:
+    def _entry(self, first: str, bucket: Bucket) -> tuple[str, int, Bucket]:
         self._serial += 1
-        self._entries[bucket] = self._serial
-        tier.buckets[self._serial] = bucket
-        heapq.heappush(tier.heap, (bucket.first(), self._serial))
+        self._entered[bucket] = first
+        return first, self._serial, bucket

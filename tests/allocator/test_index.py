@@ -96,7 +96,7 @@ def test_a_node_that_comes_and_goes_leaves_no_heap_behind() -> None:
         index.put("n1", one)
         index.put("n1", other)
         assert index.best(Ask(1))
-    assert all(len(tier.heap) < 16 for ranking in index._rankings.values() for tier in ranking._tiers.values())
+    assert all(len(tier) < 16 for ranking in index._rankings.values() for tier in ranking._tiers.values())
     assert all(len(bucket._heap) < 16 for bucket in index._buckets.values())
     assert len(index._journal) < 8 + 4 * len(index._buckets)
     assert index.best(Ask(8)) == ("zz", judge(one, Ask(8)))
