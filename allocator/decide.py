@@ -7,6 +7,8 @@ pod is told no longer counts them. A pod's own reservation never stands in its o
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 from msgspec.structs import replace
@@ -15,7 +17,7 @@ from allocator.asking import Asking
 from allocator.gangs.gangs import NEVER, Gangs
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import Ask
-from allocator.rules.summary import sum_up
+from allocator.rules.summary import count_reasons, sum_up
 from allocator.rules.vacancy import OCCUPIED, Fit
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
@@ -31,25 +33,27 @@ WITH_GANG = "PlacedWithGang"
 """The reason of every other node when the pod's place was chosen with those of its gang."""
 
 
-class Filtered(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Filtered:
     """Where a pod fits.
 
     Attributes:
-        fitting: nodes, in the order of the candidates.
+        fitting: nodes, each once, in the order of the candidates.
         refused: why not on the others.
     """
 
     fitting: list[str]
     refused: dict[str, Refusal]
 
-    @property
+    @cached_property
+    def refusals(self) -> Counter[Refusal]:
+        """How many nodes each refusal is of; many share one."""
+        return Counter(self.refused.values())
+
+    @cached_property
     def reasons(self) -> Counter[str]:
         """How many nodes refuse for which reason."""
-        reasons: Counter[str] = Counter()
-        # Many nodes share one refusal; a refusal is counted many times faster than its reason.
-        for refusal, count in Counter(self.refused.values()).items():
-            reasons[refusal.reason] += count
-        return reasons
+        return count_reasons(self.refusals)
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -131,13 +135,7 @@ class DecisionEngine:
         if asked.gang is not None:
             return self._filter_gang(pod, asked.ask, asked.gang, candidates)
         with self._ledger.suspended(pod.uid):
-            fitting, refused = [], {}
-            for name, verdict in self._cluster.index.verdicts(asked.ask, candidates):
-                if isinstance(verdict, Refusal):
-                    refused[name] = verdict
-                else:
-                    fitting.append(name)
-            return Filtered(fitting, refused)
+            return Filtered(*self._cluster.index.sift(asked.ask, candidates))
 
     def rank(self, pod: Pod, candidates: Collection[str] | None = None) -> list[Tier]:
         """The nodes a pod fits on, best first; reserves nothing.
@@ -155,11 +153,11 @@ class DecisionEngine:
             return [Tier(1, 0, fitting)] if fitting else []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         with self._ledger.suspended(pod.uid):
-            for name, verdict in self._cluster.index.verdicts(asked.ask, candidates):
-                if isinstance(verdict, Fit):
+            for name, verdict in self._cluster.index.verdicts(asked.ask, candidates).items():
+                if not isinstance(verdict, Refusal):
                     tiers.setdefault((verdict.key, verdict.score), []).append(name)
         ranked = enumerate(sorted(tiers.items()), start=1)
-        return [Tier(rank, score, sorted(set(names))) for rank, ((_, score), names) in ranked]
+        return [Tier(rank, score, sorted(names)) for rank, ((_, score), names) in ranked]
 
     def fits(self, pod: Pod) -> list[tuple[str, Fit]]:
         """Every node a pod fits on, and how: best first, by name among equals; reserves nothing.
@@ -178,7 +176,7 @@ class DecisionEngine:
                 ask = replace(ask, peers=frozenset({record.product.name}))
         with self._ledger.suspended(pod.uid):
             verdicts = self._cluster.index.verdicts(ask)
-            return sorted(((name, fit) for name, fit in verdicts if isinstance(fit, Fit)), key=_order)
+        return sorted(((name, fit) for name, fit in verdicts.items() if not isinstance(fit, Refusal)), key=_order)
 
     def place(self, pod: Pod, candidates: Collection[str] | None = None) -> Reservation:
         """Choose node and chips for a pod and reserve them.
@@ -274,11 +272,11 @@ class DecisionEngine:
         else:
             fitting = [node]
             elsewhere = Refusal(WITH_GANG, f"pod {pod.key} has its place with its gang, on node {node}")
-        verdicts = {name: verdict for name, verdict in self._cluster.index.verdicts(ask, names) if name not in fitting}
         # Not even an occupied node invites to preempt: room for one pod is no room for its gang.
-        ill = {name: each for name, each in verdicts.items() if isinstance(each, Refusal)}
         refused = {
-            name: ill[name] if name in ill and ill[name].reason not in OCCUPIED else elsewhere for name in verdicts
+            name: verdict if isinstance(verdict, Refusal) and verdict.reason not in OCCUPIED else elsewhere
+            for name, verdict in self._cluster.index.verdicts(ask, names).items()
+            if name not in fitting
         }
         return Filtered(fitting, refused)
 
@@ -312,7 +310,7 @@ class DecisionEngine:
 
     def _nowhere(self, pod: Pod, ask: Ask, candidates: Collection[str] | None) -> Refusal:
         if candidates is not None and len(candidates) == 1:
-            ((_, verdict),) = self._cluster.index.verdicts(ask, candidates)
+            (verdict,) = self._cluster.index.verdicts(ask, candidates).values()
             if isinstance(verdict, Refusal):
                 return Refusal(verdict.reason, verdict.message)
         return sum_up(pod.key, ask.chips, self._cluster.index.reasons(ask, candidates))

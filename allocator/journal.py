@@ -100,7 +100,7 @@ class Journal:
             fitting = len(filtered.fitting)
             log.debug("filtered nodes", pod=pod.key, pod_uid=pod.uid, fitting=fitting, refused=dict(reasons))
             return
-        self.refused(pod, sum_up_nodes(pod.key, counted_chips(pod), filtered.refused.values()), nodes=dict(reasons))
+        self.refused(pod, sum_up_nodes(pod.key, counted_chips(pod), filtered.refusals), nodes=dict(reasons))
 
     def preempts(self, pod: Pod, chosen: Sacrifice | None) -> None:
         """A scheduler was told whom a pod displaces; whether it does so is its business."""

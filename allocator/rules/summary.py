@@ -1,7 +1,7 @@
 """The refusal of many nodes as one: what a pod's Event, a scheduler and the command line show alike."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from ascend.errors import Refusal
 
@@ -32,15 +32,28 @@ def sum_up(pod: str, chips: int, reasons: Mapping[str, int]) -> Refusal:
     return Refusal(reason, f"pod {pod}: {chips} chips fit on none of {total} nodes: {counts}")
 
 
-def sum_up_nodes(pod: str, chips: int, refusals: Iterable[Refusal]) -> Refusal:
-    """Why a pod fits nowhere, from every node's own refusal; a sentence they all say is the pod's."""
+def count_reasons(refusals: Mapping[Refusal, int]) -> Counter[str]:
+    """How many nodes refuse for which reason.
+
+    Args:
+        refusals: of how many nodes each is.
+    """
     reasons: Counter[str] = Counter()
-    sentences: dict[str, Refusal] = {}
-    # Many nodes share one refusal.
-    for refusal, count in Counter(refusals).items():
+    for refusal, count in refusals.items():
         reasons[refusal.reason] += count
-        sentences.setdefault(refusal.message, refusal)
+    return reasons
+
+
+def sum_up_nodes(pod: str, chips: int, refusals: Mapping[Refusal, int]) -> Refusal:
+    """Why a pod fits nowhere, from every node's own refusal; a sentence they all say is the pod's.
+
+    Args:
+        pod: ``namespace/name``.
+        chips: how many it asks for.
+        refusals: of how many nodes each is.
+    """
+    sentences = {refusal.message: refusal for refusal in refusals}
     if len(sentences) == 1:
         (only,) = sentences.values()
         return Refusal(only.reason, only.message)
-    return sum_up(pod, chips, reasons)
+    return sum_up(pod, chips, count_reasons(refusals))

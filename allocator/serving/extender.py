@@ -114,15 +114,16 @@ class Extender:
 
     def _refused(self, pod: Pod, names: NodeNames, refusal: Refusal) -> FilterResult:
         try:
-            refused = self._engine.filter(pod, names).refused
+            filtered = self._engine.filter(pod, names)
         except Refusal as senseless:
             self._journal.refused(pod, senseless)
-            return refused_result(dict.fromkeys(names, senseless), ())
-        # A node without a reason of its own has the pod's: its gang isn't complete, for example.
-        filtered = Filtered([], dict.fromkeys(names, refusal) | refused)
+            return refused_result(Filtered([], dict.fromkeys(names, senseless)), ())
+        # A node without a reason of its own has the pod's: its peers' node is not among the candidates, for example.
+        if filtered.fitting:
+            filtered = Filtered([], filtered.refused | dict.fromkeys(filtered.fitting, refusal))
         self._journal.filtered(pod, filtered)
         self._reconsideration.refused(pod)
-        return refused_result(filtered.refused, self._preemption.waiting(pod, filtered.refused))
+        return refused_result(filtered, self._preemption.waiting(pod, filtered.refused))
 
     def _winner(self, pod: Pod, names: NodeNames) -> str:
         settled = self._engine.settled_node(pod)

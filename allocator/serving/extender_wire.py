@@ -4,14 +4,14 @@ Go's field names are the keys. A question names every node that kube-scheduler i
 are decoded only if somebody needs them all.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Final, TypeVar
 
 import msgspec
 
+from allocator.decide import Filtered
 from allocator.preempt import Sacrifice
-from ascend.errors import UNREADABLE, AscendError, InvalidValue, Refusal
+from ascend.errors import UNREADABLE, AscendError, InvalidValue
 from ascend.kube.objects import Pod
 
 NODE_CACHE: Final = "the extender keeps its own view of nodes: set nodeCacheCapable: true in its configuration"
@@ -37,7 +37,7 @@ class NodeNames(Collection[str]):
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
         self._names: list[str] | None = None
-        self._set: frozenset[str] = frozenset()
+        self._set: frozenset[str] | None = None
         # Names of nodes need no escapes. Where there are some all the same, bytes can't be compared.
         self._searched = _SEARCHES if b"\\" in raw else 0
 
@@ -45,7 +45,8 @@ class NodeNames(Collection[str]):
         if self._names is None and self._searched < _SEARCHES and isinstance(name, str):
             self._searched += 1
             return b'"%b"' % name.encode() in self._raw
-        self._all()
+        if self._set is None:
+            self._set = frozenset(self._all())
         return name in self._set
 
     def __iter__(self) -> Iterator[str]:
@@ -57,7 +58,6 @@ class NodeNames(Collection[str]):
     def _all(self) -> list[str]:
         if self._names is None:
             self._names = decode(self._raw, list[str])
-            self._set = frozenset(self._names)
         return self._names
 
 
@@ -165,37 +165,34 @@ def preemption_result(chosen: Sacrifice | None) -> PreemptionResult:
     return PreemptionResult({chosen.node: victims})
 
 
-def refused_result(refused: Mapping[str, Refusal], waiting: Collection[str]) -> FilterResult:
+def refused_result(filtered: Filtered, waiting: Collection[str]) -> FilterResult:
     """The answer where a pod fits on none of the nodes.
 
     kube-scheduler takes a node that it finds in neither list for one where preemption can't help, so of many such
     nodes one of each reason is enough; its sentence counts the others.
 
     Args:
-        refused: why not, by node.
+        filtered: why not, by node.
         waiting: those of the nodes where the pod only has to wait for pods that are ending.
     """
+    refused = filtered.refused
     result = FilterResult(node_names=[], failed_nodes={name: text(refused[name]) for name in waiting})
-    others = {name: refusal for name, refusal in refused.items() if name not in waiting} if waiting else refused
-    if len(others) <= _EACH:
-        result.failed_and_unresolvable_nodes = {name: text(refusal) for name, refusal in others.items()}
+    if waiting:
+        filtered = Filtered([], {name: refusal for name, refusal in refused.items() if name not in waiting})
+    if len(filtered.refused) <= _EACH:
+        result.failed_and_unresolvable_nodes = {name: text(refusal) for name, refusal in filtered.refused.items()}
     else:
-        result.failed_and_unresolvable_nodes = _spokesmen(others)
+        result.failed_and_unresolvable_nodes = _spokesmen(filtered)
     return result
 
 
-def _spokesmen(refused: Mapping[str, Refusal]) -> dict[str, str]:
-    counts: Counter[str] = Counter()
-    # Many nodes share one refusal.
-    for refusal, count in Counter(refused.values()).items():
-        counts[refusal.reason] += count
+def _spokesmen(filtered: Filtered) -> dict[str, str]:
     spoken: dict[str, str] = {}
-    missing = set(counts)
-    for name, refusal in refused.items():
+    missing = dict(filtered.reasons)
+    for name, refusal in filtered.refused.items():
         if not missing:
             break
-        if refusal.reason in missing:
-            missing.remove(refusal.reason)
-            count = counts[refusal.reason]
+        count = missing.pop(refusal.reason, 0)
+        if count:
             spoken[name] = f"{refusal.reason} on {count:,} nodes, here: {refusal}" if count > 1 else text(refusal)
     return spoken

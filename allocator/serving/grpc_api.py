@@ -1,6 +1,5 @@
 """The front end for any scheduler: the calls of ``ascend.allocator.v1.Allocator``."""
 
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -208,9 +207,8 @@ def _patience_s(pod: Pod, context: Context) -> float:
 
 
 def _explained(filtered: Filtered) -> pb.ExplainResponse:
-    counts: Counter[str] = filtered.reasons
     obstacles = []
-    for reason, count in counts.most_common():
+    for reason, count in filtered.reasons.most_common():
         examples = [name for name, refusal in filtered.refused.items() if refusal.reason == reason][:_EXAMPLES]
         message = filtered.refused[examples[0]].message
         obstacles.append(pb.Obstacle(reason=reason, nodes=count, message=message, examples=examples))

@@ -6,7 +6,7 @@ moves it from one bucket to another, and is no work for any ranking before that 
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, cast
 
 from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, capacity
@@ -85,7 +85,7 @@ class NodeIndex:
         standing, ranking = self._standing, self.ranking(ask)
         places = set(map(standing.get, candidates))
         judged = ((place, ranking.verdict(place)) for place in places if isinstance(place, Bucket))
-        fits = {place: fit for place, fit in judged if isinstance(fit, Fit)}
+        fits = {place: fit for place, fit in judged if not isinstance(fit, Refusal)}
         key = min((fit.key for fit in fits.values()), default=None)
         tier = {place: fit for place, fit in fits.items() if fit.key == key}
         named = ((name, tier.get(place)) for name in candidates if isinstance(place := standing.get(name), Bucket))
@@ -93,20 +93,40 @@ class NodeIndex:
         best_named = ((name, fit) for name, fit in named if fit is not None) if tier else ()
         return min(best_named, key=lambda each: each[0], default=None)
 
-    def verdicts(self, ask: Ask, candidates: Iterable[str] | None = None) -> Iterator[tuple[str, Verdict]]:
-        """Every node and the verdict on a pod for it.
+    def verdicts(self, ask: Ask, candidates: Collection[str] | None = None) -> dict[str, Verdict]:
+        """The verdict on a pod for every node, by name.
 
         Args:
             ask: what the pod asks for.
             candidates: names of nodes; None for every node.
         """
-        ranking = self.ranking(ask)
-        for name in self._standing if candidates is None else candidates:
-            place = self._standing.get(name)
-            if place is None:
-                yield name, unknown_node(name)
-            else:
-                yield name, ranking.verdict(place) if isinstance(place, Bucket) else place
+        return self._judge(ask, candidates)[0]
+
+    def sift(self, ask: Ask, candidates: Collection[str] | None = None) -> tuple[list[str], dict[str, Refusal]]:
+        """The nodes a pod fits on, in the order of the candidates, and why not on the others.
+
+        Args:
+            ask: what the pod asks for.
+            candidates: names of nodes; None for every node.
+        """
+        verdicts, given = self._judge(ask, candidates)
+        if all(isinstance(verdict, Refusal) for verdict in given):
+            # Where it fits nowhere, which is when many are asked about, there is nothing to part.
+            return [], cast("dict[str, Refusal]", verdicts)
+        refused = {name: verdict for name, verdict in verdicts.items() if isinstance(verdict, Refusal)}
+        return [name for name in verdicts if name not in refused], refused
+
+    def _judge(self, ask: Ask, candidates: Collection[str] | None) -> tuple[dict[str, Verdict], Iterable[Verdict]]:
+        """The verdict for every node, and all that were given; no name is looked at where all are known."""
+        ranking, names = self.ranking(ask), self._standing if candidates is None else candidates
+        places = list(map(self._standing.get, names))
+        # Each place is judged once, however many nodes stand there.
+        judged = {place: ranking.verdict(place) if isinstance(place, Bucket) else place for place in set(places)}
+        verdicts = dict(zip(names, map(judged.__getitem__, places), strict=True))
+        if None in judged:
+            known = {name: unknown_node(name) if verdict is None else verdict for name, verdict in verdicts.items()}
+            return known, known.values()
+        return cast("dict[str, Verdict]", verdicts), cast("Iterable[Verdict]", judged.values())
 
     def vacancy_for(self, ask: Ask, name: str) -> Vacancy | None:
         """What a node has left, where the pod fits on it."""

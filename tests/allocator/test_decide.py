@@ -127,7 +127,7 @@ def test_unknown_and_repeated_candidates_do_no_harm() -> None:
     world = World()
     world.add(node("n1"))
     filtered = world.engine.filter(pod("a"), ["n1", "n1", "nowhere"])
-    assert filtered.fitting == ["n1", "n1"]
+    assert filtered.fitting == ["n1"]
     assert filtered.refused["nowhere"].reason == "UnknownNode"
     assert [tier.nodes for tier in world.engine.rank(pod("a"), ["n1", "n1"])] == [["n1"]]
     assert world.engine.place(pod("a"), ["nowhere", "n1", "n1"]).node == "n1"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.decide import Filtered
 from allocator.serving.extender_wire import NodeNames, read_args, refused_result
 from ascend.errors import InvalidValue, Refusal
 
@@ -53,7 +54,7 @@ def test_a_name_that_is_none_is_refused_when_the_names_are_read() -> None:
 def test_of_many_refusals_every_reason_is_told_with_its_number_of_nodes(reasons: list[str], *, waits: bool) -> None:
     refused = {f"n{number}": Refusal(reason, f"of n{number}") for number, reason in enumerate(reasons)}
     waiting = ("n0",) if waits else ()
-    result = refused_result(refused, waiting)
+    result = refused_result(Filtered([], refused), waiting)
     assert list(result.failed_nodes) == list(waiting)
     told = list(result.failed_and_unresolvable_nodes.values())
     others = reasons[len(waiting) :]
