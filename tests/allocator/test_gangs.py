@@ -771,6 +771,23 @@ def test_a_job_that_is_made_anew_is_not_taken_for_the_one_before() -> None:
     assert world.engine.place(pods[0]).node == "n0"
 
 
+def test_a_plan_is_not_given_up_for_what_was_wrong_with_that_of_a_job_of_the_same_name_before() -> None:
+    world = world_of(2)
+    world.add(*(pods := gang("train", 2)))
+    running = bind(world, pods[0])
+    broken = world.engine.place(pods[1]).node
+    world.add(node(broken, ready=False))
+    world.engine.filter(pod("looks"))
+    for each in (pods[1], running):
+        world.cluster.pod_deleted(each)
+    world.engine.filter(pod("looks"))
+    world.add(node(broken), *(pods := gang("train", 2, first=2)))
+    world.engine.place(pods[0])
+    world.add(node("n2"))
+    world.engine.filter(pod("looks"))
+    assert all(world.ledger.get(each.uid) for each in pods)
+
+
 @settings(max_examples=200, deadline=None)
 @given(history=st.lists(changes, max_size=12), names=st.none() | st.sets(st.sampled_from(["n0", "n1", "n2"])))
 def test_what_was_answered_before_is_never_the_answer_to_another_question(
