@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from allocator.endpoint import PERIOD_S, Endpoint, publish
-from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import KubeObject, Metadata, Resource
 
@@ -41,6 +41,8 @@ class Server:
         return KubeObject(metadata=Metadata(name=name, uid="service-uid"))
 
     async def create(self, _resource: Resource[KubeObject], body: dict[str, Any], _namespace: str) -> None:
+        if self.slice is not None:
+            raise Conflict("it exists already", status=409)
         self.slice = body
 
 
