@@ -9,6 +9,8 @@ from itertools import count
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import msgspec
+
 from allocator.rules.job import (
     JobKey,
     filling_order,
@@ -56,7 +58,7 @@ class Job:
     Attributes:
         size: how many of its present pods ask for chips.
         present: how many pods it has that have not failed and are not being deleted, finished ones among them.
-        version: another one after every change of a pod, and never that of another job.
+        version: another one after every change of a pod that any answer hangs on, and never that of another job.
     """
 
     __slots__ = (
@@ -215,10 +217,12 @@ class Job:
 
     def put(self, pod: Pod) -> None:
         """A pod of it is present."""
-        self._remove(pod.uid)
+        old = self._remove(pod.uid)
         self.note_minimum(pod)
         self._pods[pod.uid] = pod
-        self.version = next(_VERSIONS)
+        # Schedulers write into the status of every pod they were refused, and then ask about its peers.
+        if old is None or not _is_as_before(old, pod):
+            self.version = next(_VERSIONS)
         self.present += 1
         self.size += pod.asks_for_chips
         parts = virtual_chips(pod) if pod.is_live else 0
@@ -233,18 +237,19 @@ class Job:
     def remove(self, uid: str) -> None:
         """A pod of it is present no more."""
         self._take_back(uid)
-        self._remove(uid)
+        if self._remove(uid) is not None:
+            self.version = next(_VERSIONS)
         self._free(self._given.pop(uid, None), uid)
 
-    def _remove(self, uid: str) -> None:
+    def _remove(self, uid: str) -> Pod | None:
         pod = self._pods.pop(uid, None)
         if pod is None:
-            return
-        self.version = next(_VERSIONS)
+            return None
         self.present -= 1
         self.size -= pod.asks_for_chips
         self._parts.pop(uid, None)
         self._free(self._own.pop(uid, None), uid)
+        return pod
 
     def _take_back(self, uid: str) -> None:
         if self._stated.pop(uid, None) == self._stated_last:
@@ -276,6 +281,12 @@ def _minimum(pod: Pod) -> int | None:
     except Refusal:
         # Said to whoever asks for the pod to be placed.
         return None
+
+
+def _is_as_before(old: Pod, new: Pod) -> bool:
+    """Whether nothing of a pod has changed but what is reported of it."""
+    metadata = msgspec.structs.replace(old.metadata, resource_version=new.metadata.resource_version)
+    return metadata == new.metadata and old.spec == new.spec and old.status.phase == new.status.phase
 
 
 def _by_rank(each: tuple[int, Pod]) -> tuple[int, str]:

@@ -1,11 +1,12 @@
 """Who of a gang needs a seat is found out anew after every change, and remembered in between."""
 
+import msgspec
 import pytest
 
 from allocator.gangs import roster
 from allocator.gangs.roster import Roster
 from allocator.rules.request import Ask
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Condition, Pod, PodStatus
 from tests.allocator.builders import World, node
 from tests.allocator.test_gangs import gang
 
@@ -54,6 +55,22 @@ def test_what_the_pods_ask_for_is_found_out_once_while_nothing_of_theirs_changes
     rig.world.cluster.pod_deleted(pods[3])
     assert rig.in_need(pods[0]) == ([each.name for each in pods[:3]], 4 - 0)
     assert rig.asked == 7
+
+
+def test_what_a_scheduler_writes_into_the_status_of_a_refused_pod_makes_nobody_ask_again() -> None:
+    rig = Rig()
+    rig.world.add(*(pods := gang("train", 4)))
+    rig.in_need(pods[0])
+    told = PodStatus(phase="Pending", conditions=[Condition("PodScheduled", "False", "0/4 nodes are available")])
+    metadata = msgspec.structs.replace(pods[1].metadata, resource_version="2")
+    rig.world.add(msgspec.structs.replace(pods[1], metadata=metadata, status=told))
+    rig.in_need(pods[0])
+    assert rig.asked == 4
+    rig.world.add(msgspec.structs.replace(pods[1], metadata=msgspec.structs.replace(metadata, labels={"new": "one"})))
+    rig.in_need(pods[0])
+    assert rig.asked == 8
+    rig.world.add(msgspec.structs.replace(pods[1], status=PodStatus(phase="Failed")))
+    assert rig.in_need(pods[0])[0] == [pods[0].name, pods[2].name, pods[3].name]
 
 
 def test_gangs_not_asked_about_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
