@@ -108,7 +108,7 @@ class Gangs:
     def may_fit(self, pod: Pod, job: Job) -> bool:
         """Whether asking again makes sense; found out anew only when something has changed since the last time."""
         held = self._ledger.get(pod.uid)
-        if held is not None and held.stage is Stage.PLANNED:
+        if held is not None and held.stage is Stage.PLANNED and self._lack(job, pod) is None:
             return True
         try:
             ask = self._ask_of(pod)
@@ -180,23 +180,24 @@ class Gangs:
         Raises:
             Refusal: the gang is not complete, or does not fit.
         """
-        seat = self._find_seat(pod, ask, job, candidates)
-        if seat is not None:
-            return seat
-        self._require_complete(job, pod)
-        return self._planner.plan(pod, ask, job, candidates)
+        seat, lack = self._find_seat(pod, ask, job, candidates), self._lack(job, pod)
+        # A plan was made for all who were needed then; since, some may have gone, or the minimum may be another one.
+        if lack is not None and (seat is None or not self._has_begun(job)):
+            raise lack
+        return self._planner.plan(pod, ask, job, candidates) if seat is None else seat
 
-    def _require_complete(self, job: Job, pod: Pod) -> None:
+    def _lack(self, job: Job, pod: Pod) -> Refusal | None:
+        """What a gang lacks that has nothing to do with nodes; None where it is complete."""
         if self._cluster.jobs.lacks_group(job):
-            raise Refusal(NO_GROUP, f"pod {pod.key} is of {job.kind} {job.key}, which does not exist (yet)")
+            return Refusal(NO_GROUP, f"pod {pod.key} is of {job.kind} {job.key}, which does not exist (yet)")
         present = job.present + (pod.uid not in job.pods)
-        if present < job.min_available:
-            missing = job.min_available - present
-            raise Refusal(
-                INCOMPLETE,
-                f"job {job.key}: {job.min_available} pods must be placed together, {present} are there, "
-                f"{missing} missing",
-            )
+        if present >= job.min_available:
+            return None
+        missing = job.min_available - present
+        return Refusal(
+            INCOMPLETE,
+            f"job {job.key}: {job.min_available} pods must be placed together, {present} are there, {missing} missing",
+        )
 
     def _find_seat(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> Reservation | None:
         """A seat of the plan there is that suits the pod now: its own, an empty one, or a peer's to change with."""

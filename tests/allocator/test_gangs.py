@@ -347,6 +347,43 @@ def test_a_seat_waits_for_the_successor_of_a_deleted_pod() -> None:
     assert len(world.ledger) == 2
 
 
+def test_a_plan_that_lost_pods_begins_when_their_successors_are_there() -> None:
+    world = world_of(3)
+    world.add(*(pods := gang("train", 3)))
+    world.engine.place(pods[0])
+    world.cluster.pod_deleted(pods[2])
+    assert [reason(world, each) for each in pods[:2]] == ["GangIncomplete"] * 2
+    assert world.engine.filter(pods[0]).fitting == []
+    assert not world.engine.may_fit(pods[0])
+    assert reason(world, pod("other", 8)) == "NotEnoughChips"
+    (successor,) = gang("train", 1, minimum=3, first=7)
+    world.add(successor)
+    assert world.engine.may_fit(pods[0])
+    assert {bind(world, each).spec.node_name for each in (*pods[:2], successor)} == {"n0", "n1", "n2"}
+
+
+@pytest.mark.parametrize("then", [None, 4])
+def test_a_gang_whose_group_changes_its_mind_does_not_begin_before_it_is_complete(then: int | None) -> None:
+    world = world_of(4)
+    world.cluster.jobs.watched(VOLCANO)
+    group = PodGroup(metadata=Metadata(name="train", namespace="default"), spec=PodGroupSpec(min_member=2))
+    world.cluster.jobs.group_applied(VOLCANO, group)
+    pods = [pod(f"train-{number}", 8, annotations={GROUP: "train"}) for number in range(4)]
+    world.add(*pods[:2])
+    world.engine.place(pods[0])
+    if then is None:
+        world.cluster.jobs.group_deleted(VOLCANO, group)
+        assert reason(world, pods[1]) == "GroupMissing"
+        world.cluster.jobs.group_applied(VOLCANO, group)
+    else:
+        world.cluster.jobs.group_applied(VOLCANO, msgspec.structs.replace(group, spec=PodGroupSpec(min_member=then)))
+        assert reason(world, pods[1]) == "GangIncomplete"
+        world.add(*pods[2:])
+    assert bind(world, pods[1]).spec.node_name
+    world.cluster.jobs.group_deleted(VOLCANO, group)
+    assert bind(world, pods[0]).spec.node_name  # it has begun
+
+
 def test_the_seats_of_a_job_that_is_gone_are_free_at_once() -> None:
     world = world_of(2)
     pods = gang("train", 2)
