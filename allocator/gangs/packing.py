@@ -64,26 +64,38 @@ def _choices(request: GangRequest, index: NodeIndex) -> list[tuple[frozenset[str
 
 def _pack_on(products: frozenset[str], request: GangRequest, index: NodeIndex) -> "list[Seat] | _Misfit":
     # Those with few nodes choose first: the others have more to choose from. Where a small one then breaks what a large
-    # one needs, the large ones do.
-    def choice(member: Member) -> float:
-        allowed = request.allowed(member)
+    # one needs, the large ones do; and where they take what many others can't do without, those with least to spare.
+    def choice(equals: list[Member]) -> float:
+        allowed = request.allowed(equals[0])
         return math.inf if allowed is None else len(allowed)
 
-    found = _packed(request, _Board(index, products), key=lambda each: (choice(each), -each.ask.chips))
+    untouched = _Board(index, products)
+
+    def spare(equals: list[Member]) -> float:
+        return untouched.room(equals[0].ask, request.allowed(equals[0])) - len(equals)
+
+    orders: tuple[Callable[[list[Member]], tuple[float, float]], ...] = (
+        lambda equals: (choice(equals), -equals[0].ask.chips),
+        lambda equals: (-equals[0].ask.chips, choice(equals)),
+        lambda equals: (spare(equals), -equals[0].ask.chips),
+    )
+    found = _packed(request, _Board(index, products), orders[0])
     if isinstance(found, _Misfit) and any(each.candidates is not None for each in request.members):
-        other = _packed(request, _Board(index, products), key=lambda each: (-each.ask.chips, choice(each)))
-        return found if isinstance(other, _Misfit) else other
+        for order in orders[1:]:
+            other = _packed(request, _Board(index, products), order)
+            if not isinstance(other, _Misfit):
+                return other
     return found
 
 
 def _packed(
-    request: GangRequest, board: "_Board", key: Callable[[Member], tuple[float, float]]
+    request: GangRequest, board: "_Board", key: Callable[[list[Member]], tuple[float, float]]
 ) -> "list[Seat] | _Misfit":
     seats: dict[str, Seat] = {}
     kinds: dict[tuple[int, Ask], list[Member]] = {}
     for member in request.members:
         kinds.setdefault((id(member.candidates), member.ask), []).append(member)
-    for equals in sorted(kinds.values(), key=lambda each: key(each[0])):
+    for equals in sorted(kinds.values(), key=key):
         ask, allowed = equals[0].ask, request.allowed(equals[0])
         if not seats and (room := board.room(ask, allowed)) < len(equals):
             return _Misfit(board, ask, allowed, room, full=True)

@@ -277,6 +277,19 @@ def test_whoever_is_asked_about_first_pods_with_fewer_nodes_choose_first(first: 
     assert world.engine.place(pods[first], suited[first] if scheduler else None).node == f"n{first}"
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_pods_with_more_nodes_to_spare_leave_the_others_what_these_can_not_do_without(first: int) -> None:
+    world = World()
+    world.add(node("n0", labels={"master": "yes", "pool": "a"}), node("n1", labels={"master": "yes"}))
+    world.add(*(node(f"n{number}", labels={"pool": "a"}) for number in (2, 3, 4)))
+    master, *workers = gang("train", 5)
+    master = msgspec.structs.replace(master, spec=msgspec.structs.replace(master.spec, node_selector={"master": "yes"}))
+    pods = [master, *(of_pool(each, "a") for each in workers)]
+    world.add(*pods)
+    world.engine.place(pods[first])
+    assert [world.engine.place(each).node for each in pods] == ["n1", "n0", "n2", "n3", "n4"]
+
+
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_refused_gang_may_fit_whoever_of_it_is_looked_at_first(first: int) -> None:
     world = world_of(1)
