@@ -27,6 +27,7 @@ class _Plan:
     ttl_s: float
     due_s: float
     made: int = 0
+    empty: int = 0
     seats: set[str] = field(default_factory=set)
 
 
@@ -153,7 +154,7 @@ class Ledger:
     def is_deserted(self, plan: str) -> bool:
         """Whether every seat that is left of a plan waits for a successor."""
         found = self._plans.get(plan)
-        return found is not None and all(self._by_uid[uid].is_empty for uid in found.seats)
+        return found is not None and found.empty == len(found.seats)
 
     def swap(self, uid: str, other: str) -> None:
         """Let two pods, or a pod and an empty seat, change seats. Both must have one of the same number of chips."""
@@ -276,7 +277,9 @@ class Ledger:
         self._by_node.setdefault(reservation.node, {})[reservation.uid] = reservation.taken
         self._schedule(reservation)
         if reservation.stage is Stage.PLANNED and reservation.plan in self._plans:
-            self._plans[reservation.plan].seats.add(reservation.uid)
+            plan = self._plans[reservation.plan]
+            plan.seats.add(reservation.uid)
+            plan.empty += reservation.is_empty
 
     def _take_out(self, uid: str) -> Reservation | None:
         reservation = self._by_uid.pop(uid, None)
@@ -288,7 +291,9 @@ class Ledger:
         if not on_node:
             del self._by_node[reservation.node]
         if reservation.plan in self._plans:
-            self._plans[reservation.plan].seats.discard(uid)
+            plan = self._plans[reservation.plan]
+            plan.seats.discard(uid)
+            plan.empty -= reservation.is_empty
         return reservation
 
     def _schedule(self, reservation: Reservation) -> None:

@@ -190,3 +190,26 @@ class Reservations(RuleBasedStateMachine):
 
 TestReservations = Reservations.TestCase
 TestReservations.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_plan_is_deserted_while_every_seat_left_of_it_waits_for_a_successor() -> None:
+    ledger = Ledger(ttl_s=30.0, monotonic=lambda: 0.0)
+    ledger.reserve_plan("plan", [Seat(uid, uid, "n1", (chip,)) for chip, uid in enumerate("abc")], ttl_s=120.0)
+    assert not ledger.is_deserted("plan")
+    ledger.advance("a", Stage.BINDING)
+    ledger.vacate("b")
+    assert not ledger.is_deserted("plan")
+    ledger.vacate("c")
+    assert ledger.is_deserted("plan")
+    ledger.withdraw("a")
+    assert not ledger.is_deserted("plan")
+    ledger.swap("a", "plan#1")
+    ledger.vacate("a")
+    assert ledger.is_deserted("plan")
+    ledger.hand("plan#1", "d", "d")
+    assert not ledger.is_deserted("plan")
+    ledger.release("d")
+    assert ledger.is_deserted("plan")
+    ledger.drop_plan("plan")
+    assert not ledger.is_deserted("plan")
+    assert len(ledger) == 0
