@@ -65,8 +65,9 @@ class Gangs:
         self._planner = Planner(cluster, ledger, ask_of, policy)
         self._trials: Remembered[Question, bool] = Remembered()
         self._tidied = 0
-        # Plans with a place that is no good; they are given up, too, where those who are bound go meanwhile.
-        self._failing: set[str] = set()
+        # Plans with a place that is no good; they are given up, too, where those who are bound go meanwhile. With each,
+        # the uid of one of these, so that nobody has to look for one again and again.
+        self._failing: dict[str, str] = {}
 
     def place(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> Reservation:
         """The pod's seat, with the plan of its whole job made first where there is none.
@@ -140,13 +141,18 @@ class Gangs:
             for uid in tuple(self._ledger.on(name)):
                 seat = self._ledger.get(uid)
                 if seat is not None and seat.stage is Stage.PLANNED and self._is_useless(seat):
-                    self._failing.add(seat.plan)
-        for plan in tuple(self._failing):
+                    self._failing.setdefault(seat.plan, "")
+        for plan, uid in tuple(self._failing.items()):
             job = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
-            if job is None or not self._has_begun(job):
+            known = job.pods.get(uid) if job is not None else None
+            if job is not None and (known is None or not self._is_on_its_way(known)):
+                known = self._first_on_its_way(job)
+            if known is None:
                 self._ledger.drop_plan(plan)
-            if not self._ledger.seats(plan):
-                self._failing.discard(plan)
+            if self._ledger.has_seats(plan) and known is not None:
+                self._failing[plan] = known.uid
+            else:
+                del self._failing[plan]
 
     def resume(self) -> list[Job]:
         """Plan the rest of every gang of which some pods are bound and some wait; returns those that don't fit."""
@@ -244,13 +250,16 @@ class Gangs:
         return not self._cluster.suits(seat, ask)
 
     def _has_begun(self, job: Job) -> bool:
-        """Whether any pod is bound, or about to be, or somebody was told its chips."""
-        for pod in job.newest:  # who is bound has changed
-            held = self._ledger.get(pod.uid)
-            waits = pod.waits_for_chips and (held is None or held.stage is Stage.PLANNED)
-            if pod.asks_for_chips and not waits:
-                return True
-        return False
+        return self._first_on_its_way(job) is not None
+
+    def _first_on_its_way(self, job: Job) -> Pod | None:
+        return next(filter(self._is_on_its_way, job.newest), None)  # who is bound has changed
+
+    def _is_on_its_way(self, pod: Pod) -> bool:
+        """Whether a pod is bound, or about to be, or somebody was told its chips."""
+        held = self._ledger.get(pod.uid)
+        waits = pod.waits_for_chips and (held is None or held.stage is Stage.PLANNED)
+        return pod.asks_for_chips and not waits
 
 
 def _left_out(pod: Pod, job: Job) -> Refusal:

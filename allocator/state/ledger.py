@@ -146,6 +146,11 @@ class Ledger:
         found = self._plans.get(plan)
         return [self._by_uid[uid] for uid in sorted(found.seats)] if found is not None else []
 
+    def has_seats(self, plan: str) -> bool:
+        """Whether anything is left of a plan."""
+        found = self._plans.get(plan)
+        return found is not None and bool(found.seats)
+
     @property
     def has_plans(self) -> bool:
         """Whether there is any plan."""

@@ -515,6 +515,26 @@ def test_no_pod_of_a_gang_is_bound_whose_peer_s_place_has_broken_down(asking: in
     assert {bind(world, each).spec.node_name for each in pods} == {"n0", "n2", "n3"}
 
 
+def test_a_broken_seat_of_a_gang_that_has_begun_costs_later_decisions_no_look_at_its_pods(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[Job] = []
+    newest = vars(Job)["newest"].fget
+    monkeypatch.setattr(Job, "newest", property(lambda job: looks.append(job) or newest(job)))
+    world = world_of(4)
+    world.add(*(pods := gang("train", 3)))
+    bound = bind(world, pods[0])
+    looks.clear()
+    world.add(node("n2", cordoned=True))
+    for number in range(5):
+        world.engine.place(pod(f"other-{number}", 1))
+    assert len(looks) == 1
+    assert world.ledger.count(Stage.PLANNED) == 2
+    world.cluster.pod_deleted(bound)
+    world.engine.place(pod("other", 1))
+    assert world.ledger.count(Stage.PLANNED) == 0
+
+
 def test_a_seat_one_chip_of_which_has_failed_is_given_up_however_many_others_are_free_there() -> None:
     world = world_of(1, **MESHES)
     world.add(*(pods := gang("train", 2, chips=2)))
