@@ -210,7 +210,12 @@ class Gangs:
         held = self._ledger.get(pod.uid)
         if held is not None and (candidates is None or held.node in candidates):
             return held
-        for seat in self._ledger.seats(job.key.plan):
+        seats, selector = self._ledger.seats(job.key.plan), pod.spec.node_selector
+        if seats and candidates is not None:
+            candidates = frozenset(candidates)  # many seats are looked for among them
+        elif seats and selector:
+            candidates = self._cluster.pools.selected(selector)
+        for seat in seats:
             if candidates is not None and seat.node not in candidates:
                 continue
             free = seat.is_empty or (held is not None and self._may_change(pod, ask, seat.uid))

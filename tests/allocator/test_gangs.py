@@ -203,6 +203,35 @@ def test_a_pod_does_not_change_seats_with_a_peer_that_may_not_be_on_its_node() -
     assert [world.engine.place(each).node for each in (bound, free)] == ["n0", "n1"]
 
 
+def test_a_successor_does_not_take_an_empty_seat_where_it_may_not_be() -> None:
+    world = World()
+    world.add(node("n0", labels={"pool": "a"}), *(node(f"n{number}", labels={"pool": "b"}) for number in (1, 2)))
+    one, two = (of_pool(each, pool) for each, pool in zip(gang("train", 2), "ab", strict=True))
+    world.add(one, two)
+    bind(world, two)
+    world.cluster.pod_deleted(one)
+    successor = of_pool(gang("train", 1, minimum=2, first=2)[0], "b")
+    world.add(successor)
+    assert world.engine.place(successor).node == "n2"
+
+
+def test_candidates_are_not_read_through_for_every_seat() -> None:
+    class Names(list[str]):
+        reads = 0
+
+        def __contains__(self, name: object) -> bool:
+            self.reads += 1
+            return super().__contains__(name)
+
+    world = world_of(40)
+    world.add(*(pods := gang("train", 20)))
+    world.engine.place(pods[0])
+    names = Names(f"n{number}" for number in range(20, 40))
+    taken = {each.node for each in world.ledger}
+    assert world.engine.place(pods[0], names).node not in taken - set(names)
+    assert names.reads < 5
+
+
 def test_a_pod_with_candidates_outside_the_plan_is_planned_anew_alone() -> None:
     world = world_of(3)
     one, two = gang("train", 2)
