@@ -69,8 +69,9 @@ class JobKey(msgspec.Struct, frozen=True, order=True):
     @classmethod
     def of_plan(cls, plan: str) -> "JobKey":
         """What tells the job with a plan of this name apart."""
-        kind, _, place = plan.rpartition(" ")
-        namespace, _, name = place.partition("/")
+        # A kind and a name may have blanks, and a name slashes: a pod may name its group as it likes.
+        place, _, name = plan.partition("/")
+        kind, _, namespace = place.rpartition(" ")
         return cls(namespace, name, kind)
 
     def __str__(self) -> str:

@@ -377,3 +377,10 @@ def test_after_any_events_the_jobs_are_those_of_the_pods_there_are(events: list[
         assert not set(given_ranks) & {own_rank(one) for one in mine.pods.values()}
     if not pods:
         assert len(jobs) == 0
+
+
+@pytest.mark.parametrize("name", ["train", "my train", "a/b c/d"])
+@pytest.mark.parametrize("kind", [VOLCANO, KUBEFLOW])
+def test_a_job_is_known_by_the_name_of_its_plan(kind: str, name: str) -> None:
+    key = JobKey("default", name, kind)
+    assert JobKey.of_plan(key.plan) == key
