@@ -161,12 +161,22 @@ class Gangs:
             waiting = [pod for pod in job.pods.values() if pod.waits_for_chips]
             if not job.is_gang or not waiting or len(waiting) == job.size:
                 continue
-            first = min(waiting, key=lambda pod: (job.rank_of(pod), pod.name))
             try:
-                self.place(first, self._ask_of(first), job, None)
+                self._resume(job, sorted(waiting, key=lambda pod: (job.rank_of(pod), pod.name)))
             except Refusal:
                 stuck.append(job)
         return stuck
+
+    def _resume(self, job: Job, waiting: list[Pod]) -> None:
+        for pod in waiting:
+            if self._ledger.get(pod.uid) is not None:
+                continue
+            try:
+                ask = self._ask_of(pod)
+            except Refusal:
+                continue  # what is wrong with one keeps no other from its place
+            self.place(pod, ask, job, None)
+            return
 
     def _seats(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> dict[str, str]:
         """The nodes of those who would get a place if the pod was asked for, by uid; reserves nothing.

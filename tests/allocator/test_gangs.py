@@ -735,6 +735,28 @@ def test_after_a_restart_the_rest_of_a_gang_is_planned_before_anybody_else() -> 
     assert {world.engine.place(each).node for each in pods[1:]} == {"n1", "n2"}
 
 
+def test_after_a_restart_the_rest_of_a_gang_is_planned_though_its_first_pod_asks_for_what_makes_no_sense() -> None:
+    world = world_of(3)
+    pods = gang("train", 4, minimum=3)
+    bound = pod("train-0", 8, node="n0", chips=range(8), phase="Running", annotations=pods[0].metadata.annotations)
+    bad = pod("train-1", 17, annotations=pods[1].metadata.annotations)
+    world.add(bound, bad, *pods[2:])
+    assert world.engine.gangs.resume() == []
+    assert {each.uid for each in world.ledger} == {each.uid for each in pods[2:]}
+
+
+def test_after_a_restart_the_rest_of_a_gang_is_planned_beside_a_binding_on_its_way() -> None:
+    world = world_of(4)
+    pods = gang("train", 3)
+    bound = pod("train-0", 8, node="n0", chips=range(8), phase="Running", annotations=pods[0].metadata.annotations)
+    world.add(bound, *pods[1:])
+    stage = Stage.DOUBTFUL
+    world.ledger.reserve(uid=pods[1].uid, pod=pods[1].key, node="n1", chips=tuple(range(8)), stage=stage)
+    world.add(node("n1", cordoned=True))
+    assert world.engine.gangs.resume() == []
+    assert [(each.node, each.stage) for each in world.ledger] == [("n1", stage), ("n2", Stage.PLANNED)]
+
+
 def test_a_gang_of_which_nobody_is_bound_is_not_planned_after_a_restart() -> None:
     world = world_of(3)
     world.add(*gang("train", 3))
