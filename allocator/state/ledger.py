@@ -26,6 +26,7 @@ DOUBT_S = 75.0
 class _Plan:
     ttl_s: float
     due_s: float
+    queued_s: float
     made: int = 0
     empty: int = 0
     seats: set[str] = field(default_factory=set)
@@ -130,7 +131,7 @@ class Ledger:
         now_s = self._monotonic()
         plan = self._plans.get(name)
         if plan is None:
-            plan = self._plans[name] = _Plan(ttl_s, now_s + ttl_s)
+            plan = self._plans[name] = _Plan(ttl_s, now_s + ttl_s, queued_s=now_s + ttl_s)
             heapq.heappush(self._plans_due, (plan.due_s, name))
         plan.ttl_s, plan.due_s = ttl_s, now_s + ttl_s
         changed: defaultdict[str, list[str]] = defaultdict(list)
@@ -257,13 +258,14 @@ class Ledger:
     def _expire_plans(self, now_s: float) -> list[Reservation]:
         expired: list[Reservation] = []
         while self._plans_due and self._plans_due[0][0] <= now_s:
-            _, name = heapq.heappop(self._plans_due)
+            due_s, name = heapq.heappop(self._plans_due)
             plan = self._plans.get(name)
-            if plan is None:
-                continue
+            if plan is None or plan.queued_s != due_s:
+                continue  # it is that of a plan before this one
             if plan.due_s <= now_s:
                 expired += self.drop_plan(name)
             else:
+                plan.queued_s = plan.due_s
                 heapq.heappush(self._plans_due, (plan.due_s, name))
         self.expired_total += len(expired)
         return expired

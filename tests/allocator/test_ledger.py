@@ -213,3 +213,16 @@ def test_a_plan_is_deserted_while_every_seat_left_of_it_waits_for_a_successor() 
     ledger.drop_plan("plan")
     assert not ledger.is_deserted("plan")
     assert len(ledger) == 0
+
+
+def test_a_plan_that_is_given_up_and_made_again_for_ever_is_waited_for_once() -> None:
+    now_s = 0.0
+    ledger = Ledger(ttl_s=30.0, monotonic=lambda: now_s)
+    for _ in range(1000):
+        ledger.drop_plan("plan")
+        ledger.reserve_plan("plan", [Seat("a", "a", "n1", (0,))], ttl_s=10.0)
+        now_s += 1.0
+        assert not ledger.expire()
+    assert len(ledger._plans_due) < 20
+    now_s += 10.0
+    assert [each.uid for each in ledger.expire()] == ["a"]
