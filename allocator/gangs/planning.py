@@ -1,7 +1,7 @@
 """The plan of a gang: who needs a seat and on which nodes it may be, put to the policy; a refusal is remembered."""
 
 from collections.abc import Callable, Collection
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +19,9 @@ from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
+_MOST_REFUSALS: Final = 128
+"""A question has the names of all nodes that a scheduler thinks of: half a megabyte of 5,000."""
+
 _Kind: TypeAlias = tuple[Ask, frozenset[tuple[str, str]]]
 """Pods of a gang that ask for the same on the same nodes: where one of them fits, so does another."""
 
@@ -33,6 +36,7 @@ class Question(msgspec.Struct, frozen=True):
         lacks_group: nobody knows how many.
         kind: what the pod asks for.
         own: the node it has its seat on; of two pods that ask for the same, each is the other's peer and not its own.
+        late: its uid, where its scheduler knows it before we do: its peers' questions don't count it.
         candidates: the only nodes it may be on; None for all.
     """
 
@@ -42,6 +46,7 @@ class Question(msgspec.Struct, frozen=True):
     lacks_group: bool
     kind: _Kind
     own: str
+    late: str
     candidates: Collection[str] | None
 
 
@@ -61,7 +66,7 @@ class Planner:
         self._policy = policy
         self._roster = Roster(cluster, ledger, ask_of)
         # A scheduler asks for pod after pod of a gang that does not fit, and each answer would take a plan of them all.
-        self._refusals: Remembered[Question, Refusal] = Remembered()
+        self._refusals: Remembered[Question, Refusal] = Remembered(_MOST_REFUSALS)
 
     @property
     def state(self) -> tuple[int, int]:
@@ -74,7 +79,8 @@ class Planner:
         held = self._ledger.get(pod.uid)
         lacks_group = self._cluster.jobs.lacks_group(job)
         kind, own = (ask, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
-        return Question(job.key, job.version, job.min_available, lacks_group, kind, own, candidates)
+        late = "" if pod.uid in job.pods else pod.uid
+        return Question(job.key, job.version, job.min_available, lacks_group, kind, own, late, candidates)
 
     def plan(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         """Seats for a pod and all peers that need one, or for as many as the minimum needs; reserves nothing.

@@ -644,6 +644,17 @@ def test_a_gang_with_enough_good_pods_begins_without_a_bad_one() -> None:
     assert {bind(world, each).spec.node_name for each in (*pods, *more)} == {"n0", "n1"}
 
 
+def test_what_was_said_of_its_peers_does_not_count_for_a_pod_that_only_its_scheduler_knows() -> None:
+    world = world_of(2)
+    one, two, late = (
+        pod(name, 8, annotations={**TWO, RANK: rank}) for name, rank in (("one", "1"), ("two", "2"), ("late", "0"))
+    )
+    world.add(one, of_pool(two, "nowhere"))
+    assert reason(world, one) == "GangDoesNotFit"
+    assert world.engine.place(late).node == "n0"
+    assert world.engine.place(one).node == "n1"
+
+
 def test_a_refusal_that_is_remembered_names_no_other_pod() -> None:
     world = world_of(2)
     world.add(*(pods := gang("train", 2)))
