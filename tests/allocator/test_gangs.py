@@ -1,6 +1,7 @@
 """Gangs are placed together or not at all, in whatever order their pods come."""
 
 import random
+from collections.abc import Iterator
 from unittest import mock
 
 import msgspec
@@ -549,19 +550,25 @@ def test_a_broken_seat_of_a_gang_that_has_begun_costs_later_decisions_no_look_at
 ) -> None:
     looks: list[Job] = []
     newest = vars(Job)["newest"].fget
-    monkeypatch.setattr(Job, "newest", property(lambda job: looks.append(job) or newest(job)))
-    world = world_of(4)
-    world.add(*(pods := gang("train", 3)))
-    bound = bind(world, pods[0])
+
+    def counted(job: Job) -> Iterator[Pod]:
+        looks.append(job)
+        yield from newest(job)
+
+    monkeypatch.setattr(Job, "newest", property(counted))
+    world = world_of(6)
+    world.add(*(pods := gang("train", 4)))
+    bound = [bind(world, each) for each in pods[:2]]
     looks.clear()
     world.add(node("n2", cordoned=True))
     for number in range(5):
         world.engine.place(pod(f"other-{number}", 1))
     assert len(looks) == 1
-    assert world.ledger.count(Stage.PLANNED) == 2
-    world.cluster.pod_deleted(bound)
-    world.engine.place(pod("other", 1))
-    assert world.ledger.count(Stage.PLANNED) == 0
+    for each, left in zip(reversed(bound), (2, 0), strict=True):
+        assert world.ledger.count(Stage.PLANNED) == 2
+        world.cluster.pod_deleted(each)
+        world.engine.place(pod("other", 1))
+        assert world.ledger.count(Stage.PLANNED) == left
 
 
 def test_a_seat_one_chip_of_which_has_failed_is_given_up_however_many_others_are_free_there() -> None:
