@@ -60,7 +60,9 @@ class Roster:
             ask: what it asks of a node.
             job: the gang.
         """
-        if self._cluster.peers.placed(job.key, pod.uid) < job.min_available:
+        others = job.size - (pod.uid in job.pods)
+        # Where all others have a place nobody has to be looked for: that is so whenever a pod has to leave its own.
+        if self._cluster.peers.placed(job.key, pod.uid) < min(job.min_available, others):
             waiting = [each for each in self._waiting(job) if each.pod.uid != pod.uid]
             insort(waiting, Entry(job.rank_of(pod), pod, ask), key=_rank)
             size = len(job.pods) + (pod.uid not in job.pods)

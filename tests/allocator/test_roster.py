@@ -1,11 +1,14 @@
 """Who of a gang needs a seat is found out anew after every change, and remembered in between."""
 
+from unittest import mock
+
 import msgspec
 import pytest
 
 from allocator.gangs import roster
 from allocator.gangs.roster import Roster
 from allocator.rules.request import Ask
+from allocator.state.job import Job
 from ascend.kube.objects import Condition, Pod, PodStatus
 from tests.allocator.builders import World, node
 from tests.allocator.test_gangs import gang
@@ -55,6 +58,15 @@ def test_what_the_pods_ask_for_is_found_out_once_while_nothing_of_theirs_changes
     rig.world.cluster.pod_deleted(pods[3])
     assert rig.in_need(pods[0]) == ([each.name for each in pods[:3]], 4 - 0)
     assert rig.asked == 7
+
+
+def test_a_pod_that_leaves_its_place_has_nobody_looked_for_where_all_others_have_theirs() -> None:
+    rig = Rig()
+    rig.world.add(*(pods := gang("train", 4)))
+    rig.world.engine.place(pods[0])
+    with mock.patch.object(Job, "ranked") as looks:
+        assert rig.in_need(pods[2]) == (["train-2"], 1)
+    assert not looks.called
 
 
 def test_what_a_scheduler_writes_into_the_status_of_a_refused_pod_makes_nobody_ask_again() -> None:
