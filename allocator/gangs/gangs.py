@@ -83,13 +83,15 @@ class Gangs:
         Raises:
             Refusal: the gang is not complete, or does not fit.
         """
-        held = self._ledger.get(pod.uid)
+        held, is_tidy = self._ledger.get(pod.uid), self._tidied == self._cluster.changes.revision
         if held is not None and not self._is_good(held, ask, job):
             self._ledger.release(pod.uid)
         found = self._find(pod, ask, job, candidates)
         if isinstance(found, Reservation):
             return self._sit(pod, found)
         self._ledger.reserve_plan(job.key.plan, found, ttl_s=self._ttl_s)
+        if is_tidy:
+            self._tidied = self._cluster.changes.revision  # places that were found just now are good
         made = self._ledger.get(pod.uid)
         if made is None or pod.uid not in {seat.uid for seat in found}:
             raise _left_out(pod, job)

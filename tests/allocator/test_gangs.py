@@ -571,6 +571,17 @@ def test_a_broken_seat_of_a_gang_that_has_begun_costs_later_decisions_no_look_at
         assert world.ledger.count(Stage.PLANNED) == left
 
 
+def test_places_that_were_found_just_now_are_not_looked_at_again() -> None:
+    world = world_of(20)
+    world.add(*(pods := gang("train", 20)))
+    world.engine.place(pods[0])
+    with mock.patch.object(world.cluster, "suits", wraps=world.cluster.suits) as looks:
+        world.engine.place(pods[1])
+    assert looks.call_count < 5
+    world.add(node("n19", cordoned=True))
+    assert reason(world, pods[1]) == "GangDoesNotFit"
+
+
 def test_a_seat_one_chip_of_which_has_failed_is_given_up_however_many_others_are_free_there() -> None:
     world = world_of(1, **MESHES)
     world.add(*(pods := gang("train", 2, chips=2)))
