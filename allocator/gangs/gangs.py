@@ -208,7 +208,8 @@ class Gangs:
         """What a gang lacks that has nothing to do with nodes; None where it is complete."""
         if self._cluster.jobs.lacks_group(job):
             return Refusal(NO_GROUP, f"pod {pod.key} is of {job.kind} {job.key}, which does not exist (yet)")
-        present = job.present + (pod.uid not in job.pods)
+        # Its scheduler may know it before we do; one that we know to have failed, or to be deleted, is none of them.
+        present = job.present + (pod.uid not in self._cluster.pods)
         if present >= job.min_available:
             return None
         missing = job.min_available - present

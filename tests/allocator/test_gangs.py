@@ -722,6 +722,18 @@ def test_a_restarted_pod_of_a_running_gang_is_placed_without_waiting_for_anybody
     assert world.cluster.jobs.job_of(successor).rank_of(successor) == 1
 
 
+def test_a_pod_that_is_being_deleted_does_not_complete_its_gang_when_it_is_asked_about() -> None:
+    world = world_of(2)
+    one, two = gang("train", 2)
+    gone = pod(two.name, 8, annotations=two.metadata.annotations, leaving=True)
+    world.add(one, gone)
+    assert reason(world, gone) == "GangIncomplete"
+    assert len(world.ledger) == 0
+    world.cluster.pod_deleted(gone)
+    (late,) = gang("train", 1, minimum=2, first=2)
+    assert world.engine.place(late).node == "n1"  # its scheduler knows it first
+
+
 def test_a_failed_pod_does_not_count_as_one_of_its_gang() -> None:
     world = world_of(3)
     pods = gang("train", 3)
