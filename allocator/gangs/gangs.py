@@ -83,9 +83,10 @@ class Gangs:
         Raises:
             Refusal: the gang is not complete, or does not fit.
         """
-        held, is_tidy = self._ledger.get(pod.uid), self._tidied == self._cluster.changes.revision
+        held = self._ledger.get(pod.uid)
         if held is not None and not self._is_good(held, ask, job):
             self._ledger.release(pod.uid)
+        is_tidy = self._tidied == self._cluster.changes.revision
         found = self._find(pod, ask, job, candidates)
         if isinstance(found, Reservation):
             return self._sit(pod, found)
