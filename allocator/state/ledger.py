@@ -11,25 +11,15 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from allocator.state.plans import Plans
 from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.chips import ChipSet
 
 DOUBT_S = 75.0
 """How long a Binding of unknown outcome may still come about: the API server's own limit is 60 s."""
-
-
-@dataclass(slots=True)
-class _Plan:
-    ttl_s: float
-    due_s: float
-    queued_s: float
-    made: int = 0
-    empty: int = 0
-    seats: set[str] = field(default_factory=set)
 
 
 class Ledger:
@@ -53,8 +43,7 @@ class Ledger:
         self._by_node: dict[str, dict[str, ChipSet]] = {}
         # Due times of tentative reservations; those changed meanwhile are skipped when they come up.
         self._due: list[tuple[float, str]] = []
-        self._plans: dict[str, _Plan] = {}
-        self._plans_due: list[tuple[float, str]] = []
+        self._plans = Plans()
         self._changed: Callable[[str, Iterable[str]], None] = lambda _node, _uids: None
 
     def subscribe(self, changed: Callable[[str, Iterable[str]], None]) -> None:
@@ -114,10 +103,8 @@ class Ledger:
         if plan is not None:
             if stage is Stage.PLANNED:
                 plan.seats.add(uid)
-            elif uid in plan.seats:
-                # A seat that is used shows that the gang is getting on.
-                plan.seats.discard(uid)
-                plan.due_s = new.since_s + plan.ttl_s
+            else:
+                plan.use(uid, new.since_s)
         return new
 
     def reserve_plan(self, name: str, seats: Iterable[Seat], *, ttl_s: float) -> None:
@@ -129,11 +116,7 @@ class Ledger:
             ttl_s: how long the plan lives after a seat of it was used last.
         """
         now_s = self._monotonic()
-        plan = self._plans.get(name)
-        if plan is None:
-            plan = self._plans[name] = _Plan(ttl_s, now_s + ttl_s, queued_s=now_s + ttl_s)
-            heapq.heappush(self._plans_due, (plan.due_s, name))
-        plan.ttl_s, plan.due_s = ttl_s, now_s + ttl_s
+        self._plans.renew(name, ttl_s, now_s)
         changed: defaultdict[str, list[str]] = defaultdict(list)
         for seat in seats:
             if (old := self._take_out(seat.uid)) is not None:
@@ -160,7 +143,7 @@ class Ledger:
     def is_deserted(self, plan: str) -> bool:
         """Whether every seat that is left of a plan waits for a successor."""
         found = self._plans.get(plan)
-        return found is not None and found.empty == len(found.seats)
+        return found is not None and found.is_deserted
 
     def swap(self, uid: str, other: str) -> None:
         """Let two pods, or a pod and an empty seat, change seats. Both must have one of the same number of chips."""
@@ -187,13 +170,13 @@ class Ledger:
         if old is None or plan is None:
             self.release(uid)
             return
-        plan.made += 1
-        self.hand(uid, f"{old.plan}#{plan.made}", old.pod)
+        plan.vacated += 1
+        self.hand(uid, f"{old.plan}#{plan.vacated}", old.pod)
 
     def withdraw(self, uid: str) -> None:
         """A pod won't be bound now: that of a plan that still lives sits down again, another's chips are given back."""
         old = self._by_uid.get(uid)
-        if old is not None and old.plan in self._plans:
+        if old is not None and self._plans.get(old.plan) is not None:
             self.advance(uid, Stage.PLANNED)
             self._changed(old.node, (uid,))
         else:
@@ -208,7 +191,7 @@ class Ledger:
     def drop_plan(self, name: str) -> list[Reservation]:
         """Give up what is left of a plan; returns it."""
         left = self.seats(name)
-        self._plans.pop(name, None)
+        self._plans.drop(name)
         changed: defaultdict[str, list[str]] = defaultdict(list)
         for reservation in left:
             self._take_out(reservation.uid)
@@ -229,7 +212,8 @@ class Ledger:
         The pod of a plan that still lives sits down again instead.
         """
         now_s = self._monotonic()
-        expired = self._expire_plans(now_s)
+        expired = [reservation for name in self._plans.overdue(now_s) for reservation in self.drop_plan(name)]
+        self.expired_total += len(expired)
         while self._due and self._due[0][0] <= now_s:
             _, uid = heapq.heappop(self._due)
             reservation = self._by_uid.get(uid)
@@ -255,21 +239,6 @@ class Ledger:
             if reservation is not None and uid not in self._by_uid:
                 self._put(reservation)
 
-    def _expire_plans(self, now_s: float) -> list[Reservation]:
-        expired: list[Reservation] = []
-        while self._plans_due and self._plans_due[0][0] <= now_s:
-            due_s, name = heapq.heappop(self._plans_due)
-            plan = self._plans.get(name)
-            if plan is None or plan.queued_s != due_s:
-                continue  # it is that of a plan before this one
-            if plan.due_s <= now_s:
-                expired += self.drop_plan(name)
-            else:
-                plan.queued_s = plan.due_s
-                heapq.heappush(self._plans_due, (plan.due_s, name))
-        self.expired_total += len(expired)
-        return expired
-
     def _put(self, reservation: Reservation) -> None:
         self._enter(reservation)
         self._changed(reservation.node, (reservation.uid,))
@@ -283,10 +252,7 @@ class Ledger:
         self._by_uid[reservation.uid] = reservation
         self._by_node.setdefault(reservation.node, {})[reservation.uid] = reservation.taken
         self._schedule(reservation)
-        if reservation.stage is Stage.PLANNED and reservation.plan in self._plans:
-            plan = self._plans[reservation.plan]
-            plan.seats.add(reservation.uid)
-            plan.empty += reservation.is_empty
+        self._plans.put(reservation)
 
     def _take_out(self, uid: str) -> Reservation | None:
         reservation = self._by_uid.pop(uid, None)
@@ -297,10 +263,7 @@ class Ledger:
         del on_node[uid]
         if not on_node:
             del self._by_node[reservation.node]
-        if reservation.plan in self._plans:
-            plan = self._plans[reservation.plan]
-            plan.seats.discard(uid)
-            plan.empty -= reservation.is_empty
+        self._plans.take(reservation)
         return reservation
 
     def _schedule(self, reservation: Reservation) -> None:

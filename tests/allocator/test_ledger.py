@@ -223,6 +223,6 @@ def test_a_plan_that_is_given_up_and_made_again_for_ever_is_waited_for_once() ->
         ledger.reserve_plan("plan", [Seat("a", "a", "n1", (0,))], ttl_s=10.0)
         now_s += 1.0
         assert not ledger.expire()
-    assert len(ledger._plans_due) < 20
+    assert len(ledger._plans._queue) < 20
     now_s += 10.0
     assert [each.uid for each in ledger.expire()] == ["a"]
