@@ -11,7 +11,7 @@ from allocator.rules.request import Ask
 from allocator.state.job import Job
 from ascend.kube.objects import Condition, Pod, PodStatus
 from tests.allocator.builders import World, node
-from tests.allocator.test_gangs import gang
+from tests.allocator.gangs import gang
 
 
 class Rig:
