@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-import msgspec
 from msgspec.structs import replace
 
 from allocator.asking import Asking
@@ -56,7 +55,8 @@ class Filtered:
         return count_reasons(self.refusals)
 
 
-class Tier(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Tier:
     """Nodes a pod fits on equally well.
 
     Attributes:

@@ -147,13 +147,11 @@ class Gangs:
                     self._failing.setdefault(seat.plan, "")
         for plan, uid in tuple(self._failing.items()):
             job = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
-            known = job.pods.get(uid) if job is not None else None
-            if job is not None and (known is None or not self._is_on_its_way(known)):
-                known = self._first_on_its_way(job)
-            if known is None:
+            begun_by = self._one_on_its_way(job, uid) if job is not None else None
+            if begun_by is None:
                 self._ledger.drop_plan(plan)
-            if self._ledger.has_seats(plan) and known is not None:
-                self._failing[plan] = known.uid
+            if begun_by is not None and self._ledger.has_seats(plan):
+                self._failing[plan] = begun_by.uid
             else:
                 del self._failing[plan]
 
@@ -269,9 +267,13 @@ class Gangs:
         return not self._cluster.suits(seat, ask)
 
     def _has_begun(self, job: Job) -> bool:
-        return self._first_on_its_way(job) is not None
+        return self._one_on_its_way(job) is not None
 
-    def _first_on_its_way(self, job: Job) -> Pod | None:
+    def _one_on_its_way(self, job: Job, last: str = "") -> Pod | None:
+        """A pod of a job that is bound, or about to be; the one that was found last is looked at first, by its uid."""
+        found = job.pods.get(last)
+        if found is not None and self._is_on_its_way(found):
+            return found
         return next(filter(self._is_on_its_way, job.newest), None)  # who is bound has changed
 
     def _is_on_its_way(self, pod: Pod) -> bool:

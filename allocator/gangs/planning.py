@@ -20,7 +20,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
 _MOST_REFUSALS: Final = 128
-"""A question has the names of all nodes that a scheduler thinks of: half a megabyte of 5,000."""
+"""A question has the names of all nodes that a scheduler thinks of, and each time strings of its own."""
 
 _Kind: TypeAlias = tuple[Ask, frozenset[tuple[str, str]]]
 """Pods of a gang that ask for the same on the same nodes: where one of them fits, so does another."""

@@ -9,10 +9,12 @@ Of jobs the past is left out: the ranks that pods were given.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
+
+import msgspec
 
 from allocator.rules.job import JobKey, find_job
 from allocator.state.cluster import Cluster
@@ -36,8 +38,7 @@ _DERIVED = frozenset({"name", "node", "offer", "holdings"})
 _NO_GROUPS: Final[_Groups] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True, order=True):
     """Something that is not as it should be.
 
     Attributes:

@@ -347,7 +347,8 @@ class Books(RuleBasedStateMachine):
             pods=[each for each in objects if isinstance(each, Pod)],
         )
         # What was looked up is known before the watch tells: the chips of a pod that has ended may be another's.
-        late = {f"node {each.spec.node_name}" for each in self.world.cluster.pods.values() if self._has_ended(each.uid)}
+        seen_live = [each for each in self.world.cluster.pods.values() if each.is_live]
+        late = {f"node {each.spec.node_name}" for each in seen_live if self._has_ended(each.uid)}
         assert [each for each in differences if each.object not in late or each.rebuilt != "given once"] == []
 
     def _has_ended(self, uid: str) -> bool:
