@@ -106,21 +106,19 @@ class Extender:
         """
         try:
             node = self._winner(pod, names)
-        except Refusal as refusal:
-            return self._refused(pod, names, refusal)
+        except Refusal:
+            return self._refused(pod, names)
         self._journal.filtered(pod, Filtered([node], {}))
         self._reconsideration.accepted(pod.uid)
         return FilterResult(node_names=[node])
 
-    def _refused(self, pod: Pod, names: NodeNames, refusal: Refusal) -> FilterResult:
+    def _refused(self, pod: Pod, names: NodeNames) -> FilterResult:
+        # Where a pod can't be placed, filtering says so of every node; it has the sentence of each.
         try:
             filtered = self._engine.filter(pod, names)
         except Refusal as senseless:
             self._journal.refused(pod, senseless)
             return refused_result(Filtered([], dict.fromkeys(names, senseless)), ())
-        # A node without a reason of its own has the pod's: its peers' node is not among the candidates, for example.
-        if filtered.fitting:
-            filtered = Filtered([], filtered.refused | dict.fromkeys(filtered.fitting, refusal))
         self._journal.filtered(pod, filtered)
         self._reconsideration.refused(pod)
         return refused_result(filtered, self._preemption.waiting(pod, filtered.refused))
