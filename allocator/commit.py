@@ -32,6 +32,11 @@ ANSWER_TIMEOUT_S = 4.0
 """A caller is answered within this time; kube-scheduler's own patience with an extender is 5 s by default."""
 
 
+AT_ONCE = 16
+"""Bindings under way at the same time; the next ones wait for their turn. Each is a connection of its own, with a TLS
+handshake if it is new, and an API server under load answers a hundred at once no sooner."""
+
+
 class Outcome(Protocol):
     """Told of every attempt to bind."""
 
@@ -74,6 +79,7 @@ class Committer:
         self._outcome = outcome
         self._permit = permit
         self._running: dict[str, asyncio.Task[Bound]] = {}
+        self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def bind(self, ref: PodRef, node: str, *, patience_s: float = ANSWER_TIMEOUT_S) -> Bound:
         """Bind a pod to a node with chips written on it; the same answer however often it is asked.
@@ -225,22 +231,24 @@ class Committer:
         nothing = Grant((), None)
         if pod.spec.node_name:
             return Bound(pod.spec.node_name, nothing, repeated=True)
-        await self._client.bind(
-            namespace=ref.namespace, name=ref.name, uid=ref.uid, node=node, annotations={}, timeout_s=POST_TIMEOUT_S
-        )
+        async with self._turn:
+            await self._client.bind(
+                namespace=ref.namespace, name=ref.name, uid=ref.uid, node=node, annotations={}, timeout_s=POST_TIMEOUT_S
+            )
         return Bound(node, nothing)
 
     async def _post(self, ref: PodRef, reservation: Reservation, annotations: dict[str, str]) -> Bound:
         try:
-            permit = self._permit(POST_TIMEOUT_S)
-            await self._client.bind(
-                namespace=ref.namespace,
-                name=ref.name,
-                uid=ref.uid,
-                node=reservation.node,
-                annotations={**annotations, **permit.annotations},
-                timeout_s=permit.timeout_s,
-            )
+            async with self._turn:
+                permit = self._permit(POST_TIMEOUT_S)
+                await self._client.bind(
+                    namespace=ref.namespace,
+                    name=ref.name,
+                    uid=ref.uid,
+                    node=reservation.node,
+                    annotations={**annotations, **permit.annotations},
+                    timeout_s=permit.timeout_s,
+                )
         except Refusal:
             self._ledger.withdraw(ref.uid)
             raise

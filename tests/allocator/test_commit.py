@@ -7,8 +7,9 @@ from typing import Any, cast
 import pytest
 
 from allocator.bound import Bound, PodRef
-from allocator.commit import ANSWER_TIMEOUT_S, Committer
+from allocator.commit import ANSWER_TIMEOUT_S, AT_ONCE, Committer
 from allocator.decide import SETTLED
+from allocator.leader import NOT_LEADER, Permit, unlimited
 from allocator.stamp import Stamps
 from allocator.state.ledger import DOUBT_S
 from allocator.state.reservation import Stage
@@ -86,7 +87,14 @@ class Office:
             stamps=Stamps(lambda: NOW_NS, self.world.cluster.predicate_times),
             monotonic=lambda: self.world.now_s,
             outcome=lambda _ref, _node, result, _duration_s: self.outcomes.append(result),
+            permit=self._permit,
         )
+        self.leads = True
+
+    def _permit(self, wanted_s: float) -> Permit:
+        if not self.leads:
+            raise Refusal(NOT_LEADER, "somebody else leads")
+        return unlimited(wanted_s)
 
     def stage(self, uid: str = "uid-a") -> Stage | None:
         held = self.world.ledger.get(uid)
@@ -113,6 +121,37 @@ async def test_asked_again_before_and_after_it_is_seen_nothing_is_posted_twice()
     assert first.grant == again.grant == seen.grant
     assert (first.repeated, again.repeated, seen.repeated) == (False, True, True)
     assert len(office.server.bindings) == 1
+
+
+async def test_a_crowd_is_bound_a_few_at_a_time_and_nobody_is_left_out() -> None:
+    crowd = [pod(f"p{number}", 0) for number in range(3 * AT_ONCE)]
+    office = Office(*crowd)
+    office.server.gate = asyncio.Event()
+    waiting = asyncio.gather(*(office.committer.bind(PodRef("default", each.name, each.uid), "n1") for each in crowd))
+    await asyncio.sleep(1)
+    assert len(office.server.bindings) == AT_ONCE
+    office.server.gate.set()
+    assert {bound.node for bound in await waiting} == {"n1"}
+    assert len(office.server.bindings) == len(crowd)
+
+
+async def test_a_binding_that_waits_for_its_turn_asks_for_leave_when_it_has_it() -> None:
+    crowd = [pod(f"p{number}", 1) for number in range(AT_ONCE)]
+    late = pod("late", 1)
+    office = Office(*crowd, late)
+    office.world.add(node("n3"))
+    office.server.gate = asyncio.Event()
+    refs = [PodRef("default", each.name, each.uid) for each in (*crowd, late)]
+    nodes = ["n1"] * 8 + ["n2"] * 8 + ["n3"]
+    waiting = [asyncio.create_task(office.committer.bind(*each)) for each in zip(refs, nodes, strict=True)]
+    await asyncio.sleep(1)
+    office.leads = False
+    office.server.gate.set()
+    *bound, refused = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(each, Bound) for each in bound)
+    assert isinstance(refused, Refusal)
+    assert refused.reason == NOT_LEADER
+    assert office.stage(late.uid) is None
 
 
 async def test_bound_elsewhere_is_a_refusal() -> None:
