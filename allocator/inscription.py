@@ -43,13 +43,15 @@ def inscribe(pod: Pod, grant: Grant, jobs: Jobs, node: Node | None) -> dict[str,
 
 
 def _real(pod: Pod, grant: Grant, node: Node) -> dict[str, str]:
+    by_operator = OPERATOR in pod.metadata.labels
+    if not by_operator and len(grant.chips) != node.allocatable_chips:
+        return {}
     try:
         addresses = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))
     except InvalidValue:
         # The addresses are nowhere else; the device plugin will write all this.
         return {}
-    whole = len(grant.chips) == node.allocatable_chips == len(addresses)
-    if not whole and OPERATOR not in pod.metadata.labels:
+    if not by_operator and len(grant.chips) != len(addresses):
         return {}
     if any(chip not in addresses for chip in grant.chips):
         return {}

@@ -126,7 +126,8 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
     @property
     def asks_for_chips(self) -> bool:
         """Whether it asks for chips: 0 of them are none, a quantity that can't be read is a request to be refused."""
-        return whole_number(self._quantity) != 0
+        quantity = self._quantity
+        return quantity != "0" and whole_number(quantity) != 0
 
     @property
     def _quantity(self) -> str:
@@ -217,7 +218,12 @@ class Pod(KubeObject, frozen=True, kw_only=True):
     @property
     def asks_for_chips(self) -> bool:
         """Whether any container asks for chips; schedulers ask about pods that name the resource with 0, too."""
-        return any(each.asks_for_chips for each in (*self.spec.init_containers, *self.spec.containers))
+        # A dozen times for each decision: neither a generator nor the containers' kinds.
+        for containers in (self.spec.containers, self.spec.init_containers):
+            for each in containers:
+                if each.asks_for_chips:
+                    return True
+        return False
 
 
 class Taint(msgspec.Struct, rename="camel", frozen=True):
