@@ -74,7 +74,7 @@ def _conditions(seed: int, *, quick: bool) -> dict[str, str]:
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": str(os.cpu_count()),
         "load": f"{os.getloadavg()[0]:.1f}",
-        "python": platform.python_version(),
+        "python": f"{platform.python_version()} in {sys.base_prefix}",
     }
 
 

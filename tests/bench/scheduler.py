@@ -39,7 +39,7 @@ class _Size:
 
 
 _FULL: Final = (
-    _Size(nodes=1_000, pods=1_500, rounds=3, warm_up=100, singles=40, quiet_s=10.0),
+    _Size(nodes=1_000, pods=1_000, rounds=6, warm_up=100, singles=20, quiet_s=10.0),
     _Size(nodes=5_000, pods=600, rounds=3, warm_up=50, singles=20, quiet_s=10.0),
 )
 _QUICK: Final = (_Size(nodes=100, pods=60, rounds=1, warm_up=8, singles=4, quiet_s=5.0),)
@@ -135,7 +135,9 @@ async def measure(run: Run) -> Outcome:
     for size in _QUICK if run.quick else _FULL:
         async with _bench(run, size) as bench:
             steps = run.steps(f"bursts through kube-scheduler, {size.nodes:,} nodes", size.rounds * len(SIDES))
-            sides = [await bench.side(SIDES[number % len(SIDES)], number // len(SIDES)) for number in steps]
+            # Every second round begins with the other side, so that a machine that grows slower is slower for both.
+            turns = [name for number in range(size.rounds) for name in (SIDES if number % 2 == 0 else SIDES[::-1])]
+            sides = [await bench.side(turns[step], step // len(SIDES)) for step in steps]
         _show(outcome, size, sides)
     return outcome
 
@@ -173,24 +175,25 @@ def _show(outcome: Outcome, size: _Size, sides: list[_Side]) -> None:
             *(f"{p50(side.waited_s):.1f}", f"{p99(side.waited_s):.1f}", ms(p50(side.alone_s)), ms(p99(side.alone_s))),
             *(*cpu, f"{found.without:,}", str(found.violations)),
         )
-    rates = {name: statistics.median(side.pods_per_s for side in sides if side.name == name) for name in SIDES}
-    ours = [side for side in sides if side.name == "ours"]
+    stock, ours = ([side for side in sides if side.name == name] for name in SIDES)
+    rates = [statistics.median(side.pods_per_s for side in each) for each in (ours, stock)]
+    ratios = sorted(one.pods_per_s / other.pods_per_s for one, other in zip(ours, stock, strict=True))
     outcome.raw[f"{size.nodes} nodes, runs"] = [_raw(side) for side in sides]
     outcome.show(
         f"scheduler: {size.pods:,} pods of 1/2/4/8 chips in turn on {size.nodes:,} fake nodes, real kube-scheduler",
         shown,
         "pods/s: bound pods from the first create to the last seen bound.",
         "wait: a pod's create to bound in that burst; alone: the same on the idle cluster.",
-        "stock: counting alone, no allocator runs. ours: allocator as extender, which also binds.",
+        "stock: counting alone, no allocator runs. ours: allocator as extender, which binds, too. One of each is a round.",
         "no chips written: bound, but nothing says which chips, so one ring is luck and two pods may get the same.",
         "ring broken: chips of two rings where one would do, a wrong number, or another pod's.",
     )
     outcome.shown.insert(
         -1,
         Text(
-            f"  median pods/s: ours {rates['ours']:.0f}, stock {rates['stock']:.0f}, "
-            f"ratio {rates['ours'] / rates['stock']:.2f}; ring violations of ours: "
-            f"{sum(side.found.violations + side.found.without for side in ours)}",
+            f"  median pods/s: ours {rates[0]:.0f}, stock {rates[1]:.0f}; ratio by round: median "
+            f"{statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f}; "
+            f"ring violations of ours: {sum(side.found.violations + side.found.without for side in ours)}",
             style="bold",
         ),
     )
