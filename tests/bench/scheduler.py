@@ -184,7 +184,7 @@ def _show(outcome: Outcome, size: _Size, sides: list[_Side]) -> None:
         shown,
         "pods/s: bound pods from the first create to the last seen bound.",
         "wait: a pod's create to bound in that burst; alone: the same on the idle cluster.",
-        "stock: counting alone, no allocator runs. ours: allocator as extender, which binds, too. One of each is a round.",
+        "stock: counting alone, no allocator runs. ours: the allocator is extender and binds. One of each is a round.",
         "no chips written: bound, but nothing says which chips, so one ring is luck and two pods may get the same.",
         "ring broken: chips of two rings where one would do, a wrong number, or another pod's.",
     )
