@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from allocator.rules.job import JobKey
 from allocator.rules.request import Ask
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state.changes import Changes
@@ -202,7 +203,7 @@ class Cluster:
         old = self._pods.get(pod.uid)
         self._pods[pod.uid] = pod
         self._gone.pop(pod.uid, None)
-        self.jobs.pod_applied(pod)
+        self._deserted(self.jobs.pod_applied(pod))
         self._peers.pod_changed(pod.uid)
         if old is not None and old.spec.node_name != pod.spec.node_name:
             self._unhold(old)
@@ -229,12 +230,13 @@ class Cluster:
             del self._gone[next(iter(self._gone))]
         self._unhold(pod)
         self._ledger.vacate(pod.uid)
-        job = self.jobs.job_of(pod)
-        self.jobs.pod_deleted(pod)
+        self._deserted(self.jobs.pod_deleted(pod))
         self._peers.pod_changed(pod.uid)
-        if not job.present:
+
+    def _deserted(self, job: JobKey | None) -> None:
+        if job is not None:
             # Nobody is left to take the seats of its plan.
-            self._ledger.drop_plan(job.key.plan)
+            self._ledger.drop_plan(job.plan)
 
     def _unhold(self, pod: Pod) -> None:
         record = self._records.get(pod.spec.node_name)

@@ -72,15 +72,18 @@ class Jobs:
         """The job where its pods are placed together or not at all, as far as is known; else None."""
         return job if job.is_gang or self.lacks_group(job) else None
 
-    def pod_applied(self, pod: Pod) -> None:
-        """A pod is new or has changed."""
-        old = self._places.get(pod.uid)
+    def pod_applied(self, pod: Pod) -> JobKey | None:
+        """A pod is new or has changed.
+
+        Returns:
+            The job it has left without anybody; None where there is none.
+        """
+        old, left = self._places.get(pod.uid), None
         key, present = find_job(pod), pod.status.phase != "Failed" and not pod.is_terminating
         if key.kind == SINGLE and not pod.asks_for_chips:
-            self.pod_deleted(pod)
-            return
+            return self.pod_deleted(pod)
         if old is not None and old.key != key:
-            self.pod_deleted(pod)
+            left = self.pod_deleted(pod)
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = self._new(key, pod)
@@ -89,16 +92,24 @@ class Jobs:
             job.put(pod)
         else:
             job.remove(pod.uid)
+        return left
 
-    def pod_deleted(self, pod: Pod) -> None:
-        """A pod is gone."""
+    def pod_deleted(self, pod: Pod) -> JobKey | None:
+        """A pod is gone.
+
+        Returns:
+            The job it has left without anybody; None where there is none.
+        """
         place = self._places.pop(pod.uid, None)
         job = self._jobs.get(place.key) if place is not None else None
-        if job is not None:
-            job.remove(pod.uid)
-            if not job.present:
-                # Those that have failed or are being deleted bring it back when they change, which does no harm.
-                del self._jobs[job.key]
+        if job is None:
+            return None
+        job.remove(pod.uid)
+        if job.present:
+            return None
+        # Those that have failed or are being deleted bring it back when they change, which does no harm.
+        del self._jobs[job.key]
+        return job.key
 
     def watched(self, kind: str) -> None:
         """Groups of a kind are known completely from now on."""

@@ -29,6 +29,17 @@ def test_a_pod_that_comes_to_another_gang_leaves_its_seat_in_the_first() -> None
     }
 
 
+def test_the_last_pod_that_leaves_a_gang_for_another_leaves_no_seats_behind() -> None:
+    world = world_of(4)
+    stays, goes = gang("train", 2)
+    world.add(stays, goes)
+    world.engine.place(stays)
+    world.cluster.pod_deleted(goes)
+    left = pod(stays.name, 8, annotations={GROUP: "other", MIN_AVAILABLE: "2"})
+    world.add(left, *gang("other", 1, minimum=2))
+    assert list(world.ledger) == []
+
+
 def test_a_pod_does_not_change_seats_with_a_peer_that_may_not_be_on_its_node() -> None:
     world = World()
     world.add(node("n0", labels={"zone": "a"}), node("n1", labels={"zone": "b"}))
