@@ -70,7 +70,7 @@ class Gangs:
         self._failing: dict[str, str] = {}
 
     def place(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> Reservation:
-        """The pod's seat, with the plan of its whole job made first where there is none.
+        """The pod's seat, with the plan of its whole job made first where there is none; right after ``tidy``.
 
         Args:
             pod: a pod that is not bound, nor about to be.
@@ -86,13 +86,11 @@ class Gangs:
         held = self._ledger.get(pod.uid)
         if held is not None and not self._is_good(held, ask, job):
             self._ledger.release(pod.uid)
-        is_tidy = self._tidied == self._cluster.changes.revision
         found = self._find(pod, ask, job, candidates)
         if isinstance(found, Reservation):
             return self._sit(pod, found)
         self._ledger.reserve_plan(job.key.plan, found, ttl_s=self._ttl_s)
-        if is_tidy:
-            self._tidied = self._cluster.changes.revision  # places that were found just now are good
+        self._tidied = self._cluster.changes.revision  # places that were found just now are good
         made = self._ledger.get(pod.uid)
         if made is None or pod.uid not in {seat.uid for seat in found}:
             raise _left_out(pod, job)
@@ -157,6 +155,7 @@ class Gangs:
 
     def resume(self) -> list[Job]:
         """Plan the rest of every gang of which some pods are bound and some wait; returns those that don't fit."""
+        self.tidy()
         stuck = []
         for job in self._cluster.jobs:
             waiting = [pod for pod in job.pods.values() if pod.waits_for_chips]
