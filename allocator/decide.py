@@ -187,6 +187,17 @@ class DecisionEngine:
         Raises:
             Refusal: it fits nowhere; says why (the reason of the node where there is only one candidate).
         """
+        reservation = self.place_if_it_fits(pod, candidates)
+        if reservation is None:
+            raise self._nowhere(pod, self._asking.read(pod, candidates).ask, candidates)
+        return reservation
+
+    def place_if_it_fits(self, pod: Pod, candidates: Collection[str] | None = None) -> Reservation | None:
+        """The same for those who ask ``filter`` why not: a pod that fits on no node, or no longer, gets None.
+
+        Raises:
+            Refusal: it is not a matter of one pod and its nodes: the request, its gang, or where it is already.
+        """
         self._tidy()
         asked = self._asking.read(pod, candidates)
         ask = asked.ask
@@ -210,7 +221,7 @@ class DecisionEngine:
                 best = self._before(pod, asked.job, ask, candidates, best)
         if best is None:
             self._ledger.release(pod.uid)
-            raise self._nowhere(pod, ask, candidates)
+            return None
         node, fit = best
         return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, chips=fit.chips)
 

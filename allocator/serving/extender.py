@@ -107,6 +107,8 @@ class Extender:
         try:
             node = self._winner(pod, names)
         except Refusal:
+            node = None
+        if node is None:
             return self._refused(pod, names)
         self._journal.filtered(pod, Filtered([node], {}))
         self._reconsideration.accepted(pod.uid)
@@ -123,11 +125,12 @@ class Extender:
         self._reconsideration.refused(pod)
         return refused_result(filtered, self._preemption.waiting(pod, filtered.refused))
 
-    def _winner(self, pod: Pod, names: NodeNames) -> str:
+    def _winner(self, pod: Pod, names: NodeNames) -> str | None:
         settled = self._engine.settled_node(pod)
         if settled is not None and settled in names:
             return settled
-        return self._engine.place(pod, names).node
+        reservation = self._engine.place_if_it_fits(pod, names)
+        return reservation.node if reservation is not None else None
 
     async def _prioritize(self, request: web.Request) -> web.Response:
         try:
