@@ -31,7 +31,6 @@ POST_TIMEOUT_S = 2.5
 ANSWER_TIMEOUT_S = 4.0
 """A caller is answered within this time; kube-scheduler's own patience with an extender is 5 s by default."""
 
-
 AT_ONCE = 16
 """Bindings under way at the same time; the next ones wait for their turn. Each is a connection of its own, with a TLS
 handshake if it is new, and an API server under load answers a hundred at once no sooner."""

@@ -104,10 +104,7 @@ class Extender:
         Raises:
             InvalidValue: the names can't be read.
         """
-        try:
-            node = self._winner(pod, names)
-        except Refusal:
-            node = None
+        node = self._winner(pod, names)
         if node is None:
             return self._refused(pod, names)
         self._journal.filtered(pod, Filtered([node], {}))
@@ -129,7 +126,10 @@ class Extender:
         settled = self._engine.settled_node(pod)
         if settled is not None and settled in names:
             return settled
-        reservation = self._engine.place_if_it_fits(pod, names)
+        try:
+            reservation = self._engine.place_if_it_fits(pod, names)
+        except Refusal:
+            return None
         return reservation.node if reservation is not None else None
 
     async def _prioritize(self, request: web.Request) -> web.Response:

@@ -218,7 +218,7 @@ class Pod(KubeObject, frozen=True, kw_only=True):
     @property
     def asks_for_chips(self) -> bool:
         """Whether any container asks for chips; schedulers ask about pods that name the resource with 0, too."""
-        # A dozen times for each decision: neither a generator nor the containers' kinds.
+        # Asked a dozen times for each decision, so without a generator.
         for containers in (self.spec.containers, self.spec.init_containers):
             for each in containers:
                 if each.asks_for_chips:
