@@ -25,7 +25,7 @@ help: ## list the targets
 
 .tools/bin/uv:
 	@echo "setting up uv in .tools/"
-	@python3 -m venv .tools && .tools/bin/pip install --quiet 'uv>=$(UV_VERSION)'
+	@python3 -m venv .tools && .tools/bin/pip install --quiet --disable-pip-version-check 'uv>=$(UV_VERSION)'
 
 setup: $(filter .tools/bin/uv,$(UV)) ## install the locked dependencies into .venv
 	@$(UV) sync --locked --quiet

@@ -33,7 +33,7 @@ ANSWER_TIMEOUT_S = 4.0
 
 AT_ONCE = 16
 """Bindings under way at the same time; the next ones wait for their turn. Each is a connection of its own, with a TLS
-handshake if it is new, and an API server under load answers a hundred at once no sooner."""
+handshake on both sides if it is new: more at once would mean more of those for the same Bindings."""
 
 
 class Outcome(Protocol):

@@ -25,6 +25,17 @@ def test_a_plan_whose_node_breaks_down_is_made_anew_while_nobody_is_bound() -> N
     assert len(world.ledger) == 0
 
 
+def test_when_the_rest_of_a_gang_is_resumed_the_broken_plan_of_another_is_given_up() -> None:
+    world = world_of(4)
+    world.add(*(broken := gang("broken", 2)), *(begun := gang("train", 1, minimum=2)))
+    world.engine.place(broken[0])
+    world.add(node("n0", cordoned=True))
+    bound = pod(begun[0].name, 8, node="n2", chips=range(8), phase="Running", annotations=begun[0].metadata.annotations)
+    world.add(bound, *(rest := gang("train", 1, minimum=2, first=1)))
+    assert world.engine.gangs.resume() == []
+    assert {each.uid for each in world.ledger} == {rest[0].uid}
+
+
 @pytest.mark.parametrize("bound", [False, True])
 def test_a_filter_answers_the_node_of_the_next_plan_where_the_planned_one_has_broken_down(bound: bool) -> None:  # noqa: FBT001 - a column of the table
     world = world_of(2)

@@ -114,6 +114,10 @@ def test_on_a_node_that_is_not_whole_or_not_known_only_the_device_plugin_writes_
     assert CONFIGURATION not in annotations
 
 
+def test_a_pod_that_takes_all_chips_a_node_offers_but_not_all_it_has_takes_no_whole_node() -> None:
+    assert REAL not in written(pod("a", 4), 4, server(allocatable=4))
+
+
 @pytest.mark.parametrize("case", CASES["set_rank_index"], ids=str)
 def test_the_rank_is_written_where_the_reference_writes_it(case: dict[str, Any]) -> None:
     annotations = {MIN_AVAILABLE: "1"} if case.get("schedule_minAvailable") else {}

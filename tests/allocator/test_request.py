@@ -43,6 +43,11 @@ def test_containers_that_run_together_add_up_and_an_init_container_needs_its_own
     assert requested_chips(pod("p", 2, init_containers=[container("prepare", 8)])) == 8
 
 
+@pytest.mark.parametrize(("quantity", "asks"), [("2", True), ("0", False), ("00", False), ("-1", True)])
+def test_a_pod_asks_for_chips_as_soon_as_one_container_does_be_it_an_init_container(quantity: str, asks: bool) -> None:  # noqa: FBT001 - a column of the table
+    assert pod("p", None, init_containers=[container("prepare", quantity)]).asks_for_chips is asks
+
+
 def test_the_kubelet_counts_all_regular_containers_and_the_largest_init_container() -> None:
     assert counted_chips(pod("p", containers=[container("a", 2), container("b", 1)])) == 3
     assert counted_chips(pod("p", 1, init_containers=[container("x", 4), container("y", 2)])) == 4

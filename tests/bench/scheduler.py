@@ -177,7 +177,7 @@ def _show(outcome: Outcome, size: _Size, sides: list[_Side]) -> None:
             *(*cpu, f"{found.without:,}", str(found.violations)),
         )
     stock, ours = ([side for side in sides if side.name == name] for name in SIDES)
-    rates = [statistics.median(side.pods_per_s for side in each) for each in (ours, stock)]
+    ours_per_s, stock_per_s = (statistics.median(side.pods_per_s for side in each) for each in (ours, stock))
     ratios = sorted(one.pods_per_s / other.pods_per_s for one, other in zip(ours, stock, strict=True))
     outcome.raw[f"{size.nodes} nodes, runs"] = [_raw(side) for side in sides]
     outcome.show(
@@ -192,7 +192,7 @@ def _show(outcome: Outcome, size: _Size, sides: list[_Side]) -> None:
     outcome.shown.insert(
         -1,
         Text(
-            f"  median pods/s: ours {rates[0]:.0f}, stock {rates[1]:.0f}; ratio by round: median "
+            f"  median pods/s: ours {ours_per_s:.0f}, stock {stock_per_s:.0f}; ratio by round: median "
             f"{statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f}; "
             f"ring violations of ours: {sum(side.found.violations + side.found.without for side in ours)}",
             style="bold",
