@@ -1,4 +1,4 @@
-"""The whole allocator: view, state, decisions and front ends, put together and run."""
+"""The allocator as a whole: informers, state, decisions and front ends, put together and run."""
 
 import asyncio
 import platform
@@ -12,31 +12,30 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from allocator.bulletin import Bulletin
-from allocator.commit import Committer
-from allocator.decide import DecisionEngine
-from allocator.injection import Injector
-from allocator.journal import Journal
+from allocator.binding.annotations import Stamper
+from allocator.binding.binder import Binder
+from allocator.binding.injection import Injector
+from allocator.decision.engine import DecisionEngine
+from allocator.decision.preemption import Preemption
+from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
-from allocator.office import Office
-from allocator.preempt import Preemption
-from allocator.reconsider import Reconsideration
-from allocator.selfaudit import SECOND_LOOK_S, SelfAudit
+from allocator.observe.journal import Journal
+from allocator.observe.refusal_events import REFILL_S, RefusalEvents
+from allocator.observe.self_audit import SECOND_COMPARISON_S, SelfAudit
 from allocator.serving.clients import AllowedClients
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
 from allocator.serving.node_states import NodeStates
+from allocator.serving.requeue import Requeuer
 from allocator.serving.webhook import Webhook
 from allocator.settings import Settings
-from allocator.stamp import Stamps
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
-from allocator.state.previous import PreviousNodes
-from allocator.view import View
+from allocator.state.previous_nodes import PreviousNodes
+from allocator.watch.informers import Informers
 from ascend.daemon.certificates import Certificates
 from ascend.daemon.garbage import keep_collections_short
-from ascend.deviceinfo import NAMESPACE
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.lease import boot_time
@@ -49,16 +48,16 @@ HOUSEKEEPING_S = 1.0
 
 
 class AllocatorApp:
-    """An allocator that runs as long as its ``async with`` block; within one, it may also be inspected.
+    """An allocator that runs for the duration of its ``async with`` block, and can be inspected within it.
 
-    If one of its tasks dies, the block is cancelled and the error comes out of it: a process must not live on blind.
+    If one of its tasks fails, the block is cancelled and raises the error: a process must not continue without it.
 
     Args:
         settings: as given by the user.
-        client: the API server; made from the settings where not given, and then also closed.
+        client: the API server; if not given, it is made from the settings and closed at the end.
         monotonic: the clock for durations and times to live.
-        now_ns: the wall clock for decision times, Unix nanoseconds.
-        boot_s: the clock of the lease; it goes on while the process or the machine stands still.
+        now_ns: the wall clock for predicate times, Unix nanoseconds.
+        boot_s: the clock of the lease; it advances while the process or the machine is suspended.
     """
 
     def __init__(
@@ -83,16 +82,18 @@ class AllocatorApp:
             max_report_age_s=settings.max_report_age_s,
             previous=PreviousNodes() if settings.prefer_previous_node else None,
         )
-        self.engine = DecisionEngine(self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s)
+        self.engine = DecisionEngine(
+            self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s, default_product=settings.default_product
+        )
         self.extender_address = ""
-        """Where the extender, probes and metrics really listen."""
+        """Where the extender, probes and metrics listen."""
         self.grpc_address = ""
-        """Where ``ascend.allocator.v1`` really listens."""
+        """Where ``ascend.allocator.v1`` listens."""
 
     async def __aenter__(self) -> Self:
         try:
             await self._stack.enter_async_context(self._running())
-        except BaseException:  # also when it is cancelled: __aexit__ is not called then
+        except BaseException:  # also if it is cancelled: __aexit__ is not called then
             await self._stack.aclose()
             raise
         return self
@@ -103,12 +104,12 @@ class AllocatorApp:
         return await self._stack.__aexit__(kind, error, trace)
 
     async def synced(self) -> None:
-        """Wait until it leads and its view is complete: from then on questions are answered."""
-        await self._office.opened()
+        """Wait until it leads and its informers have synced: from then on calls are answered."""
+        await self._leadership.opened()
 
     def missing(self) -> str | None:
-        """What it waits for before it answers questions, a sentence; None when it does."""
-        closed = self._office.closed()
+        """What it waits for before it answers calls, a sentence; None if it does."""
+        closed = self._leadership.closed()
         return closed.message if closed is not None else None
 
     @asynccontextmanager
@@ -119,29 +120,29 @@ class AllocatorApp:
                 kubeconfig = self._settings.kubeconfig
                 client = await KubeClient.connect(kubeconfig)
                 await stack.enter_async_context(client)
-            self._view = View(
+            informers = self._informers = Informers(
                 client,
                 self.cluster,
                 health_namespace=self._settings.node_health_namespace,
                 monotonic=self._monotonic,
             )
-            office = Office(self._settings, client, self._view, boot_s=self._boot_s, now_ns=self._now_ns)
-            self._office = office
-            metrics = AllocatorMetrics(self.ledger, lambda: self._view.age_s, self.cluster.index, office.leads)
-            events = EventRecorder(client, COMPONENT, platform.node(), monotonic=self._monotonic)
-            journal = Journal(metrics, Bulletin(events.publish, self._monotonic), self._monotonic)
-            stamps = Stamps(self._now_ns, self.cluster.predicate_times)
-            committer = Committer(
+            leadership = Leadership(self._settings, client, informers, boot_s=self._boot_s, now_ns=self._now_ns)
+            self._leadership = leadership
+            metrics = AllocatorMetrics(self.ledger, lambda: informers.age_s, self.cluster.index, leadership.leads)
+            events = EventRecorder(client, COMPONENT, platform.node(), refill_s=REFILL_S, monotonic=self._monotonic)
+            journal = Journal(metrics, RefusalEvents(events.publish, self._monotonic), self._monotonic)
+            stamper = Stamper(self.cluster, self.ledger, self._now_ns)
+            binder = Binder(
                 client=client,
                 cluster=self.cluster,
                 ledger=self.ledger,
                 engine=self.engine,
-                stamps=stamps,
+                stamper=stamper,
                 monotonic=self._monotonic,
                 outcome=journal.bind_ended,
-                permit=office.permit,
+                lease=leadership.lease,
             )
-            stack.push_async_callback(office.leave, committer)
+            stack.push_async_callback(leadership.leave, binder.drain)
             certificates = Certificates(tls) if (tls := self._settings.tls_files) is not None else None
             names = self._settings.client_names
             clients = AllowedClients(frozenset(names)) if names else None
@@ -149,57 +150,54 @@ class AllocatorApp:
             add_probes(
                 http,
                 registry=metrics.registry,
-                ready={"leader and view": self.missing},
-                standby={"view": self._view.missing},
+                ready={"leader and informers": self.missing},
+                standby={"informers": informers.missing},
             )
-            reconsideration = Reconsideration(
+            requeuer = Requeuer(
                 client, self.cluster, self.engine, metrics, monotonic=self._monotonic, now_ns=self._now_ns
             )
-            period_s = self._settings.audit_period_s
             audit = SelfAudit(
                 client,
                 self.cluster,
                 self.ledger,
-                namespaces=filter(None, (NAMESPACE, self._settings.node_health_namespace)),
+                health_namespace=self._settings.node_health_namespace,
                 show=metrics.differences.set,
-                period_s=period_s,
-                second_look_s=min(SECOND_LOOK_S, period_s),
+                period_s=self._settings.audit_period_s,
+                second_comparison_s=min(SECOND_COMPARISON_S, self._settings.audit_period_s),
             )
             injector = Injector(
                 client=client,
                 cluster=self.cluster,
-                ledger=self.ledger,
                 engine=self.engine,
-                stamps=stamps,
-                inscribed=committer.annotations,
-                permit=office.permit,
-                kept=journal.kept,
+                stamper=stamper,
+                lease=leadership.lease,
+                reserved=journal.reserved,
             )
-            webhook = Webhook(injector, journal, office.closed, self.engine.validate, self._settings.senseless_pods)
+            webhook = Webhook(injector, journal, leadership.closed, self.engine.validate, self._settings.invalid_pods)
             webhook.add_routes(http, self._settings.webhooks)
             preemption = Preemption(self.cluster, self.ledger, self.engine)
             self.extender = Extender(
                 engine=self.engine,
-                committer=committer,
+                binder=binder,
                 preemption=preemption,
                 journal=journal,
-                reconsideration=reconsideration,
-                closed=office.closed,
+                requeuer=requeuer,
+                closed=leadership.closed,
             )
             self.extender.add_routes(http)
             service = AllocatorService(
                 cluster=self.cluster,
                 engine=self.engine,
-                committer=committer,
+                binder=binder,
                 preemption=preemption,
                 states=NodeStates(self.cluster, self.ledger),
                 journal=journal,
-                closed=office.closed,
+                closed=leadership.closed,
             )
             self.extender_address = await stack.enter_async_context(
                 serve_http(http, self._settings.extender_address, tls=certificates.http if certificates else None)
             )
-            # Nobody is asked on a unix socket: its file says who may.
+            # A unix socket needs no certificates: its file mode says who may connect.
             over_tcp = not self._settings.grpc_address.startswith("unix:")
             grpc_server = await stack.enter_async_context(
                 serve_grpc(
@@ -213,19 +211,19 @@ class AllocatorApp:
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
                 background = [
-                    tasks.create_task(self._view.run(), name="view"),
-                    tasks.create_task(self._keep_house(committer), name="housekeeping"),
-                    tasks.create_task(reconsideration.run(), name="reconsideration"),
+                    tasks.create_task(informers.run(), name="informers"),
+                    tasks.create_task(self._housekeep(binder), name="housekeeping"),
+                    tasks.create_task(requeuer.run(), name="requeuer"),
                     tasks.create_task(events.run(), name="events"),
-                    tasks.create_task(audit.run(self._view.synced), name="audit"),
-                    tasks.create_task(office.run(), name="election"),
-                    tasks.create_task(self._work(grpc_server), name="office"),
+                    tasks.create_task(audit.run(informers.synced), name="audit"),
+                    tasks.create_task(leadership.run(), name="election"),
+                    tasks.create_task(self._lead(grpc_server), name="leadership"),
                 ]
                 if certificates is not None:
                     background.append(tasks.create_task(certificates.run(), name="certificates"))
                 try:
                     yield
-                except Exception as error:  # noqa: BLE001 - raised again below, as it came and not in a group
+                except Exception as error:  # noqa: BLE001 - raised again below, outside the exception group
                     failure = error
                 finally:
                     for task in background:
@@ -233,26 +231,26 @@ class AllocatorApp:
             if failure is not None:
                 raise failure
 
-    async def _work(self, grpc_server: GrpcServer) -> None:
-        await self._office.enter()
+    async def _lead(self, grpc_server: GrpcServer) -> None:
+        await self._leadership.enter()
         for job in self.engine.gangs.resume():
             log.warning("the rest of a gang does not fit now", job=str(job.key), kind=job.kind)
         await grpc_server.show(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods))
-        await self._office.keep(self.extender_address, self.grpc_address)
+        await self._leadership.keep(self.extender_address, self.grpc_address)
 
-    async def _keep_house(self, committer: Committer) -> None:
+    async def _housekeep(self, binder: Binder) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             for reservation in self.ledger.expire():
-                log.info("gave up a reservation", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
+                log.info("a reservation expired", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
             for node in self.cluster.age_reports():
-                log.warning("a node's report has grown too old", node=node)
-            await committer.verify()
+                log.warning("the report of a node is too old", node=node)
+            await binder.verify()
 
 
 def _guards(settings: Settings, clients: AllowedClients | None) -> list[Middleware]:
-    """Who may ask over HTTP."""
+    """The middlewares that reject clients."""
     guards = [clients.http("/scheduler/")] if clients is not None else []
     if settings.webhook_client_names:
         callers = AllowedClients(frozenset(settings.webhook_client_names), "webhook_client_names")
@@ -265,7 +263,7 @@ async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] |
 
     Args:
         settings: as given by the user.
-        started: called once it listens; it may not be ready yet.
+        started: called when it listens; it may not be ready yet.
     """
     async with AllocatorApp(settings) as app:
         log.info("listening", extender=app.extender_address, grpc=app.grpc_address)

@@ -7,17 +7,24 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from ascend.addresses import is_loopback, split_address
 from ascend.daemon.certificates import TlsFiles
 from ascend.daemon.settings import Address, DaemonSettings, checked_address
-from ascend.observe.probes import is_loopback, split_address
+from ascend.products import PRODUCTS
 
 
 def _grpc_address(text: str) -> str:
     return text if text.startswith("unix:") else checked_address(text)
 
 
+def _product(name: str) -> str:
+    if name and name not in PRODUCTS:
+        raise ValueError(f"{name!r} is not a product; the products are {', '.join(PRODUCTS)}")
+    return name
+
+
 class Settings(DaemonSettings):
-    """The Ascend allocator: chooses node and chips for pods and binds them with their chips written on them."""
+    """The Ascend allocator: chooses node and chips for pods, and binds the pods with their chips written on them."""
 
     model_config = SettingsConfigDict(env_prefix="ASCEND_ALLOCATOR_", extra="forbid")
 
@@ -29,82 +36,90 @@ class Settings(DaemonSettings):
         default="127.0.0.1:50051", description="where ascend.allocator.v1 is served: host:port or unix:<path>"
     )
     tls_cert_file: Path | None = Field(
-        default=None, description="our certificate, PEM; it and the next two files are read again when they change"
+        default=None, description="the server certificate, PEM; it and the next two files are reloaded when they change"
     )
     tls_key_file: Path | None = Field(default=None, description="its key, PEM")
     client_ca_file: Path | None = Field(
-        default=None, description="vouches for the clients of gRPC and the extender, PEM; without it they show nothing"
+        default=None,
+        description="the CA of the clients of gRPC and the extender, PEM; without it clients need no certificate",
     )
     client_names: list[str] = Field(
-        default=[], description="which of these clients may ask: subject alternative names of their certificates"
+        default=[], description="the clients that are allowed: subject alternative names of their certificates"
     )
     webhooks: list[Literal["bindings", "pods"]] = Field(
         default=[],
-        description="which admission webhooks are served: bindings, at /webhook/bindings, chooses and keeps chips for"
-        " whoever asks; pods, at /webhook/pods, gives an opinion; none if empty",
+        description="the admission webhooks that are served: bindings, at /webhook/bindings, reserves chips for every"
+        " caller; pods, at /webhook/pods, validates pods; none if empty",
     )
     webhook_client_names: list[str] = Field(
         default=[],
-        description="the same as client_names for the webhooks: the API server's name, where it shows a certificate;"
-        " empty: whoever reaches the webhooks may ask",
+        description="the same as client_names for the webhooks: the API server's name, if it presents a certificate;"
+        " empty: every client that can reach the webhooks is allowed",
     )
     insecure: bool = Field(
-        default=False, description="serve other machines without TLS, and gRPC without asking who they are"
+        default=False, description="serve other machines without TLS, and gRPC without client certificates"
     )
     reservation_ttl_s: float = Field(
-        default=30.0, gt=0, description="seconds that chips are kept for a pod nobody binds"
+        default=30.0,
+        gt=0,
+        description="seconds after which the chips reserved for a pod that is not bound are released",
     )
     gang_ttl_s: float = Field(
         default=120.0,
         gt=0,
-        description="seconds that a gang's places are kept after one of its pods was bound last",
+        description="seconds after which the unused seats of a gang are released, counted from its last binding",
     )
     prefer_previous_node: bool = Field(
         default=False,
-        description="a pod that takes the place of another one in its job goes to that one's node, if it fits there",
+        description="a pod that replaces another pod of its job is placed on that pod's node, if it fits there",
+    )
+    default_product: Annotated[str, AfterValidator(_product)] = Field(
+        default="",
+        description="the product for jobs of several pods that name none, on a cluster of several products; empty: such"
+        " jobs are refused (ProductNotNamed)",
     )
     audit_period_s: float = Field(
-        default=600.0,
+        default=0.0,
         ge=0,
-        description="seconds between comparisons of the state with the API server's objects; 0: never",
+        description="seconds between comparisons of the state with the API server's objects, for debugging; 0: never",
     )
-    senseless_pods: Literal["deny", "warn"] = Field(
-        default="deny", description="what the webhook for pods does with one that no node could ever take"
+    invalid_pods: Literal["deny", "warn"] = Field(
+        default="deny", description="what the webhook for pods does with a pod that fits on no node of any kind"
     )
     leader_election: bool = Field(
         default=False,
-        description="several allocators run, and the one that holds the lease works; without it there must be only one",
+        description="several allocators run, and the one that holds the lease leads; without it there must be only one",
     )
-    lease_namespace: str = Field(default="kube-system", min_length=1, description="where the lease is")
-    lease_name: str = Field(default="ascend-allocator", min_length=1, description="the lease's name")
+    lease_namespace: str = Field(default="kube-system", min_length=1, description="the namespace of the lease")
+    lease_name: str = Field(default="ascend-allocator", min_length=1, description="the name of the lease")
     lease_duration_s: float = Field(
         default=15.0,
         ge=3,
-        description="seconds without a renewal after which another takes over; it is renewed every 2/15 of this",
+        description="seconds without renewal after which another allocator takes over; renewed every 2/15 of this",
     )
     fence: bool = Field(
         default=False,
-        description="the leader writes a Leader (ascend-affinity.io) beside the lease, for an admission policy",
+        description="the leader writes a Leader (ascend-affinity.io) in the lease's namespace, for an admission policy",
     )
     service: str = Field(
         default="",
-        description="a Service without selector, in the lease's namespace, that is to lead to the leader",
+        description="a Service without selector, in the lease's namespace, that points to the leader",
     )
-    pod_ip: str = Field(default="", description="where the Service leads while we are the leader")
+    pod_ip: str = Field(default="", description="the endpoint of the Service while this allocator leads")
     max_report_age_s: float = Field(
         default=900.0,
         ge=0,
-        description="seconds after which a node's report is not believed any more; device plugins renew it every 300",
+        description="seconds after which a node's report is too old; device plugins renew it every 300 s",
     )
     node_health_namespace: str = Field(
         default="",
-        description="namespace of the ConfigMaps mindx-dl-nodeinfo-<node> in which MindCluster's NodeD tells how nodes"
-        " are (mindx-dl); empty: they are not read, and the allocator needs no right to",
+        description="namespace of the ConfigMaps mindx-dl-nodeinfo-<node> in which MindCluster's NodeD reports node"
+        " health (mindx-dl); empty: they are not watched, and the allocator needs no RBAC rule for them",
     )
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        """The certificates; None where there are none."""
+        """The certificates; None without TLS."""
         if self.tls_cert_file is None or self.tls_key_file is None:
             return None
         return TlsFiles(self.tls_cert_file, self.tls_key_file, self.client_ca_file)
@@ -115,31 +130,31 @@ class Settings(DaemonSettings):
             try:
                 ipaddress.ip_address(self.pod_ip)
             except ValueError as error:
-                raise ValueError(f"pod_ip: with service, the address of the pod: {error}") from error
+                raise ValueError(f"pod_ip: must be the address of the pod if service is set: {error}") from error
         return self
 
     @model_validator(mode="after")
     def _is_protected(self) -> Self:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_cert_file and tls_key_file: one is of no use without the other")
+            raise ValueError("tls_cert_file and tls_key_file: give both or neither")
         if self.client_ca_file is not None and self.tls_files is None:
-            raise ValueError("client_ca_file: clients show certificates over TLS only, which needs tls_cert_file")
+            raise ValueError("client_ca_file: client certificates need TLS, which needs tls_cert_file")
         if (self.client_ca_file is not None) != bool(self.client_names):
-            raise ValueError("client_ca_file and client_names: one says who vouches for clients, the other who may ask")
+            raise ValueError("client_ca_file and client_names: give both or neither")
         if self.webhook_client_names and not self.client_names:
-            raise ValueError("webhook_client_names: nobody vouches for clients without client_ca_file and client_names")
+            raise ValueError("webhook_client_names: needs client_ca_file and client_names")
         if self.insecure:
             return self
-        remedy = "or set insecure if the network itself keeps others out"
+        remedy = "or set insecure if the network itself restricts access"
         if _is_reachable(self.extender_address) and self.tls_files is None:
             raise ValueError(
-                f"extender_address: {self.extender_address} is reached by other machines, and whoever reaches it can "
-                f"have pods bound: give tls_cert_file and tls_key_file, {remedy}"
+                f"extender_address: {self.extender_address} is reachable from other machines, and every client that "
+                f"reaches it can bind pods: give tls_cert_file and tls_key_file, {remedy}"
             )
         if _is_reachable(self.grpc_address) and self.client_ca_file is None:
             raise ValueError(
-                f"grpc_address: {self.grpc_address} is reached by other machines, and whoever reaches it can have pods "
-                f"bound: give tls_cert_file, tls_key_file, client_ca_file and client_names, {remedy}"
+                f"grpc_address: {self.grpc_address} is reachable from other machines, and every client that reaches it "
+                f"can bind pods: give tls_cert_file, tls_key_file, client_ca_file and client_names, {remedy}"
             )
         return self
 

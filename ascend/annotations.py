@@ -26,7 +26,7 @@ KUBELET_IDS = "huawei.com/kltDev"
 CONFIGURATION = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
 """On a pod, by the device plugin: addresses of its chips, for the builder of the rank table."""
 
-RECONSIDERED = "ascend-affinity.io/reconsidered"
+REQUEUED = "ascend-affinity.io/requeued"
 """On a pending pod, by the allocator: when it last made the scheduler look again, in Unix nanoseconds."""
 
 DISTRIBUTED = "distributed-job"
@@ -41,7 +41,7 @@ MIN_AVAILABLE = "huawei.com/schedule_minAvailable"
 FENCE = "ascend-affinity.io/allocator"
 """On a pod, by the allocator: which of several allocators bound it; admitted only while that one leads."""
 
-OURS = frozenset({ALLOCATED, PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, FENCE, RECONSIDERED})
+OURS = frozenset({ALLOCATED, PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, FENCE, REQUEUED})
 """On pods: written by the two programs only (an admission policy says so), because chips are counted by them."""
 
 BASE_DEVICE_INFOS = "baseDeviceInfos"

@@ -16,6 +16,8 @@ AscendError
 └── LockLost            another instance works in our place
 """
 
+from ascend.reasons import Reason
+
 UNREADABLE = (ValueError, RecursionError)
 """What a decoder of JSON raises on bad input: malformed, of the wrong types, not UTF-8, or nested absurdly deep."""
 
@@ -46,9 +48,16 @@ class InvalidReport(InvalidValue):
 
 
 class Refusal(AscendError):
-    """A request was understood and is refused. ``reason`` says why in a word, ``message`` in a sentence."""
+    """A request was understood and is refused.
 
-    def __init__(self, reason: str, message: str) -> None:
+    Args:
+        reason: why, a word; its category and cure are in ``ascend.reasons``.
+        message: why, a sentence.
+    """
+
+    reason: Reason
+
+    def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message, reason=reason)
 
 

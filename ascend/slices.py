@@ -13,7 +13,7 @@ import msgspec
 ContainerKind: TypeAlias = Literal["init", "sidecar", "app"]
 
 
-class Ask(msgspec.Struct, frozen=True):
+class ContainerRequest(msgspec.Struct, frozen=True):
     """What one container of a pod asks for.
 
     Attributes:
@@ -32,7 +32,7 @@ class Ask(msgspec.Struct, frozen=True):
         return self.kind != "init"
 
 
-def effective_request(asks: Iterable[Ask]) -> int:
+def effective_request(asks: Iterable[ContainerRequest]) -> int:
     """How many chips a pod needs: the most that its containers need at one time (spec/kubernetes.md §1.10).
 
     Args:
@@ -45,7 +45,7 @@ def effective_request(asks: Iterable[Ask]) -> int:
     return most
 
 
-def deal(asks: Iterable[Ask], chips: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def deal(asks: Iterable[ContainerRequest], chips: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """The slice of each container, by its name.
 
     Sidecars and app containers get consecutive slices in their order; a regular init container gets the first chips
@@ -63,8 +63,8 @@ def deal(asks: Iterable[Ask], chips: Sequence[int]) -> dict[str, tuple[int, ...]
 
 
 def choose(
-    ask: Ask,
-    asks: Iterable[Ask],
+    ask: ContainerRequest,
+    asks: Iterable[ContainerRequest],
     chips: Sequence[int],
     *,
     kept: Mapping[str, Collection[int]],

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from ascend.errors import UNREADABLE, Refusal
+from ascend.reasons import Reason
 from device_plugin.rules.injection import CDI_FILE, ContainerGift, Injection, cdi_spec, gift, shared_nodes
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -72,7 +73,7 @@ class CdiFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 fresh.unlink()
-            raise Refusal("CdiFileNotWritten", f"{self._path}: {error.strerror}") from error
+            raise Refusal(Reason.CDI_FILE_NOT_WRITTEN, f"{self._path}: {error.strerror}") from error
         log.info("wrote the CDI file", path=str(self._path), chips=len(ids))
 
     def _read(self) -> bytes:

@@ -13,6 +13,7 @@ import structlog
 
 from ascend.chips import chip_name, chip_set, join_names, parse_chip_name
 from ascend.errors import AscendError, InvalidValue, Refusal
+from ascend.reasons import Reason
 from ascend.slices import choose
 from device_plugin.rules.admission import HELD, Candidate, chips_for, known_ids
 from device_plugin.rules.injection import ContainerGift
@@ -127,15 +128,15 @@ class HandOverDesk:
             async with asyncio.timeout(CAP_S), self._one_at_a_time:
                 return await self._allocate(device_ids)
         except TimeoutError:
-            raise Refusal("TimedOut", f"no decision within {CAP_S:.0f} s") from None
+            raise Refusal(Reason.TIMED_OUT, f"no decision within {CAP_S:.0f} s") from None
 
     async def _allocate(self, device_ids: Sequence[str]) -> Answer:
         try:
             kubelet_ids = tuple(parse_chip_name(device_id) for device_id in device_ids)
         except InvalidValue as error:
-            raise Refusal("UnknownDevice", error.message) from error
+            raise Refusal(Reason.UNKNOWN_DEVICE, error.message) from error
         if not kubelet_ids:
-            raise Refusal("UnknownDevice", "the kubelet names no device")
+            raise Refusal(Reason.UNKNOWN_DEVICE, "the kubelet names no device")
         candidate, is_guess = self._recognise(kubelet_ids), False
         if candidate is None:
             try:
@@ -181,11 +182,11 @@ class HandOverDesk:
         pod, ask = candidate.pod, candidate.ask
         known = self._handovers.get(pod.uid)
         kept = known.kept if known is not None else {}
-        given = choose(ask, pod.asks, chips, kept=kept, must_include=kubelet_ids)
+        given = choose(ask, pod.container_requests, chips, kept=kept, must_include=kubelet_ids)
         if given is None:
-            given = choose(ask, pod.asks, chips, kept=kept)
+            given = choose(ask, pod.container_requests, chips, kept=kept)
         if given is None:
-            raise Refusal("NoChipsLeft", f"container {ask.container}: its chips were given to others of its pod")
+            raise Refusal(Reason.NO_CHIPS_LEFT, f"container {ask.container}: its chips were given to others of its pod")
         return Part(ask.container, ask.keeps, given, kubelet_ids)
 
     async def _choose(
@@ -198,7 +199,7 @@ class HandOverDesk:
         known = self._handovers.get(candidate.pod.uid)
         return choose(
             candidate.ask,
-            candidate.pod.asks,
+            candidate.pod.container_requests,
             chips,
             kept=known.kept if known is not None else {},
             among=among,
@@ -244,13 +245,13 @@ class HandOverDesk:
                 self._handovers.drop(uid)  # came and went, all unseen: a pod handed chips before has to be known by now
         seen = self._pods.get(pod.uid)
         if seen is None or self._pods.has_moved_on(pod.uid):
-            raise Refusal("NoSuchPod", f"pod {pod.key} has ended before it got its chips")
+            raise Refusal(Reason.NO_SUCH_POD, f"pod {pod.key} has ended before it got its chips")
         return self._chips_for(seen)
 
     def _chips_for(self, pod: NodePod) -> tuple[int, ...]:
         snapshot = self._snapshots.value
         if snapshot is None:
-            raise Refusal("NotReady", "the driver has not been read yet")
+            raise Refusal(Reason.NOT_READY, "the driver has not been read yet")
         others = {each.pod: each.held for each in self._handovers if each.uid != pod.uid}
         known = self._handovers.get(pod.uid)
         return chips_for(pod, snapshot, others, self._pods, own=known.held if known is not None else 0)

@@ -82,7 +82,7 @@ class Reconciler:
                     self._handovers.add(believe(pod))
         # A regular init container may have its chips without the ledger's telling.
         self._handovers.uncertain |= {
-            pod.uid for pod in self._pods if pod.live and not pod.past_admission and len(pod.asks) > 1
+            pod.uid for pod in self._pods if pod.live and not pod.past_admission and len(pod.container_requests) > 1
         }
 
     async def run(self) -> None:
@@ -129,7 +129,7 @@ class Reconciler:
             else:
                 log.info("the kubelet knows nothing of a hand-over", pod=pod.key, pod_uid=pod.uid)
                 self._handovers.drop(pod.uid)
-            if len(pod.asks) > 1:
+            if len(pod.container_requests) > 1:
                 self._handovers.uncertain.add(pod.uid)
 
     def _mend_claims(self) -> None:

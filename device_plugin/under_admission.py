@@ -8,6 +8,7 @@ import structlog
 
 from ascend.errors import ApiError, Refusal, Unreachable
 from ascend.kube.objects import Pod
+from ascend.reasons import Reason
 from device_plugin.rules.admission import Candidate, candidates, newest, oldest_decision
 from device_plugin.rules.pod import NodePod, read_pod
 from device_plugin.state.grants import HandOvers
@@ -71,7 +72,7 @@ class UnderAdmission:
             return Found(waiting[0])
         found = await self._by_kubelet(waiting, count) if waiting else None
         if found is None:
-            raise Refusal("NoSuchPod", f"no pod bound to this node waits for {count} chips")
+            raise Refusal(Reason.NO_SUCH_POD, f"no pod bound to this node waits for {count} chips")
         return found
 
     def still(self, earlier: Candidate) -> Candidate | None:
@@ -114,7 +115,8 @@ class UnderAdmission:
             return self._candidates(self._as_waiting(await self._api_pods()), count)
         except (ApiError, Unreachable) as error:
             raise Refusal(
-                "ApiServerAway", f"no pod waits for {count} chips, and the API server can't be asked: {error.message}"
+                Reason.API_SERVER_AWAY,
+                f"no pod waits for {count} chips, and the API server can't be asked: {error.message}",
             ) from error
 
     async def _by_kubelet(self, waiting: Sequence[Candidate], count: int) -> Found | None:

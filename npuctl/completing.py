@@ -50,7 +50,7 @@ def pod_names(begun: str, namespace: str | None, source: Source) -> list[str]:
         pods = asyncio.run(_pods(source, place))
     except Exception:  # noqa: BLE001 - a traceback would end up in the middle of what is being typed
         return []
-    names = (each.name for each in pods if each.metadata.namespace == place and each.asks_for_chips)
+    names = (each.name for each in pods if each.metadata.namespace == place and each.requests_chips)
     return sorted(text for name in names if (text := f"{named}{slash}{name}").startswith(begun))
 
 

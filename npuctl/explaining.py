@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec import structs
 
-from allocator.gangs.gangs import INCOMPLETE, NEVER, NO_GROUP
-from allocator.rules.request import Ask, counted_chips
+from allocator.gangs.gangs import NEVER
+from allocator.rules.request import ChipRequest, counted_chips
 from allocator.rules.vacancy import OCCUPIED
 from allocator.settings import Settings
 from ascend.annotations import held_chips
@@ -14,6 +14,7 @@ from ascend.chips import chip_ids, chip_name
 from ascend.deviceinfo import NAMESPACE, node_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import ConfigMap, Pod
+from ascend.reasons import Reason
 from npuctl.output import Group, group
 from npuctl.planning import Candidate, Why, candidates_of, job_name, waits
 from npuctl.remedies import Remedy, Scene, pods_to_end, remedies
@@ -82,7 +83,7 @@ def explain(pod: Pod, snapshot: Snapshot, settings: Settings, now_ns: int) -> Ex
     allocation = Allocation.of(snapshot, settings, lambda: now_ns / 1e9)
     namespace, name, job = pod.metadata.namespace, pod.name, job_name(allocation.cluster.jobs, pod)
     begun = Explanation(namespace, name, job, counted_chips(pod), "none", scheduler=_condition(pod))
-    if not pod.asks_for_chips and not waits(pod, allocation.engine):
+    if not pod.requests_chips and not waits(pod, allocation.engine):
         return begun
     if not pod.is_live:
         why = pod.status.message or "its containers have ended"
@@ -121,9 +122,9 @@ def _placed(begun: Explanation, pod: Pod) -> Explanation:
     return structs.replace(placed, chips=chips)
 
 
-def _ask(allocation: Allocation, pod: Pod) -> Ask | None:
+def _ask(allocation: Allocation, pod: Pod) -> ChipRequest | None:
     try:
-        return allocation.engine.ask(pod)
+        return allocation.engine.request_of(pod)
     except Refusal:
         return None
 
@@ -151,7 +152,7 @@ class _Trial:
             if pod.spec.node_name and pod.is_live:
                 self._pods.setdefault(pod.spec.node_name, []).append(pod)
 
-    def search(self, ask: Ask, nodes: Iterable[str]) -> list[Remedy]:
+    def search(self, ask: ChipRequest, nodes: Iterable[str]) -> list[Remedy]:
         """What would help on any of these nodes, the smallest changes first."""
         fits = self._judge(ask)
         scenes = [self._scene(name) for name in nodes if name in self._nodes]
@@ -166,7 +167,7 @@ class _Trial:
     def _scene(self, name: str) -> Scene:
         return Scene(self._nodes[name], self._reports.get(name), tuple(self._pods.get(name, ())))
 
-    def _judge(self, ask: Ask) -> Callable[[Scene], bool]:
+    def _judge(self, ask: ChipRequest) -> Callable[[Scene], bool]:
         def fits(scene: Scene) -> bool:
             alone = Allocation.of(scene.snapshot(), self._settings, lambda: self._now_ns / 1e9)
             return alone.cluster.index.best(ask) is not None
@@ -174,7 +175,7 @@ class _Trial:
         return fits
 
 
-def _helped(waiting: Explanation, ask: Ask | None, trial: _Trial) -> Explanation:
+def _helped(waiting: Explanation, ask: ChipRequest | None, trial: _Trial) -> Explanation:
     if ask is None:
         return waiting
     why = waiting.nodes
@@ -189,8 +190,8 @@ def _advice(waiting: Explanation, pod: Pod, allocation: Allocation) -> tuple[str
     missing = job.min_available - job.present
     labels = ",".join(f"{key}={value}" for key, value in sorted(pod.spec.node_selector.items()))
     cures = {
-        INCOMPLETE: f"create the missing {f'{missing} pods' if missing != 1 else 'pod'} of job {job.key}",
-        NO_GROUP: f"create the {job.kind} {job.key}, or correct the name that the pod gives",
+        Reason.GANG_INCOMPLETE: f"create the missing {f'{missing} pods' if missing != 1 else 'pod'} of job {job.key}",
+        Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name that the pod gives",
         MISMATCH: f"label a node with room {labels}, or change the pod's node selector, which asks for that",
     }
     reasons = {waiting.reason, *(each.reason for each in waiting.groups)}

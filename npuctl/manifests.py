@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from allocator.groups import KINDS
+from allocator.watch.pod_groups import KINDS
 from ascend.errors import UNREADABLE, InvalidValue
 from ascend.kube.objects import (
     BATCH_JOBS,

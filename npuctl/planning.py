@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import structs
 
-from allocator.decide import DecisionEngine
-from allocator.inscription import inscribe
+from allocator.binding.annotations import binding_annotations
+from allocator.binding.predicate_time import PredicateTimes
+from allocator.decision.engine import DecisionEngine
 from allocator.rules.job import JobKey, own_rank
 from allocator.settings import Settings
-from allocator.stamp import Stamps
 from allocator.state.jobs import Jobs
 from ascend.chips import chip_name
 from ascend.errors import Refusal
@@ -101,7 +101,7 @@ def plan(snapshot: Snapshot, settings: Settings, now_ns: int, *, candidates: boo
         candidates: tell of every node that fits, too.
     """
     allocation = Allocation.of(snapshot, settings, lambda: now_ns / 1e9)
-    stamps = Stamps(lambda: now_ns, allocation.cluster.predicate_times)
+    stamps = PredicateTimes(lambda: now_ns, allocation.cluster.predicate_times)
     planned: list[Planned] = []
     pending: list[Pending] = []
     for pod in in_order(snapshot.pods, allocation):
@@ -117,7 +117,9 @@ def plan(snapshot: Snapshot, settings: Settings, now_ns: int, *, candidates: boo
             continue
         grant = replace(reservation.grant, predicate_time=stamps.next())
         record = allocation.cluster.nodes.get(reservation.node)
-        annotations = inscribe(pod, grant, allocation.cluster.jobs, record.node if record is not None else None)
+        annotations = binding_annotations(
+            pod, grant, allocation.cluster.jobs, record.node if record is not None else None
+        )
         allocation.cluster.pod_applied(_bound(pod, reservation.node, annotations))
         chips = tuple(map(chip_name, grant.chips))
         planned.append(Planned(pod.metadata.namespace, pod.name, job, reservation.node, chips, annotations, offered))
@@ -126,7 +128,7 @@ def plan(snapshot: Snapshot, settings: Settings, now_ns: int, *, candidates: boo
 
 def waits(pod: Pod, engine: DecisionEngine) -> bool:
     """Whether a pod waits for a node and a word of ours: schedulers leave alone what is being deleted."""
-    return pod.is_live and not pod.is_terminating and not pod.spec.node_name and engine.concerns(pod)
+    return pod.is_live and not pod.is_terminating and not pod.spec.node_name and engine.handles(pod)
 
 
 def in_order(pods: Iterable[Pod], allocation: Allocation) -> list[Pod]:

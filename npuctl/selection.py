@@ -31,9 +31,9 @@ def place(allocation: Allocation, pod: Pod) -> Reservation:
     engine, selector = allocation.engine, pod.spec.node_selector
     if not selector or engine.is_of_gang(pod):
         return engine.place(pod)
-    ask = engine.ask(pod)
+    ask = engine.request_of(pod)
     try:
-        return engine.place(pod, allocation.cluster.pools.selected(selector))
+        return engine.place(pod, allocation.cluster.labels.selected(selector))
     except Refusal:
         reasons = Counter(each.reason for each in refusals(allocation, pod).values())
         raise sum_up(pod.key, ask.chips, reasons) from None
@@ -49,7 +49,7 @@ def refusals(allocation: Allocation, pod: Pod) -> dict[str, Refusal]:
     selector = pod.spec.node_selector
     if not selector:
         return refused
-    suited = allocation.cluster.pools.selected(selector)
+    suited = allocation.cluster.labels.selected(selector)
     for name, record in nodes.items():
         if name not in suited and not (name in refused and refused[name].reason in _TELLING):
             refused[name] = _mismatch(selector, record.node.metadata.labels if record.node is not None else {})
@@ -65,7 +65,7 @@ def fits(allocation: Allocation, pod: Pod) -> list[tuple[str, Fit]]:
     found = allocation.engine.fits(pod)
     if not pod.spec.node_selector:
         return found
-    suited = allocation.cluster.pools.selected(pod.spec.node_selector)
+    suited = allocation.cluster.labels.selected(pod.spec.node_selector)
     return [each for each in found if each[0] in suited]
 
 

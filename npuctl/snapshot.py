@@ -8,13 +8,13 @@ from typing import Final, Self
 
 import msgspec
 
-from allocator.decide import DecisionEngine
-from allocator.groups import KINDS
+from allocator.decision.engine import DecisionEngine
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
-from allocator.state.previous import PreviousNodes
+from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import node_of_health
+from allocator.watch.pod_groups import KINDS
 from ascend.deviceinfo import NAMESPACE
 from ascend.errors import UNREADABLE, ApiError, NotFound, Unreachable
 from ascend.kube.client import KubeClient

@@ -1,52 +1,48 @@
-"""Gangs: the pods of a job get their places together or not at all, and then one by one, in whatever order they ask.
+"""Gangs: the pods of a job are placed together or not at all, and then bound one by one, in whatever order.
 
-Until as many pods of the job are there as its minimum says, each of them is refused. The first that asks then makes the
-plan for all of them: the policy seats every pod that waits (or, where that is too much, as many as the minimum needs),
-and the ledger reserves all seats in the same step. Every later question finds its seat reserved. A seat whose pod is
-deleted waits for the pod's successor. Where a place is no good any more before anybody was bound, the whole plan is
-given up, whoever asks next: a gang must not begin of which a pod has nowhere to go.
+Until as many pods of the job exist as its minimum requires, each of them is refused. The first pod that is asked about
+then triggers the plan for all of them: the policy finds a seat for every pod that waits (or, if not all fit, for as
+many as the minimum needs), and the ledger reserves all seats in the same step. Every later question finds its seat
+reserved. The seat of a pod that is deleted waits for the pod's successor. If a seat becomes unusable before any pod of
+the gang was bound, the whole plan is dropped, whichever pod is asked about next: a gang must not start with a pod that
+can't be placed.
 
-Two gangs can't block each other: a gang holds nothing while it waits for chips (no hold and wait), because a plan is
-made and reserved without an await in between, or not at all. What is reserved but not used ends as a whole: after the
-time to live, or when the job is gone. Only pods that are bound hold chips without end, and those run.
+Two gangs can't deadlock: a gang that waits for chips holds none (no hold and wait), because a plan is made and reserved
+without an await in between, or not at all. Seats that are reserved but not used end as a whole: after their time to
+live, or with the job. Only bound pods hold chips without a limit, and those run.
 
-A pod that comes later (a successor of one that has ended, or more than the minimum) joins its peers: what the gang
-still lacks is planned, on servers of the same product; those who have a place keep it. So it is after a restart too,
-when the plan is forgotten and only the bound pods are left of it; `resume` then plans the rest before anybody else is
-served.
+A pod that comes later (the successor of one that has ended, or one beyond the minimum) joins its peers: only the
+missing seats are planned, and pods that have a seat keep it. The same happens after a restart, when plans are forgotten
+and only the bound pods are known; `resume` then plans the rest before any other question is answered.
 """
 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 
 from allocator.gangs.packing import pack
-from allocator.gangs.planning import Planner, Question
+from allocator.gangs.planning import Planner
 from allocator.gangs.policy import Policy
 from allocator.rules.job import JobKey
-from allocator.rules.request import Ask
+from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.remembered import Remembered
 from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.errors import Refusal
+from ascend.grammar import count
 from ascend.kube.objects import Pod
-
-INCOMPLETE = "GangIncomplete"
-NO_GROUP = "GroupMissing"
-NEVER = frozenset({INCOMPLETE, NO_GROUP})
-"""Reasons that no other pod's end changes."""
+from ascend.reasons import Reason
 
 
 class Gangs:
-    """Plans jobs and hands out the seats.
+    """Plans gangs and assigns their seats.
 
     Args:
-        cluster: what is seen.
-        ledger: what is decided.
-        ttl_s: how long a plan lives after one of its pods was bound last.
-        ask_of: what a pod asks of a node.
-        policy: where the pods of a job go.
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        ttl_s: how long a plan lives after one of its pods was bound.
+        request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
+        policy: where the pods of a job are placed.
     """
 
     def __init__(
@@ -55,85 +51,88 @@ class Gangs:
         ledger: Ledger,
         *,
         ttl_s: float,
-        ask_of: Callable[[Pod], Ask],
+        request_of: Callable[[Pod], ChipRequest],
         policy: Policy = pack,
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._ttl_s = ttl_s
-        self._ask_of = ask_of
-        self._planner = Planner(cluster, ledger, ask_of, policy)
-        self._trials: Remembered[Question, bool] = Remembered()
-        self._tidied = 0
-        # Plans with a place that is no good; they are given up, too, where those who are bound go meanwhile. With each,
-        # the uid of one of these, so that nobody has to look for one again and again.
+        self._request_of = request_of
+        self._planner = Planner(cluster, ledger, request_of, policy)
+        self._pruned = 0
+        # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
+        # the uid of one of these pods, so that it need not be searched for every time.
         self._failing: dict[str, str] = {}
 
-    def place(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> Reservation:
-        """The pod's seat, with the plan of its whole job made first where there is none; right after ``tidy``.
+    def place(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> Reservation:
+        """The pod's seat; without one, the plan of its whole job is made and reserved. Call it right after ``prune``.
 
         Args:
-            pod: a pod that is not bound, nor about to be.
-            ask: what it asks of a node.
+            pod: a pod that is neither bound nor has a Binding in flight.
+            request: what it requests of a node.
             job: its job, a gang.
-            candidates: the only nodes it may be on. Where they are several, its peers are looked for among them too,
-                since most pods of a job are made from one template; a peer with another node selector goes where that
-                says. A single name says where this pod goes and no more.
+            candidates: names of the only nodes it may be on. If they are several, its peers are placed among them too,
+                since most pods of a job are made from one template; a peer with another node selector is placed by
+                that. A single name applies to this pod alone.
 
         Raises:
-            Refusal: the gang is not complete, or does not fit.
+            Refusal: the gang is incomplete, or does not fit.
         """
         held = self._ledger.get(pod.uid)
-        if held is not None and not self._is_good(held, ask, job):
+        if held is not None and not self._is_valid(held, request, job):
             self._ledger.release(pod.uid)
-        found = self._find(pod, ask, job, candidates)
+        found = self._find(pod, request, job, candidates)
         if isinstance(found, Reservation):
-            return self._sit(pod, found)
+            return self._take_seat(pod, found)
         self._ledger.reserve_plan(job.key.plan, found, ttl_s=self._ttl_s)
-        self._tidied = self._cluster.changes.revision  # places that were found just now are good
+        self._pruned = self._cluster.changes.revision  # seats found just now are usable
         made = self._ledger.get(pod.uid)
         if made is None or pod.uid not in {seat.uid for seat in found}:
             raise _left_out(pod, job)
         return made
 
-    def preview(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> str:
-        """The node the pod would be placed on; reserves nothing.
+    def preview(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> str:
+        """The node on which the pod would be placed; reserves nothing.
 
         Raises:
-            Refusal: the gang is not complete, or does not fit.
+            Refusal: the gang is incomplete, or does not fit.
         """
-        node = self._seats(pod, ask, job, candidates).get(pod.uid)
+        held = self._ledger.get(pod.uid)
+        invalid = held is not None and not self._is_valid(held, request, job)
+        with self._ledger.suspended(pod.uid) if invalid else nullcontext():
+            found = self._find(pod, request, job, candidates)
+        if isinstance(found, Reservation):
+            return found.node
+        node = next((seat.node for seat in found if seat.uid == pod.uid), None)
         if node is None:
             raise _left_out(pod, job)
         return node
 
     def may_fit(self, pod: Pod, job: Job) -> bool:
-        """Whether asking again makes sense; found out anew only when something has changed since the last time."""
-        held = self._ledger.get(pod.uid)
-        if held is not None and held.stage is Stage.PLANNED and self._lack(job, pod) is None:
+        """Whether a refused pod, or a peer of it, could get a seat now; planned only if something has changed."""
+        held, incomplete = self._ledger.get(pod.uid), self._incomplete(job, pod)
+        if held is not None and held.stage is Stage.PLANNED and incomplete is None:
             return True
         try:
-            ask = self._ask_of(pod)
+            request = self._request_of(pod)
         except Refusal:
             return False
-        fits, question = self._trials.under(self._planner.state), self._planner.question(pod, ask, job, None)
-        if question not in fits:
-            try:
-                # Where it is one too many itself, its peers get their places when it asks.
-                fits[question] = bool(self._seats(pod, ask, job, None))
-            except Refusal:
-                fits[question] = False
-        return fits[question]
+        invalid = held is not None and not self._is_valid(held, request, job)
+        with self._ledger.suspended(pod.uid) if invalid else nullcontext():
+            seat = self._find_seat(pod, request, job, None)
+            if incomplete is not None and (seat is None or not self._has_started(job)):
+                return False
+            return seat is not None or self._planner.fits(pod, request, job)
 
-    def tidy(self) -> None:
-        """Give up the plans of gangs nobody of which is bound where a place is no good any more, or nobody sits on any.
+    def prune(self) -> None:
+        """Drop unstarted plans with an unusable seat, and plans whose pods are all gone.
 
-        Only nodes that have changed since the last time are looked at.
+        Only nodes that have changed since the last call are examined.
         """
         changes = self._cluster.changes
-        if changes.revision == self._tidied:
+        if changes.revision == self._pruned:
             return
-        seen, self._tidied = self._tidied, changes.revision
+        seen, self._pruned = self._pruned, changes.revision
         if not self._ledger.has_plans:
             self._failing.clear()
             return
@@ -141,21 +140,25 @@ class Gangs:
         for name in self._cluster.nodes if names is None else names:
             for uid in tuple(self._ledger.on(name)):
                 seat = self._ledger.get(uid)
-                if seat is not None and seat.stage is Stage.PLANNED and self._is_useless(seat):
+                if seat is not None and seat.stage is Stage.PLANNED and self._is_unusable(seat):
                     self._failing.setdefault(seat.plan, "")
         for plan, uid in tuple(self._failing.items()):
             job = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
-            begun_by = self._one_on_its_way(job, uid) if job is not None else None
-            if begun_by is None:
+            started = self._find_started(job, uid) if job is not None else None
+            if started is None:
                 self._ledger.drop_plan(plan)
-            if begun_by is not None and self._ledger.has_seats(plan):
-                self._failing[plan] = begun_by.uid
+            if started is not None and self._ledger.has_seats(plan):
+                self._failing[plan] = started.uid
             else:
                 del self._failing[plan]
 
     def resume(self) -> list[Job]:
-        """Plan the rest of every gang of which some pods are bound and some wait; returns those that don't fit."""
-        self.tidy()
+        """Plan the rest of every gang that has both bound and waiting pods.
+
+        Returns:
+            The gangs whose rest does not fit.
+        """
+        self.prune()
         stuck = []
         for job in self._cluster.jobs:
             waiting = [pod for pod in job.pods.values() if pod.waits_for_chips]
@@ -172,118 +175,115 @@ class Gangs:
             if self._ledger.get(pod.uid) is not None:
                 continue
             try:
-                ask = self._ask_of(pod)
+                request = self._request_of(pod)
             except Refusal:
-                continue  # what is wrong with one keeps no other from its place
-            self.place(pod, ask, job, None)
+                continue  # an invalid pod does not keep the others from their seats
+            self.place(pod, request, job, None)
             return
 
-    def _seats(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> dict[str, str]:
-        """The nodes of those who would get a place if the pod was asked for, by uid; reserves nothing.
+    def _find(
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
+    ) -> Reservation | list[Seat]:
+        """The existing seat for a pod, or else new ones for it and its peers; changes nothing.
 
         Raises:
-            Refusal: the gang is not complete, or does not fit.
+            Refusal: the gang is incomplete, or does not fit.
         """
-        held = self._ledger.get(pod.uid)
-        bad = held is not None and not self._is_good(held, ask, job)
-        with self._ledger.suspended(pod.uid) if bad else nullcontext():
-            found = self._find(pod, ask, job, candidates)
-        return {pod.uid: found.node} if isinstance(found, Reservation) else {seat.uid: seat.node for seat in found}
+        seat, incomplete = self._find_seat(pod, request, job, candidates), self._incomplete(job, pod)
+        # After the plan was made pods may have been deleted, or the minimum raised.
+        if incomplete is not None and (seat is None or not self._has_started(job)):
+            raise incomplete
+        return self._planner.plan(pod, request, job, candidates) if seat is None else seat
 
-    def _find(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> Reservation | list[Seat]:
-        """The seat there is for a pod, or else the new ones of it and its peers; changes nothing.
-
-        Raises:
-            Refusal: the gang is not complete, or does not fit.
-        """
-        seat, lack = self._find_seat(pod, ask, job, candidates), self._lack(job, pod)
-        # A plan was made for all who were needed then; since, some may have gone, or the minimum may be another one.
-        if lack is not None and (seat is None or not self._has_begun(job)):
-            raise lack
-        return self._planner.plan(pod, ask, job, candidates) if seat is None else seat
-
-    def _lack(self, job: Job, pod: Pod) -> Refusal | None:
-        """What a gang lacks that has nothing to do with nodes; None where it is complete."""
+    def _incomplete(self, job: Job, pod: Pod) -> Refusal | None:
+        """What a gang lacks apart from nodes; None if it is complete."""
         if self._cluster.jobs.lacks_group(job):
-            return Refusal(NO_GROUP, f"pod {pod.key} is of {job.kind} {job.key}, which does not exist (yet)")
-        # Its scheduler may know it before we do; one that we know to have failed, or to be deleted, is none of them.
+            return Refusal(Reason.GROUP_MISSING, f"pod {pod.key} names {job.kind} {job.key}, which does not exist")
+        # Its scheduler may know the pod before the informers do; a pod that has failed or is terminating doesn't count.
         present = job.present + (pod.uid not in self._cluster.pods)
         if present >= job.min_available:
             return None
         missing = job.min_available - present
         return Refusal(
-            INCOMPLETE,
-            f"job {job.key}: {job.min_available} pods must be placed together, {present} are there, {missing} missing",
+            Reason.GANG_INCOMPLETE,
+            f"job {job.key}: {count(job.min_available, 'pod')} must be placed together; "
+            f"{present} exist, {missing} are missing",
         )
 
-    def _find_seat(self, pod: Pod, ask: Ask, job: Job, candidates: Collection[str] | None) -> Reservation | None:
-        """A seat of the plan there is that suits the pod now: its own, an empty one, or a peer's to change with."""
+    def _find_seat(
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
+    ) -> Reservation | None:
+        """A seat of the existing plan that suits the pod now: its own, a vacated one, or one to swap with a peer."""
         held = self._ledger.get(pod.uid)
         if held is not None and (candidates is None or held.node in candidates):
             return held
         seats, selector = self._ledger.seats(job.key.plan), pod.spec.node_selector
         if seats and candidates is not None:
-            candidates = frozenset(candidates)  # many seats are looked for among them
+            candidates = frozenset(candidates)  # looked up once for each seat
         elif seats and selector:
-            candidates = self._cluster.pools.selected(selector)
+            candidates = self._cluster.labels.selected(selector)
         for seat in seats:
             if candidates is not None and seat.node not in candidates:
                 continue
-            free = seat.is_empty or (held is not None and self._may_change(pod, ask, seat.uid))
-            if free and self._cluster.suits(seat, ask):
+            available = seat.is_empty or (held is not None and self._may_swap(pod, request, seat.uid))
+            if available and self._cluster.suits(seat, request):
                 return seat
         return None
 
-    def _may_change(self, pod: Pod, ask: Ask, uid: str) -> bool:
-        """Whether a peer may have the pod's seat for its own: equal ones are interchangeable, and will be told anew."""
+    def _may_swap(self, pod: Pod, request: ChipRequest, uid: str) -> bool:
+        """Whether a peer can take the pod's seat for its own: pods with equal requests are interchangeable."""
         peer = self._cluster.pods.get(uid)
         try:
-            return peer is not None and peer.spec.node_selector == pod.spec.node_selector and self._ask_of(peer) == ask
+            return (
+                peer is not None
+                and peer.spec.node_selector == pod.spec.node_selector
+                and self._request_of(peer) == request
+            )
         except Refusal:
             return False
 
-    def _sit(self, pod: Pod, seat: Reservation) -> Reservation:
+    def _take_seat(self, pod: Pod, seat: Reservation) -> Reservation:
         if seat.uid == pod.uid:
-            return (self._ledger.advance(pod.uid, seat.stage) or seat) if seat.stage is Stage.TENTATIVE else seat
+            return (self._ledger.advance(pod.uid, seat.stage) or seat) if seat.stage is Stage.RESERVED else seat
         if self._ledger.get(pod.uid) is None:
             return self._ledger.hand(seat.uid, pod.uid, pod.key)
         self._ledger.swap(pod.uid, seat.uid)
         return self._ledger.get(pod.uid) or seat
 
-    def _is_good(self, held: Reservation, ask: Ask, job: Job) -> bool:
-        """Whether what is kept for a pod is a place with its gang, and would still do."""
-        return held.plan == job.key.plan and self._cluster.suits(held, ask)
+    def _is_valid(self, held: Reservation, request: ChipRequest, job: Job) -> bool:
+        """Whether what is reserved for a pod is a seat of its gang that still suits it."""
+        return held.plan == job.key.plan and self._cluster.suits(held, request)
 
-    def _is_useless(self, seat: Reservation) -> bool:
-        """Whether the pod of a seat could not take it now, or nobody sits on any of its plan."""
+    def _is_unusable(self, seat: Reservation) -> bool:
+        """Whether the pod of a seat could not take it now, or all pods of its plan are gone."""
         if self._ledger.is_deserted(seat.plan):
             return True
         pod = self._cluster.pods.get(seat.uid)
         try:
-            ask = self._ask_of(pod) if pod is not None else Ask(len(seat.chips))
+            request = self._request_of(pod) if pod is not None else ChipRequest(len(seat.chips))
         except Refusal:
-            return False  # it hears of that when it asks
-        return not self._cluster.suits(seat, ask)
+            return False  # reported when the pod is asked about
+        return not self._cluster.suits(seat, request)
 
-    def _has_begun(self, job: Job) -> bool:
-        return self._one_on_its_way(job) is not None
+    def _has_started(self, job: Job) -> bool:
+        return self._find_started(job) is not None
 
-    def _one_on_its_way(self, job: Job, last: str = "") -> Pod | None:
-        """A pod of a job that is bound, or about to be; the one that was found last is looked at first, by its uid."""
+    def _find_started(self, job: Job, last: str = "") -> Pod | None:
+        """A pod of a job that is bound or has a Binding in flight; the one with the uid ``last`` is examined first."""
         found = job.pods.get(last)
-        if found is not None and self._is_on_its_way(found):
+        if found is not None and self._is_started(found):
             return found
-        return next(filter(self._is_on_its_way, job.newest), None)  # who is bound has changed
+        return next(filter(self._is_started, job.newest), None)  # binding a pod changes it
 
-    def _is_on_its_way(self, pod: Pod) -> bool:
-        """Whether a pod is bound, or about to be, or somebody was told its chips."""
+    def _is_started(self, pod: Pod) -> bool:
+        """Whether a pod is bound, its Binding is in flight, or a caller was given its chips."""
         held = self._ledger.get(pod.uid)
         waits = pod.waits_for_chips and (held is None or held.stage is Stage.PLANNED)
-        return pod.asks_for_chips and not waits
+        return pod.requests_chips and not waits
 
 
 def _left_out(pod: Pod, job: Job) -> Refusal:
     return Refusal(
-        "GangDoesNotFit",
-        f"job {job.key}: its first {job.min_available} pods are placed, pod {pod.key} does not fit beside them",
+        Reason.GANG_DOES_NOT_FIT,
+        f"job {job.key}: its first {count(job.min_available, 'pod')} fit, pod {pod.key} does not fit beside them",
     )

@@ -9,6 +9,7 @@ from allocator.rules.placement import OrderKey, Placement, Rule
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.products import Product
+from ascend.reasons import Reason
 
 _WEIGHT = 16
 _MOST = 32
@@ -48,7 +49,7 @@ def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
     """Too few cards are free as a whole."""
     whole = sum(card & ~free == 0 for card in product.rings)
     return Refusal(
-        "CardsBroken",
+        Reason.CARDS_BROKEN,
         f"{request} chips asked for must be {(request + 1) // 2} whole cards; {whole} are free as a whole",
     )
 

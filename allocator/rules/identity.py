@@ -12,6 +12,7 @@ from ascend.annotations import SERVER_TYPE as SERVER_TYPE_ANNOTATION
 from ascend.chips import ChipSet, chip_ids, join_names
 from ascend.errors import Refusal
 from ascend.products import ASCEND_910_CARD, PLAIN_8, PLAIN_16, PRODUCTS, Product
+from ascend.reasons import Reason
 
 ACCELERATOR = "accelerator"
 ACCELERATOR_TYPE = "accelerator-type"
@@ -83,22 +84,24 @@ def _of_size(name: str, servers: list[Product], reported: ChipSet) -> Product:
     if product is None:
         largest = servers[-1]
         names = join_names(chip_ids(reported & ~largest.all_chips))
-        raise Refusal("InvalidReport", f"node {name} reports {names}, which a {largest.name} server has not")
+        raise Refusal(Reason.INVALID_REPORT, f"node {name} reports {names}, which a {largest.name} server has not")
     return product
 
 
 def _require_agreement(name: str, node_type: str, product: Product, chip: str, reported: ChipSet) -> None:
     says = f"node {name}: label {ACCELERATOR_TYPE}={node_type} means a {product.name} server"
     if product.chip and chip and product.chip != chip:
-        raise Refusal("ProductMismatch", f"{says}, but its chips are {chip}")
+        raise Refusal(Reason.PRODUCT_MISMATCH, f"{says}, but its chips are {chip}")
     foreign = reported & ~product.all_chips
     if foreign:
-        raise Refusal("ProductMismatch", f"{says}, which has not the reported {join_names(chip_ids(foreign))}")
+        raise Refusal(Reason.PRODUCT_MISMATCH, f"{says}, which has not the reported {join_names(chip_ids(foreign))}")
     # A chip or two may be missing; exactly those of a smaller server are that server.
     smaller = [each for each in PRODUCTS.values() if each.chip == product.chip and each.chips < product.chips]
     if product.chip and any(reported == each.all_chips for each in smaller):
-        raise Refusal("ProductMismatch", f"{says} with {product.chips} chips, but it reports {reported.bit_count()}")
+        raise Refusal(
+            Reason.PRODUCT_MISMATCH, f"{says} with {product.chips} chips, but it reports {reported.bit_count()}"
+        )
 
 
 def _unknown(name: str, label: str, value: str) -> Refusal:
-    return Refusal("UnknownProduct", f"node {name}: label {label}={value} names no known product")
+    return Refusal(Reason.UNKNOWN_PRODUCT, f"node {name}: label {label}={value} names no known product")

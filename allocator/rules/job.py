@@ -11,6 +11,7 @@ import msgspec
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
 from ascend.kube.objects import INDEX_VARIABLES, Pod
+from ascend.reasons import Reason
 
 VOLCANO: Final = "PodGroup.scheduling.volcano.sh"
 COSCHEDULING: Final = "PodGroup.scheduling.x-k8s.io"
@@ -137,7 +138,7 @@ def stated_minimum(pod: Pod) -> int | None:
         if text is not None:
             number = _number(text)
             if not number:
-                raise Refusal("InvalidMinAvailable", f"pod {pod.key}: {key}: {text!r} is not a number of pods")
+                raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {key}: {text!r} is not a number of pods")
             return number
     return None
 

@@ -9,6 +9,7 @@ from allocator.rules.placement import OrderKey, Placement, Rule, per_ring
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.products import Product
+from ascend.reasons import Reason
 
 _MESH = 4
 _SCALE = {8: 16, 16: 64}
@@ -54,7 +55,7 @@ def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
     """No mesh has enough free chips, or too few are free as a whole."""
     meshes = per_ring(product, free)
     what = "must be within one mesh of 4" if request < _MESH else f"must be {request // _MESH} whole meshes of 4"
-    return Refusal("MeshTooSmall", f"{request} chips asked for {what}; the meshes have {meshes} free")
+    return Refusal(Reason.MESH_TOO_SMALL, f"{request} chips asked for {what}; the meshes have {meshes} free")
 
 
 RULE = Rule(place, key, score, refuse)

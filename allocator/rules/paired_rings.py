@@ -10,6 +10,7 @@ from allocator.rules.placement import OrderKey, Placement, Rule, per_ring
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.products import Product
+from ascend.reasons import Reason
 
 _WEIGHT = 16
 
@@ -52,11 +53,13 @@ def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
     if request > product.chips // 2:
         pairs = _pairs(product, free).bit_count()
         return Refusal(
-            "PairsBroken",
+            Reason.PAIRS_BROKEN,
             f"{request} chips asked for must be {request // 2} pairs of chips i and i+8; {pairs} pairs are free",
         )
     rings = per_ring(product, free)
-    return Refusal("RingTooSmall", f"{request} chips asked for must be linked by one ring; the rings have {rings} free")
+    return Refusal(
+        Reason.RING_TOO_SMALL, f"{request} chips asked for must be linked by one ring; the rings have {rings} free"
+    )
 
 
 RULE = Rule(place, key, score, refuse)

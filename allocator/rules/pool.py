@@ -4,6 +4,7 @@ from allocator.rules.placement import OrderKey, Placement, Rule
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.products import Product
+from ascend.reasons import Reason
 
 _PER_FAULT = 100
 
@@ -29,7 +30,9 @@ def score(product: Product, placement: Placement, healthy: int, faulty: int) -> 
 
 def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
     """Never needed where enough chips are free."""
-    return Refusal("NotEnoughChips", f"{request} chips of a {product.name} server asked for, {free.bit_count()} free")
+    return Refusal(
+        Reason.NOT_ENOUGH_CHIPS, f"{request} chips of a {product.name} server asked for, {free.bit_count()} free"
+    )
 
 
 RULE = Rule(place, key, score, refuse)

@@ -1,54 +1,51 @@
-"""How many chips a pod asks for, and what a rule has to know of its asking."""
+"""How many chips a pod requests, and what the rules have to know of the request."""
 
 import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import Pod
+from ascend.reasons import Reason
 from ascend.slices import effective_request
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """What a pod asks of a node: pods with equal asks are interchangeable for every rule.
+class ChipRequest(msgspec.Struct, frozen=True):
+    """What a pod requests of a node: pods with equal requests are interchangeable for every rule.
 
     Attributes:
-        chips: how many, with all containers of the pod.
-        distributed: its job is known to have several pods that ask for chips: chips whose network is unhealthy don't
-            serve it, and on some products it has to ask for more of them.
-        minds_network: the first of these alone.
-        products: names of the products its job is for; None: any.
-        shuns_sub_health: its job wants no node that is sub-healthy.
-        peers: names of the products that the placed pods of its job are on, which it has to join; None: none are.
-        prefers: name of the product it takes before all others; None: the order of the products decides.
+        chips: the number of chips, over all containers of the pod.
+        distributed: the job is known to have several pods that request chips: chips with an unhealthy network don't
+            serve it, and on some products its pods have to request more chips.
+        network_sensitive: chips with an unhealthy network don't serve it; the number of its peers is unknown.
+        products: names of the products the job is for; None for any.
+        avoids_sub_healthy: the job excludes sub-healthy nodes.
     """
 
     chips: int
     distributed: bool = False
-    minds_network: bool = False
+    network_sensitive: bool = False
     products: frozenset[str] | None = None
-    shuns_sub_health: bool = False
-    peers: frozenset[str] | None = None
-    prefers: str | None = None
+    avoids_sub_healthy: bool = False
 
 
 def requested_chips(pod: Pod) -> int:
-    """The number of chips a pod asks for with all its containers, at least 1.
+    """The number of chips a pod requests over all its containers, at least 1.
 
     Raises:
-        Refusal: ``InvalidRequest`` where the quantity makes no sense.
+        Refusal: ``InvalidRequest`` if a quantity is invalid or no chips are requested.
     """
     try:
-        chips = effective_request(pod.asks)
+        chips = effective_request(pod.container_requests)
     except InvalidValue as error:
-        raise Refusal("InvalidRequest", f"pod {pod.key}: {error}") from error
+        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key}: {error}") from error
     if not chips:
-        raise Refusal("InvalidRequest", f"pod {pod.key} does not ask for {RESOURCE}")
+        raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key} does not request {RESOURCE}")
     return chips
 
 
 def counted_chips(pod: Pod) -> int:
-    """How many chips kube-scheduler and the kubelet count for a pod; an unreadable quantity counts as none."""
+    """The number of chips that kube-scheduler and the kubelet count for a pod; 0 if a quantity is invalid."""
     try:
-        return effective_request(pod.asks)
+        return effective_request(pod.container_requests)
     except InvalidValue:
         return 0

@@ -11,6 +11,7 @@ from allocator.rules.placement import OrderKey, Placement, Rule, per_ring
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.products import Product
+from ascend.reasons import Reason
 
 _PREFERRED_FREE: dict[int, tuple[int, ...]] = {1: (1, 3, 2, 4), 2: (2, 4, 3), 4: (4,)}
 """For a request, how many free chips the ring should have, best first; the position is the group A…D.
@@ -63,7 +64,9 @@ def score(product: Product, placement: Placement, healthy: int, faulty: int) -> 
 def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
     """No ring has enough free chips."""
     rings = per_ring(product, free)
-    return Refusal("RingTooSmall", f"{request} chips asked for must be linked by one ring; the rings have {rings} free")
+    return Refusal(
+        Reason.RING_TOO_SMALL, f"{request} chips asked for must be linked by one ring; the rings have {rings} free"
+    )
 
 
 RULE = Rule(place, key, score, refuse)

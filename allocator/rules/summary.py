@@ -1,56 +1,55 @@
-"""The refusal of many nodes as one: what a pod's Event, a scheduler and the command line show alike."""
+"""The refusals of many nodes as one: the same in a pod's Event, for a scheduler and on the command line."""
 
 from collections import Counter
 from collections.abc import Mapping
 
 from ascend.errors import Refusal
-
-MIXED = "NoNodeFits"
-"""The reason where nodes give different ones."""
-
-_NO_CANDIDATES = frozenset({"NotAnNpuNode", "UnknownNode"})
-"""Reasons of nodes nobody would have expected to fit."""
+from ascend.grammar import count
+from ascend.reasons import Category, Reason
 
 
-def sum_up(pod: str, chips: int, reasons: Mapping[str, int]) -> Refusal:
+def sum_up(pod: str, chips: int, reasons: Mapping[Reason, int]) -> Refusal:
     """Why a pod fits nowhere.
 
     Args:
         pod: ``namespace/name``.
-        chips: how many it asks for.
-        reasons: how many nodes refuse it for which reason.
+        chips: the number of chips it requests.
+        reasons: the number of nodes for each reason.
 
     Returns:
-        The reason all NPU nodes share, or ``NoNodeFits``; the sentence counts those of all nodes.
+        The reason that all NPU nodes share, or ``NoNodeFits``; the sentence counts the reasons of all nodes.
     """
-    # In an order of its own, so that the same state gives the same sentence and Events of it one series.
+    # In a defined order, so that the same state gives the same sentence, and its Events are one series.
     ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
-    telling = [reason for reason, _ in ordered if reason not in _NO_CANDIDATES] or [reason for reason, _ in ordered]
-    reason = telling[0] if len(telling) == 1 else MIXED
-    counts = ", ".join(f"{count} {reason}" for reason, count in ordered) or "there are none"
-    total = sum(reasons.values())
-    return Refusal(reason, f"pod {pod}: {chips} chips fit on none of {total} nodes: {counts}")
+    telling = [reason for reason, _ in ordered if reason.category is not Category.NOT_NPU]
+    telling = telling or [reason for reason, _ in ordered]
+    reason = telling[0] if len(telling) == 1 else Reason.NO_NODE_FITS
+    counts = ", ".join(f"{number} {reason}" for reason, number in ordered) or "there are none"
+    total = count(sum(reasons.values()), "node")
+    return Refusal(
+        reason, f"pod {pod}: {count(chips, 'chip')} {'fits' if chips == 1 else 'fit'} on none of {total}: {counts}"
+    )
 
 
-def count_reasons(refusals: Mapping[Refusal, int]) -> Counter[str]:
-    """How many nodes refuse for which reason.
+def count_reasons(refusals: Mapping[Refusal, int]) -> Counter[Reason]:
+    """The number of nodes for each reason.
 
     Args:
-        refusals: of how many nodes each is.
+        refusals: the number of nodes for each refusal.
     """
-    reasons: Counter[str] = Counter()
-    for refusal, count in refusals.items():
-        reasons[refusal.reason] += count
+    reasons: Counter[Reason] = Counter()
+    for refusal, number in refusals.items():
+        reasons[refusal.reason] += number
     return reasons
 
 
 def sum_up_nodes(pod: str, chips: int, refusals: Mapping[Refusal, int]) -> Refusal:
-    """Why a pod fits nowhere, from every node's own refusal; a sentence they all say is the pod's.
+    """Why a pod fits nowhere, from the refusals of the nodes; a sentence that all of them share is the pod's.
 
     Args:
         pod: ``namespace/name``.
-        chips: how many it asks for.
-        refusals: of how many nodes each is.
+        chips: the number of chips it requests.
+        refusals: the number of nodes for each refusal.
     """
     sentences = {refusal.message: refusal for refusal in refusals}
     if len(sentences) == 1:

@@ -1,4 +1,4 @@
-"""What a node has left, and the verdict on a pod for it."""
+"""What a node has left, and the verdict on a request for it."""
 
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -8,10 +8,12 @@ from msgspec.structs import replace
 
 from allocator.rules.families import RULES
 from allocator.rules.placement import OrderKey
-from allocator.rules.request import Ask
+from allocator.rules.request import ChipRequest
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
+from ascend.grammar import a, count
 from ascend.products import PRODUCTS, Product
+from ascend.reasons import Reason
 
 
 class Vacancy(msgspec.Struct, frozen=True):
@@ -19,12 +21,12 @@ class Vacancy(msgspec.Struct, frozen=True):
 
     Attributes:
         product: the kind of server.
-        healthy: how many of its chips are healthy, held or not (``A`` of the rules).
+        healthy: the number of its healthy chips, held or not (``A`` of the rules).
         free: the chips that are healthy and neither held nor reserved.
-        room: how many chips the kubelet would still admit: what it offers minus what pods bound to it ask for.
-        faulty: how many of its chips are not healthy (``U`` of the rules).
-        cut_off: the free chips whose network is unhealthy: no good for distributed jobs.
-        sub_healthy: the node or a chip of it works, but not as it should.
+        room: the number of chips the kubelet would still admit: allocatable minus the requests of pods bound to it.
+        faulty: the number of its unhealthy chips (``U`` of the rules).
+        cut_off: the free chips with an unhealthy network, which don't serve distributed jobs.
+        sub_healthy: the node or one of its chips is degraded.
     """
 
     product: Product
@@ -35,12 +37,12 @@ class Vacancy(msgspec.Struct, frozen=True):
     cut_off: ChipSet = 0
     sub_healthy: bool = False
 
-    def usable(self, ask: Ask) -> ChipSet:
-        """The free chips that serve a pod."""
-        return self.free & ~self.cut_off if self.needs_network(ask) else self.free
+    def usable(self, request: ChipRequest) -> ChipSet:
+        """The free chips that serve a request."""
+        return self.free & ~self.cut_off if self.needs_network(request) else self.free
 
     def without(self, taken: ChipSet) -> "Vacancy":
-        """What is left once a pod has taken these chips."""
+        """What is left after a pod has taken these chips."""
         return replace(
             self,
             free=self.free & ~taken,
@@ -48,16 +50,16 @@ class Vacancy(msgspec.Struct, frozen=True):
             room=max(self.room - taken.bit_count(), 0),
         )
 
-    def needs_network(self, ask: Ask) -> bool:
-        """Whether a pod can do nothing with a chip whose network is unhealthy."""
-        return (ask.distributed or ask.minds_network) and self.product.heeds_network
+    def needs_network(self, request: ChipRequest) -> bool:
+        """Whether chips with an unhealthy network don't serve a request here."""
+        return (request.distributed or request.network_sensitive) and self.product.heeds_network
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """A pod fits: where the node stands among others, and what the pod takes.
+    """A request fits: how the node ranks among others, and the chips the pod takes.
 
     Attributes:
-        key: order among nodes, the smaller the better; nodes of one product are together.
+        key: order among nodes, smaller is better; nodes of one product are adjacent.
         score: a number for the same order among nodes of one product, larger is better: the reference scheduler's where
             it has one.
         chips: in selection order.
@@ -72,87 +74,79 @@ class Fit(msgspec.Struct, frozen=True):
 
 Verdict: TypeAlias = Fit | Refusal
 
-OCCUPIED = frozenset(
-    {"NotEnoughChips", "RingTooSmall", "PairsBroken", "CardsBroken", "MeshTooSmall", "NoRoomAtKubelet"}
-)
-"""Reasons that go away when other pods do; the others of a node need somebody to act."""
-
 _PREFERENCE: Final = {name: position for position, name in enumerate(PRODUCTS)}
-"""Of servers of different products those listed first are taken first. That is 910A, whose rule the reference gives to
-a job that names nothing (spec/scheduling.md §3.3)."""
+"""The order of products for a request that fits on several: the first is 910A, whose rule the reference applies to a
+job that names no product (spec/scheduling.md §3.3)."""
 
 
-def judge(vacancy: Vacancy, ask: Ask) -> Verdict:
-    """Whether a pod fits on what a node has left; the order of the tests is that of their reasons' usefulness.
+def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
+    """Whether a request fits on what a node has left; the most useful reason is checked first.
 
     Args:
         vacancy: what the node has left.
-        ask: what the pod asks for.
+        request: what the pod requests.
     """
-    obstacle = _unsuitable(vacancy, ask) or _shortage(vacancy, ask)
+    obstacle = _unsuitable(vacancy, request) or _shortage(vacancy, request)
     if obstacle is not None:
         return obstacle
-    product, usable = vacancy.product, vacancy.usable(ask)
+    product, usable = vacancy.product, vacancy.usable(request)
     rule = RULES[product.family]
-    placement = rule.place(product, usable, ask.chips)
+    placement = rule.place(product, usable, request.chips)
     if placement is None:
-        return rule.refuse(product, usable, ask.chips)
+        return rule.refuse(product, usable, request.chips)
     key = rule.key(placement, vacancy.healthy, vacancy.faulty)
     score = rule.score(product, placement, vacancy.healthy, vacancy.faulty)
     if vacancy.sub_healthy:
-        # It yields to an equally good one; the reference takes one point off (spec/scheduling.md §1.4).
+        # It comes after an equally good node; the reference subtracts one point (spec/scheduling.md §1.4).
         score = max(score - 1, 0)
-    # Keys of different products mean different things. Where the score sees no difference, the healthier server wins.
-    preference = -1 if product.name == ask.prefers else _PREFERENCE[product.name]
-    order = (preference, *key, vacancy.sub_healthy, -vacancy.healthy)
+    # Keys of different products are not comparable. Between equal scores the healthier server wins.
+    order = (_PREFERENCE[product.name], *key, vacancy.sub_healthy, -vacancy.healthy)
     return Fit(order, score, placement.chips, placement.taken)
 
 
 @lru_cache(maxsize=4096)
-def capacity(vacancy: Vacancy, ask: Ask) -> tuple[int, Refusal]:
-    """How many such pods a node takes, one after the other, and why not one more."""
-    verdict, count = judge(vacancy, ask), 0
+def capacity(vacancy: Vacancy, request: ChipRequest) -> tuple[int, Refusal]:
+    """How many such pods a node takes one after the other, and why it refuses the next one."""
+    verdict, number = judge(vacancy, request), 0
     while isinstance(verdict, Fit):
-        count += 1
+        number += 1
         vacancy = vacancy.without(verdict.taken)
-        verdict = judge(vacancy, ask)
-    return count, verdict
+        verdict = judge(vacancy, request)
+    return number, verdict
 
 
-def unsuitable_request(product: Product, ask: Ask) -> Refusal | None:
-    """Why a pod makes no sense on a kind of server however much of it is free; None where it does."""
-    if ask.products is not None and product.name not in ask.products:
-        wanted = " or ".join(sorted(ask.products))
-        return Refusal("WrongProduct", f"the job is for {wanted} servers, this is a {product.name} server")
-    if ask.peers is not None and product.name not in ask.peers:
-        theirs = " or ".join(sorted(ask.peers))
-        return Refusal(
-            "WrongProduct", f"the other pods of the job are on {theirs} servers, this is a {product.name} server"
-        )
-    allowed = product.allowed(distributed=ask.distributed)
-    if ask.chips not in allowed:
+def unsuitable_request(product: Product, request: ChipRequest) -> Refusal | None:
+    """Why a request is invalid on a kind of server, however much of it is free; None if it is valid."""
+    if request.products is not None and product.name not in request.products:
+        wanted = " or ".join(sorted(request.products))
+        return Refusal(Reason.WRONG_PRODUCT, f"the job is for {wanted} servers, this is {a(f'{product.name} server')}")
+    allowed = product.allowed(distributed=request.distributed)
+    if request.chips not in allowed:
         who = "a pod of a job of several pods" if allowed != product.requests else "a pod"
         numbers = ", ".join(map(str, allowed))
         return Refusal(
-            "InvalidRequest", f"{who} may ask for {numbers} chips of a {product.name} server, not {ask.chips}"
+            Reason.INVALID_REQUEST,
+            f"{who} may request {numbers} chips of {a(f'{product.name} server')}, not {request.chips}",
         )
     return None
 
 
-def _unsuitable(vacancy: Vacancy, ask: Ask) -> Refusal | None:
-    if ask.shuns_sub_health and vacancy.sub_healthy:
-        return Refusal("NodeSubHealthy", "the node is sub-healthy, and the job's subHealthyStrategy is not ignore")
-    return unsuitable_request(vacancy.product, ask)
+def _unsuitable(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
+    if request.avoids_sub_healthy and vacancy.sub_healthy:
+        sentence = "the node is sub-healthy, and the job's label subHealthyStrategy is not ignore"
+        return Refusal(Reason.NODE_SUB_HEALTHY, sentence)
+    return unsuitable_request(vacancy.product, request)
 
 
-def _shortage(vacancy: Vacancy, ask: Ask) -> Refusal | None:
-    if vacancy.usable(ask).bit_count() < ask.chips:
-        sentence = f"{ask.chips} chips asked for, {vacancy.free.bit_count()} free of {vacancy.healthy} healthy"
-        if vacancy.needs_network(ask) and vacancy.cut_off:
+def _shortage(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
+    requested = count(request.chips, "chip")
+    if vacancy.usable(request).bit_count() < request.chips:
+        sentence = f"{requested} requested, {vacancy.free.bit_count()} free of {vacancy.healthy} healthy"
+        if vacancy.needs_network(request) and vacancy.cut_off:
             cut_off = vacancy.cut_off.bit_count()
             sentence += f", {cut_off} of them with an unhealthy network, which a job of several pods needs"
-        return Refusal("NotEnoughChips", sentence)
-    if vacancy.room < ask.chips:
+        return Refusal(Reason.NOT_ENOUGH_CHIPS, sentence)
+    if vacancy.room < request.chips:
         admitted = max(vacancy.room, 0)
-        return Refusal("NoRoomAtKubelet", f"{ask.chips} chips asked for, the kubelet would admit {admitted}")
+        return Refusal(Reason.NO_ROOM_AT_KUBELET, f"{requested} requested, the kubelet would admit {admitted}")
     return None

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from allocator.rules.job import JobKey
-from allocator.rules.narrowing import wanted_products, wants_super_pod
+from allocator.rules.job_products import wanted_products, wants_super_pod
 from allocator.rules.request import requested_chips
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod, whole_number
 from ascend.products import PRODUCTS, Product
-from ascend.slices import Ask, effective_request
+from ascend.reasons import Reason
+from ascend.slices import ContainerRequest, effective_request
 
 _CORES = "huawei.com/npu-core"
 _VIRTUAL = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|" + re.escape(_CORES))
@@ -53,13 +54,13 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
     asking, virtual = [], 0
     for pod in pods:
         virtual += virtual_chips(pod)
-        if pod.asks_for_chips:
+        if pod.requests_chips:
             asking.append(pod)
     products = None
     for wanted in filter(None, map(wanted_products, asking)):
         products = wanted if products is None else products & wanted
     if products is not None and not products:
-        raise Refusal("PolicyMismatch", f"{key}: its pods are for different products")
+        raise Refusal(Reason.POLICY_MISMATCH, f"{key}: its pods are for different products")
     sizes = frozenset(map(requested_chips, asking))
     return JobShape(key, sizes, len(asking), products, virtual, any(map(wants_super_pod, asking)))
 
@@ -69,12 +70,12 @@ def virtual_chips(pod: Pod) -> int:
 
     Each resource is counted as whole chips are: what a regular init container had goes on to the containers after it.
     """
-    asks: dict[str, list[Ask]] = {}
+    asks: dict[str, list[ContainerRequest]] = {}
     for container, kind in pod.ordered_containers:
         asked = {**container.resources.requests, **container.resources.limits}
         for name, quantity in asked.items():
             if _is_part(name):
-                asks.setdefault(name, []).append(Ask(container.name, kind, _parts(name, quantity)))
+                asks.setdefault(name, []).append(ContainerRequest(container.name, kind, _parts(name, quantity)))
     return sum(map(effective_request, asks.values()))
 
 
@@ -95,12 +96,12 @@ def invalidity(shape: JobShape) -> Refusal | None:
     The products are tried one by one: a job that is for several needs one that takes it.
     """
     if shape.virtual and shape.sizes:
-        return Refusal("InvalidRequest", f"{shape.key} asks for whole chips and for parts of chips (vNPUs)")
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} asks for whole chips and for parts of chips (vNPUs)")
     if shape.virtual > 1:
-        return Refusal("InvalidRequest", f"{shape.key} asks for {shape.virtual} vNPUs; a job may have one")
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} asks for {shape.virtual} vNPUs; a job may have one")
     if shape.super_pod and shape.pods > 1:
         return Refusal(
-            "UnsupportedPolicy", f"{shape.key} asks for nodes of one SuperPod; there is no rule for it here yet"
+            Reason.UNSUPPORTED_POLICY, f"{shape.key} asks for nodes of one SuperPod; there is no rule for it here yet"
         )
     if _is_taken(shape.sizes, shape.products, several=shape.pods > 1):
         return None
@@ -108,9 +109,9 @@ def invalidity(shape: JobShape) -> Refusal | None:
     # How many is not always known, and it makes no difference.
     what = f"{'several pods of ' if shape.pods > 1 else ''}{_join(shape.sizes)} chips"
     if len(products) == 1:
-        return Refusal("InvalidRequest", f"{shape.key} asks for {what}; {_rule(products[0])}")
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} asks for {what}; {_rule(products[0])}")
     names = ", ".join(product.name for product in products)
-    return Refusal("InvalidRequest", f"{shape.key} asks for {what}, which no server takes ({names})")
+    return Refusal(Reason.INVALID_REQUEST, f"{shape.key} asks for {what}, which no server takes ({names})")
 
 
 def validate_job(shape: JobShape) -> None:

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from allocator.rules.request import Ask
+from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, judge
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
@@ -56,7 +56,7 @@ _NO_PRIORITY: Final = -(1 << 31) - 1
 """Below every priority."""
 
 
-def select_victims(empty: Vacancy, ask: Ask, occupants: Iterable[Occupant]) -> tuple[Occupant, ...] | Refusal:
+def select_victims(empty: Vacancy, ask: ChipRequest, occupants: Iterable[Occupant]) -> tuple[Occupant, ...] | Refusal:
     """The pods to displace, the most important first; none where the request fits beside all of them.
 
     Args:
@@ -85,7 +85,7 @@ def least_important_first(occupants: Iterable[Occupant]) -> list[Occupant]:
 
 
 @lru_cache(maxsize=4096)
-def _choose(empty: Vacancy, ask: Ask, stakes: tuple[_Stake, ...]) -> tuple[int, ...] | Refusal:
+def _choose(empty: Vacancy, ask: ChipRequest, stakes: tuple[_Stake, ...]) -> tuple[int, ...] | Refusal:
     """The places of the victims in a list whose least important come first, the most important victim first.
 
     Many nodes of a cluster are alike but for the names of their pods, and they are asked about one after the other.

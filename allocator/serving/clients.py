@@ -17,6 +17,7 @@ from grpc_health.v1 import health
 
 from allocator.serving.rpc_errors import Context, abort
 from ascend.errors import Refusal
+from ascend.reasons import Reason
 
 ANONYMOUS_SERVICE = f"/{health.SERVICE_NAME}/"
 """Health may be asked by whoever has a certificate at all."""
@@ -97,7 +98,7 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         if found & self._names:
             return None
         who = f"a certificate for {', '.join(sorted(found))}" if found else "no certificate"
-        return Refusal("ClientNotAllowed", f"the client shows {who}; {self._setting} says who may ask")
+        return Refusal(Reason.CLIENT_NOT_ALLOWED, f"the client shows {who}; {self._setting} says who may ask")
 
 
 def _names(request: web.Request) -> set[str]:

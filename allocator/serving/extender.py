@@ -1,9 +1,9 @@
-"""The front end for kube-scheduler: an extender with filter, bind and preempt (spec/kubernetes.md §3).
+"""The front end for kube-scheduler: an extender with filter, preempt and bind (spec/kubernetes.md §3).
 
-kube-scheduler reads errors from the body only, so every answer to what it may send is HTTP 200. Filter answers with one
-node, whose chips are kept from that moment on: nothing is left to be scored, and the next pod is asked about before
-this one is bound. What kube-scheduler itself demands of a node (selectors, affinity, taints, spreading) it has applied
-before; what it merely prefers has no say.
+kube-scheduler reads errors from the body only, so every answer to a call it may make is HTTP 200. Filter answers with
+one node, whose chips are reserved from that moment: nothing is left to be scored, and the next pod is filtered before
+this one is bound. What kube-scheduler requires of a node (selectors, affinity, taints, spreading) it has applied
+before; its preferences have no effect.
 """
 
 from collections.abc import Callable
@@ -13,19 +13,17 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from allocator.bound import PodRef
-from allocator.commit import Committer
-from allocator.decide import DecisionEngine, Filtered, Tier
-from allocator.journal import Journal
-from allocator.preempt import Preemption, Suggestion
-from allocator.reconsider import Reconsideration
+from allocator.binding.binder import Binder
+from allocator.binding.binding import PodRef
+from allocator.decision.engine import DecisionEngine, Filtered
+from allocator.decision.preemption import Preemption, Suggestion
+from allocator.observe.journal import Journal
 from allocator.serving.bodies import read_body
 from allocator.serving.extender_wire import (
     NODE_CACHE,
     BindingArgs,
     BindingResult,
     FilterResult,
-    HostPriority,
     NodeNames,
     PreemptionArgs,
     PreemptionResult,
@@ -35,11 +33,10 @@ from allocator.serving.extender_wire import (
     refused_result,
     text,
 )
+from allocator.serving.requeue import Requeuer
+from allocator.state.reservation import Reservation
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
-
-MAX_PRIORITY: Final = 10
-"""kube-scheduler's MaxExtenderPriority."""
 
 MAX_BODY_BYTES: Final = 16 << 20
 
@@ -48,35 +45,34 @@ class Extender:
     """Answers kube-scheduler.
 
     Args:
-        engine: decides.
-        committer: binds.
+        engine: chooses node and chips.
+        binder: binds.
         preemption: chooses victims.
-        journal: writes down.
-        reconsideration: told whom we refuse.
-        closed: why no question is answered now; None when they are.
+        journal: records decisions.
+        requeuer: requeues refused pods.
+        closed: why no call is answered now; None if they are.
     """
 
     def __init__(
         self,
         *,
         engine: DecisionEngine,
-        committer: Committer,
+        binder: Binder,
         preemption: Preemption,
         journal: Journal,
-        reconsideration: Reconsideration,
+        requeuer: Requeuer,
         closed: Callable[[], Refusal | None],
     ) -> None:
         self._engine = engine
-        self._committer = committer
+        self._binder = binder
         self._preemption = preemption
         self._journal = journal
-        self._reconsideration = reconsideration
+        self._requeuer = requeuer
         self._closed = closed
 
     def add_routes(self, app: web.Application) -> None:
         """Add the verbs under ``/scheduler``."""
         app.router.add_post("/scheduler/filter", self._filter)
-        app.router.add_post("/scheduler/prioritize", self._prioritize)
         app.router.add_post("/scheduler/preempt", self._preempt)
         app.router.add_post("/scheduler/bind", self._bind)
 
@@ -87,11 +83,11 @@ class Extender:
             return _answer(FilterResult(error=text(error)))
 
     def filter(self, body: bytes) -> FilterResult:
-        """Answer the question of filter; one that is not understood as well."""
+        """Answer a filter call, also one that can't be decoded."""
         try:
-            pod, names = self._question(body)
-            if not self._engine.concerns(pod):
-                # It names the resource with 0, or managedResources is not configured: not our business.
+            pod, names = self._decode(body)
+            if not self._engine.handles(pod):
+                # It requests the resource with 0, or managedResources is not configured.
                 return FilterResult(node_names=list(names))
             with self._journal.timed("filter"):
                 return self._filtered(pod, names)
@@ -99,48 +95,25 @@ class Extender:
             return FilterResult(error=text(error))
 
     def _filtered(self, pod: Pod, names: NodeNames) -> FilterResult:
-        """Choose among the nodes.
+        """Choose one of the nodes.
 
         Raises:
-            InvalidValue: the names can't be read.
+            InvalidValue: the names can't be decoded.
         """
-        node = self._winner(pod, names)
-        if node is None:
-            return self._refused(pod, names)
-        self._journal.filtered(pod, Filtered([node], {}))
-        self._reconsideration.accepted(pod.uid)
-        return FilterResult(node_names=[node])
-
-    def _refused(self, pod: Pod, names: NodeNames) -> FilterResult:
-        # Where a pod can't be placed, filtering says so of every node; it has the sentence of each.
         try:
-            filtered = self._engine.filter(pod, names)
-        except Refusal as senseless:
-            self._journal.refused(pod, senseless)
-            return refused_result(Filtered([], dict.fromkeys(names, senseless)), ())
-        self._journal.filtered(pod, filtered)
-        self._reconsideration.refused(pod)
-        return refused_result(filtered, self._preemption.waiting(pod, filtered.refused))
-
-    def _winner(self, pod: Pod, names: NodeNames) -> str | None:
-        settled = self._engine.settled_node(pod)
-        if settled is not None and settled in names:
-            return settled
-        try:
-            reservation = self._engine.place_if_it_fits(pod, names)
-        except Refusal:
-            return None
-        return reservation.node if reservation is not None else None
-
-    async def _prioritize(self, request: web.Request) -> web.Response:
-        try:
-            pod, names = self._question(await _read(request))
-            with self._journal.timed("score"):
-                tiers = self._engine.rank(pod, names) if pod.asks_for_chips else []
-            return _answer(_priorities(tiers, names))
-        except AscendError:
-            # The answer has no place for an error; without scores every node is as good as any other.
-            return _answer([])
+            found = self._engine.place_or_explain(pod, names)
+        except Refusal as refusal:
+            self._journal.refused(pod, refusal)
+            return refused_result(Filtered([], dict.fromkeys(names, refusal)), ())
+        fitting = [found.node] if isinstance(found, Reservation) else found.fitting
+        if fitting:
+            self._journal.filtered(pod, Filtered(fitting, {}))
+            self._requeuer.accepted(pod.uid)
+            return FilterResult(node_names=fitting)
+        assert isinstance(found, Filtered)  # noqa: S101 - a reservation has a node
+        self._journal.filtered(pod, found)
+        self._requeuer.refused(pod)
+        return refused_result(found, self._preemption.waiting(pod, found.refused))
 
     async def _preempt(self, request: web.Request) -> web.Response:
         try:
@@ -148,7 +121,7 @@ class Extender:
             self._require_open()
             if args.victims is None:
                 raise InvalidValue(NODE_CACHE)
-            if not args.pod.asks_for_chips:
+            if not args.pod.requests_chips:
                 return _answer(PreemptionResult(args.victims))
             with self._journal.timed("preempt"):
                 suggested = {
@@ -157,7 +130,7 @@ class Extender:
                 }
                 chosen = await self._preemption.improve(args.pod, suggested)
         except AscendError as error:
-            # The answer has no place for an error; with this status nobody is displaced.
+            # The answer has no field for an error; with this status kube-scheduler preempts nothing.
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text=text(error))
         self._journal.preempts(args.pod, chosen)
         return _answer(preemption_result(chosen))
@@ -168,16 +141,16 @@ class Extender:
                 args = decode(await _read(request), BindingArgs)
                 self._require_open()
                 ref = PodRef(args.pod_namespace, args.pod_name, args.pod_uid)
-                await self._committer.bind(ref, args.node)
+                await self._binder.bind(ref, args.node)
             except AscendError as error:
                 return _answer(BindingResult(error=text(error)))
         return _answer(BindingResult())
 
-    def _question(self, body: bytes) -> tuple[Pod, NodeNames]:
+    def _decode(self, body: bytes) -> tuple[Pod, NodeNames]:
         pod, names = read_args(body)
         self._require_open()
         if not pod.uid:
-            raise InvalidValue(f"pod {pod.key} has no uid; chips are kept by uid")
+            raise InvalidValue(f"pod {pod.key} has no uid; chips are reserved by uid")
         return pod, names
 
     def _require_open(self) -> None:
@@ -187,11 +160,11 @@ class Extender:
 
 
 async def _read(request: web.Request) -> bytes:
-    """A question as it was sent.
+    """The body of a call.
 
     Raises:
         InvalidValue: it is too large.
-        web.HTTPBadRequest: it is packed.
+        web.HTTPBadRequest: it is compressed.
     """
     try:
         return await read_body(request)
@@ -201,11 +174,3 @@ async def _read(request: web.Request) -> bytes:
 
 def _answer(content: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(content), content_type="application/json")
-
-
-def _priorities(tiers: list[Tier], names: NodeNames) -> list[HostPriority]:
-    # Exactly one node gets the most points: kube-scheduler would pick at random among several.
-    scores = {name: max(MAX_PRIORITY - tier.rank, 0) for tier in tiers for name in tier.nodes}
-    if tiers:
-        scores[tiers[0].nodes[0]] = MAX_PRIORITY
-    return [HostPriority(name, scores.get(name, 0)) for name in names]

@@ -1,7 +1,7 @@
-"""The extender's questions and answers as kube-scheduler writes them (kubernetes/kube-scheduler:extender/v1/types.go).
+"""The extender's calls and answers on the wire (kubernetes/kube-scheduler:extender/v1/types.go).
 
-Go's field names are the keys. A question names every node that kube-scheduler itself found fit, thousands of them; they
-are decoded only if somebody needs them all.
+Go's field names are the keys. A call names every node that passed kube-scheduler's own filters, possibly thousands; the
+names are decoded only if all of them are needed.
 """
 
 from collections.abc import Collection, Iterator
@@ -9,24 +9,24 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from allocator.decide import Filtered
-from allocator.preempt import Sacrifice
+from allocator.decision.engine import Filtered
+from allocator.decision.preemption import VictimSet
 from ascend.errors import UNREADABLE, AscendError, InvalidValue
 from ascend.kube.objects import Pod
 
 NODE_CACHE: Final = "the extender keeps its own view of nodes: set nodeCacheCapable: true in its configuration"
 
 _SEARCHES: Final = 8
-"""Searching the raw names takes a tenth of decoding them."""
+"""The most searches in the raw names; each takes a tenth of decoding them."""
 
 _EACH: Final = 64
-"""So many refused nodes get a sentence of their own; of more, one node of each reason speaks for all."""
+"""Up to so many refused nodes get a sentence each; beyond, one node of each reason has the sentence for all."""
 
 _T = TypeVar("_T")
 
 
 class NodeNames(Collection[str]):
-    """The names in a question, in their order.
+    """The node names of a call, in their order.
 
     Args:
         raw: a JSON array of strings.
@@ -38,7 +38,7 @@ class NodeNames(Collection[str]):
         self._raw = raw
         self._names: list[str] | None = None
         self._set: frozenset[str] | None = None
-        # Names of nodes need no escapes. Where there are some all the same, bytes can't be compared.
+        # Node names need no escapes; with escapes, bytes can't be compared.
         self._searched = _SEARCHES if b"\\" in raw else 0
 
     def __contains__(self, name: object) -> bool:
@@ -62,26 +62,19 @@ class NodeNames(Collection[str]):
 
 
 class Args(msgspec.Struct, rename="pascal"):
-    """The question of filter and prioritize."""
+    """The arguments of filter."""
 
     pod: Pod
     node_names: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class FilterResult(msgspec.Struct, rename="pascal"):
-    """The answer of filter."""
+    """The result of filter."""
 
     node_names: list[str] | msgspec.Raw | None = None
     failed_nodes: dict[str, str] = {}
     failed_and_unresolvable_nodes: dict[str, str] = {}
     error: str = ""
-
-
-class HostPriority(msgspec.Struct, rename="pascal"):
-    """A part of the answer of prioritize."""
-
-    host: str
-    score: int
 
 
 class MetaPod(msgspec.Struct):
@@ -98,20 +91,20 @@ class MetaVictims(msgspec.Struct):
 
 
 class PreemptionArgs(msgspec.Struct):
-    """The question of preempt: whom kube-scheduler would displace, by node."""
+    """The arguments of preempt: the victims kube-scheduler would choose, by node."""
 
     pod: Pod = msgspec.field(name="Pod")
     victims: dict[str, MetaVictims] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
 
 
 class PreemptionResult(msgspec.Struct):
-    """The answer of preempt: some of the nodes asked about, each with at least one victim, the most important first."""
+    """The result of preempt: some of these nodes, each with at least one victim, the most important first."""
 
     victims: dict[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
 
 
 class BindingArgs(msgspec.Struct):
-    """The question of bind."""
+    """The arguments of bind."""
 
     pod_name: str = msgspec.field(name="PodName")
     pod_namespace: str = msgspec.field(name="PodNamespace")
@@ -120,35 +113,35 @@ class BindingArgs(msgspec.Struct):
 
 
 class BindingResult(msgspec.Struct, rename="pascal"):
-    """The answer of bind."""
+    """The result of bind."""
 
     error: str = ""
 
 
 def decode(body: bytes | msgspec.Raw, kind: type[_T]) -> _T:
-    """Read a question.
+    """Decode the body of a call.
 
     Raises:
-        InvalidValue: it is not understood.
+        InvalidValue: it is malformed.
     """
     try:
         return msgspec.json.decode(body, type=kind)
     except UNREADABLE as error:
-        raise InvalidValue(f"the request is not understood: {error}") from error
+        raise InvalidValue(f"the request can't be decoded: {error}") from error
 
 
 def read_args(body: bytes) -> tuple[Pod, NodeNames]:
-    """Read the question of filter or prioritize.
+    """Decode the arguments of filter.
 
     Raises:
-        InvalidValue: it is not understood, or brings no names.
+        InvalidValue: they are malformed, or without node names.
     """
     args = decode(body, Args)
     raw = bytes(args.node_names)
     if raw == b"null":
         raise InvalidValue(NODE_CACHE)
     if not raw.startswith(b"["):
-        raise InvalidValue(f"the request is not understood: NodeNames is {raw[:40]!r}, not an array of strings")
+        raise InvalidValue(f"the request can't be decoded: NodeNames is {raw[:40]!r}, not an array of strings")
     return args.pod, NodeNames(raw)
 
 
@@ -157,8 +150,8 @@ def text(error: Exception) -> str:
     return f"{error.reason}: {error}" if isinstance(error, AscendError) else str(error)
 
 
-def preemption_result(chosen: Sacrifice | None) -> PreemptionResult:
-    """The answer of preempt: one node, or none."""
+def preemption_result(chosen: VictimSet | None) -> PreemptionResult:
+    """The result of preempt: one node, or none."""
     if chosen is None:
         return PreemptionResult({})
     victims = MetaVictims([MetaPod(each.uid) for each in chosen.victims], chosen.pdb_violations)
@@ -166,14 +159,14 @@ def preemption_result(chosen: Sacrifice | None) -> PreemptionResult:
 
 
 def refused_result(filtered: Filtered, waiting: Collection[str]) -> FilterResult:
-    """The answer where a pod fits on none of the nodes.
+    """The result of filter for a pod that fits on none of the nodes.
 
-    kube-scheduler takes a node that it finds in neither list for one where preemption can't help, so of many such
-    nodes one of each reason is enough; its sentence counts the others.
+    kube-scheduler treats a node that is in neither list as one where preemption can't help, so of many such nodes one
+    for each reason is enough; its sentence counts the others.
 
     Args:
-        filtered: why not, by node.
-        waiting: those of the nodes where the pod only has to wait for pods that are ending.
+        filtered: the refusals, by node.
+        waiting: the nodes where the pod only has to wait for terminating pods.
     """
     refused = filtered.refused
     result = FilterResult(node_names=[], failed_nodes={name: text(refused[name]) for name in waiting})
@@ -182,17 +175,17 @@ def refused_result(filtered: Filtered, waiting: Collection[str]) -> FilterResult
     if len(filtered.refused) <= _EACH:
         result.failed_and_unresolvable_nodes = {name: text(refusal) for name, refusal in filtered.refused.items()}
     else:
-        result.failed_and_unresolvable_nodes = _spokesmen(filtered)
+        result.failed_and_unresolvable_nodes = _one_per_reason(filtered)
     return result
 
 
-def _spokesmen(filtered: Filtered) -> dict[str, str]:
-    spoken: dict[str, str] = {}
+def _one_per_reason(filtered: Filtered) -> dict[str, str]:
+    sentences: dict[str, str] = {}
     missing = dict(filtered.reasons)
     for name, refusal in filtered.refused.items():
         if not missing:
             break
         count = missing.pop(refusal.reason, 0)
         if count:
-            spoken[name] = f"{refusal.reason} on {count:,} nodes, here: {refusal}" if count > 1 else text(refusal)
-    return spoken
+            sentences[name] = f"{refusal.reason} on {count:,} nodes, here: {refusal}" if count > 1 else text(refusal)
+    return sentences

@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from allocator.bound import Bound, PodRef
-from allocator.commit import ANSWER_TIMEOUT_S, Committer
-from allocator.decide import DecisionEngine, Filtered
-from allocator.journal import Journal
-from allocator.preempt import Preemption, Sacrifice
+from allocator.binding.binder import ANSWER_TIMEOUT_S, Binder
+from allocator.binding.binding import Assignment, PodRef
+from allocator.decision.engine import DecisionEngine, Filtered
+from allocator.decision.preemption import Preemption, VictimSet
+from allocator.observe.journal import Journal
 from allocator.serving.job_asks import job_obstacle
 from allocator.serving.node_states import NodeStates, refusal_message
 from allocator.serving.rpc_errors import Context, abort
@@ -15,6 +15,7 @@ from allocator.state.cluster import Cluster
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
+from ascend.reasons import Reason
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1 import allocator_pb2_grpc as pb_grpc
 
@@ -33,7 +34,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
     Args:
         cluster: what is seen.
         engine: decides.
-        committer: binds.
+        binder: binds.
         preemption: chooses victims.
         states: reads the state of nodes.
         journal: writes down.
@@ -45,7 +46,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         *,
         cluster: Cluster,
         engine: DecisionEngine,
-        committer: Committer,
+        binder: Binder,
         preemption: Preemption,
         states: NodeStates,
         journal: Journal,
@@ -53,7 +54,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
     ) -> None:
         self._cluster = cluster
         self._engine = engine
-        self._committer = committer
+        self._binder = binder
         self._preemption = preemption
         self._states = states
         self._journal = journal
@@ -94,16 +95,16 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         pod = await self._pod(request.pod, context)
         with self._journal.timed("allocate"):
             try:
-                bound = self._committer.keep(pod, list(request.nodes) or None)
+                bound = self._binder.keep(pod, list(request.nodes) or None)
             except Refusal as refusal:
                 self._journal.refused(pod, refusal)
                 await abort(context, refusal, pod=pod.key, pod_uid=pod.uid)
             if not request.bind:
-                self._journal.kept(pod, bound)
+                self._journal.reserved(pod, bound)
                 return _allocated(bound, is_bound=self._is_bound(pod.uid))
             try:
                 ref = PodRef(pod.metadata.namespace, pod.name, pod.uid)
-                bound = await self._committer.bind(ref, bound.node, patience_s=_patience_s(pod, context))
+                bound = await self._binder.bind(ref, bound.node, patience_s=_patience_s(pod, context))
             except AscendError as error:
                 await abort(context, error, pod=pod.key, pod_uid=pod.uid, node=bound.node)
         return _allocated(bound, is_bound=True)
@@ -112,7 +113,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """The caller has bound the pod."""
         await self._require_open(context)
         try:
-            return pb.ConfirmResponse(seen=self._committer.confirm(request.pod.uid, request.node))
+            return pb.ConfirmResponse(seen=self._binder.confirm(request.pod.uid, request.node))
         except Refusal as refusal:
             await abort(context, refusal, pod=_key(request.pod), pod_uid=request.pod.uid)
 
@@ -129,7 +130,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         nodes = list(request.nodes) or list(self._cluster.nodes)
         with self._journal.timed("preempt"):
             try:
-                found = [each async for each in self._preemption.sacrifices(pod, nodes)]
+                found = [each async for each in self._preemption.victim_sets(pod, nodes)]
             except Refusal:
                 return pb.SelectVictimsResponse()
         found.sort(key=lambda each: each.order)
@@ -178,7 +179,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         await self._require_open(context)
         pod = self._cluster.pods.get(ref.uid)
         if pod is None:
-            refusal = Refusal("PodUnknown", f"no pod with uid {ref.uid!r} ({_key(ref)}) is known")
+            refusal = Refusal(Reason.POD_UNKNOWN, f"no pod with uid {ref.uid!r} ({_key(ref)}) is known")
             await abort(context, refusal, pod=_key(ref), pod_uid=ref.uid)
         return pod
 
@@ -202,7 +203,7 @@ def _patience_s(pod: Pod, context: Context) -> float:
     if remaining_s is None:
         return ANSWER_TIMEOUT_S
     if remaining_s <= _ANSWERING_S:
-        raise Refusal("DeadlineTooShort", f"pod {pod.key}: {remaining_s:.3f} s are too short for a Binding")
+        raise Refusal(Reason.DEADLINE_TOO_SHORT, f"pod {pod.key}: {remaining_s:.3f} s are too short for a Binding")
     return min(ANSWER_TIMEOUT_S, remaining_s - _ANSWERING_S)
 
 
@@ -215,7 +216,7 @@ def _explained(filtered: Filtered) -> pb.ExplainResponse:
     return pb.ExplainResponse(standing="refused", fitting=len(filtered.fitting), obstacles=obstacles)
 
 
-def _sacrifice(sacrifice: Sacrifice) -> pb.Sacrifice:
+def _sacrifice(sacrifice: VictimSet) -> pb.VictimSet:
     victims = [
         pb.Victim(
             uid=each.uid,
@@ -226,10 +227,10 @@ def _sacrifice(sacrifice: Sacrifice) -> pb.Sacrifice:
         )
         for each in sacrifice.victims
     ]
-    return pb.Sacrifice(node=sacrifice.node, victims=victims)
+    return pb.VictimSet(node=sacrifice.node, victims=victims)
 
 
-def _allocated(bound: Bound, *, is_bound: bool) -> pb.AllocateResponse:
+def _allocated(bound: Assignment, *, is_bound: bool) -> pb.AllocateResponse:
     return pb.AllocateResponse(
         node=bound.node,
         chips=map(chip_name, bound.grant.chips),

@@ -6,8 +6,8 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from allocator.leader import NOT_LEADER
 from ascend.errors import AscendError, InvalidValue, NotFound, Refusal, Unreachable
+from ascend.reasons import Reason
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -22,7 +22,7 @@ _CODES: Final[dict[type[AscendError], grpc.StatusCode]] = {
 _OF_REASONS: Final = {
     "ClientNotAllowed": grpc.StatusCode.PERMISSION_DENIED,
     "PodUnknown": grpc.StatusCode.NOT_FOUND,
-    NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
+    Reason.NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
     "ViewIncomplete": grpc.StatusCode.UNAVAILABLE,
     "DeadlineTooShort": grpc.StatusCode.DEADLINE_EXCEEDED,
 }

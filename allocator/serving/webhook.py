@@ -14,14 +14,14 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from allocator.bound import PodRef
-from allocator.injection import Injector
-from allocator.journal import Journal
-from allocator.leader import NOT_LEADER
+from allocator.binding.binding import PodRef
+from allocator.binding.injection import Injector
+from allocator.observe.journal import Journal
 from allocator.serving.bodies import read_body
 from ascend.annotations import OURS
 from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod
+from ascend.reasons import Reason
 
 _VERSION = "admission.k8s.io/v1"
 _FORBIDDEN = 403
@@ -158,7 +158,7 @@ def _refused(asked: _Request, error: AscendError, code: int = _FORBIDDEN) -> web
 
 def _code(error: AscendError) -> int:
     if isinstance(error, Refusal):
-        return _UNAVAILABLE if error.reason == NOT_LEADER else _FORBIDDEN
+        return _UNAVAILABLE if error.reason == Reason.NOT_LEADER else _FORBIDDEN
     return error.status if isinstance(error, ApiError) else _UNAVAILABLE
 
 

@@ -1,18 +1,14 @@
-"""Whether the state kept event by event is what the objects of the API server give: rebuilt from them and compared.
+"""Whether the state kept event by event equals one rebuilt from the objects of the API server.
 
-The ledger is no part of the rebuilding, since reservations are nowhere else; of it is asked what must hold anyway: that
-no chip is kept twice, and nothing for a pod that has its place already. What is counted with its help, the peers that a
-pod joins, must be what the pods and reservations that are kept give.
-
-Of jobs the past is left out: the ranks that pods were given.
+The ledger is not rebuilt, since reservations exist nowhere else; checked is what must hold for it anyway: no chip is
+reserved twice, and nothing is reserved for a bound or finished pod. Of jobs the assigned ranks are not compared: they
+depend on the past.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import chain, islice
-from types import MappingProxyType
-from typing import Final, TypeAlias, TypeVar
+from itertools import islice
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,21 +17,17 @@ from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, assess
-from allocator.state.peers import Place
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation
 from ascend.chips import ChipSet, chip_ids, join_names
 from ascend.errors import Refusal
-from ascend.kube.objects import BatchJob, ConfigMap, Node, Pod, PodGroup, StatefulSet
+from ascend.kube.objects import Pod
 
 _PART: Final = 64
 
 _T = TypeVar("_T")
-_Owner: TypeAlias = StatefulSet | BatchJob
-_Groups: TypeAlias = Mapping[str, Iterable[PodGroup]]
 
 _DERIVED = frozenset({"name", "node", "offer", "holdings"})
-_NO_GROUPS: Final[_Groups] = MappingProxyType({})
 
 
 class Difference(msgspec.Struct, frozen=True, order=True):
@@ -57,78 +49,28 @@ class Difference(msgspec.Struct, frozen=True, order=True):
         return f"{self.object}: {self.field} is {self.kept}, should be {self.rebuilt}"
 
 
-def audit(
-    cluster: Cluster,
-    ledger: Ledger,
-    *,
-    nodes: Iterable[Node],
-    reports: Iterable[ConfigMap],
-    pods: Iterable[Pod],
-    owners: Iterable[_Owner] = (),
-    groups: _Groups = _NO_GROUPS,
-) -> list[Difference]:
-    """Compare a cluster with one made from nothing; no differences is what must come out.
+def compare_by_parts(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iterator[list[Difference]]:
+    """The differences between a cluster and a rebuilt one, in parts that take some milliseconds each.
+
+    The cluster may change between two parts.
 
     Args:
         cluster: as kept.
         ledger: its reservations.
-        nodes: all nodes the API server has.
-        reports: the ConfigMaps that tell of them, the device plugins' and the node agents'.
-        pods: all pods.
-        owners: all StatefulSets and Jobs.
-        groups: all pod groups of each kind the API server has.
+        rebuilt: ``cluster.twin()``, filled with all objects of the API server.
     """
-    twin = rebuild(cluster.twin(), nodes=nodes, reports=reports, pods=pods, owners=owners, groups=groups)
-    return compare(cluster, ledger, twin)
-
-
-def rebuild(
-    twin: Cluster,
-    *,
-    nodes: Iterable[Node],
-    reports: Iterable[ConfigMap],
-    pods: Iterable[Pod],
-    owners: Iterable[_Owner],
-    groups: _Groups,
-) -> Cluster:
-    """Fill an empty cluster; touches nothing else, so that it may run in a thread."""
-    for node in nodes:
-        twin.node_applied(node)
-    for report in reports:
-        twin.report_applied(report)
-        twin.health_applied(report)
-    for owner in owners:
-        twin.jobs.owner_applied(owner)
-    for kind, some in groups.items():
-        for group in some:
-            twin.jobs.group_applied(kind, group)
-        twin.jobs.watched(kind)
-    for pod in pods:
-        twin.pod_applied(pod)
-    return twin
-
-
-def compare(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> list[Difference]:
-    """What differs between a cluster and one that was rebuilt, in the order of names."""
-    return sorted(chain.from_iterable(compare_by_parts(cluster, ledger, rebuilt)))
-
-
-def compare_by_parts(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iterator[list[Difference]]:
-    """The same, in parts that take some milliseconds each; the cluster may change between two of them."""
     for names in _keys(cluster.nodes, rebuilt.nodes):
         yield [each for name in names for each in _node(name, cluster, rebuilt)]
         yield [each for name in names for each in _book(name, cluster, ledger)]
     for uids in _keys(cluster.pods, rebuilt.pods):
         yield [each for uid in uids for each in _pod(uid, cluster, rebuilt)]
-        yield [each for uid in uids for each in _membership(uid, cluster, ledger)]
+        yield [each for uid in uids for each in _placed(uid, cluster, ledger)]
     for keys in _keys(cluster.jobs.owners, rebuilt.jobs.owners):
         yield [each for key in keys for each in _owner(key, cluster, rebuilt)]
     for keys in _keys(cluster.jobs.groups, rebuilt.jobs.groups):
         yield [each for key in keys for each in _group(key, cluster, rebuilt)]
     for keys in _keys(cluster.jobs.by_key, rebuilt.jobs.by_key):
         yield [each for key in keys for each in _job(key, cluster, rebuilt)]
-    for keys in _keys(cluster.jobs.by_key, cluster.peers.counts):
-        yield [each for key in keys for each in _peers(key, cluster)]
     for reservations in _parts(ledger):
         yield [each for reservation in reservations for each in _reservation(reservation, cluster, ledger)]
 
@@ -173,34 +115,16 @@ def _pod(uid: str, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
         yield Difference(f"pod {pod.key}", "record", _there(mine), _there(other))
 
 
-def _membership(uid: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
-    """What a pod is for its job: nothing but its own objects are needed for that, and those kept are compared above."""
+def _placed(uid: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
+    """Whether a pod counts as placed in its job: it is live, requests chips, and is bound or has a reservation."""
     pod = cluster.pods.get(uid)
-    if pod is None:
-        return
-    yield from _differs(
-        f"pod {pod.key}", "place among its peers", cluster.peers.place(uid), _place(pod, cluster, ledger)
-    )
-
-
-def _place(pod: Pod, cluster: Cluster, ledger: Ledger) -> Place | None:
-    """Where a pod counts for its peers: one that is present, asks for chips and has not ended, once it has a place."""
-    job, held = _job_with(pod, cluster), ledger.get(pod.uid)
-    node = pod.spec.node_name or (held.node if held is not None else "")
-    if job is None or not node or not pod.is_live or not pod.asks_for_chips:
-        return None
-    record = cluster.nodes.get(node)
-    return Place(job.key, node, record.product.name if record is not None and record.product is not None else None)
-
-
-def _peers(key: JobKey, cluster: Cluster) -> Iterator[Difference]:
-    job = cluster.jobs.by_key.get(key)
-    places = map(cluster.peers.place, job.pods if job is not None else ())
-    counted = Counter(place.product for place in places if place is not None and place.product is not None)
-    kept = cluster.peers.counts.get(key, {})
-    yield from _differs(
-        f"{key.kind} {key}", "pods by product", dict(sorted(kept.items())), dict(sorted(counted.items()))
-    )
+    job = _job_with(pod, cluster) if pod is not None else None
+    if pod is not None and job is not None:
+        is_placed = bool(pod.spec.node_name) or ledger.get(uid) is not None
+        counted = job.placed_beside("") - job.placed_beside(uid)
+        yield from _differs(
+            f"pod {pod.key}", "counts as placed", bool(counted), is_placed and pod.is_live and pod.requests_chips
+        )
 
 
 def _owner(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
@@ -241,7 +165,7 @@ def _sizes(job: Job) -> tuple[int, int]:
 
 
 def _has_groups_alike(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> bool:
-    # A kind that has just come or gone is looked for now and then only (`allocator.groups`).
+    # A kind that has just come or gone is looked for now and then only (`allocator.watch.pod_groups`).
     return (key.kind in cluster.jobs.watched_kinds) == (key.kind in rebuilt.jobs.watched_kinds)
 
 
@@ -250,9 +174,9 @@ def _book(name: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
     record = cluster.nodes.get(name)
     if record is None:
         return
-    place = cluster.index.standing.get(name)
-    standing = place.vacancy if isinstance(place, Bucket) else place
-    yield from _differs(f"node {name}", "standing in the index", standing, assess(record, ledger.on(name)))
+    place = cluster.index.entries.get(name)
+    kept = place.vacancy if isinstance(place, Bucket) else place
+    yield from _differs(f"node {name}", "entry in the index", kept, assess(record, ledger.on(name)))
     yield from _twice(record, ledger.on(name))
 
 

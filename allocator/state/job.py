@@ -1,7 +1,7 @@
-"""One job: which of its pods are there, how many of them must be placed together, and which rank each has.
+"""One job: its pods, how many of them must be placed together, and the rank of each.
 
-Every event costs the same however large the job is. A pod is *present* unless it has failed or is being deleted: such a
-pod is replaced by its controller, and counting both would take half a job for a whole one.
+Every event takes constant time, however large the job is. A pod is *present* unless it has failed or is terminating:
+its controller replaces such a pod, and counting both would make half a job look complete.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,13 +29,12 @@ _VERSIONS: Final = count(1)
 
 
 class Cooperation(NamedTuple):
-    """How many pods of a job ask for chips and work together.
+    """How many pods of a job request chips and work together.
 
     Attributes:
-        known: so many; None where nobody says.
-        least: at least so many, whoever is yet to come. What a gang still lacks may ask for no chips: an mpi-operator
-            makes workers before their launcher. So only what no peers could make valid may be refused until they are
-            there.
+        known: the number; None if it is unknown.
+        least: a lower bound. Pods that a gang still lacks may request no chips (an mpi-operator creates workers before
+            their launcher), so until they exist only what no further pod could make valid is refused.
     """
 
     known: int | None
@@ -49,29 +48,31 @@ class _Statement(NamedTuple):
 
 
 class Job:
-    """A job as it is now; `Jobs` keeps it true.
+    """A job as it is now; `Jobs` keeps it current.
 
     Args:
-        key: what tells it apart.
-        owners: how many pods each owner is to have, as `Jobs` keeps it.
+        key: what identifies it.
+        owners: the number of pods each owner is to have, kept by `Jobs`.
 
     Attributes:
-        size: how many of its present pods ask for chips.
-        present: how many pods it has that have not failed and are not being deleted, finished ones among them.
-        version: another one after every change of a pod that any answer hangs on, and never that of another job.
+        size: the number of its present pods that request chips.
+        present: the number of its pods that have not failed and are not terminating, including finished ones.
+        version: changes with every decision-relevant change: of a pod, of the number of pods to place together, and of
+            which pods are placed. No two jobs ever have the same version.
     """
 
     __slots__ = (
-        "_given",
+        "_assigned",
+        "_group_minimum",
         "_lowest",
         "_own",
         "_owners",
         "_parts",
+        "_placed",
         "_pods",
         "_ranks",
         "_stated",
         "_stated_last",
-        "group_minimum",
         "key",
         "present",
         "size",
@@ -83,20 +84,21 @@ class Job:
         self.size = 0
         self.present = 0
         self.version = next(_VERSIONS)
-        self.group_minimum: int | None = None
+        self._group_minimum: int | None = None
         self._stated: dict[str, _Statement] = {}
         self._stated_last: _Statement | None = None
         self._owners = owners
         self._pods: dict[str, Pod] = {}
+        self._placed: set[str] = set()
         self._own: dict[str, int] = {}
         self._parts: dict[str, int] = {}
         self._ranks: dict[int, str] = {}
-        self._given: dict[str, int] = {}
+        self._assigned: dict[str, int] = {}
         self._lowest = 0
 
     @property
     def kind(self) -> str:
-        """What it is: the kind of its group or owner."""
+        """The kind of its group or owner."""
         return self.key.kind
 
     @property
@@ -106,15 +108,15 @@ class Job:
 
     @property
     def newest(self) -> Iterator[Pod]:
-        """Its present pods, those that have changed last first."""
+        """Its present pods, the last changed first."""
         return reversed(self._pods.values())
 
     @property
     def stated_minimum(self) -> int | None:
-        """The minimum as its pods state it; None where none does.
+        """The minimum stated by its pods; None if none states one.
 
-        Where they contradict each other, as while a template that was changed is rolled out, the newest of those that
-        state one is right: whatever the order in which they were seen, so that it is the same after a restart.
+        If they contradict each other, as during the rollout of a changed template, the newest pod that states one
+        decides: it is the same after a restart, whatever the order in which the pods are seen.
         """
         if self._stated_last is None:
             self._stated_last = max(self._stated.values(), default=None)
@@ -122,17 +124,27 @@ class Job:
 
     @property
     def parts(self) -> int:
-        """How many parts of chips (vNPUs) its pods that have not ended ask for."""
+        """How many parts of chips (vNPUs) its pods that have not ended request."""
         return sum(self._parts.values())
 
     @property
-    def min_available(self) -> int:
-        """How many pods must be placed together; 1 where each may be placed alone.
+    def group_minimum(self) -> int | None:
+        """The minimum of its pod group; None without one."""
+        return self._group_minimum
 
-        What the pods state counts only where their group leaves it at 1 (spec/scheduling.md §3.1).
+    def set_group_minimum(self, minimum: int | None) -> None:
+        """Its pod group was created, changed or deleted."""
+        self._group_minimum = minimum
+        self.version = next(_VERSIONS)
+
+    @property
+    def min_available(self) -> int:
+        """How many pods must be placed together; 1 if each may be placed alone.
+
+        What the pods state counts only if their group does not require more than 1 (spec/scheduling.md §3.1).
         """
-        if self.group_minimum is not None and self.group_minimum > 1:
-            return self.group_minimum
+        if self._group_minimum is not None and self._group_minimum > 1:
+            return self._group_minimum
         return self.stated_minimum or 1
 
     @property
@@ -141,50 +153,50 @@ class Job:
         return self.min_available > 1
 
     def cooperation_with(self, pod: Pod) -> Cooperation:
-        """How many of its pods, this one included, ask for chips and work together.
+        """How many of its pods, this one included, request chips and work together.
 
-        Who is there already must not matter: the first pod is asked about before its peers exist, and what it is given
-        then is to be right when they do.
+        Must not depend on which pods exist already: the first pod is placed before its peers exist, and its place must
+        be right when they do.
         """
         if self.is_gang:
-            least = max(self._asking_with(pod), self._made_with(pod) or 1, stated_replicas(pod) or 1)
-            # Those that are yet to come may all ask for chips; only seen ones are known not to.
+            least = max(self._requesting_with(pod), self._owned_with(pod) or 1, stated_replicas(pod) or 1)
+            # Pods that don't exist yet may all request chips; only of existing ones it is known that they don't.
             return Cooperation(max(least, self.min_available - (self.present - self.size)), least)
         if works_alone(pod, self.key):
             return Cooperation(1, 1)
-        made = self._made_with(pod)
-        if made is not None and job_of_owner(pod) == self.key:
-            return Cooperation(made, made)
-        # One of several owners: of the others' pods nothing is known.
-        least = max(made or 1, stated_replicas(pod) or 1)
+        owned = self._owned_with(pod)
+        if owned is not None and job_of_owner(pod) == self.key:
+            return Cooperation(owned, owned)
+        # One of several owners: nothing is known of the others' pods.
+        least = max(owned or 1, stated_replicas(pod) or 1)
         return Cooperation(least if least > 1 else None, least)
 
     def is_distributed_with(self, pod: Pod) -> bool:
-        """Whether it counts as distributed (spec/scheduling.md): where nobody says how many pods it has, it does.
+        """Whether it counts as distributed (spec/scheduling.md); it does if the number of its pods is unknown.
 
-        A group of which one pod is enough may be that of a pod alone, so there peers are looked for.
+        A group with a minimum of 1 may be that of a single pod, so there the peers that exist decide.
         """
         known = self.cooperation_with(pod).known
         if known is None:
-            return self.group_minimum is None or not self.may_be_alone(pod)
+            return self._group_minimum is None or not self.may_be_alone(pod)
         return known > 1
 
     def may_be_alone(self, pod: Pod) -> bool:
-        """Whether no peer of the pod that asks for chips is there, and its own index is not that of a later one."""
-        return self._asking_with(pod) <= 1 and not is_later(pod)
+        """Whether the pod has no peer that requests chips, and its own index is not that of a later pod."""
+        return self._requesting_with(pod) <= 1 and not is_later(pod)
 
     def parts_with(self, pod: Pod) -> int:
-        """How many parts of chips (vNPUs) its pods that have not ended ask for, this one included.
+        """How many parts of chips (vNPUs) its pods that have not ended request, this one included.
 
-        "Only one vNPU can be applied for by a training job" (seed 000): who works for itself is a training job of its
-        own, as it is for the number of chips; the pods of a StatefulSet are one, for nobody knows which of them serve.
+        "Only one vNPU can be applied for by a training job" (seed 000): a pod that works alone is a training job of its
+        own, as for the number of chips; the pods of a StatefulSet are one job, because which of them serve is unknown.
         """
         if not self.is_gang and works_alone(pod, self.key):
             return virtual_chips(pod)
         return virtual_chips(pod) + sum(parts for uid, parts in self._parts.items() if uid != pod.uid)
 
     def rank_of(self, pod: Pod) -> int:
-        """The pod's rank: its own, else the one it was given, else the lowest free one, which it keeps from now on."""
+        """The pod's rank: its own, else the assigned one, else the lowest free one, which is assigned to it now."""
         rank = self._known_rank(pod)
         if rank is not None:
             return rank
@@ -192,82 +204,97 @@ class Job:
             self._lowest += 1
         if pod.uid in self._pods:
             self._ranks[self._lowest] = pod.uid
-            self._given[pod.uid] = self._lowest
+            self._assigned[pod.uid] = self._lowest
         return self._lowest
 
     def ranked(self) -> list[tuple[int, Pod]]:
-        """Its present pods in the order of their ranks; those without one are numbered on the way."""
+        """Its present pods in the order of their ranks; assigns a rank to those without one."""
         unnumbered = [pod for pod in self._pods.values() if self._known_rank(pod) is None]
         for pod in sorted(unnumbered, key=filling_order):
             self.rank_of(pod)
         return sorted(((self.rank_of(pod), pod) for pod in self._pods.values()), key=_by_rank)
 
+    def placed_beside(self, uid: str) -> int:
+        """How many of its other live pods that request chips are bound or have a reservation."""
+        return len(self._placed) - (uid in self._placed)
+
+    def set_placed(self, uid: str, *, placed: bool) -> None:
+        """Whether a live present pod that requests chips is bound or has a reservation."""
+        if placed is (uid in self._placed):
+            return
+        if placed:
+            self._placed.add(uid)
+        else:
+            self._placed.discard(uid)
+        self.version = next(_VERSIONS)
+
     def note_minimum(self, pod: Pod) -> None:
-        """Take down the minimum that a pod states."""
+        """Record the minimum that a pod states."""
         minimum = _minimum(pod)
         if minimum is None:
-            self._take_back(pod.uid)
+            self._forget_minimum(pod.uid)
             return
         statement = _Statement(pod.metadata.creation_timestamp or "", pod.name, minimum)
         last = self._stated_last
-        self._take_back(pod.uid)
+        self._forget_minimum(pod.uid)
         self._stated[pod.uid] = statement
         if len(self._stated) == 1 or (last is not None and statement >= last):
             self._stated_last = statement
 
     def put(self, pod: Pod) -> None:
-        """A pod of it is present."""
+        """Add or update a present pod."""
         old = self._remove(pod.uid)
         self.note_minimum(pod)
         self._pods[pod.uid] = pod
-        # Schedulers write into the status of every pod they were refused, and then ask about its peers.
+        # Schedulers update the status of every pod that is refused, and then ask about its peers.
         if old is None or not _is_as_before(old, pod):
             self.version = next(_VERSIONS)
         self.present += 1
-        self.size += pod.asks_for_chips
+        self.size += pod.requests_chips
         parts = virtual_chips(pod) if pod.is_live else 0
         if parts:
             self._parts[pod.uid] = parts
         rank = own_rank(pod)
         if rank is not None:
             self._own[pod.uid] = rank
-            # A pod that brings its rank along displaces one that was only given it.
+            # A pod with a rank of its own displaces one to which it was only assigned.
             self._ranks[rank] = pod.uid
 
     def remove(self, uid: str) -> None:
-        """A pod of it is present no more."""
-        self._take_back(uid)
+        """Remove a pod that is no longer present."""
+        self._forget_minimum(uid)
+        self._placed.discard(uid)
         if self._remove(uid) is not None:
             self.version = next(_VERSIONS)
-        self._free(self._given.pop(uid, None), uid)
+        self._free(self._assigned.pop(uid, None), uid)
 
     def _remove(self, uid: str) -> Pod | None:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return None
         self.present -= 1
-        self.size -= pod.asks_for_chips
+        self.size -= pod.requests_chips
         self._parts.pop(uid, None)
         self._free(self._own.pop(uid, None), uid)
         return pod
 
-    def _take_back(self, uid: str) -> None:
+    def _forget_minimum(self, uid: str) -> None:
         if self._stated.pop(uid, None) == self._stated_last:
             self._stated_last = None
 
-    def _made_with(self, pod: Pod) -> int | None:
+    def _owned_with(self, pod: Pod) -> int | None:
         owner = job_of_owner(pod)
         return self._owners.get(owner) if owner is not None else None
 
-    def _asking_with(self, pod: Pod) -> int:
-        return self.size + (pod.uid not in self._pods and pod.asks_for_chips)
+    def _requesting_with(self, pod: Pod) -> int:
+        return self.size + (pod.uid not in self._pods and pod.requests_chips)
 
     def _known_rank(self, pod: Pod) -> int | None:
         own = self._own.get(pod.uid) if pod.uid in self._pods else own_rank(pod)
         if own is not None:
             return own
-        given = self._given.get(pod.uid)
-        return given if given is not None and self._ranks.get(given) == pod.uid else None
+        assigned = self._assigned.get(pod.uid)
+        return assigned if assigned is not None and self._ranks.get(assigned) == pod.uid else None
 
     def _free(self, rank: int | None, uid: str) -> None:
         if rank is not None and self._ranks.get(rank) == uid:
@@ -279,12 +306,12 @@ def _minimum(pod: Pod) -> int | None:
     try:
         return stated_minimum(pod)
     except Refusal:
-        # Said to whoever asks for the pod to be placed.
+        # Reported when the pod is asked about.
         return None
 
 
 def _is_as_before(old: Pod, new: Pod) -> bool:
-    """Whether nothing of a pod has changed but what is reported of it."""
+    """Whether nothing of a pod has changed but its status, phase excepted."""
     metadata = msgspec.structs.replace(old.metadata, resource_version=new.metadata.resource_version)
     return metadata == new.metadata and old.spec == new.spec and old.status.phase == new.status.phase
 

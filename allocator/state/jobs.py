@@ -1,4 +1,4 @@
-"""All jobs: which pods belong together, by what is seen of pods, of groups and of owners, each in constant time."""
+"""All jobs: which pods belong together, from pods, pod groups and owners; each event takes constant time."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -9,17 +9,17 @@ from allocator.state.job import Job
 from ascend.kube.objects import BatchJob, Pod, PodGroup, StatefulSet
 
 
-class _Place(NamedTuple):
+class _Membership(NamedTuple):
     key: JobKey
     present: bool
 
 
 class Jobs:
-    """All jobs, told of pods, of groups and of owners."""
+    """All jobs, kept current by the informers of pods, pod groups and owners."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, Job] = {}
-        self._places: dict[str, _Place] = {}
+        self._members: dict[str, _Membership] = {}
         self._groups: dict[JobKey, int] = {}
         self._owners: dict[JobKey, int] = {}
         self._watched: set[str] = set()
@@ -32,28 +32,28 @@ class Jobs:
 
     @property
     def by_key(self) -> Mapping[JobKey, Job]:
-        """Every job; one of which no pod is present may be among them."""
+        """Every job, including some without present pods."""
         return MappingProxyType(self._jobs)
 
     @property
     def groups(self) -> Mapping[JobKey, int]:
-        """The minimum of each group there is."""
+        """The minimum of each pod group."""
         return MappingProxyType(self._groups)
 
     @property
     def owners(self) -> Mapping[JobKey, int]:
-        """How many pods each owner is to have."""
+        """The number of pods each owner is to have."""
         return MappingProxyType(self._owners)
 
     @property
     def watched_kinds(self) -> frozenset[str]:
-        """The kinds of which all groups are known."""
+        """The kinds of pod group that are watched and synced."""
         return frozenset(self._watched)
 
     def job_of(self, pod: Pod) -> Job:
-        """The job of a pod; one with nothing in it where neither pod nor job has been seen."""
-        place = self._places.get(pod.uid)
-        key = place.key if place is not None else find_job(pod)
+        """The job of a pod; an empty one if neither pod nor job has been seen."""
+        member = self._members.get(pod.uid)
+        key = member.key if member is not None else find_job(pod)
         job = self._jobs.get(key)
         return job if job is not None else self._new(key, pod)
 
@@ -62,32 +62,32 @@ class Jobs:
         return self.job_of(pod).is_distributed_with(pod)
 
     def lacks_group(self, job: Job) -> bool:
-        """Whether the job's pods name a group that is not there, so that its minimum is not known.
+        """Whether the job's pods name a group that does not exist, so that its minimum is unknown.
 
-        So it is only where groups of that kind are watched, and where the pods don't state the minimum themselves.
+        Only if groups of that kind are watched, and if the pods don't state the minimum themselves.
         """
         return job.kind in self._watched and job.key not in self._groups and job.stated_minimum is None
 
     def gang(self, job: Job) -> Job | None:
-        """The job where its pods are placed together or not at all, as far as is known; else None."""
+        """The job, if its pods are placed together or not at all, or that is unknown; else None."""
         return job if job.is_gang or self.lacks_group(job) else None
 
     def pod_applied(self, pod: Pod) -> JobKey | None:
-        """A pod is new or has changed.
+        """Add or update a pod.
 
         Returns:
-            The job it has left without anybody; None where there is none.
+            The job that the pod has left without any pod; None if there is none.
         """
-        old, left = self._places.get(pod.uid), None
+        old, left = self._members.get(pod.uid), None
         key, present = find_job(pod), pod.status.phase != "Failed" and not pod.is_terminating
-        if key.kind == SINGLE and not pod.asks_for_chips:
+        if key.kind == SINGLE and not pod.requests_chips:
             return self.pod_deleted(pod)
         if old is not None and old.key != key:
             left = self.pod_deleted(pod)
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = self._new(key, pod)
-        self._places[pod.uid] = _Place(key, present)
+        self._members[pod.uid] = _Membership(key, present)
         if present:
             job.put(pod)
         else:
@@ -95,64 +95,79 @@ class Jobs:
         return left
 
     def pod_deleted(self, pod: Pod) -> JobKey | None:
-        """A pod is gone.
+        """Remove a pod.
 
         Returns:
-            The job it has left without anybody; None where there is none.
+            The job that the pod has left without any pod; None if there is none.
         """
-        place = self._places.pop(pod.uid, None)
-        job = self._jobs.get(place.key) if place is not None else None
+        member = self._members.pop(pod.uid, None)
+        job = self._jobs.get(member.key) if member is not None else None
         if job is None:
             return None
         job.remove(pod.uid)
         if job.present:
             return None
-        # Those that have failed or are being deleted bring it back when they change, which does no harm.
+        # Its failed and terminating pods add it again when they change, which does no harm.
         del self._jobs[job.key]
         return job.key
 
     def watched(self, kind: str) -> None:
-        """Groups of a kind are known completely from now on."""
+        """The groups of a kind are complete from now on."""
         self._watched.add(kind)
+        self._renew(kind)
 
     def unwatched(self, kind: str) -> None:
-        """Groups of a kind are there no more."""
+        """The kind is no longer served."""
         self._watched.discard(kind)
+        self._renew(kind)
         for key in [key for key in self._groups if key.kind == kind]:
             self._drop_group(key)
 
     def group_applied(self, kind: str, group: PodGroup) -> None:
-        """A group is new or has changed."""
+        """Add or update a pod group."""
         key = JobKey(group.metadata.namespace, group.name, kind)
         self._groups[key] = group.spec.min_member
         if key in self._jobs:
-            self._jobs[key].group_minimum = group.spec.min_member
+            self._jobs[key].set_group_minimum(group.spec.min_member)
 
     def group_deleted(self, kind: str, group: PodGroup) -> None:
-        """A group is gone."""
+        """Remove a pod group."""
         self._drop_group(JobKey(group.metadata.namespace, group.name, kind))
 
     def owner_applied(self, owner: StatefulSet | BatchJob) -> None:
-        """An owner of pods is new or has changed."""
+        """Add or update an owner of pods."""
         self._owners[_owned(owner)] = owner.size
 
     def owner_deleted(self, owner: StatefulSet | BatchJob) -> None:
-        """An owner of pods is gone."""
+        """Remove an owner of pods."""
         self._owners.pop(_owned(owner), None)
+
+    def set_placed(self, uid: str, *, placed: bool) -> None:
+        """Whether a live pod that requests chips is bound or has a reservation."""
+        member = self._members.get(uid)
+        job = self._jobs.get(member.key) if member is not None and member.present else None
+        if job is not None and uid in job.pods:
+            job.set_placed(uid, placed=placed)
+
+    def _renew(self, kind: str) -> None:
+        """Give jobs with groups of a kind a new version: whether they lack their group may have changed."""
+        for key, job in self._jobs.items():
+            if key.kind == kind:
+                job.set_group_minimum(job.group_minimum)
 
     def _drop_group(self, key: JobKey) -> None:
         self._groups.pop(key, None)
         if key in self._jobs:
-            self._jobs[key].group_minimum = None
+            self._jobs[key].set_group_minimum(None)
 
     def _new(self, key: JobKey, pod: Pod) -> Job:
         job = Job(key, self._owners)
-        job.group_minimum = self._groups.get(key)
+        job.set_group_minimum(self._groups.get(key))
         job.note_minimum(pod)
         return job
 
 
 def _owned(owner: StatefulSet | BatchJob) -> JobKey:
-    # The pods of a Job without an index don't work together, however many it has.
+    # The pods of a Job without an index don't work together, however many there are.
     kind = STATEFUL_SET if isinstance(owner, StatefulSet) else INDEXED_JOB
     return JobKey(owner.metadata.namespace, owner.name, kind)

@@ -1,10 +1,10 @@
-"""Chips that are decided but not yet seen on a pod: one reservation per pod uid.
+"""The ledger of chips that are assigned but not yet seen on a pod: one reservation per pod uid.
 
-What the stages of a reservation mean, and how each ends, is said in ``allocator/state/reservation.py``.
+``allocator/state/reservation.py`` has the stages of a reservation, and how each ends.
 
 The pods of a gang are reserved as one plan of PLANNED reservations, its seats. A seat outlives its pod: a pod that is
-deleted before it was bound leaves it to its successor, and one whose Binding is refused sits down again. What is left
-of a plan is given up as a whole when no seat of it has been used for as long as the plan was given.
+deleted before it was bound leaves its seat to its successor, and a pod whose Binding is refused gets its seat back. The
+unused rest of a plan is released as a whole when no seat of it was used within its time to live.
 """
 
 import heapq
@@ -19,35 +19,33 @@ from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.chips import ChipSet
 
 DOUBT_S = 75.0
-"""How long a Binding of unknown outcome may still come about: the API server's own limit is 60 s."""
+"""How long a Binding of unknown outcome may still be made: the API server's own limit for requests is 60 s."""
 
 
 class Ledger:
     """All reservations.
 
     Args:
-        ttl_s: how long a tentative one lives.
+        ttl_s: the time to live of one in stage RESERVED.
         monotonic: the clock.
 
     Attributes:
         expired_total: how many have expired so far.
-        version: another one after every change.
     """
 
     def __init__(self, *, ttl_s: float, monotonic: Callable[[], float]) -> None:
         self.ttl_s = ttl_s
         self.expired_total = 0
-        self.version = 0
         self._monotonic = monotonic
         self._by_uid: dict[str, Reservation] = {}
         self._by_node: dict[str, dict[str, ChipSet]] = {}
-        # Due times of tentative reservations; those changed meanwhile are skipped when they come up.
+        # Expiry times of RESERVED ones; outdated entries are skipped when they come up.
         self._due: list[tuple[float, str]] = []
         self._plans = Plans()
         self._changed: Callable[[str, Iterable[str]], None] = lambda _node, _uids: None
 
     def subscribe(self, changed: Callable[[str, Iterable[str]], None]) -> None:
-        """Name the one to be told of nodes whose reserved chips have changed, and of the uids of the pods concerned."""
+        """Set the callback for changes: it gets a node, and the uids of the pods whose reservations there changed."""
         self._changed = changed
 
     def __iter__(self) -> Iterator[Reservation]:
@@ -75,28 +73,28 @@ class Ledger:
         pod: str,
         node: str,
         chips: tuple[int, ...],
-        stage: Stage = Stage.TENTATIVE,
+        stage: Stage = Stage.RESERVED,
         predicate_time: int | None = None,
     ) -> Reservation:
-        """Keep chips for a pod, in place of what was kept for it before; that they are free is the caller's to know."""
+        """Reserve chips for a pod, replacing its reservation; the caller makes sure that the chips are free."""
         self.release(uid)
         reservation = Reservation(uid, pod, node, chips, stage, self._monotonic(), predicate_time)
         self._put(reservation)
         return reservation
 
     def advance(self, uid: str, stage: Stage, *, predicate_time: int | None = None) -> Reservation | None:
-        """Put a reservation into a stage, from now on; None where the watch has released it meanwhile.
+        """Put a reservation into a stage; None if it was released meanwhile.
 
         Args:
-            uid: the pod's.
-            stage: to TENTATIVE again starts its time anew.
-            predicate_time: what is written on the pod, where that is known now.
+            uid: the pod's uid.
+            stage: RESERVED again restarts its time to live.
+            predicate_time: what is written on the pod, if known now.
         """
         old = self._by_uid.get(uid)
         if old is None:
             return None
-        stamp = old.predicate_time if predicate_time is None else predicate_time
-        new = replace(old, stage=stage, since_s=self._monotonic(), predicate_time=stamp)
+        time = old.predicate_time if predicate_time is None else predicate_time
+        new = replace(old, stage=stage, since_s=self._monotonic(), predicate_time=time)
         self._by_uid[uid] = new
         self._schedule(new)
         plan = self._plans.get(new.plan)
@@ -108,11 +106,11 @@ class Ledger:
         return new
 
     def reserve_plan(self, name: str, seats: Iterable[Seat], *, ttl_s: float) -> None:
-        """Keep chips for several pods at once, in place of what was kept for them; more seats join a plan there is.
+        """Reserve chips for several pods at once, replacing their reservations; seats are added to an existing plan.
 
         Args:
-            name: the plan's.
-            seats: one for each pod; that their chips are free is the caller's to know.
+            name: the plan's name.
+            seats: one for each pod; the caller makes sure that their chips are free.
             ttl_s: how long the plan lives after a seat of it was used last.
         """
         now_s = self._monotonic()
@@ -123,15 +121,15 @@ class Ledger:
                 changed[old.node].append(seat.uid)
             self._enter(Reservation(seat.uid, seat.pod, seat.node, seat.chips, Stage.PLANNED, now_s, None, name))
             changed[seat.node].append(seat.uid)
-        self._tell(changed)
+        self._notify(changed)
 
     def seats(self, plan: str) -> list[Reservation]:
-        """What is left of a plan: the seats not used yet, those that wait for a successor among them."""
+        """The unused seats of a plan, including those that wait for a successor."""
         found = self._plans.get(plan)
         return [self._by_uid[uid] for uid in sorted(found.seats)] if found is not None else []
 
     def has_seats(self, plan: str) -> bool:
-        """Whether anything is left of a plan."""
+        """Whether a plan has unused seats."""
         found = self._plans.get(plan)
         return found is not None and bool(found.seats)
 
@@ -141,20 +139,20 @@ class Ledger:
         return bool(self._plans)
 
     def is_deserted(self, plan: str) -> bool:
-        """Whether every seat that is left of a plan waits for a successor."""
+        """Whether all unused seats of a plan wait for a successor."""
         found = self._plans.get(plan)
         return found is not None and found.is_deserted
 
     def swap(self, uid: str, other: str) -> None:
-        """Let two pods, or a pod and an empty seat, change seats. Both must have one of the same number of chips."""
+        """Swap the seats of two pods, or of a pod and an empty seat; both must have the same number of chips."""
         one, two = self._by_uid[uid], self._by_uid[other]
         for old, new in ((one, two), (two, one)):
             self._take_out(old.uid)
             self._enter(replace(old, node=new.node, chips=new.chips, predicate_time=None))
-        self._tell(dict.fromkeys((one.node, two.node), (uid, other)))
+        self._notify(dict.fromkeys((one.node, two.node), (uid, other)))
 
     def hand(self, seat: str, uid: str, pod: str) -> Reservation:
-        """Give a seat to another pod."""
+        """Assign a seat to another pod."""
         old = self._take_out(seat)
         if old is None:
             raise KeyError(seat)
@@ -164,7 +162,7 @@ class Ledger:
         return new
 
     def vacate(self, uid: str) -> None:
-        """A pod is gone: its seat in a plan that still lives waits for its successor, other chips are given back."""
+        """A pod is gone: its seat in a live plan waits for its successor, other chips are released."""
         old = self._by_uid.get(uid)
         plan = self._plans.get(old.plan) if old is not None else None
         if old is None or plan is None:
@@ -174,7 +172,7 @@ class Ledger:
         self.hand(uid, f"{old.plan}#{plan.vacated}", old.pod)
 
     def withdraw(self, uid: str) -> None:
-        """A pod won't be bound now: that of a plan that still lives sits down again, another's chips are given back."""
+        """A pod is not bound after all: in a live plan it keeps its seat, otherwise its chips are released."""
         old = self._by_uid.get(uid)
         if old is not None and self._plans.get(old.plan) is not None:
             self.advance(uid, Stage.PLANNED)
@@ -182,34 +180,34 @@ class Ledger:
         else:
             self.release(uid)
 
-    def unproven(self) -> list[Reservation]:
-        """Those whose pod should have been seen by now, bound or not: somebody has to look at it."""
+    def unconfirmed(self) -> list[Reservation]:
+        """The reservations whose pod should have been seen by now, bound or not: it has to be read."""
         now_s = self._monotonic()
-        limits_s = {Stage.BOUND: self.ttl_s, Stage.DOUBTFUL: max(self.ttl_s, DOUBT_S)}
+        limits_s = {Stage.ASSUMED: self.ttl_s, Stage.DOUBTFUL: max(self.ttl_s, DOUBT_S)}
         return [each for each in self if each.stage in limits_s and each.since_s + limits_s[each.stage] <= now_s]
 
     def drop_plan(self, name: str) -> list[Reservation]:
-        """Give up what is left of a plan; returns it."""
+        """Release the unused rest of a plan, and return it."""
         left = self.seats(name)
         self._plans.drop(name)
         changed: defaultdict[str, list[str]] = defaultdict(list)
         for reservation in left:
             self._take_out(reservation.uid)
             changed[reservation.node].append(reservation.uid)
-        self._tell(changed)
+        self._notify(changed)
         return left
 
     def release(self, uid: str) -> Reservation | None:
-        """Give the chips of a pod back; None where none were kept."""
+        """Release the chips of a pod; None if none were reserved."""
         reservation = self._take_out(uid)
         if reservation is not None:
             self._changed(reservation.node, (uid,))
         return reservation
 
     def expire(self) -> list[Reservation]:
-        """Release every tentative reservation, and every plan, whose time is up; returns what was released.
+        """Release every RESERVED reservation and every plan that has expired; returns what was released.
 
-        The pod of a plan that still lives sits down again instead.
+        The pod of a live plan keeps its seat.
         """
         now_s = self._monotonic()
         expired = [reservation for name in self._plans.overdue(now_s) for reservation in self.drop_plan(name)]
@@ -228,7 +226,7 @@ class Ledger:
 
     @contextmanager
     def suspended(self, uid: str) -> Iterator[Reservation | None]:
-        """Within the block the chips kept for this pod count as free: its own must not stand in its way.
+        """Within the block the chips reserved for this pod count as free, so that it can be judged for them.
 
         The block must not await.
         """
@@ -243,12 +241,11 @@ class Ledger:
         self._enter(reservation)
         self._changed(reservation.node, (reservation.uid,))
 
-    def _tell(self, changed: Mapping[str, Iterable[str]]) -> None:
+    def _notify(self, changed: Mapping[str, Iterable[str]]) -> None:
         for node, uids in changed.items():
             self._changed(node, uids)
 
     def _enter(self, reservation: Reservation) -> None:
-        self.version += 1
         self._by_uid[reservation.uid] = reservation
         self._by_node.setdefault(reservation.node, {})[reservation.uid] = reservation.taken
         self._schedule(reservation)
@@ -258,7 +255,6 @@ class Ledger:
         reservation = self._by_uid.pop(uid, None)
         if reservation is None:
             return None
-        self.version += 1
         on_node = self._by_node[reservation.node]
         del on_node[uid]
         if not on_node:
@@ -271,4 +267,4 @@ class Ledger:
             heapq.heappush(self._due, (due_s, reservation.uid))
 
     def _due_s(self, reservation: Reservation) -> float | None:
-        return reservation.since_s + self.ttl_s if reservation.stage is Stage.TENTATIVE else None
+        return reservation.since_s + self.ttl_s if reservation.stage is Stage.RESERVED else None

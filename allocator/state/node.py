@@ -16,7 +16,7 @@ import msgspec
 from allocator.rules.identity import identify
 from allocator.rules.request import counted_chips
 from allocator.rules.vacancy import Vacancy
-from allocator.state.report import HEALTH_ANNOTATION, NO_REPORT, NodeReport, Vitality, read_vitality
+from allocator.state.report import HEALTH_ANNOTATION, NO_REPORT, NodeHealth, NodeReport, read_health
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
     CLAIMED,
@@ -29,6 +29,7 @@ from ascend.chips import RESOURCE, ChipSet, chip_set
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import Node, Pod
 from ascend.products import Product
+from ascend.reasons import Reason
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -38,13 +39,13 @@ class Server(msgspec.Struct, frozen=True):
         product: the kind of server.
         reported: the chips it has.
         allocatable: how many the kubelet offers.
-        vitality: what its annotation says of the node as a whole.
+        health: what its annotation says of the node as a whole.
     """
 
     product: Product
     reported: ChipSet
     allocatable: int
-    vitality: Vitality = Vitality.HEALTHY
+    health: NodeHealth = NodeHealth.HEALTHY
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -72,7 +73,7 @@ class NodeRecord:
         server: read from the Node, with report and pods where it names no chips; a refusal where the object is missing
             or of no use.
         report: what its device plugin says; NO_REPORT where there is none, a refusal where it can't be trusted.
-        vitality: what its node agent (NodeD) says, a refusal where it can't be read.
+        health: what its node agent (NodeD) says, a refusal where it can't be read.
         stale: why the report is no longer believed; None where it is.
         holdings: by pod uid.
         offer: what follows from all of it and from the ledger.
@@ -83,7 +84,7 @@ class NodeRecord:
     name: str
     server: "Server | Refusal"
     report: "NodeReport | Refusal" = NO_REPORT
-    vitality: "Vitality | Refusal" = Vitality.HEALTHY
+    health: "NodeHealth | Refusal" = NodeHealth.HEALTHY
     stale: "Refusal | None" = None
     holdings: dict[str, Holding] = field(default_factory=dict)
     offer: "Offer | None" = None
@@ -122,7 +123,7 @@ Offer: TypeAlias = Vacancy | Refusal
 
 def unknown_node(name: str) -> Refusal:
     """The refusal of a node that has no object."""
-    return Refusal("UnknownNode", f"node {name} is not known")
+    return Refusal(Reason.UNKNOWN_NODE, f"node {name} is not known")
 
 
 def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: ChipSet = 0) -> Server | Refusal:
@@ -136,8 +137,8 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
     try:
         reported = _read_chips(node, report, held)
         product = identify(node.name, node.metadata.labels, node.metadata.annotations, reported)
-        vitality = read_vitality(node.metadata.annotations.get(HEALTH_ANNOTATION, ""))
-        return Server(product, reported, _read_allocatable(node), vitality)
+        health = read_health(node.metadata.annotations.get(HEALTH_ANNOTATION, ""))
+        return Server(product, reported, _read_allocatable(node), health)
     except Refusal as refusal:
         return refusal.with_traceback(None)  # it is kept
 
@@ -157,12 +158,14 @@ def _read_chips(node: Node, report: NodeReport | Refusal, held: ChipSet) -> Chip
     try:
         return chip_set(read_base_device_infos(text))
     except InvalidValue as error:
-        raise Refusal("InvalidReport", f"node {node.name}: {error}") from None
+        raise Refusal(Reason.INVALID_REPORT, f"node {node.name}: {error}") from None
 
 
 def _chips_named_elsewhere(node: Node, report: NodeReport | Refusal, held: ChipSet) -> ChipSet:
     if report is NO_REPORT:
-        raise Refusal("NotAnNpuNode", f"node {node.name} has neither annotation {BASE_DEVICE_INFOS} nor device report")
+        raise Refusal(
+            Reason.NOT_AN_NPU_NODE, f"node {node.name} has neither annotation {BASE_DEVICE_INFOS} nor device report"
+        )
     if isinstance(report, Refusal):
         raise report
     chips = report.named | held
@@ -170,22 +173,24 @@ def _chips_named_elsewhere(node: Node, report: NodeReport | Refusal, held: ChipS
     if chips.bit_count() < known:
         # The report leaves out chips in use, and which server it is depends on all of them.
         sentence = f"its report and its pods name {chips.bit_count()} chips, while the kubelet knows {known}"
-        raise Refusal("NoBaseDeviceInfos", f"node {node.name} has no annotation {BASE_DEVICE_INFOS}: {sentence}")
+        raise Refusal(
+            Reason.NO_BASE_DEVICE_INFOS, f"node {node.name} has no annotation {BASE_DEVICE_INFOS}: {sentence}"
+        )
     return chips
 
 
 def _read_allocatable(node: Node) -> int:
     if not node.is_ready:
-        raise Refusal("NodeNotReady", f"node {node.name} is not Ready")
+        raise Refusal(Reason.NODE_NOT_READY, f"node {node.name} is not Ready")
     if node.spec.unschedulable:
-        raise Refusal("NodeCordoned", f"node {node.name} is cordoned")
+        raise Refusal(Reason.NODE_CORDONED, f"node {node.name} is cordoned")
     if not node.allocatable_chips:
         # The kubelet would start the pod without any chip while the resource is not registered.
-        raise Refusal("ResourceNotOffered", f"the kubelet of node {node.name} offers no {RESOURCE} now")
+        raise Refusal(Reason.RESOURCE_NOT_OFFERED, f"the kubelet of node {node.name} offers no {RESOURCE} now")
     capacity = node.capacity_chips
     if capacity is not None and node.allocatable_chips > capacity:
         offered = f"allocatable {node.allocatable_chips} of {RESOURCE}, capacity {capacity}"
-        raise Refusal("InconsistentCapacity", f"the kubelet of node {node.name} contradicts itself: {offered}")
+        raise Refusal(Reason.INCONSISTENT_CAPACITY, f"the kubelet of node {node.name} contradicts itself: {offered}")
     return node.allocatable_chips
 
 
@@ -199,11 +204,13 @@ def judge_freshness(node: str, updated_s: int, now_s: float, max_age_s: float) -
         max_age_s: how old it may be; a plugin makes it anew every five minutes (spec/node-agent.md §0.6).
     """
     if updated_s == 0:
-        return Refusal("StaleReport", f"the device plugin of node {node} has ended: nobody tells how its chips are")
+        return Refusal(
+            Reason.STALE_REPORT, f"the device plugin of node {node} has ended: nobody tells how its chips are"
+        )
     if now_s - updated_s <= max_age_s:
         return None
     since = datetime.fromtimestamp(updated_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Refusal("StaleReport", f"the report of node {node} is of {since}: its device plugin seems to be dead")
+    return Refusal(Reason.STALE_REPORT, f"the report of node {node} is of {since}: its device plugin seems to be dead")
 
 
 def read_holding(pod: Pod) -> Holding | None:
@@ -243,16 +250,16 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
         return report
     if record.stale is not None:
         return record.stale
-    vitality = _vitality(record, server, report)
-    if isinstance(vitality, Refusal):
-        return vitality
+    health = _health(record, server, report)
+    if isinstance(health, Refusal):
+        return health
     unhealthy = report.unhealthy
     # Without a pod such a chip is unhealthy too, but the report says so a moment later than the pod is seen to end.
     taken, room = unhealthy | report.separating, server.allocatable
     for holding in record.holdings.values():
         if holding.unreadable is not None:
             return Refusal(
-                "UnreadablePod", f"which chips of node {record.name} are free is unclear: {holding.unreadable}"
+                Reason.UNREADABLE_POD, f"which chips of node {record.name} are free is unclear: {holding.unreadable}"
             )
         taken |= holding.chips
         room -= holding.counted
@@ -270,25 +277,26 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
         room=min(max(room, 0), server.product.chips),
         faulty=(server.reported & unhealthy).bit_count(),
         cut_off=free & report.network_unhealthy,
-        sub_healthy=vitality is Vitality.SUB_HEALTHY,
+        sub_healthy=health is NodeHealth.SUB_HEALTHY,
     )
 
 
-def _vitality(record: NodeRecord, server: Server, report: NodeReport) -> Vitality | Refusal:
+def _health(record: NodeRecord, server: Server, report: NodeReport) -> NodeHealth | Refusal:
     """How the node is as a whole: the worst that anybody says of it (spec/scheduling.md §1.3, §2.3)."""
-    if isinstance(record.vitality, Refusal):
-        return record.vitality
-    worst = max(record.vitality, server.vitality, report.vitality)
-    if worst is Vitality.UNHEALTHY:
-        return Refusal("NodeUnhealthy", f"node {record.name} is reported as unhealthy by {_blame(record, worst)}")
-    if worst is Vitality.SEPARATING:
+    if isinstance(record.health, Refusal):
+        return record.health
+    worst = max(record.health, server.health, report.health)
+    if worst is NodeHealth.UNHEALTHY:
+        return Refusal(Reason.NODE_UNHEALTHY, f"node {record.name} is reported as unhealthy by {_blame(record, worst)}")
+    if worst is NodeHealth.SEPARATING:
         return Refusal(
-            "NodeSeparating", f"node {record.name} is to be taken out of use, according to {_blame(record, worst)}"
+            Reason.NODE_SEPARATING,
+            f"node {record.name} is to be taken out of use, according to {_blame(record, worst)}",
         )
     return worst
 
 
-def _blame(record: NodeRecord, vitality: Vitality) -> str:
-    if isinstance(record.server, Server) and record.server.vitality is vitality:
+def _blame(record: NodeRecord, health: NodeHealth) -> str:
+    if isinstance(record.server, Server) and record.server.health is health:
         return f"its annotation {HEALTH_ANNOTATION}"
-    return "its node agent" if record.vitality is vitality else "its switches, in the device plugin's report"
+    return "its node agent" if record.health is health else "its switches, in the device plugin's report"

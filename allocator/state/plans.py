@@ -1,4 +1,4 @@
-"""The plans of gangs in the ledger: which seats are left of each, and until when it lives."""
+"""The plans of gangs in the ledger: the unused seats of each, and its time to live."""
 
 import heapq
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from allocator.state.reservation import Reservation, Stage
 
 @dataclass(slots=True)
 class Plan:
-    """What is left of the places of a gang.
+    """The unused seats of a gang.
 
     Attributes:
         ttl_s: how long it lives after a seat of it was used last.
-        due_s: until when it lives, on the ledger's clock.
-        queued_s: the date it is looked at again, at most ``due_s``.
-        seats: the uids of those that are not used yet.
+        due_s: when it expires, on the ledger's clock.
+        queued_s: when it is examined next, at most ``due_s``.
+        seats: the uids of the unused seats.
         empty: how many of these wait for a successor.
-        vacated: how many seats have ever waited for one.
+        vacated: how many seats have waited for a successor so far.
     """
 
     ttl_s: float
@@ -29,11 +29,11 @@ class Plan:
 
     @property
     def is_deserted(self) -> bool:
-        """Whether every seat that is left waits for a successor."""
+        """Whether all unused seats wait for a successor."""
         return self.empty == len(self.seats)
 
     def use(self, uid: str, now_s: float) -> None:
-        """A seat is used, which shows that the gang is getting on."""
+        """A seat is used: the gang makes progress, so the time to live starts again."""
         if uid in self.seats:
             self.seats.discard(uid)
             self.due_s = now_s + self.ttl_s
@@ -50,11 +50,11 @@ class Plans:
         return len(self._plans)
 
     def get(self, name: str) -> Plan | None:
-        """A plan; None where there is none of that name."""
+        """A plan by name."""
         return self._plans.get(name)
 
     def renew(self, name: str, ttl_s: float, now_s: float) -> None:
-        """Make a plan without any seat, or give the one there is its time anew."""
+        """Add a plan without seats, or restart the time to live of an existing one."""
         due_s = now_s + ttl_s
         plan = self._plans.get(name)
         if plan is None:
@@ -64,30 +64,30 @@ class Plans:
             plan.ttl_s, plan.due_s = ttl_s, due_s
 
     def drop(self, name: str) -> None:
-        """Forget a plan."""
+        """Drop a plan."""
         self._plans.pop(name, None)
 
     def put(self, reservation: Reservation) -> None:
-        """A reservation is made; it is a seat where its plan lives and nobody has used it."""
+        """Add a reservation; it is a seat if its plan lives and it is unused."""
         plan = self._plans.get(reservation.plan)
         if plan is not None and reservation.stage is Stage.PLANNED:
             plan.seats.add(reservation.uid)
             plan.empty += reservation.is_empty
 
     def take(self, reservation: Reservation) -> None:
-        """A reservation has ended."""
+        """Remove a reservation."""
         plan = self._plans.get(reservation.plan)
         if plan is not None:
             plan.seats.discard(reservation.uid)
             plan.empty -= reservation.is_empty
 
     def overdue(self, now_s: float) -> Iterator[str]:
-        """The plans whose time is up; to be dropped as they come."""
+        """The expired plans; each is to be dropped."""
         while self._queue and self._queue[0][0] <= now_s:
             queued_s, name = heapq.heappop(self._queue)
             plan = self._plans.get(name)
             if plan is None or plan.queued_s != queued_s:
-                continue  # this date is that of a plan of the same name before
+                continue  # the entry of an earlier plan of the same name
             if plan.due_s <= now_s:
                 yield name
             else:

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Iterator
 
 from allocator.rules.placement import OrderKey
-from allocator.rules.request import Ask
+from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
 
 
@@ -64,7 +64,7 @@ class Ranking:
         ask: what is asked for.
     """
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: ChipRequest) -> None:
         self.ask = ask
         self.read_to = -1
         """How much of the index's journal is taken in; negative: all buckets are to be taken in anew."""

@@ -16,6 +16,7 @@ from ascend.deviceinfo import SWITCH_INFO, decode_report
 from ascend.errors import UNREADABLE, InvalidReport, Refusal
 from ascend.faults import read_separating
 from ascend.kube.objects import ConfigMap
+from ascend.reasons import Reason
 
 NODE_INFO_PREFIX: Final = "mindx-dl-nodeinfo-"
 NODE_INFO: Final = "NodeInfo"
@@ -25,7 +26,7 @@ HEALTH_ANNOTATION: Final = "NodeHealthyStatus"
 _SUB_HEALTH_FAULT = "SubHealthFault"
 
 
-class Vitality(IntEnum):
+class NodeHealth(IntEnum):
     """How a node is as a whole; the larger, the worse."""
 
     HEALTHY = 0
@@ -34,7 +35,11 @@ class Vitality(IntEnum):
     UNHEALTHY = 3
 
 
-_VITALITY = {"subhealthy": Vitality.SUB_HEALTHY, "preseparate": Vitality.SEPARATING, "unhealthy": Vitality.UNHEALTHY}
+_HEALTH = {
+    "subhealthy": NodeHealth.SUB_HEALTHY,
+    "preseparate": NodeHealth.SEPARATING,
+    "unhealthy": NodeHealth.UNHEALTHY,
+}
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -44,7 +49,7 @@ class NodeReport(msgspec.Struct, frozen=True):
         unhealthy: the chips not to be used: unhealthy, being reset, or taken out.
         network_unhealthy: those no good for distributed jobs.
         updated_s: when it was made, Unix seconds; None for no report.
-        vitality: what the server's switches and faults that only slow a chip down make of the node.
+        health: what the server's switches and faults that only slow a chip down make of the node.
         separating: the chips that the pods which hold them may keep, and no other may have.
         named: every chip it names: all but some of those that pods hold.
     """
@@ -52,7 +57,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     unhealthy: ChipSet
     network_unhealthy: ChipSet
     updated_s: int | None
-    vitality: Vitality = Vitality.HEALTHY
+    health: NodeHealth = NodeHealth.HEALTHY
     separating: ChipSet = 0
     named: ChipSet = 0
 
@@ -73,9 +78,9 @@ class _NodeInfo(msgspec.Struct, frozen=True):
     CheckCode: str = ""
 
 
-def read_vitality(status: str) -> Vitality:
+def read_health(status: str) -> NodeHealth:
     """How a node is, in the words of its agents; an unknown word says nothing, as in the reference."""
-    return _VITALITY.get(status.strip().lower(), Vitality.HEALTHY)
+    return _HEALTH.get(status.strip().lower(), NodeHealth.HEALTHY)
 
 
 def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
@@ -85,13 +90,13 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
         separating = read_separating(decoded.faults)
         switches = msgspec.json.decode(config_map.data.get(SWITCH_INFO) or "{}", type=_Switches)
     except (InvalidReport, *UNREADABLE) as error:
-        return Refusal("InvalidReport", f"ConfigMap {config_map.key}: {error}")
+        return Refusal(Reason.INVALID_REPORT, f"ConfigMap {config_map.key}: {error}")
     slowed = any(fault.fault_handling == _SUB_HEALTH_FAULT for fault in decoded.faults)
     return NodeReport(
         decoded.unhealthy | decoded.recovering | decoded.manually_separated,
         decoded.network_unhealthy,
         decoded.update_time_s,
-        max(read_vitality(switches.NodeStatus), Vitality.SUB_HEALTHY if slowed else Vitality.HEALTHY),
+        max(read_health(switches.NodeStatus), NodeHealth.SUB_HEALTHY if slowed else NodeHealth.HEALTHY),
         separating,
         decoded.free | decoded.unhealthy | decoded.network_unhealthy | decoded.recovering | separating,
     )
@@ -102,17 +107,17 @@ def node_of_health(config_map: str) -> str | None:
     return config_map.removeprefix(NODE_INFO_PREFIX) if config_map.startswith(NODE_INFO_PREFIX) else None
 
 
-def read_node_health(config_map: ConfigMap) -> Vitality | Refusal:
+def read_agent_health(config_map: ConfigMap) -> NodeHealth | Refusal:
     """What a node's agent says of the node, or why it can't be read."""
     text = config_map.data.get(NODE_INFO)
     if text is None:
-        return Refusal("InvalidReport", f"ConfigMap {config_map.key}: the key {NODE_INFO} is missing")
+        return Refusal(Reason.INVALID_REPORT, f"ConfigMap {config_map.key}: the key {NODE_INFO} is missing")
     try:
         told = msgspec.json.decode(text, type=_NodeInfo)
         # Over the very bytes NodeD wrote: what it tells of a node differs between its versions.
         expected = hashlib.sha256(told.NodeInfo).hexdigest()
         if told.CheckCode != expected:
             raise InvalidReport(f"CheckCode is {told.CheckCode!r}, its content gives {expected!r}")
-        return read_vitality(msgspec.json.decode(told.NodeInfo, type=_NodeStatus).NodeStatus)
+        return read_health(msgspec.json.decode(told.NodeInfo, type=_NodeStatus).NodeStatus)
     except (InvalidReport, *UNREADABLE) as error:
-        return Refusal("InvalidReport", f"ConfigMap {config_map.key}: {NODE_INFO}: {error}")
+        return Refusal(Reason.INVALID_REPORT, f"ConfigMap {config_map.key}: {NODE_INFO}: {error}")

@@ -1,15 +1,16 @@
 """A reservation: chips kept for a pod, and how far its Binding has come.
 
-A reservation is made TENTATIVE, and expires unless it is used in time: nothing tells us when a scheduler drops a pod.
-It is BINDING while the Binding is in flight and BOUND once that is posted; from then on it ends when the watch (or,
-when that is silent for long, a look at the pod) shows the pod on its node, so that the pod itself holds the chips, or
-finished, or gone. Where the Binding's outcome is not known it is DOUBTFUL: the API server may still make it, so the
-chips are kept for this pod on this node, and for nothing else, until the watch shows what became of it or, after as
-long as a request can take there, a look at the pod does. Time alone proves nothing: the watch may be behind.
-
-PLANNED is a seat of a gang that no pod has taken yet (``allocator/state/ledger.py``): peers may change seats, and all
-may be given up together. TENTATIVE is one whose chips somebody was told who makes the Binding himself: it is that pod's
-alone, and when its time is up without a Binding the pod sits down again.
+* PLANNED: a seat of a gang that no pod has taken yet (``allocator/state/ledger.py``). Peers may swap seats, and all
+  seats of a plan may be released together.
+* RESERVED: reserved for one pod. It expires unless it is used in time, since schedulers don't report that they drop a
+  pod. The seat of a gang is RESERVED once its chips were given to a caller that posts the Binding itself; when it
+  expires without a Binding, it is PLANNED again.
+* BINDING: the Binding is in flight.
+* ASSUMED: the Binding was posted. The reservation ends when the watch (or, if that is silent for long, a read of the
+  pod) shows the pod on its node, so that the pod itself holds the chips, or shows it finished or deleted.
+* DOUBTFUL: the outcome of the Binding is unknown. The API server may still make it, so the chips stay reserved for this
+  pod on this node until the watch shows what became of it or, after the longest time a request may take in the API
+  server, a read of the pod does. Time alone is no proof: the watch may be late.
 """
 
 from enum import StrEnum
@@ -24,24 +25,24 @@ class Stage(StrEnum):
     """How far a reservation has come."""
 
     PLANNED = "planned"
-    TENTATIVE = "tentative"
+    RESERVED = "reserved"
     BINDING = "binding"
-    BOUND = "bound"
+    ASSUMED = "assumed"
     DOUBTFUL = "doubtful"
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """Chips kept for a pod.
+    """Chips reserved for a pod.
 
     Attributes:
-        uid: the pod's.
+        uid: the pod's uid.
         pod: ``namespace/name``.
-        node: where the chips are.
+        node: the node of the chips.
         chips: in selection order.
         stage: how far it has come.
         since_s: when it entered the stage, on the ledger's clock.
-        predicate_time: what is or will be written on the pod, Unix nanoseconds; None before that is known.
-        plan: the name of the plan it is a seat of; empty for a pod placed alone.
+        predicate_time: what is written on the pod, Unix nanoseconds; None before that is known.
+        plan: the name of the plan to which the seat belongs; empty for a pod placed alone.
     """
 
     uid: str
@@ -60,7 +61,7 @@ class Reservation(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """A seat whose pod is gone: it waits for a successor."""
+        """Whether it is the seat of a deleted pod, and waits for its successor."""
         return bool(self.plan) and self.uid.startswith(f"{self.plan}#")
 
     @property
@@ -70,12 +71,12 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """A place of a plan.
+    """A place for one pod of a gang, found by a policy.
 
     Attributes:
-        uid: of the pod it is for.
+        uid: the pod's uid.
         pod: ``namespace/name``.
-        node: where the chips are.
+        node: the node of the chips.
         chips: in selection order.
     """
 

@@ -100,7 +100,7 @@ class Certificates:
         self._grpc = grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration:
-        # Asked in every handshake, in a thread of gRPC's.
+        # ResolvedRequest in every handshake, in a thread of gRPC's.
         return self._grpc
 
     def _identity(self) -> _Identity:

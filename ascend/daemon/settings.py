@@ -21,8 +21,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from ascend.addresses import split_address
 from ascend.errors import InvalidValue
-from ascend.observe.probes import split_address
 
 S = TypeVar("S", bound=BaseSettings)
 

@@ -6,7 +6,7 @@ retry with a fresh identity after 401, and decoding without models (spec/field.m
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -34,6 +34,7 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 
+PAGE_SIZE: Final = 500
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
 RETRY_AFTER_LIMIT_S: Final = 30.0
@@ -56,7 +57,12 @@ class _Status(msgspec.Struct, rename="camel"):
     code: int = 0
 
 
-class _Items(msgspec.Struct):
+class _ListMeta(msgspec.Struct):
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class _ObjectList(msgspec.Struct):
+    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
     items: list[msgspec.Raw] | None = None
 
 
@@ -236,12 +242,29 @@ class KubeClient:
             Unreachable: no answer.
         """
         query = {"fieldSelector": field_selector} if field_selector else None
-        raw = await self.request("GET", resource.path(namespace=namespace), query=query)
-        try:
-            items = msgspec.json.decode(raw, type=_Items).items or ()
-        except UNREADABLE as error:
-            raise Unreachable(f"the API server's list of {resource.plural} is not understood: {error}") from error
-        return [_decode(bytes(item), resource.type) for item in items]
+        items = _decode_list(await self.request("GET", resource.path(namespace=namespace), query=query)).items
+        return [_decode(bytes(item), resource.type) for item in items or ()]
+
+    async def pages(
+        self, resource: Resource[T], namespace: str = "", *, label_selector: str = ""
+    ) -> AsyncIterator[list[T]]:
+        """All objects of a kind, some hundreds at a time; objects that can't be decoded are left out.
+
+        Raises:
+            ApiError: the server refused.
+            Unreachable: no answer.
+        """
+        query = {"limit": str(PAGE_SIZE), **({"labelSelector": label_selector} if label_selector else {})}
+        while True:
+            page = _decode_list(await self.request("GET", resource.path(namespace=namespace), query=query))
+            objects = []
+            for item in page.items or ():
+                with suppress(*UNREADABLE):
+                    objects.append(msgspec.json.decode(item, type=resource.type))
+            yield objects
+            if not page.metadata.continue_:
+                return
+            query["continue"] = page.metadata.continue_
 
     async def create(self, resource: Resource[T], body: JsonObject, namespace: str = "") -> T:
         """Create an object; the answer is the object as stored.
@@ -346,6 +369,13 @@ class KubeClient:
         # Nor does it look for fields it does not know: that is a second reading, for each pod of a cluster.
         query = {"timeout": f"{math.ceil(timeout_s * 1000)}ms", "fieldValidation": "Ignore"}
         await self.request("POST", path, query=query, body=body, timeout_s=timeout_s)
+
+
+def _decode_list(raw: bytes) -> _ObjectList:
+    try:
+        return msgspec.json.decode(raw, type=_ObjectList)
+    except UNREADABLE as error:
+        raise Unreachable(f"the API server's list can't be decoded: {error}") from error
 
 
 def _decode(raw: bytes, kind: type[T]) -> T:

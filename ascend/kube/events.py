@@ -1,9 +1,8 @@
 """Kubernetes Events: what people see under ``kubectl describe``.
 
-Posted in the background and never waited for: an Event that can't be written is told of in the log and forgotten.
-The same Event again within ``REPEAT_S`` becomes one series: its first repetition is posted at once, later ones together
-``REPEAT_POST_S`` after it, and so on; a series whose Event somebody has deleted is created anew. Of different Events
-about one object ``BURST`` are posted at once, then one every ``REFILL_S``, as client-go's spam filter does it.
+Events are posted in the background: one that can't be written is logged and dropped. The same Event again within
+``REPEAT_S`` becomes one series: its first repetition is posted at once, later ones together ``REPEAT_POST_S`` after it,
+and so on; a series whose Event was deleted is created again. A token bucket limits the rate of different Events.
 """
 
 import asyncio
@@ -24,12 +23,13 @@ REPEAT_S = 600.0
 REPEAT_POST_S = 30.0
 BURST = 50
 """Enough for all chips of a server, and all their ports, to fail at once."""
-REFILL_S = 30.0
+REFILL_S = 5.0
+"""Time between different Events once the burst is used up, unless the program sets it."""
 QUEUE_LENGTH = 256
 MAX_NOTE_BYTES = 1024
-"""Longest note the API server takes, in UTF-8; what is longer is refused."""
+"""The longest note the API server accepts, in UTF-8."""
 MAX_INSTANCE = 128
-"""Longest name of a process it takes; a node's may be longer."""
+"""The longest instance it accepts; a node's name may be longer."""
 _MORE = "…".encode()
 
 
@@ -61,15 +61,6 @@ class _Series:
     """When it was last repeated, if that is not posted yet."""
 
 
-@dataclass(slots=True)
-class _Allowance:
-    left: float
-    at_s: float
-
-    def grown(self, now_s: float) -> float:
-        return min(BURST, self.left + (now_s - self.at_s) / REFILL_S)
-
-
 @dataclass(frozen=True, slots=True)
 class _Posting:
     regarding: Regarding
@@ -84,6 +75,7 @@ class EventRecorder:
         client: the API server.
         component: the program, as ``reportingController``.
         instance: which of its processes, as ``reportingInstance``.
+        refill_s: seconds in which one more Event may be posted, after a burst of ``BURST``.
         monotonic: clock for series and rates.
         now: wall clock for timestamps.
     """
@@ -94,6 +86,7 @@ class EventRecorder:
         component: str,
         instance: str,
         *,
+        refill_s: float = REFILL_S,
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -104,9 +97,11 @@ class EventRecorder:
         self._now = now
         self._queue: asyncio.Queue[_Posting] = asyncio.Queue(QUEUE_LENGTH)
         self._series: dict[tuple[str, ...], _Series] = {}
-        self._allowances: dict[Regarding, _Allowance] = {}
+        self._refill_s = refill_s
+        self._tokens = float(BURST)
+        self._filled_s = monotonic()
 
-    def publish(self, regarding: Regarding, reason: str, note: str, *, action: str, warning: bool = True) -> None:
+    def publish(self, regarding: Regarding, reason: str, note: str, *, action: str, warning: bool = True) -> bool:
         """Post an Event soon; returns at once.
 
         Args:
@@ -115,13 +110,16 @@ class EventRecorder:
             note: what happened, a sentence.
             action: what was being done, a CamelCase word.
             warning: Warning rather than Normal.
+
+        Returns:
+            Whether it will be posted; False if there were too many.
         """
         key = (regarding.kind, regarding.namespace, regarding.name, regarding.uid, reason, note)
         stamp = self._now().isoformat(timespec="microseconds").replace("+00:00", "Z")
         body: JsonObject = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            # A dash at the end is the one end the API server takes that is none of a name.
+            # A trailing dash is the one end the API server accepts that is no valid end of a name.
             "metadata": {"generateName": f"{regarding.name}-", "namespace": regarding.namespace or "default"},
             "eventTime": stamp,
             "reportingController": self._component,
@@ -132,10 +130,11 @@ class EventRecorder:
             "note": _shortened(note),
             "type": "Warning" if warning else "Normal",
         }
-        try:
-            self._queue.put_nowait(_Posting(regarding, key, body))
-        except asyncio.QueueFull:
-            log.warning("dropped an event", extra={"reason": reason, "object": regarding.name})
+        if self._queue.full() or (key not in self._series and not self._take_token()):
+            log.warning("dropped an Event", extra={"reason": reason, "object": regarding.name})
+            return False
+        self._queue.put_nowait(_Posting(regarding, key, body))
+        return True
 
     async def run(self) -> None:
         """Post what was published, until cancelled."""
@@ -145,7 +144,7 @@ class EventRecorder:
                 async with asyncio.timeout(self._until_due()):
                     posting = await self._queue.get()
             if posting is not None:
-                with _told(posting.key):
+                with _logged(posting.key):
                     await self._post(posting)
             await self._post_repeated()
 
@@ -158,27 +157,24 @@ class EventRecorder:
             series.count += 1
             series.unposted = posting.body["eventTime"]
             return
-        if not self._may_post(posting.regarding, now_s):
-            log.warning("dropped an event", extra={"reason": posting.key[-2], "object": posting.regarding.name})
-            return
         name = await self._create(posting.body)
         self._series[posting.key] = _Series(name, posting.body, first_s=now_s, due_s=now_s)
 
     async def _post_repeated(self) -> None:
-        """Post the repetitions whose time has come."""
+        """Post the repetitions that are due."""
         now_s = self._monotonic()
         for key, series in self._series.items():
             if series.unposted and series.due_s <= now_s:
                 repeated = {"series": {"count": series.count, "lastObservedTime": series.unposted}}
                 series.unposted, series.due_s = "", now_s + REPEAT_POST_S
-                with _told(key):
+                with _logged(key):
                     await self._repeat(series, repeated)
 
     async def _repeat(self, series: _Series, repeated: JsonObject) -> None:
         namespace = series.body["metadata"]["namespace"]
         try:
             await self._client.patch(EVENTS, series.name, repeated, namespace=namespace)
-        except NotFound:  # deleted by hand, as client-go reckons with, too
+        except NotFound:  # deleted by hand; client-go handles this as well
             series.name = await self._create(series.body | repeated)
 
     async def _create(self, body: JsonObject) -> str:
@@ -186,23 +182,22 @@ class EventRecorder:
         return (await self._client.create(EVENTS, body, body["metadata"]["namespace"])).name
 
     def _until_due(self) -> float | None:
-        """Seconds until repetitions are to be posted; None if there are none."""
+        """Seconds until repetitions are due; None if there are none."""
         due_s = min((each.due_s for each in self._series.values() if each.unposted), default=None)
         return None if due_s is None else max(due_s - self._monotonic(), 0.0)
 
-    def _may_post(self, regarding: Regarding, now_s: float) -> bool:
-        """Whether one more Event about an object may be posted, which is counted; what is whole again is forgotten."""
-        self._allowances = {key: each for key, each in self._allowances.items() if each.grown(now_s) < BURST}
-        known = self._allowances.get(regarding)
-        left = known.grown(now_s) if known is not None else float(BURST)
-        if left < 1:
+    def _take_token(self) -> bool:
+        now_s = self._monotonic()
+        self._tokens = min(BURST, self._tokens + (now_s - self._filled_s) / self._refill_s)
+        self._filled_s = now_s
+        if self._tokens < 1:
             return False
-        self._allowances[regarding] = _Allowance(left - 1, now_s)
+        self._tokens -= 1
         return True
 
 
 def _shortened(note: str) -> str:
-    """As much of a note as the API server takes, in whole characters."""
+    """As much of a note as the API server accepts, in whole characters."""
     written = note.encode(errors="replace")
     if len(written) > MAX_NOTE_BYTES:
         written = written[: MAX_NOTE_BYTES - len(_MORE)]
@@ -211,9 +206,9 @@ def _shortened(note: str) -> str:
 
 
 @contextlib.contextmanager
-def _told(key: tuple[str, ...]) -> Iterator[None]:
-    """What goes wrong in posting is told of in the log."""
+def _logged(key: tuple[str, ...]) -> Iterator[None]:
+    """Log what goes wrong in posting."""
     try:
         yield
     except (ApiError, Unreachable) as error:
-        log.warning("could not post an event", extra={"reason": key[-2], "error": str(error)})
+        log.warning("can't post an Event", extra={"reason": key[-2], "error": str(error)})

@@ -13,7 +13,7 @@ import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
-from ascend.slices import Ask, ContainerKind
+from ascend.slices import ContainerKind, ContainerRequest
 
 _MAX_DIGITS = 19
 """Of a quantity: the API server knows none above 2^63-1, and Python refuses to read thousands of digits."""
@@ -124,7 +124,7 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
         return number
 
     @property
-    def asks_for_chips(self) -> bool:
+    def requests_chips(self) -> bool:
         """Whether it asks for chips: 0 of them are none, a quantity that can't be read is a request to be refused."""
         quantity = self._quantity
         return quantity != "0" and whole_number(quantity) != 0
@@ -186,7 +186,7 @@ class Pod(KubeObject, frozen=True, kw_only=True):
     @property
     def waits_for_chips(self) -> bool:
         """It asks for chips and is neither bound nor ended."""
-        return self.asks_for_chips and not self.spec.node_name and self.is_live
+        return self.requests_chips and not self.spec.node_name and self.is_live
 
     @property
     def is_terminating(self) -> bool:
@@ -199,13 +199,15 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         return self.spec.priority or 0
 
     @property
-    def asks(self) -> tuple[Ask, ...]:
+    def container_requests(self) -> tuple[ContainerRequest, ...]:
         """What its containers ask for, in the order the kubelet admits them; those that ask for none are left out.
 
         Raises:
             InvalidValue: a quantity is not a whole number.
         """
-        return tuple(Ask(each.name, kind, chips) for each, kind in self.ordered_containers if (chips := each.chips))
+        return tuple(
+            ContainerRequest(each.name, kind, chips) for each, kind in self.ordered_containers if (chips := each.chips)
+        )
 
     @property
     def ordered_containers(self) -> Iterator[tuple[Container, ContainerKind]]:
@@ -216,12 +218,12 @@ class Pod(KubeObject, frozen=True, kw_only=True):
             yield each, "app"
 
     @property
-    def asks_for_chips(self) -> bool:
+    def requests_chips(self) -> bool:
         """Whether any container asks for chips; schedulers ask about pods that name the resource with 0, too."""
-        # Asked a dozen times for each decision, so without a generator.
+        # ResolvedRequest a dozen times for each decision, so without a generator.
         for containers in (self.spec.containers, self.spec.init_containers):
             for each in containers:
-                if each.asks_for_chips:
+                if each.requests_chips:
                     return True
         return False
 

@@ -7,7 +7,6 @@ processes one is ready, and the others stand by. Where one is not so, the answer
 missing.
 """
 
-import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from ascend.addresses import join_address
+from ascend.addresses import join_address, split_address
 from ascend.errors import InvalidValue
 
 Check = Callable[[], str | None]
@@ -72,28 +71,6 @@ def _add_page(app: web.Application, path: str, checks: Callable[[], Mapping[str,
         return web.Response(text="\n".join(lines or ["ok"]) + "\n", status=503 if missing else 200)
 
     app.router.add_get(path, page)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of an address as in ``10.0.0.5:8080`` or ``[::1]:0``; port 0 takes a free one.
-
-    Without a host, as in ``:8080``, it is every address there is, of both kinds.
-
-    Raises:
-        InvalidValue: it is not such an address.
-    """
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the largest port
-        raise InvalidValue(f"{address!r} is not an address like 127.0.0.1:8080")
-    return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there; a name counts as reachable, but for ``localhost``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @asynccontextmanager

@@ -10,9 +10,8 @@ from pathlib import Path
 import aiohttp
 import grpc
 
-from ascend.addresses import join_address
+from ascend.addresses import join_address, split_address
 from ascend.errors import Unreachable
-from ascend.observe.probes import split_address
 from device_plugin.doctor.finding import Check, Finding
 from device_plugin.kubelet.calls import CHANNEL_OPTIONS
 from device_plugin.kubelet.pod_resources import read_ledger

@@ -11,6 +11,7 @@ import structlog
 
 from ascend.chips import ChipSet, chip_name
 from ascend.errors import Refusal
+from ascend.reasons import Reason
 from device_plugin.handover import HandOverDesk
 from device_plugin.metrics import Metrics
 from device_plugin.rules.snapshot import Snapshot
@@ -205,7 +206,7 @@ def _as_refusal(error: Exception) -> Refusal:
     if isinstance(error, Refusal):
         return error
     log.error("allocate failed", exc_info=error)
-    return Refusal("Internal", f"the device plugin failed: {type(error).__name__}; its log says more")
+    return Refusal(Reason.INTERNAL, f"the device plugin failed: {type(error).__name__}; its log says more")
 
 
 def _shortened(text: str) -> str:

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from ascend.annotations import ALLOCATED, CLAIMED
 from ascend.chips import ChipSet, chip_ids, join_names, parse_chip_name
 from ascend.errors import InvalidValue, Refusal
-from ascend.slices import Ask
+from ascend.reasons import Reason
+from ascend.slices import ContainerRequest
 from device_plugin.rules.pod import NodePod
 from device_plugin.rules.snapshot import Snapshot
 
-HELD = "ChipHeld"
+HELD = Reason.CHIP_HELD
 """The reason of a refusal that the end of another pod makes untrue."""
 
 
@@ -36,7 +37,7 @@ class Candidate:
     """
 
     pod: NodePod
-    ask: Ask
+    ask: ContainerRequest
     begun: bool
 
 
@@ -61,8 +62,10 @@ def candidates(
     for pod in pods:
         if pod.live and not pod.past_admission:
             names = granted.get(pod.uid, ())
-            done = max((number for number, ask in enumerate(pod.asks, 1) if ask.container in names), default=0)
-            still = pod.asks[done:] if pod.uid in uncertain else pod.asks[done : done + 1]
+            done = max(
+                (number for number, ask in enumerate(pod.container_requests, 1) if ask.container in names), default=0
+            )
+            still = pod.container_requests[done:] if pod.uid in uncertain else pod.container_requests[done : done + 1]
             ask = next((ask for ask in still if ask.count == count), None)
             if ask is not None:
                 found.append(Candidate(pod, ask, begun=done > 0))
@@ -100,26 +103,26 @@ def chips_for(
         Refusal: the pod must not get them; the sentence is shown to its owner by the kubelet.
     """
     if pod.problem is not None:
-        raise Refusal(*pod.problem)
+        raise Refusal(Reason(pod.problem[0]), pod.problem[1])
     if pod.grant is None:
         raise Refusal(
-            "NotPlaced",
+            Reason.NOT_PLACED,
             f"annotation {ALLOCATED} is missing: the pod was not placed by the allocator (was its node set by hand?)",
         )
     wanted = pod.grant.chip_set
     if unknown := wanted & ~snapshot.all_chips:
-        raise Refusal("UnknownChip", f"this node has no {join_names(chip_ids(unknown))}")
+        raise Refusal(Reason.UNKNOWN_CHIP, f"this node has no {join_names(chip_ids(unknown))}")
     if unhealthy := wanted & ~snapshot.healthy:
-        raise Refusal("ChipUnhealthy", f"{join_names(chip_ids(unhealthy))} is unhealthy")
+        raise Refusal(Reason.CHIP_UNHEALTHY, f"{join_names(chip_ids(unhealthy))} is unhealthy")
     holders = dict(handed)
     for other in pods:
         if other.count and other.live and other.order < pod.order and not other.past_admission:
             holders.setdefault(other.key, other.held)
     for holder, chips in holders.items():
         if taken := wanted & chips:
-            raise Refusal(HELD, f"{join_names(chip_ids(taken))} is held by pod {holder}")
+            raise Refusal(Reason.CHIP_HELD, f"{join_names(chip_ids(taken))} is held by pod {holder}")
     if barred := wanted & snapshot.spared & ~own:
-        raise Refusal("ChipUnhealthy", f"{join_names(chip_ids(barred))} has a fault that bars new use")
+        raise Refusal(Reason.CHIP_UNHEALTHY, f"{join_names(chip_ids(barred))} has a fault that bars new use")
     return pod.grant.chips
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ascend.errors import Refusal
+from ascend.reasons import Reason
 
 Injection: TypeAlias = Literal["runtime", "devices", "both", "cdi"]
 """A way to give chips to a container."""
@@ -80,7 +81,7 @@ def shared_nodes(device_root: Path, list_folder: Callable[[Path], Iterable[Path]
     """
     there = {path.name for path in list_folder(device_root)}
     if MANAGER_NODE not in there:
-        raise Refusal("DeviceNodeMissing", f"{device_root / MANAGER_NODE} is missing: is the NPU driver loaded?")
+        raise Refusal(Reason.DEVICE_NODE_MISSING, f"{device_root / MANAGER_NODE} is missing: is the NPU driver loaded?")
     fabric = [
         f"{folder}/{path.name}"
         for folder in FABRIC_FOLDERS
@@ -112,7 +113,9 @@ def gift(
         own = [chip_node(chip_id) for chip_id in chips]
         there = {path.name for path in list_folder(device_root)}
         if missing := [node for node in own if node not in there]:
-            raise Refusal("DeviceNodeMissing", f"{', '.join(str(device_root / node) for node in missing)} is missing")
+            raise Refusal(
+                Reason.DEVICE_NODE_MISSING, f"{', '.join(str(device_root / node) for node in missing)} is missing"
+            )
         nodes = [*shared_nodes(device_root, list_folder), *own]
         devices = {f"/dev/{node}": str(device_root / node) for node in nodes}
     return ContainerGift(envs, devices)

@@ -7,7 +7,7 @@ from ascend.annotations import ALLOCATED, CLAIMED, REAL, Grant, held_chips, read
 from ascend.chips import ChipSet
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Pod
-from ascend.slices import Ask, effective_request
+from ascend.slices import ContainerRequest, effective_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class NodePod:
     namespace: str
     name: str
     order: int
-    asks: tuple[Ask, ...]
+    container_requests: tuple[ContainerRequest, ...]
     count: int
     grant: Grant | None
     problem: tuple[str, str] | None
@@ -53,10 +53,10 @@ class NodePod:
 def read_pod(pod: Pod, order: int) -> NodePod:
     """What matters about a pod; never raises, what is wrong goes into ``problem``."""
     annotations = pod.metadata.annotations
-    asks: tuple[Ask, ...] = ()
+    asks: tuple[ContainerRequest, ...] = ()
     grant, held, problem = None, 0, None
     try:
-        asks = pod.asks
+        asks = pod.container_requests
     except InvalidValue as error:
         problem = ("InvalidRequest", error.message)
     count = effective_request(asks)
@@ -78,7 +78,7 @@ def read_pod(pod: Pod, order: int) -> NodePod:
         namespace=pod.metadata.namespace,
         name=pod.name,
         order=order,
-        asks=asks,
+        container_requests=asks,
         count=count,
         grant=grant,
         problem=problem,

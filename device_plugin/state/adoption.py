@@ -21,7 +21,7 @@ def is_its_own(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: b
         held: physical ids by container, of the pod of that name in the kubelet's ledger.
         admitted: whether the watch had shown that the kubelet has admitted this very pod before the ledger was read.
     """
-    names = {ask.container: ask.count for ask in pod.asks if ask.keeps}
+    names = {ask.container: ask.count for ask in pod.container_requests if ask.keeps}
     if any(names.get(container) != len(ids) for container, ids in held.items()):
         return False
     if admitted:
@@ -32,7 +32,7 @@ def is_its_own(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: b
 
 def without_chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> list[str]:
     """The containers of an admitted pod that ask for chips and have none (spec/kubernetes.md §1.6, "silent skip")."""
-    return [ask.container for ask in pod.asks if ask.keeps and ask.container not in held]
+    return [ask.container for ask in pod.container_requests if ask.keeps and ask.container not in held]
 
 
 def adopt(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) -> HandOver:
@@ -44,10 +44,10 @@ def adopt(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) 
         admitted: whether all of its containers were asked for.
     """
     chips = _chips(pod, held)
-    slices = deal(pod.asks, chips)
-    numbers = [number for number, ask in enumerate(pod.asks, 1) if admitted or ask.container in held]
+    slices = deal(pod.container_requests, chips)
+    numbers = [number for number, ask in enumerate(pod.container_requests, 1) if admitted or ask.container in held]
     parts = []
-    for ask in pod.asks[: max(numbers, default=0)]:
+    for ask in pod.container_requests[: max(numbers, default=0)]:
         ids = held.get(ask.container, () if ask.keeps else slices[ask.container])
         given = tuple(chip for chip in chips if chip in ids)
         if len(given) < len(ids):
@@ -71,10 +71,10 @@ def untangle(pod: NodePod, held: Mapping[str, tuple[int, ...]], parts: Iterable[
     Returns:
         None where that can't be told: regular init containers are not in the kubelet's ledger.
     """
-    if not all(ask.keeps and ask.container in held for ask in pod.asks):
+    if not all(ask.keeps and ask.container in held for ask in pod.container_requests):
         return None
     answered = {frozenset(part.kubelet_ids): part for part in parts}
-    found = [(ask, answered.get(frozenset(held[ask.container]))) for ask in pod.asks]
+    found = [(ask, answered.get(frozenset(held[ask.container]))) for ask in pod.container_requests]
     mine = tuple(replace(part, container=ask.container) for ask, part in found if part is not None and part.keeps)
     if len(mine) < len(found):
         return None
@@ -84,8 +84,10 @@ def untangle(pod: NodePod, held: Mapping[str, tuple[int, ...]], parts: Iterable[
 def believe(pod: NodePod) -> HandOver:
     """The hand-over that a pod's annotations tell of, where the kubelet's ledger is not to be had."""
     chips = pod.grant.chips if pod.grant is not None and pod.grant.chip_set == pod.held else chip_ids(pod.held)
-    slices = deal(pod.asks, chips)
-    parts = tuple(Part(ask.container, ask.keeps, slices[ask.container], slices[ask.container]) for ask in pod.asks)
+    slices = deal(pod.container_requests, chips)
+    parts = tuple(
+        Part(ask.container, ask.keeps, slices[ask.container], slices[ask.container]) for ask in pod.container_requests
+    )
     return HandOver.of_parts(pod.uid, pod.key, chips, parts)
 
 

@@ -59,7 +59,7 @@ class NodePods:
 
     def was_torn_away(self, count: int) -> bool:
         """Whether a pod was torn away of which a container asks for as many chips."""
-        return any(ask.count == count for pod in self._torn_away.values() for ask in pod.asks)
+        return any(ask.count == count for pod in self._torn_away.values() for ask in pod.container_requests)
 
     def settle(self, order: int) -> None:
         """The kubelet has come to the pod with this number: it is done with those torn away before."""
@@ -80,7 +80,7 @@ class NodePods:
         """A pod is gone."""
         known = self._pods.pop(obj.uid, None)
         self._came_s.pop(obj.uid, None)
-        if known is not None and known.asks and known.live and not known.past_admission:
+        if known is not None and known.container_requests and known.live and not known.past_admission:
             self._torn_away[obj.uid] = known
             if len(self._torn_away) > REMEMBERED:
                 del self._torn_away[next(iter(self._torn_away))]

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from ascend.chips import join_names_sorted
 from ascend.errors import Refusal
+from ascend.reasons import Reason
 from device_plugin.rules.pod import NodePod
 from device_plugin.state.grants import Part
 from device_plugin.state.pods import NodePods
@@ -47,7 +48,7 @@ class Withheld:
         missing = self._chips.intersection(part.chips).difference(part.kubelet_ids)
         if missing and pod.order < self._first_new:
             raise Refusal(
-                "ChipNotFreed",
+                Reason.CHIP_NOT_FREED,
                 f"the kubelet does not offer {join_names_sorted(missing)} yet: after its start it frees what pods "
                 "that have ended had only once those it found are admitted; a new pod will get it",
             )

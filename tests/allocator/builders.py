@@ -4,8 +4,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 
-from allocator.decide import DecisionEngine
+from allocator.decision.engine import DecisionEngine
+from allocator.state.audit import Difference, compare_by_parts
 from allocator.state.cluster import Cluster
+from allocator.state.kinds import KINDS, fill
 from allocator.state.ledger import Ledger
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, Grant, write_base_device_infos
 from ascend.chips import RESOURCE, chip_set
@@ -14,6 +16,7 @@ from ascend.kube.objects import (
     Condition,
     ConfigMap,
     Container,
+    KubeObject,
     Metadata,
     Node,
     NodeSpec,
@@ -106,14 +109,27 @@ def noded_says(content: object) -> str:
     return f'{{"NodeInfo":{told},"CheckCode":"{hashlib.sha256(told.encode()).hexdigest()}"}}'
 
 
+def by_kind(*objects: KubeObject) -> dict[str, list[KubeObject]]:
+    """Objects by the name of their watched kind; ConfigMaps are both kinds of report."""
+    return {
+        kind.name: [each for each in objects if isinstance(each, kind.resource.type)] for kind in KINDS[:5] + KINDS[-1:]
+    }
+
+
+def audit(cluster: Cluster, ledger: Ledger, objects: Mapping[str, Iterable[KubeObject]]) -> list[Difference]:
+    """The differences between a cluster and one rebuilt from objects, by name of their kind; sorted."""
+    parts = compare_by_parts(cluster, ledger, fill(cluster.twin(), objects))
+    return sorted(each for part in parts for each in part)
+
+
 class World:
     """A cluster, a ledger and an engine on a clock that stands still until told otherwise."""
 
-    def __init__(self, *, ttl_s: float = 30.0) -> None:
+    def __init__(self, *, ttl_s: float = 30.0, default_product: str = "") -> None:
         self.now_s = 100.0
         self.ledger = Ledger(ttl_s=ttl_s, monotonic=lambda: self.now_s)
         self.cluster = Cluster(self.ledger)
-        self.engine = DecisionEngine(self.cluster, self.ledger)
+        self.engine = DecisionEngine(self.cluster, self.ledger, default_product=default_product)
 
     def add(self, *objects: Node | Pod | ConfigMap) -> None:
         """The watch shows these."""

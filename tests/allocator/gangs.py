@@ -32,7 +32,7 @@ def bind(world: World, each: Pod) -> Pod:
     """What the commit and the watch do."""
     held = world.engine.place(each)
     world.ledger.advance(each.uid, Stage.BINDING)
-    world.ledger.advance(each.uid, Stage.BOUND)
+    world.ledger.advance(each.uid, Stage.ASSUMED)
     bound = pod(
         each.name, len(held.chips), node=held.node, chips=held.chips, phase="Running",
         annotations=each.metadata.annotations,

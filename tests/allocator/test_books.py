@@ -15,18 +15,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from allocator.commit import Committer
+from allocator.binding.annotations import Stamper
+from allocator.binding.binder import Binder
 from allocator.rules.job import VOLCANO, JobKey
 from allocator.rules.vacancy import Vacancy
-from allocator.stamp import Stamps
-from allocator.state.audit import audit
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE, held_chips
 from ascend.chips import chip_set
 from ascend.errors import NotFound, Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import ConfigMap, Node, Pod
-from tests.allocator.builders import World, node, pod, report
+from tests.allocator.builders import World, audit, by_kind, node, pod, report
 
 NODES = ("n1", "n2", "n3")
 JOBS = ("red", "blue")
@@ -71,7 +70,7 @@ class Books(RuleBasedStateMachine):
         self.told: dict[str, Told] = {}
         self.minimum: dict[str, int] = {}
         self.world = World(ttl_s=TTL_S)
-        self.committer = self._hire()
+        self.binder = self._hire()
         self.numbers = iter(range(100_000))
 
     @initialize(red=st.integers(2, 4), blue=st.integers(2, 4))
@@ -166,7 +165,7 @@ class Books(RuleBasedStateMachine):
         except Refusal:
             return
         assert candidates is None or made.node in candidates
-        if held is not None and held.stage not in (Stage.TENTATIVE, Stage.PLANNED):
+        if held is not None and held.stage not in (Stage.RESERVED, Stage.PLANNED):
             assert made == held
         if held is None and not planned:
             self._check_whole(each)
@@ -178,7 +177,7 @@ class Books(RuleBasedStateMachine):
             return
         self.told.pop(each.uid, None)
         with contextlib.suppress(Refusal):
-            bound = self.committer.keep(each, candidates)
+            bound = self.binder.keep(each, candidates)
             assert candidates is None or bound.node in candidates
             self.told[each.uid] = Told(each.name, bound.node, bound.grant.chips, self.world.now_s + TTL_S)
 
@@ -189,7 +188,7 @@ class Books(RuleBasedStateMachine):
         each = self.api.get(f"pod {told.name}")
         if isinstance(each, Pod) and not each.spec.node_name and each.is_live:
             self._write(f"pod {told.name}", self._changed(each, at=told.node, chips=told.chips))
-            self.committer.confirm(each.uid, told.node)
+            self.binder.confirm(each.uid, told.node)
 
     def _check_whole(self, each: Pod) -> None:
         """Where a plan was made just now, all that the minimum needs have a place."""
@@ -229,7 +228,7 @@ class Books(RuleBasedStateMachine):
             self._write(f"pod {each.name}", self._changed(each, at=held.node, chips=held.chips))
         match outcome:
             case "made":
-                ledger.advance(each.uid, Stage.BOUND)
+                ledger.advance(each.uid, Stage.ASSUMED)
             case "refused":
                 ledger.withdraw(each.uid)
             case "lost, made later":
@@ -281,7 +280,7 @@ class Books(RuleBasedStateMachine):
     def _look(self) -> None:
         """What the committer does about pods that the watch has not shown for long."""
         ledger = self.world.ledger
-        for each in ledger.unproven():
+        for each in ledger.unconfirmed():
             found = self.api.get(f"pod {each.pod.partition('/')[2]}")
             if not isinstance(found, Pod) or not found.is_live:
                 ledger.vacate(each.uid)
@@ -299,23 +298,23 @@ class Books(RuleBasedStateMachine):
         self.world = World(ttl_s=TTL_S)
         self.world.now_s = now_s
         self.world.add(*self.seen.values())
-        self.committer = self._hire()
+        self.binder = self._hire()
         self.world.engine.gangs.resume()
 
-    def _hire(self) -> Committer:
+    def _hire(self) -> Binder:
         world = self.world
-        return Committer(
+        return Binder(
             client=cast("KubeClient", self),
             cluster=world.cluster,
             ledger=world.ledger,
             engine=world.engine,
-            stamps=Stamps(lambda: 1, world.cluster.predicate_times),
+            stamper=Stamper(world.cluster, world.ledger, lambda: 1),
             monotonic=lambda: world.now_s,
             outcome=lambda _ref, _node, _result, _duration_s: None,
         )
 
     async def get(self, _resource: object, name: str, _namespace: str = "") -> Pod:
-        """What the committer reads of the API server: the truth."""
+        """What the binder reads of the API server: the truth."""
         found = self.api.get(f"pod {name}")
         if not isinstance(found, Pod):
             raise NotFound("no such pod", status=404)
@@ -323,7 +322,7 @@ class Books(RuleBasedStateMachine):
 
     @rule()
     def the_allocator_verifies_what_it_has_not_seen(self) -> None:
-        asyncio.run(self.committer.verify())
+        asyncio.run(self.binder.verify())
 
     # What must hold.
 
@@ -339,13 +338,7 @@ class Books(RuleBasedStateMachine):
     @invariant()
     def the_state_is_what_was_seen(self) -> None:
         objects = list(self.seen.values())
-        differences = audit(
-            self.world.cluster,
-            self.world.ledger,
-            nodes=[each for each in objects if isinstance(each, Node)],
-            reports=[each for each in objects if isinstance(each, ConfigMap)],
-            pods=[each for each in objects if isinstance(each, Pod)],
-        )
+        differences = audit(self.world.cluster, self.world.ledger, by_kind(*objects))
         # What was looked up is known before the watch tells: the chips of a pod that has ended may be another's.
         seen_live = [each for each in self.world.cluster.pods.values() if each.is_live]
         late = {f"node {each.spec.node_name}" for each in seen_live if self._has_ended(each.uid)}
@@ -375,7 +368,7 @@ class Books(RuleBasedStateMachine):
     def nothing_is_kept_longer_than_it_may(self) -> None:
         ledger, now_s = self.world.ledger, self.world.now_s
         for each in ledger:
-            assert each.stage is not Stage.TENTATIVE or each.since_s + TTL_S > now_s
+            assert each.stage is not Stage.RESERVED or each.since_s + TTL_S > now_s
             assert (each.stage is Stage.PLANNED) <= bool(each.plan)
         for uid, told in self.told.items():
             held = ledger.get(uid)
@@ -405,7 +398,7 @@ class Books(RuleBasedStateMachine):
             assert (offer.free, offer.room) == (chip_set(range(8)), 8)
 
 
-_OPEN = (Stage.TENTATIVE, Stage.PLANNED)
+_OPEN = (Stage.RESERVED, Stage.PLANNED)
 
 TestBooks = Books.TestCase
 TestBooks.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)

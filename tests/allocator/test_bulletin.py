@@ -5,29 +5,34 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.bound import PodRef
-from allocator.bulletin import BURST, RATE_PER_S, REMIND_S, Bulletin
+from allocator.binding.binding import PodRef
+from allocator.observe.refusal_events import REMIND_S, RefusalEvents
 from ascend.errors import Refusal
 from ascend.kube.events import Regarding
+from ascend.reasons import Reason
 from sandbox.apiserver import ApiServer
 from tests.allocator.harness import running, told
 
 
 class Desk:
-    """A bulletin whose Events are kept, on a clock that is moved by hand."""
+    """Refusal events that are recorded, on a clock that is moved by hand."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.posted: list[tuple[str, str]] = []
-        self.bulletin = Bulletin(self._publish, lambda: self.now_s)
+        self.accepted = 1000
+        self.events = RefusalEvents(self._publish, lambda: self.now_s)
 
-    def _publish(self, regarding: Regarding, reason: str, note: str, *, action: str) -> None:
+    def _publish(self, regarding: Regarding, reason: str, note: str, *, action: str) -> bool:
         assert (regarding.kind, action) == ("Pod", "Filter")
         assert note
+        if len(self.posted) >= self.accepted:
+            return False
         self.posted.append((regarding.uid, reason))
+        return True
 
-    def refuse(self, uid: str, reason: str = "RingTooSmall") -> None:
-        self.bulletin.refused(PodRef("default", uid, uid), Refusal(reason, "why"), action="Filter")
+    def refuse(self, uid: str, reason: Reason = Reason.RING_TOO_SMALL) -> None:
+        self.events.refused(PodRef("default", uid, uid), Refusal(reason, "why"), action="Filter")
 
 
 def test_a_reason_that_stays_is_told_once_and_again_after_a_while() -> None:
@@ -45,7 +50,7 @@ def test_a_reason_that_stays_is_told_once_and_again_after_a_while() -> None:
 def test_another_reason_is_told_at_once() -> None:
     desk = Desk()
     desk.refuse("a")
-    desk.refuse("a", "NodeNotReady")
+    desk.refuse("a", Reason.NODE_NOT_READY)
     assert desk.posted == [("a", "RingTooSmall"), ("a", "NodeNotReady")]
 
 
@@ -54,37 +59,42 @@ def test_a_pod_whose_reason_has_changed_keeps_nobody_else_from_being_told_again(
     desk.refuse("a")
     desk.refuse("b")
     desk.now_s = REMIND_S - 1
-    desk.refuse("a", "NodeNotReady")
+    desk.refuse("a", Reason.NODE_NOT_READY)
     desk.now_s = REMIND_S
     desk.refuse("b")
     assert desk.posted[-1] == ("b", "RingTooSmall")
     assert len(desk.posted) == 4
 
 
-def test_of_thousands_some_are_told_now_and_the_others_when_asked_about_later() -> None:
+def test_a_pod_whose_event_was_dropped_gets_one_when_it_is_refused_again() -> None:
     desk = Desk()
-    uids = [f"p{number}" for number in range(1000)]
+    desk.accepted = 2
+    uids = ["a", "b", "c"]
     for uid in uids:
         desk.refuse(uid)
-    assert len(desk.posted) == BURST
-    desk.now_s = 10.0
+    assert [uid for uid, _ in desk.posted] == ["a", "b"]
+    desk.accepted = 10
     for uid in uids:
         desk.refuse(uid)
-    assert len(desk.posted) == len(set(desk.posted)) == BURST + 10 * RATE_PER_S
+    assert [uid for uid, _ in desk.posted] == ["a", "b", "c"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30), st.sampled_from(["A", "B"])), max_size=200))
-def test_whatever_happens_events_stay_below_the_rate_and_nobody_is_remembered_for_ever(
-    steps: list[tuple[int, int, str]],
-) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 400), st.integers(0, 30), st.sampled_from([Reason.RING_TOO_SMALL, Reason.NO_NODE_FITS])
+        ),
+        max_size=200,
+    )
+)
+def test_no_pod_is_remembered_after_the_reminder_is_due(steps: list[tuple[int, int, Reason]]) -> None:
     desk = Desk()
     for wait_s, pod, reason in steps:
         desk.now_s += wait_s
         desk.refuse(str(pod), reason)
-        assert len(desk.posted) <= BURST + RATE_PER_S * desk.now_s
     desk.now_s += REMIND_S
     desk.refuse("last")
-    assert len(desk.bulletin) == 1
+    assert len(desk.events) == 1
 
 
 async def test_a_pod_that_fits_nowhere_is_told_why_in_an_event(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_the_first_pod_keeps_off_chips_without_a_network_whoever_is_there(seen: 
     pods = [ordinal(number, 8) for number in range(2)]
     world.add(*pods[:seen])
     assert world.engine.place(pods[0]).node == "n2"
-    # Asked again, its own chips are no reason to think otherwise.
+    # ResolvedRequest again, its own chips are no reason to think otherwise.
     assert world.engine.filter(pods[0]).fitting == ["n2"]
     assert world.engine.place(pods[0]).node == "n2"
 

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.decide import SETTLED, Tier
+from allocator.decision.engine import Tier
 from allocator.state.reservation import Stage
 from ascend.errors import Refusal
+from ascend.reasons import Reason
 from tests.allocator.builders import World, node, pod
 
 
@@ -75,7 +76,7 @@ def test_where_it_fits_no_longer_nothing_is_kept() -> None:
     assert len(world.ledger) == 0
 
 
-@pytest.mark.parametrize("stage", [Stage.BINDING, Stage.BOUND])
+@pytest.mark.parametrize("stage", [Stage.BINDING, Stage.ASSUMED])
 def test_a_pod_on_its_way_to_a_node_fits_only_there(stage: Stage) -> None:
     world = World()
     world.add(node("n1"), node("n2"))
@@ -83,13 +84,13 @@ def test_a_pod_on_its_way_to_a_node_fits_only_there(stage: Stage) -> None:
     world.ledger.advance("uid-a", stage)
     filtered = world.engine.filter(pod("a", 2))
     assert filtered.fitting == ["n2"]
-    assert filtered.refused["n1"].reason == SETTLED
+    assert filtered.refused["n1"].reason == Reason.ALREADY_PLACED
     assert world.engine.rank(pod("a", 2)) == [Tier(1, 0, ["n2"])]
     assert world.engine.rank(pod("a", 2), ["n1"]) == []
     assert world.engine.place(pod("a", 2)).node == "n2"
     with pytest.raises(Refusal) as refused:
         world.engine.place(pod("a", 2), ["n1"])
-    assert refused.value.reason == SETTLED
+    assert refused.value.reason == Reason.ALREADY_PLACED
     assert not world.engine.release("uid-a")
 
 
@@ -99,7 +100,7 @@ def test_a_pod_seen_bound_fits_only_where_it_is() -> None:
     assert world.engine.filter(pod("a", 2)).fitting == ["n2"]
     with pytest.raises(Refusal) as refused:
         world.engine.place(pod("a", 2))
-    assert refused.value.reason == SETTLED
+    assert refused.value.reason == Reason.ALREADY_PLACED
 
 
 def test_the_refusal_of_a_single_node_is_the_node_s_own() -> None:
@@ -164,7 +165,7 @@ def test_ten_pods_in_flight_never_get_a_chip_twice(sizes: list[int], choices: li
         chips = {(bound.node, chip) for chip in bound.chips}
         assert not taken & chips
         taken |= chips
-        world.ledger.advance(asking.uid, Stage.BOUND)
+        world.ledger.advance(asking.uid, Stage.ASSUMED)
 
 
 @given(

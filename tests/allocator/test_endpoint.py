@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from allocator.endpoint import PERIOD_S, Endpoint, publish
+from allocator.leadership.endpoint import PERIOD_S, Endpoint, publish
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import KubeObject, Metadata, Resource

@@ -127,7 +127,7 @@ async def test_a_new_round_for_a_pod_forgets_what_the_last_one_kept(tmp_path: Pa
         await allocator.node("n1")
         pod = await allocator.pod("a", 8)
         await allocator.filter(pod, ["n1"])
-        assert allocator.app.ledger.count(Stage.TENTATIVE) == 1
+        assert allocator.app.ledger.count(Stage.RESERVED) == 1
         await allocator.filter(pod, ["nowhere"])
         assert len(allocator.app.ledger) == 0
 

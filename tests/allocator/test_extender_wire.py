@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.decide import Filtered
+from allocator.decision.engine import Filtered
 from allocator.serving.extender_wire import NodeNames, read_args, refused_result
 from ascend.errors import InvalidValue, Refusal
+from ascend.reasons import Reason
 
 NODES = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,5}", fullmatch=True)
 
@@ -48,10 +49,14 @@ def test_a_name_that_is_none_is_refused_when_the_names_are_read() -> None:
 
 
 @given(
-    reasons=st.lists(st.sampled_from(["RingTooSmall", "NotEnoughChips", "StaleReport"]), min_size=65, max_size=200),
+    reasons=st.lists(
+        st.sampled_from([Reason.RING_TOO_SMALL, Reason.NOT_ENOUGH_CHIPS, Reason.STALE_REPORT]),
+        min_size=65,
+        max_size=200,
+    ),
     waits=st.booleans(),
 )
-def test_of_many_refusals_every_reason_is_told_with_its_number_of_nodes(reasons: list[str], *, waits: bool) -> None:
+def test_of_many_refusals_every_reason_is_told_with_its_number_of_nodes(reasons: list[Reason], *, waits: bool) -> None:
     refused = {f"n{number}": Refusal(reason, f"of n{number}") for number, reason in enumerate(reasons)}
     waiting = ("n0",) if waits else ()
     result = refused_result(Filtered([], refused), waiting)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from allocator.rules import dies, meshes, pool
 from allocator.rules.families import RULES
-from allocator.rules.request import Ask
+from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.rules.validity import JobShape, invalidity
 from ascend.chips import chip_ids, chip_set
@@ -57,13 +57,13 @@ def whole(product: Product, free: list[int], *, faulty: int = 0, cut_off: int = 
 
 @numbered(BASE["check_node"], without={2, 3, 4, 6})
 def test_where_any_chips_will_do_the_reference_filters_alike(case: dict[str, Any]) -> None:
-    verdict = judge(whole(PLAIN_16, case["free"]), Ask(case["req"]))
+    verdict = judge(whole(PLAIN_16, case["free"]), ChipRequest(case["req"]))
     assert isinstance(verdict, Fit) == case["pass"]
 
 
 @numbered(BASE["score"], without={4})
 def test_where_any_chips_will_do_the_reference_scores_alike(case: dict[str, Any]) -> None:
-    verdict = judge(whole(PLAIN_8, case["free"], faulty=len(case["unhealthy"])), Ask(1))
+    verdict = judge(whole(PLAIN_8, case["free"], faulty=len(case["unhealthy"])), ChipRequest(1))
     assert isinstance(verdict, Fit)
     assert verdict.score == case["score"]
 
@@ -77,7 +77,7 @@ def test_where_any_chips_will_do_the_same_jobs_are_valid(case: dict[str, Any]) -
 @numbered(A3["check_node"], without={4, 5, 6})
 def test_on_a3_the_reference_filters_alike(case: dict[str, Any]) -> None:
     vacancy = whole(ASCEND_A3_16, case["free"], cut_off=chip_set(case["network_unhealthy"]))
-    assert isinstance(judge(vacancy, Ask(case["req"], distributed=case["tasks"] > 1)), Fit) == case["pass"]
+    assert isinstance(judge(vacancy, ChipRequest(case["req"], distributed=case["tasks"] > 1)), Fit) == case["pass"]
 
 
 @numbered(A3["score"])
@@ -96,7 +96,7 @@ def test_on_a3_the_reference_scores_alike_where_its_scan_went_on(case: dict[str,
 @numbered(A3["select"])
 def test_on_a3_the_reference_selects_the_same_chips(case: dict[str, Any]) -> None:
     vacancy = whole(ASCEND_A3_16, case["free"], cut_off=chip_set(case.get("network_unhealthy", ())))
-    verdict = judge(vacancy, Ask(case["req"], distributed=case["tasks"] > 1))
+    verdict = judge(vacancy, ChipRequest(case["req"], distributed=case["tasks"] > 1))
     if case.get("error"):
         assert isinstance(verdict, Refusal)
     else:
@@ -132,7 +132,7 @@ def test_as_many_meshes_will_do_as_the_reference_counts(case: list[Any]) -> None
 @numbered(CHIP4["filter"])
 def test_on_meshes_the_reference_filters_alike(case: list[Any]) -> None:
     request, free, passes = case
-    assert isinstance(judge(whole(MESH_16, free), Ask(request)), Fit) == passes
+    assert isinstance(judge(whole(MESH_16, free), ChipRequest(request)), Fit) == passes
 
 
 @numbered(CHIP4["score"])
@@ -179,7 +179,7 @@ def test_passing_scoring_and_selecting_are_one(product: Product, data: st.DataOb
     request = data.draw(st.sampled_from(product.allowed(distributed=distributed)))
     cut_off = data.draw(st.integers(0, product.all_chips)) & free
     vacancy = Vacancy(product, product.chips, free, product.chips, cut_off=cut_off)
-    verdict = judge(vacancy, Ask(request, distributed=distributed))
+    verdict = judge(vacancy, ChipRequest(request, distributed=distributed))
     if isinstance(verdict, Refusal):
         assert verdict.reason in {"NotEnoughChips", "RingTooSmall", "PairsBroken", "CardsBroken", "MeshTooSmall"}
         return
@@ -197,7 +197,7 @@ def test_passing_scoring_and_selecting_are_one(product: Product, data: st.DataOb
 @given(data=st.data())
 def test_what_is_free_as_a_whole_takes_every_request(product: Product, data: st.DataObject) -> None:
     request = data.draw(st.sampled_from(product.requests))
-    assert isinstance(judge(whole(product, list(range(product.chips))), Ask(request)), Fit)
+    assert isinstance(judge(whole(product, list(range(product.chips))), ChipRequest(request)), Fit)
 
 
 @every_product
@@ -213,7 +213,7 @@ def test_a_larger_score_never_belongs_to_a_worse_node(product: Product, data: st
         vacancy = Vacancy(
             product, healthy, free, product.chips, faulty=product.chips - healthy, sub_healthy=sub_healthy
         )
-        verdict = judge(vacancy, Ask(request))
+        verdict = judge(vacancy, ChipRequest(request))
         if isinstance(verdict, Fit):
             fits.append(verdict)
     scores = [fit.score for fit in sorted(fits, key=lambda fit: fit.key)]
@@ -229,8 +229,8 @@ def test_mirrored_servers_fit_equally_well(product: Product, data: st.DataObject
     request = data.draw(st.sampled_from(product.requests))
     mirrored = int(f"{free:0{product.chips}b}"[::-1], 2)
     one, other = (
-        judge(whole(product, list(chip_ids(free))), Ask(request)),
-        judge(whole(product, list(chip_ids(mirrored))), Ask(request)),
+        judge(whole(product, list(chip_ids(free))), ChipRequest(request)),
+        judge(whole(product, list(chip_ids(mirrored))), ChipRequest(request)),
     )
     assert (one.key if isinstance(one, Fit) else one.reason) == (other.key if isinstance(other, Fit) else other.reason)
 
@@ -257,7 +257,7 @@ def test_a_healthy_server_comes_before_a_better_fit_on_a_damaged_one() -> None:
     # The reference's number for the two is the same: health and fit weigh 16 each (spec/scheduling.md §4.3).
     damaged = Vacancy(ASCEND_910B_16, 15, 0b1111, 16, faulty=1)
     healthy = Vacancy(ASCEND_910B_16, 16, 0b11111, 16)
-    fits = [judge(vacancy, Ask(4)) for vacancy in (damaged, healthy)]
+    fits = [judge(vacancy, ChipRequest(4)) for vacancy in (damaged, healthy)]
     assert isinstance(fits[0], Fit)
     assert isinstance(fits[1], Fit)
     assert fits[1].key < fits[0].key
@@ -267,7 +267,7 @@ def test_a_healthy_server_comes_before_a_better_fit_on_a_damaged_one() -> None:
 def test_of_equal_fits_on_a3_and_meshes_the_healthier_server_wins() -> None:
     for product in (ASCEND_A3_16, MESH_16):
         damaged, healthy = Vacancy(product, 15, 0b1111, 16, faulty=1), Vacancy(product, 16, 0b1111, 16)
-        fits = [judge(vacancy, Ask(4)) for vacancy in (damaged, healthy)]
+        fits = [judge(vacancy, ChipRequest(4)) for vacancy in (damaged, healthy)]
         assert isinstance(fits[0], Fit)
         assert isinstance(fits[1], Fit)
         assert fits[1].key < fits[0].key
@@ -277,7 +277,7 @@ def test_of_equal_fits_on_a3_and_meshes_the_healthier_server_wins() -> None:
 def test_of_servers_of_different_products_the_first_of_the_list_wins_whatever_is_left_of_them(
     data: st.DataObject,
 ) -> None:
-    ask = Ask(data.draw(st.sampled_from((1, 2, 4, 8))))
+    ask = ChipRequest(data.draw(st.sampled_from((1, 2, 4, 8))))
 
     def fit(product: Product) -> tuple[int, ...] | None:
         faulty, taken = data.draw(st.integers(0, product.all_chips)), data.draw(st.integers(0, product.all_chips))
@@ -298,7 +298,7 @@ def test_a_job_that_names_nothing_goes_to_910a_servers_first() -> None:
 def test_a_server_with_fewer_cards_is_not_a_worse_one() -> None:
     cards = PRODUCTS["910-card"]
     two, eight = Vacancy(cards, 2, 0b11, 2), Vacancy(cards, 8, 0xFF, 8)
-    fits = [judge(vacancy, Ask(2)) for vacancy in (two, eight)]
+    fits = [judge(vacancy, ChipRequest(2)) for vacancy in (two, eight)]
     assert isinstance(fits[0], Fit)
     assert isinstance(fits[1], Fit)
     assert fits[0].key < fits[1].key
@@ -307,12 +307,12 @@ def test_a_server_with_fewer_cards_is_not_a_worse_one() -> None:
 
 def test_cards_without_a_network_of_their_own_serve_distributed_jobs_whatever_their_network() -> None:
     cut_off = Vacancy(PRODUCTS["910-card"], 2, 0b11, 2, cut_off=0b11)
-    assert isinstance(judge(cut_off, Ask(2, distributed=True)), Fit)
-    refused = judge(Vacancy(PRODUCTS["910B-8"], 8, 0b11, 8, cut_off=0b10), Ask(2, distributed=True))
+    assert isinstance(judge(cut_off, ChipRequest(2, distributed=True)), Fit)
+    refused = judge(Vacancy(PRODUCTS["910B-8"], 8, 0b11, 8, cut_off=0b10), ChipRequest(2, distributed=True))
     assert isinstance(refused, Refusal)
     assert refused.reason == "NotEnoughChips"
     assert "1 of them with an unhealthy network" in refused.message
-    assert isinstance(judge(Vacancy(PRODUCTS["910B-8"], 8, 0b11, 8, cut_off=0b10), Ask(2)), Fit)
+    assert isinstance(judge(Vacancy(PRODUCTS["910B-8"], 8, 0b11, 8, cut_off=0b10), ChipRequest(2)), Fit)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_cards_without_a_network_of_their_own_serve_distributed_jobs_whatever_th
     ],
 )
 def test_a_refusal_says_what_is_missing(product: str, free: int, request_: int, reason: str, words: str) -> None:
-    verdict = judge(whole(PRODUCTS[product], list(chip_ids(free))), Ask(request_))
+    verdict = judge(whole(PRODUCTS[product], list(chip_ids(free))), ChipRequest(request_))
     assert isinstance(verdict, Refusal)
     assert verdict.reason == reason
     assert words in verdict.message
@@ -338,22 +338,22 @@ def test_a_refusal_says_what_is_missing(product: str, free: int, request_: int, 
 
 def test_a_sub_healthy_node_yields_to_an_equal_one_and_is_refused_to_jobs_that_shun_it() -> None:
     well, ill = Vacancy(ASCEND_A3_16, 16, 0xFF, 16), Vacancy(ASCEND_A3_16, 16, 0xFF, 16, sub_healthy=True)
-    fits = [judge(vacancy, Ask(8)) for vacancy in (well, ill)]
+    fits = [judge(vacancy, ChipRequest(8)) for vacancy in (well, ill)]
     assert isinstance(fits[0], Fit)
     assert isinstance(fits[1], Fit)
     assert (fits[0].key < fits[1].key, fits[0].score - fits[1].score) == (True, 1)
-    refused = judge(ill, Ask(8, shuns_sub_health=True))
+    refused = judge(ill, ChipRequest(8, avoids_sub_healthy=True))
     assert isinstance(refused, Refusal)
     assert refused.reason == "NodeSubHealthy"
-    assert isinstance(judge(well, Ask(8, shuns_sub_health=True)), Fit)
+    assert isinstance(judge(well, ChipRequest(8, avoids_sub_healthy=True)), Fit)
 
 
 def test_a_job_for_other_products_is_told_so_and_one_for_several_is_not() -> None:
     vacancy = whole(ASCEND_A3_16, list(range(16)))
-    refused = judge(vacancy, Ask(8, products=frozenset({"910A", "910B-8"})))
+    refused = judge(vacancy, ChipRequest(8, products=frozenset({"910A", "910B-8"})))
     assert isinstance(refused, Refusal)
     assert (refused.reason, refused.message) == (
         "WrongProduct",
         "the job is for 910A or 910B-8 servers, this is a A3-16 server",
     )
-    assert isinstance(judge(vacancy, Ask(8, products=frozenset({"A3-8", "A3-16"}))), Fit)
+    assert isinstance(judge(vacancy, ChipRequest(8, products=frozenset({"A3-8", "A3-16"}))), Fit)

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from allocator.fence import PERIOD_S, Fence
+from allocator.leadership.fence import PERIOD_S, Fence
 from ascend.errors import ApiError, Conflict, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import KubeObject, Metadata, Resource

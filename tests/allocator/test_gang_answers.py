@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.decide import DecisionEngine
+from allocator.decision.engine import DecisionEngine
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest
@@ -95,7 +95,9 @@ def test_a_gang_that_does_not_fit_is_planned_once_however_many_of_its_pods_are_a
         planned += 1
         return pack(request, index)
 
-    world.engine.gangs = Gangs(world.cluster, world.ledger, ttl_s=TTL_S, ask_of=world.engine.ask, policy=counting)
+    world.engine.gangs = Gangs(
+        world.cluster, world.ledger, ttl_s=TTL_S, request_of=world.engine.request_of, policy=counting
+    )
     world.add(*(pods := gang("train", 4)))
     for each in pods:
         assert reason(world, each, names) == "GangDoesNotFit"

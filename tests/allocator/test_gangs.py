@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from allocator.rules.job import VOLCANO
-from allocator.rules.narrowing import SCHEDULE_POLICY as POLICY
+from allocator.rules.job_products import SCHEDULE_POLICY as POLICY
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
@@ -277,7 +277,7 @@ def test_a_group_that_is_not_there_is_waited_for_and_its_minimum_counts() -> Non
     pods = [pod(f"train-{number}", 8, annotations={GROUP: "train"}) for number in range(2)]
     world.add(*pods)
     # Without the kind on the API server nobody can say that it is a gang.
-    assert world.engine.place(pods[0]).stage is Stage.TENTATIVE
+    assert world.engine.place(pods[0]).stage is Stage.RESERVED
     jobs.watched(VOLCANO)
     assert reason(world, pods[0]) == "GroupMissing"
     group = PodGroup(metadata=Metadata(name="train", namespace="default"), spec=PodGroupSpec(min_member=3))

@@ -8,9 +8,12 @@ from typing import Any
 
 import yaml
 
-from allocator.groups import GroupWatch
 from allocator.rules.job import COSCHEDULING, VOLCANO
+from allocator.state.cluster import Cluster
 from allocator.state.jobs import Jobs
+from allocator.state.kinds import KINDS
+from allocator.state.ledger import Ledger
+from allocator.watch.informers import OptionalInformer, make_reflector
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.client import KubeClient
 from sandbox.apiserver import ApiServer
@@ -22,15 +25,18 @@ GROUP = "scheduling.k8s.io/group-name"
 
 
 @asynccontextmanager
-async def watching(server: ApiServer, folder: Path, kind: str) -> AsyncIterator[tuple[GroupWatch, Jobs]]:
+async def watching(server: ApiServer, folder: Path, kind: str) -> AsyncIterator[tuple[OptionalInformer, Jobs]]:
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
-    jobs = Jobs()
+    cluster = Cluster(Ledger(ttl_s=1, monotonic=lambda: 0.0))
+    (watched,) = (each for each in KINDS if each.name == kind)
     async with await KubeClient.connect(str(kubeconfig)) as client:
-        watch = GroupWatch(client, jobs, kind, look_again_s=0.02)
+        watch = OptionalInformer(
+            client, cluster, watched, lambda: make_reflector(client, cluster, watched), discovery_s=0.02
+        )
         task = asyncio.create_task(watch.run())
         try:
-            yield watch, jobs
+            yield watch, cluster.jobs
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allocator.rules.request import Ask
+from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.state import index as index_module
 from allocator.state.index import NodeIndex
 from allocator.state.node import Offer
 from ascend.errors import Refusal
 from ascend.products import ASCEND_910A, ASCEND_910B_8, ASCEND_A3_8, MESH_8
+from ascend.reasons import Reason
 
 NAMES = [f"n{number}" for number in range(6)]
 
@@ -26,11 +27,18 @@ vacancies = st.builds(
     st.integers(0, 8),
     st.booleans(),
 )
-ASKS = [*map(Ask, (1, 2, 4, 8, 3)), Ask(2, shuns_sub_health=True), Ask(4, products=frozenset({"A3-8", "mesh-8"}))]
+ASKS = [
+    *map(ChipRequest, (1, 2, 4, 8, 3)),
+    ChipRequest(2, avoids_sub_healthy=True),
+    ChipRequest(4, products=frozenset({"A3-8", "mesh-8"})),
+]
 # Few different ones, so that nodes meet in buckets.
 common = st.sampled_from([Vacancy(ASCEND_910A, 8, free, 8) for free in (0xF, 0xF0, 0xFF)])
 offers = st.one_of(
-    common, common, vacancies, st.sampled_from([Refusal("NodeNotReady", "x"), Refusal("NodeCordoned", "y")])
+    common,
+    common,
+    vacancies,
+    st.sampled_from([Refusal(Reason.NODE_NOT_READY, "x"), Refusal(Reason.NODE_CORDONED, "y")]),
 )
 changes = st.lists(st.tuples(st.sampled_from(NAMES), st.one_of(offers, st.none())), max_size=40)
 
@@ -42,7 +50,7 @@ def short_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "MAX_RANKINGS", 5)
 
 
-def walk(standing: dict[str, Offer], ask: Ask) -> tuple[str, Fit] | None:
+def walk(standing: dict[str, Offer], ask: ChipRequest) -> tuple[str, Fit] | None:
     verdicts = {name: judge(offer, ask) for name, offer in standing.items() if isinstance(offer, Vacancy)}
     fits = [(fit.key, name, fit.chips) for name, fit in verdicts.items() if isinstance(fit, Fit)]
     if not fits:
@@ -80,11 +88,13 @@ def test_reasons_are_counted_over_all_nodes(changes: list[tuple[str, Offer | Non
         if offer is not None:
             index.put(name, offer)
             standing[name] = offer
-    verdicts = [offer if isinstance(offer, Refusal) else judge(offer, Ask(4)) for offer in standing.values()]
-    assert index.reasons(Ask(4)) == Counter(each.reason for each in verdicts if isinstance(each, Refusal))
-    named = [judge(offer, Ask(4)) if isinstance(offer, Vacancy) else offer for offer in map(standing.get, NAMES)]
+    verdicts = [offer if isinstance(offer, Refusal) else judge(offer, ChipRequest(4)) for offer in standing.values()]
+    assert index.reasons(ChipRequest(4)) == Counter(each.reason for each in verdicts if isinstance(each, Refusal))
+    named = [
+        judge(offer, ChipRequest(4)) if isinstance(offer, Vacancy) else offer for offer in map(standing.get, NAMES)
+    ]
     counted = Counter("UnknownNode" if each is None else each.reason for each in named if not isinstance(each, Fit))
-    assert index.reasons(Ask(4), NAMES) == counted
+    assert index.reasons(ChipRequest(4), NAMES) == counted
 
 
 def test_a_node_that_comes_and_goes_leaves_no_heap_behind() -> None:
@@ -95,22 +105,22 @@ def test_a_node_that_comes_and_goes_leaves_no_heap_behind() -> None:
     for _ in range(1000):
         index.put("n1", one)
         index.put("n1", other)
-        assert index.best(Ask(1))
+        assert index.best(ChipRequest(1))
     assert all(len(tier) < 16 for ranking in index._rankings.values() for tier in ranking._tiers.values())
     assert all(len(bucket._heap) < 16 for bucket in index._buckets.values())
     assert len(index._journal) < 8 + 4 * len(index._buckets)
-    assert index.best(Ask(8)) == ("zz", judge(one, Ask(8)))
-    assert index.best(Ask(4)) == ("n1", judge(other, Ask(4)))
+    assert index.best(ChipRequest(8)) == ("zz", judge(one, ChipRequest(8)))
+    assert index.best(ChipRequest(4)) == ("n1", judge(other, ChipRequest(4)))
 
 
 def test_what_no_node_has_left_any_more_is_forgotten_in_time() -> None:
     index = NodeIndex()
     for free in range(256):
         index.put("n1", Vacancy(ASCEND_910A, 8, free, 8))
-        index.best(Ask(1))
+        index.best(ChipRequest(1))
     assert [bucket.vacancy.free for bucket in index.buckets] == [255]
     assert len(index._buckets) < 100
-    assert index.best(Ask(8)) == ("n1", judge(Vacancy(ASCEND_910A, 8, 0xFF, 8), Ask(8)))
+    assert index.best(ChipRequest(8)) == ("n1", judge(Vacancy(ASCEND_910A, 8, 0xFF, 8), ChipRequest(8)))
 
 
 def test_a_ranking_sees_that_a_bucket_begins_with_another_node_now() -> None:
@@ -119,9 +129,9 @@ def test_a_ranking_sees_that_a_bucket_begins_with_another_node_now() -> None:
     best = []
     for name, vacancy in (("n3", left), ("n1", right), ("n0", left), ("n2", right)):
         index.put(name, vacancy)
-        best.append(index.best(Ask(1)))
+        best.append(index.best(ChipRequest(1)))
     assert [found[0] for found in best if found] == ["n3", "n1", "n0", "n0"]
     index.drop("n0")
-    assert index.best(Ask(1)) == ("n1", judge(right, Ask(1)))
+    assert index.best(ChipRequest(1)) == ("n1", judge(right, ChipRequest(1)))
     index.drop("n1")
-    assert index.best(Ask(1)) == ("n2", judge(right, Ask(1)))
+    assert index.best(ChipRequest(1)) == ("n2", judge(right, ChipRequest(1)))

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.inscription import inscribe
+from allocator.binding.annotations import Stamper
 from allocator.rules.job import OPERATOR, VOLCANO
-from allocator.state.jobs import Jobs
+from allocator.state.reservation import Reservation, Stage
 from ascend.annotations import (
     ALLOCATED,
     BASE_DEVICE_INFOS,
@@ -21,7 +21,6 @@ from ascend.annotations import (
     RANK,
     REAL,
     ChipAddress,
-    Grant,
     write_base_device_infos,
 )
 from ascend.kube.objects import (
@@ -34,7 +33,7 @@ from ascend.kube.objects import (
     StatefulSet,
     StatefulSetSpec,
 )
-from tests.allocator.builders import node, pod
+from tests.allocator.builders import World, node, pod
 
 CASES = json.loads((Path(__file__).parent / "cases" / "ranks.json").read_text())
 
@@ -54,15 +53,11 @@ def server(annotations: Mapping[str, str] | None = None, *, allocatable: int = 8
     return msgspec.structs.replace(made, metadata=metadata, status=status)
 
 
-def jobs_of(*pods: Pod) -> Jobs:
-    jobs = Jobs()
-    for each in pods:
-        jobs.pod_applied(each)
-    return jobs
-
-
-def written(each: Pod, chips: int, at: Node | None = None, *peers: Pod) -> dict[str, str]:
-    return inscribe(each, Grant(tuple(range(chips)), 5), jobs_of(each, *peers), at)
+def written(each: Pod, chips: int, at: Node | None = None, *peers: Pod, world: World | None = None) -> dict[str, str]:
+    world = world or World()
+    world.add(*([at] if at is not None else []), each, *peers)
+    reservation = Reservation(each.uid, each.key, "n1", tuple(range(chips)), Stage.BINDING, 0.0, 5)
+    return Stamper(world.cluster, world.ledger, lambda: 1).annotations(each, reservation)
 
 
 def test_a_pod_alone_gets_its_chips_the_time_and_that_it_is_not_distributed() -> None:
@@ -79,18 +74,18 @@ def test_a_pod_with_a_peer_that_asks_for_chips_is_distributed() -> None:
         owned(pod(name, count, annotations=marks), "PyTorchJob") for name, count in (("a", 1), ("b", 1), ("c", None))
     )
     for peer, distributed in ((two, "true"), (asks_for_none, "false")):
-        jobs = jobs_of(one, peer)
-        jobs.group_applied(VOLCANO, PodGroup(metadata=Metadata(name="train", namespace="default")))
-        assert inscribe(one, Grant((0,), 5), jobs, server())[DISTRIBUTED] == distributed
+        world = World()
+        world.cluster.jobs.group_applied(VOLCANO, PodGroup(metadata=Metadata(name="train", namespace="default")))
+        assert written(one, 1, server(), peer, world=world)[DISTRIBUTED] == distributed
 
 
 @pytest.mark.parametrize(("replicas", "distributed"), [(1, "false"), (2, "true")])
 def test_the_first_pod_of_an_owner_is_as_distributed_as_those_that_will_follow(replicas: int, distributed: str) -> None:
     first = owned(pod("train-0", 1), "StatefulSet")
-    jobs = jobs_of(first)
+    world = World()
     owner = Metadata(name="train", namespace="default")
-    jobs.owner_applied(StatefulSet(metadata=owner, spec=StatefulSetSpec(replicas)))
-    assert inscribe(first, Grant((0,), 5), jobs, server())[DISTRIBUTED] == distributed
+    world.cluster.jobs.owner_applied(StatefulSet(metadata=owner, spec=StatefulSetSpec(replicas)))
+    assert written(first, 1, server(), world=world)[DISTRIBUTED] == distributed
 
 
 def test_a_pod_that_takes_the_whole_node_gets_what_a_rank_table_needs() -> None:
@@ -127,8 +122,9 @@ def test_the_rank_is_written_where_the_reference_writes_it(case: dict[str, Any])
     peers = [owned(pod(f"train-{number}", 1), case["owner"] or "StatefulSet") for number in range(index)]
     made = pod("train-last", 1, annotations=annotations)
     made = owned(made, case["owner"]) if case["owner"] else owned(made, "StatefulSet")
-    jobs = jobs_of(*peers, made)
+    world = World()
+    world.add(*peers)
     for peer in peers:
-        jobs.job_of(peer).rank_of(peer)
-    result = inscribe(made, Grant((0,), 5), jobs, None)
+        world.cluster.jobs.job_of(peer).rank_of(peer)
+    result = written(made, 1, world=world)
     assert result.get(RANK, case["existing"]) == case["rank"]

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from allocator.leader import Leadership, unlimited
+from allocator.binding.binding import unlimited_lease
+from allocator.leadership.leader import Leader
 from ascend.annotations import ALLOCATED, FENCE
 from ascend.errors import LeadershipLost, Refusal
 from ascend.kube.lease import LeaseName, boot_time
@@ -176,27 +177,27 @@ class Still:
 
 async def test_a_permit_ends_before_another_can_lead_and_names_the_leader() -> None:
     election = Still()
-    leadership = Leadership(election)  # type: ignore[arg-type]  # what it reads of one
+    leadership = Leader(election)  # type: ignore[arg-type]  # what it reads of one
     assert leadership.missing() is not None
     await leadership.won()
-    permit = leadership.permit(2.5)
+    permit = leadership.lease(2.5)
     assert (permit.timeout_s, permit.annotations) == (1.5, {FENCE: "me"})
-    assert leadership.permit(1.0).timeout_s == 1.0
+    assert leadership.lease(1.0).timeout_s == 1.0
     election.leads = False
     election.term = None
     assert "leads no more" in str(leadership.missing())
     election.term = 1
     with pytest.raises(Refusal, match="could not renew its lease") as refused:
-        leadership.permit(1.0)
+        leadership.lease(1.0)
     assert refused.value.reason == "NotLeader"
-    assert unlimited(2.0).annotations == {}
+    assert unlimited_lease(2.0).annotations == {}
 
 
 @pytest.mark.looptime
 async def test_who_inherits_waits_before_the_pods_are_read() -> None:
     election = Still()
     election.inherited = True
-    leadership = Leadership(election)  # type: ignore[arg-type]  # what it reads of one
+    leadership = Leader(election)  # type: ignore[arg-type]  # what it reads of one
     before_s = asyncio.get_running_loop().time()
     await leadership.won()
     assert asyncio.get_running_loop().time() - before_s == 4.0
@@ -211,7 +212,7 @@ async def test_who_ends_while_it_waits_for_the_one_before_leaves_the_wait_to_the
 ) -> None:
     election = Still()
     election.inherited = inherited
-    leadership = Leadership(election)  # type: ignore[arg-type]  # what it reads of one
+    leadership = Leader(election)  # type: ignore[arg-type]  # what it reads of one
     waiting = asyncio.create_task(leadership.won())
     await asyncio.sleep(after_s)
     await leadership.release()

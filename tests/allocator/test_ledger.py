@@ -57,12 +57,12 @@ def test_every_change_tells_of_the_nodes_and_pods_whose_chips_are_others_now() -
 def test_one_that_is_being_bound_or_is_bound_never_expires() -> None:
     world = World(ttl_s=TTL_S)
     world.add(node("n1"))
-    for name, stage in (("a", Stage.BINDING), ("b", Stage.BOUND)):
+    for name, stage in (("a", Stage.BINDING), ("b", Stage.ASSUMED)):
         world.engine.place(pod(name))
         world.ledger.advance(f"uid-{name}", stage)
     world.now_s += 1000
     assert world.ledger.expire() == []
-    assert (world.ledger.count(Stage.BINDING), world.ledger.count(Stage.BOUND)) == (1, 1)
+    assert (world.ledger.count(Stage.BINDING), world.ledger.count(Stage.ASSUMED)) == (1, 1)
 
 
 def test_the_watch_ends_a_reservation_whatever_its_stage() -> None:
@@ -87,7 +87,7 @@ def test_the_watch_ends_a_reservation_whatever_its_stage() -> None:
 
 def test_advancing_what_the_watch_has_ended_does_nothing() -> None:
     world = World()
-    assert world.ledger.advance("uid-a", Stage.BOUND) is None
+    assert world.ledger.advance("uid-a", Stage.ASSUMED) is None
     assert len(world.ledger) == 0
 
 
@@ -119,11 +119,11 @@ class Reservations(RuleBasedStateMachine):
             made = self.world.engine.place(it, candidates)
         except Refusal:
             held = self.world.ledger.get(it.uid)
-            assert held is None or held.stage is not Stage.TENTATIVE
+            assert held is None or held.stage is not Stage.RESERVED
         else:
             assert candidates is None or made.node in candidates
             assert self.world.ledger.get(it.uid) == made
-            if before is not None and before.stage is not Stage.TENTATIVE:
+            if before is not None and before.stage is not Stage.RESERVED:
                 assert made == before
         return it
 
@@ -133,7 +133,7 @@ class Reservations(RuleBasedStateMachine):
 
     @rule(target=posted, it=consumes(reserved))
     def is_posted(self, it: Pod) -> object:
-        done = self.world.ledger.advance(it.uid, Stage.BOUND)
+        done = self.world.ledger.advance(it.uid, Stage.ASSUMED)
         return multiple() if done is None else it
 
     @rule(target=bound, it=consumes(posted))
@@ -185,7 +185,7 @@ class Reservations(RuleBasedStateMachine):
         uids = [uid for name in NODES for uid in self.world.ledger.on(name)]
         assert sorted(uids) == sorted(each.uid for each in self.world.ledger)
         now_s = self.world.now_s
-        assert all(each.since_s + TTL_S > now_s for each in self.world.ledger if each.stage is Stage.TENTATIVE)
+        assert all(each.since_s + TTL_S > now_s for each in self.world.ledger if each.stage is Stage.RESERVED)
 
 
 TestReservations = Reservations.TestCase

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allocator.app import AllocatorApp
-from allocator.rules.request import Ask
+from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.settings import Settings
 from allocator.state.report import HEALTH_ANNOTATION, NODE_INFO
@@ -168,7 +168,7 @@ def test_chips_with_an_unhealthy_network_are_free_only_for_jobs_of_one_pod() -> 
     found = offer(world)
     assert isinstance(found, Vacancy)
     assert (found.healthy, found.cut_off) == (8, 1)
-    alone, distributed = judge(found, Ask(4)), judge(found, Ask(8, distributed=True))
+    alone, distributed = judge(found, ChipRequest(4)), judge(found, ChipRequest(8, distributed=True))
     assert isinstance(alone, Fit)
     assert alone.chips == (0, 1, 2, 3)
     assert isinstance(distributed, Refusal)
@@ -254,14 +254,14 @@ def test_counts_of_the_kubelet_and_chips_that_look_free_need_not_agree(case: dic
         assert isinstance(offer(world), Refusal)
         return
     chips, idle = case.get("list_len", 1), case["idle"]
-    verdict = judge(Vacancy(_EIGHT, 8, (1 << chips) - 1, idle), Ask(chips))
+    verdict = judge(Vacancy(_EIGHT, 8, (1 << chips) - 1, idle), ChipRequest(chips))
     assert isinstance(verdict, Fit) == (chips <= idle)
 
 
 @pytest.mark.parametrize("case", CASES["plugin"]["idle_count_check"][1:], ids=str)
 def test_the_kubelet_must_have_as_many_to_give(case: dict[str, Any]) -> None:
     idle = case.get("idle", case.get("idle_milli", 0) // 1000)
-    verdict = judge(Vacancy(_EIGHT, 8, 0xFF, idle), Ask(case["req"]))
+    verdict = judge(Vacancy(_EIGHT, 8, 0xFF, idle), ChipRequest(case["req"]))
     assert isinstance(verdict, Fit) == case["pass"]
 
 

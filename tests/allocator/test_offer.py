@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 from msgspec import structs
 
-from allocator.preempt import Preemption, Sacrifice
+from allocator.decision.preemption import Preemption, VictimSet
 from allocator.rules.vacancy import Vacancy
 from allocator.state.report import NodeReport, read_report
 from ascend.annotations import ALLOCATED, CLAIMED, PREDICATE_TIME, REAL
@@ -228,8 +228,8 @@ def test_preempting_the_pod_on_a_chip_that_is_left_to_it_frees_nothing() -> None
     holders = [pod(f"h{chip}", 1, node="n1", chips=[chip], phase="Running") for chip in range(8)]
     world.add(node("n1"), *holders, told_of(3, "PreSeparateNPU"))
     preemption = Preemption(world.cluster, world.ledger, world.engine)
-    found = preemption.sacrifice(pod("urgent", 4, priority=9), "n1")
-    assert isinstance(found, Sacrifice)
+    found = preemption.victims(pod("urgent", 4, priority=9), "n1")
+    assert isinstance(found, VictimSet)
     assert sorted(victim.pod for victim in found.victims) == [f"default/h{chip}" for chip in range(4, 8)]
 
 

@@ -10,7 +10,7 @@ from allocator.gangs import packing
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member
 from allocator.rules.job import VOLCANO, JobKey
-from allocator.rules.request import Ask
+from allocator.rules.request import ChipRequest
 from ascend.chips import chip_set
 from ascend.errors import Refusal
 from tests.allocator.builders import World, node, pod
@@ -51,7 +51,7 @@ def test_packing_gives_what_placing_one_after_the_other_gives(
     for number, free in enumerate(idle):
         world.occupy(f"n{number}", free=[chip for chip in range(8) if free >> chip & 1])
     names = None if allowed is None else [f"n{number}" for number in sorted(allowed)]
-    members = tuple(Member(f"u{n}", f"default/p{n}", n, Ask(chips)) for n, chips in enumerate(asks))
+    members = tuple(Member(f"u{n}", f"default/p{n}", n, ChipRequest(chips)) for n, chips in enumerate(asks))
     before = world.cluster.index.version
     with mock.patch.object(packing, "_FEW", few):
         found = pack(GangRequest(JobKey("default", "train", VOLCANO), members, candidates=names), world.cluster.index)
@@ -62,7 +62,7 @@ def test_packing_gives_what_placing_one_after_the_other_gives(
             held = world.engine.place(pod(f"single-{len(one_by_one)}", chips), names)
         except Refusal:
             assert isinstance(found, Refusal)
-            reasons = world.cluster.index.reasons(Ask(chips), names)
+            reasons = world.cluster.index.reasons(ChipRequest(chips), names)
             counts = sorted(f"{count} {reason}" for reason, count in reasons.items())
             assert sorted(found.message.rpartition("the nodes refuse: ")[2].split(", ")) == counts
             return

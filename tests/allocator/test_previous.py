@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.decide import DecisionEngine
+from allocator.decision.engine import DecisionEngine
 from allocator.rules.job import VOLCANO, JobKey
 from allocator.state.cluster import Cluster
-from allocator.state.previous import LIFE_S, PreviousNodes
+from allocator.state.previous_nodes import LIFE_S, PreviousNodes
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod

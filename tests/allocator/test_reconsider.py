@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from allocator.metrics import AllocatorMetrics
-from allocator.reconsider import FORGET_S, LONGEST_WAIT_S, PERIOD_S, Reconsideration
 from allocator.rules.job import VOLCANO
-from ascend.annotations import MIN_AVAILABLE, RECONSIDERED
+from allocator.serving.requeue import FORGET_S, LONGEST_WAIT_S, PERIOD_S, Requeuer
+from ascend.annotations import MIN_AVAILABLE, REQUEUED
 from ascend.errors import NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Metadata, OwnerReference, Pod, PodGroup, PodGroupSpec, StatefulSet, StatefulSetSpec
@@ -42,9 +42,9 @@ class Patches:
 @asynccontextmanager
 async def reconsidering(
     world: World, api: Patches, clock: Callable[[], float] | None = None
-) -> AsyncIterator[Reconsideration]:
+) -> AsyncIterator[Requeuer]:
     loop = asyncio.get_running_loop()
-    reconsideration = Reconsideration(
+    reconsideration = Requeuer(
         cast("KubeClient", api),
         world.cluster,
         world.engine,
@@ -77,7 +77,7 @@ async def test_a_pod_that_fits_again_is_touched_and_one_that_does_not_is_left() 
         ((_, name, body),) = api.taken
         assert name == "waits"
         assert body["metadata"]["uid"] == waits.uid
-        assert list(body["metadata"]["annotations"]) == [RECONSIDERED]
+        assert list(body["metadata"]["annotations"]) == [REQUEUED]
 
 
 async def test_a_pod_the_scheduler_asks_about_by_itself_is_left_alone() -> None:

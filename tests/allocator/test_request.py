@@ -45,7 +45,7 @@ def test_containers_that_run_together_add_up_and_an_init_container_needs_its_own
 
 @pytest.mark.parametrize(("quantity", "asks"), [("2", True), ("0", False), ("00", False), ("-1", True)])
 def test_a_pod_asks_for_chips_as_soon_as_one_container_does_be_it_an_init_container(quantity: str, asks: bool) -> None:  # noqa: FBT001 - a column of the table
-    assert pod("p", None, init_containers=[container("prepare", quantity)]).asks_for_chips is asks
+    assert pod("p", None, init_containers=[container("prepare", quantity)]).requests_chips is asks
 
 
 def test_the_kubelet_counts_all_regular_containers_and_the_largest_init_container() -> None:

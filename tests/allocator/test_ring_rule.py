@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.rules import ring
-from allocator.rules.request import Ask
+from allocator.rules.request import ChipRequest
 from allocator.rules.ring import _PREFERRED_FREE, place
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from ascend.chips import chip_ids, chip_set
@@ -69,7 +69,7 @@ CHECKED = [case for case in CASES["check_node"] if isinstance(case.get("free"), 
 @pytest.mark.parametrize("case", CHECKED, ids=ids)
 def test_the_reference_filters_alike(case: dict[str, Any]) -> None:
     vacancy = Vacancy(ASCEND_910A, 8, chip_set(case["free"]), 8)
-    assert isinstance(judge(vacancy, Ask(case["req"])), Fit) == case["pass"]
+    assert isinstance(judge(vacancy, ChipRequest(case["req"])), Fit) == case["pass"]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES["score"] if any(case["scores"].values())], ids=ids)
@@ -98,7 +98,7 @@ def test_rings_are_preferred_as_in_the_reference(size: int, preference: list[int
 @pytest.mark.parametrize("case", [case for case in CASES["valid_job"] if case["tasks"] != [0]], ids=ids)
 def test_the_same_requests_are_valid(case: dict[str, Any]) -> None:
     vacancy = Vacancy(ASCEND_910A, 8, 0xFF, 8)
-    verdicts = [judge(vacancy, Ask(request)) for request in case["tasks"]]
+    verdicts = [judge(vacancy, ChipRequest(request)) for request in case["tasks"]]
     assert all(isinstance(verdict, Fit) for verdict in verdicts) == case["valid"]
     assert {verdict.reason for verdict in verdicts if isinstance(verdict, Refusal)} <= {"InvalidRequest"}
 
@@ -165,7 +165,7 @@ def test_the_key_orders_as_the_reference_score_does(states: list[tuple[int, int]
 
 @given(free=masks, healthy=st.integers(0, 8), room=st.integers(0, 8), request_=st.integers(1, 20))
 def test_a_refusal_says_what_would_have_to_change(free: int, healthy: int, room: int, request_: int) -> None:
-    verdict = judge(Vacancy(ASCEND_910A, max(healthy, free.bit_count()), free, room), Ask(request_))
+    verdict = judge(Vacancy(ASCEND_910A, max(healthy, free.bit_count()), free, room), ChipRequest(request_))
     expected = "InvalidRequest" if request_ not in (1, 2, 4, 8) else None
     expected = expected or ("NotEnoughChips" if free.bit_count() < request_ else None)
     expected = expected or ("NoRoomAtKubelet" if room < request_ else None)

@@ -62,7 +62,7 @@ async def test_chips_confirmed_as_bound_are_kept_until_the_pod_is_seen_bound(all
     kept = await allocator.stub.Allocate(pb.AllocateRequest(pod=ref(pod)))
     assert not (await allocator.stub.Confirm(confirm)).seen
     assert not (await allocator.stub.Confirm(confirm)).seen
-    assert allocator.app.ledger.count(Stage.BOUND) == 1
+    assert allocator.app.ledger.count(Stage.ASSUMED) == 1
     assert not (await allocator.stub.Release(pb.ReleaseRequest(pod_uid=uid))).released
     code, info = await failure(allocator.stub.Confirm(pb.ConfirmRequest(pod=ref(pod), node="n2")))
     assert info.reason == "NotReserved"
@@ -153,20 +153,22 @@ async def test_a_dashboard_is_told_of_every_node_and_then_of_those_that_change(a
 @pytest.mark.parametrize(
     ("ask", "reason"),
     [
-        (pb.PodAsk(resources={RESOURCE: 8}, replicas=600), ""),
-        (pb.PodAsk(resources={RESOURCE: 4}), ""),
-        (pb.PodAsk(resources={"cpu": 3}), ""),
-        (pb.PodAsk(resources={RESOURCE: 99}), "InvalidRequest"),
-        (pb.PodAsk(resources={RESOURCE: -1}), "InvalidRequest"),
+        (pb.PodRequest(resources={RESOURCE: 8}, replicas=600), ""),
+        (pb.PodRequest(resources={RESOURCE: 4}), ""),
+        (pb.PodRequest(resources={"cpu": 3}), ""),
+        (pb.PodRequest(resources={RESOURCE: 99}), "InvalidRequest"),
+        (pb.PodRequest(resources={RESOURCE: -1}), "InvalidRequest"),
         (
-            pb.PodAsk(resources={RESOURCE: 4}, replicas=3, node_selector={"accelerator-type": "module"}),
+            pb.PodRequest(resources={RESOURCE: 4}, replicas=3, node_selector={"accelerator-type": "module"}),
             "InvalidRequest",
         ),
-        (pb.PodAsk(resources={RESOURCE: 4}, annotations={"huawei.com/schedule_policy": "best"}), "UnknownPolicy"),
+        (pb.PodRequest(resources={RESOURCE: 4}, annotations={"huawei.com/schedule_policy": "best"}), "UnknownPolicy"),
     ],
     ids=str,
 )
-async def test_a_job_is_judged_before_any_of_its_pods_exists(allocator: Allocator, ask: pb.PodAsk, reason: str) -> None:
+async def test_a_job_is_judged_before_any_of_its_pods_exists(
+    allocator: Allocator, ask: pb.PodRequest, reason: str
+) -> None:
     answer = await allocator.stub.ValidateJob(pb.ValidateJobRequest(job="default/train", pods=[ask]))
     assert answer.refusal.reason == reason
     assert answer.HasField("refusal") == bool(reason)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from allocator.rules.job import VOLCANO
-from allocator.rules.narrowing import SCHEDULE_POLICY, shuns_sub_health, wanted_products
+from allocator.rules.job_products import SCHEDULE_POLICY, avoids_sub_healthy, wanted_products
 from allocator.rules.validity import JobShape, invalidity, job_shape, validate_job, virtual_chips
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
@@ -124,7 +124,7 @@ def test_a_job_goes_only_to_nodes_it_is_for() -> None:
     [(None, False), ("ignore", False), ("graceExit", True), ("forceExit", True), ("hotSwitch", True)],
 )
 def test_any_strategy_but_ignore_shuns_sub_healthy_nodes(label: str, shuns: bool) -> None:  # noqa: FBT001
-    assert shuns_sub_health(asking("p", 1, labels={"subHealthyStrategy": label} if label else {})) == shuns
+    assert avoids_sub_healthy(asking("p", 1, labels={"subHealthyStrategy": label} if label else {})) == shuns
 
 
 JOBS_910A = [([1], True), ([2], True), ([4], True), ([8], True), ([8] * 2, True), ([8] * 100, True)]
@@ -223,7 +223,7 @@ def test_vnpus_are_counted_as_the_containers_need_them_at_one_time(
     then = [container(f"c{number}", each) for number, each in enumerate(app)]
     made = msgspec.structs.replace(asking("p", {}), spec=PodSpec(init_containers=first, containers=then))
     assert virtual_chips(made) == parts
-    assert World().engine.concerns(made) == (parts > 1)
+    assert World().engine.handles(made) == (parts > 1)
 
 
 def owned(
@@ -259,15 +259,15 @@ def test_the_pods_of_a_job_have_one_vnpu_together(kind: str, marks: dict[str, An
     first, second = owned("a", kind, **marks), owned("b", kind, **marks)
     launcher = msgspec.structs.replace(first, metadata=msgspec.structs.replace(first.metadata, uid="l"), spec=PodSpec())
     world.add(launcher, first)
-    assert not world.engine.concerns(first)
+    assert not world.engine.handles(first)
     for _ in range(2):
         # Whether its object was seen before or not.
         with pytest.raises(Refusal, match=r"^job default/train asks for 2 vNPUs; a job may have one$") as refused:
             world.engine.validate(second)
         assert refused.value.reason == "InvalidRequest"
         world.add(second)
-    assert world.engine.concerns(first)
-    assert not world.engine.concerns(launcher)
+    assert world.engine.handles(first)
+    assert not world.engine.handles(launcher)
     world.add(owned("a", kind, phase="Succeeded", **marks))
     world.engine.validate(second)
     world.add(first)
@@ -283,7 +283,7 @@ def test_every_pod_that_works_for_itself_may_have_its_vnpu(kind: str, marks: dic
     world.add(*pods)
     for each in pods:
         world.engine.validate(each)
-    assert world.engine.concerns(asking("two", {f"{RESOURCE}-2c": "2"}))
+    assert world.engine.handles(asking("two", {f"{RESOURCE}-2c": "2"}))
 
 
 def test_pods_of_a_job_that_are_for_different_products_contradict_each_other() -> None:
@@ -345,7 +345,7 @@ def test_a_worker_that_comes_before_its_launcher_waits_for_it() -> None:
         world.add(worker)
     world.add(in_group("launcher", {}))
     assert world.engine.may_fit(worker)
-    assert not world.engine.ask(worker).distributed
+    assert not world.engine.request_of(worker).distributed
     assert world.engine.place(worker).node == "n1"
     with pytest.raises(Refusal, match="several pods"):
         world.engine.validate(in_group("another", 4))
@@ -397,8 +397,8 @@ def test_a_minimum_that_the_pods_state_counts_like_that_of_a_group() -> None:
     worker = asking("worker", 4, annotations=marks, selector=of_type("module"))
     world.engine.validate(worker)
     world.add(asking("launcher", {}, annotations=marks))
-    assert not world.engine.ask(worker).distributed
+    assert not world.engine.request_of(worker).distributed
     world.add(worker)
     assert world.engine.place(worker).node == "n1"
     with pytest.raises(Refusal, match="several pods"):
-        world.engine.ask(asking("another", 4, annotations=marks, selector=of_type("module")))
+        world.engine.request_of(asking("another", 4, annotations=marks, selector=of_type("module")))

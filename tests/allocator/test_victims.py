@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from allocator.preempt import Preemption, Sacrifice, Suggestion
-from allocator.rules.request import Ask
+from allocator.decision.preemption import Preemption, Suggestion, VictimSet
+from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
 from allocator.rules.victims import Cost, Occupant, cost, least_important_first, select_victims
 from ascend.annotations import MIN_AVAILABLE
@@ -23,8 +23,9 @@ from ascend.chips import chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.products import ASCEND_910A
+from ascend.reasons import Reason
 from tests.allocator.builders import World, node, pod, report
-from tests.allocator.test_one_product import owned_by
+from tests.allocator.test_job_products import owned_by, selecting
 
 COUNTING: Final[dict[str, Any]] = json.loads((Path(__file__).parent / "cases/preemption_counting.json").read_text())
 IDLE: Final = Vacancy(ASCEND_910A, 8, 0xFF, 8)
@@ -53,12 +54,14 @@ def fits(gone: Iterable[Occupant], everybody: list[Occupant], request: int) -> b
     """Said once more: what those who stay hold is not free."""
     stay = [each for each in everybody if each not in list(gone)]
     free = 0xFF & ~sum(each.chips for each in stay)
-    return isinstance(judge(Vacancy(ASCEND_910A, 8, free, 8 - sum(each.counted for each in stay)), Ask(request)), Fit)
+    return isinstance(
+        judge(Vacancy(ASCEND_910A, 8, free, 8 - sum(each.counted for each in stay)), ChipRequest(request)), Fit
+    )
 
 
 @given(everybody=occupants(), request=REQUESTS)
 def test_no_other_pods_would_cost_less(everybody: list[Occupant], request: int) -> None:
-    chosen = select_victims(IDLE, Ask(request), everybody)
+    chosen = select_victims(IDLE, ChipRequest(request), everybody)
     assert not isinstance(chosen, Refusal)
     every = [each for size in range(len(everybody) + 1) for each in combinations(everybody, size)]
     best: Cost = min(cost(each) for each in every if fits(each, everybody, request))
@@ -69,7 +72,7 @@ def test_no_other_pods_would_cost_less(everybody: list[Occupant], request: int) 
 
 @given(everybody=occupants(), request=REQUESTS)
 def test_of_sets_that_cost_the_same_the_one_of_the_youngest_pods_goes(everybody: list[Occupant], request: int) -> None:
-    chosen = select_victims(IDLE, Ask(request), everybody)
+    chosen = select_victims(IDLE, ChipRequest(request), everybody)
     assert not isinstance(chosen, Refusal)
     ending = [each for each in everybody if each.leaving]
     ranked = least_important_first(each for each in everybody if not each.leaving)
@@ -85,7 +88,7 @@ def test_of_nodes_alike_but_for_the_names_of_their_pods_each_gives_its_own(
 ) -> None:
     others = [replace(each, uid=f"other-{each.uid}", pod=f"other/{each.pod}") for each in everybody]
     twin = dict(zip(everybody, others, strict=True))
-    chosen, instead = (select_victims(IDLE, Ask(request), each) for each in (everybody, others))
+    chosen, instead = (select_victims(IDLE, ChipRequest(request), each) for each in (everybody, others))
     assert not isinstance(chosen, Refusal)
     assert instead == tuple(twin[each] for each in chosen)
 
@@ -95,20 +98,20 @@ def test_the_choice_does_not_depend_on_the_order_of_the_pods(
     everybody: list[Occupant], request: int, data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(everybody))
-    assert select_victims(IDLE, Ask(request), everybody) == select_victims(IDLE, Ask(request), shuffled)
+    assert select_victims(IDLE, ChipRequest(request), everybody) == select_victims(IDLE, ChipRequest(request), shuffled)
 
 
 @pytest.mark.parametrize("request_", [1, 2, 4, 8])
 def test_among_very_many_pods_none_is_displaced_that_could_stay(request_: int) -> None:
     # More pods than chips: several share one, as nobody would have it, and all of one priority.
     crowd = [Occupant(f"u{n:02}", f"default/p{n}", 5, "2026", False, 1 << n % 8, 0) for n in range(16)]  # noqa: FBT003
-    chosen = select_victims(IDLE, Ask(request_), crowd)
+    chosen = select_victims(IDLE, ChipRequest(request_), crowd)
     assert not isinstance(chosen, Refusal)
     assert len(chosen) == 2 * request_
 
 
 def test_where_even_nobody_would_leave_too_little_the_reason_is_the_verdict() -> None:
-    refused = select_victims(Vacancy(ASCEND_910A, 8, 0b0111_0111, 6), Ask(4), [])
+    refused = select_victims(Vacancy(ASCEND_910A, 8, 0b0111_0111, 6), ChipRequest(4), [])
     assert isinstance(refused, Refusal)
     assert refused.reason == "RingTooSmall"
 
@@ -138,8 +141,8 @@ def world_of(*pods: Pod) -> tuple[World, Preemption]:
     return world, Preemption(world.cluster, world.ledger, world.engine)
 
 
-def names(sacrifice: Sacrifice | Refusal | None) -> list[str]:
-    assert isinstance(sacrifice, Sacrifice)
+def names(sacrifice: VictimSet | Refusal | None) -> list[str]:
+    assert isinstance(sacrifice, VictimSet)
     return [each.uid.removeprefix("uid-") for each in sacrifice.victims]
 
 
@@ -152,17 +155,17 @@ async def test_victims_are_chosen_by_ring_where_a_scheduler_chose_by_number() ->
 
 def test_a_pod_of_the_same_priority_is_not_displaced() -> None:
     _, preemption = world_of(held("a", range(8), 5))
-    refused = preemption.sacrifice(pod("x", 1, priority=5), "n1")
+    refused = preemption.victims(pod("x", 1, priority=5), "n1")
     assert isinstance(refused, Refusal)
     assert refused.reason == "NotEnoughChips"
-    assert names(preemption.sacrifice(pod("x", 1, priority=6), "n1")) == ["a"]
+    assert names(preemption.victims(pod("x", 1, priority=6), "n1")) == ["a"]
 
 
 def test_a_pod_that_never_preempts_only_waits_for_pods_that_end() -> None:
     _, preemption = world_of(held("a", range(4), leaving=True), held("b", range(4, 8)))
     never: dict[str, Any] = {"priority": 9, "preemption_policy": "Never"}
-    assert names(preemption.sacrifice(pod("x", 4, **never), "n1")) == ["a"]
-    assert isinstance(preemption.sacrifice(pod("x", 8, **never), "n1"), Refusal)
+    assert names(preemption.victims(pod("x", 4, **never), "n1")) == ["a"]
+    assert isinstance(preemption.victims(pod("x", 8, **never), "n1"), Refusal)
 
 
 async def test_pods_without_chips_that_must_go_for_other_reasons_stay_on_the_list() -> None:
@@ -170,7 +173,7 @@ async def test_pods_without_chips_that_must_go_for_other_reasons_stay_on_the_lis
     world.add(pod("cpu-eater", None, node="n1", phase="Running", priority=3))
     chosen = await preemption.improve(pod("x", 8, priority=9), {"n1": Suggestion(("uid-a", "uid-cpu-eater"), 2)})
     assert names(chosen) == ["cpu-eater", "a"]
-    assert isinstance(chosen, Sacrifice)
+    assert isinstance(chosen, VictimSet)
     assert chosen.pdb_violations == 2
 
 
@@ -226,46 +229,45 @@ async def test_a_node_that_goes_while_others_are_asked_about_is_not_missed() -> 
 def test_chips_kept_for_another_pod_are_nobody_s_to_take() -> None:
     world, preemption = world_of(held("a", range(4)))
     world.engine.place(pod("other", 4), ["n1"])
-    assert names(preemption.sacrifice(pod("x", 4, priority=9), "n1")) == ["a"]
-    refused = preemption.sacrifice(pod("x", 8, priority=9), "n1")
+    assert names(preemption.victims(pod("x", 4, priority=9), "n1")) == ["a"]
+    refused = preemption.victims(pod("x", 8, priority=9), "n1")
     assert isinstance(refused, Refusal)
     # Its own do not stand in its way.
-    assert names(preemption.sacrifice(pod("other", 8, priority=9), "n1")) == ["a"]
+    assert names(preemption.victims(pod("other", 8, priority=9), "n1")) == ["a"]
 
 
 PAIR: Final = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
+
+
 OTHER_SERVERS: Final = {"accelerator-type": "module-910b-8"}
 
 
 @pytest.mark.parametrize("annotations", [PAIR, {"scheduling.k8s.io/group-name": "train"}])
-async def test_nobody_is_displaced_where_a_pod_may_not_join_its_peers(annotations: dict[str, str]) -> None:
+async def test_no_pod_is_preempted_on_servers_of_another_product(annotations: dict[str, str]) -> None:
     low = [held("low-a", range(8), node="a2"), held("low-b", range(8), node="b1")]
-    peer = held("train-0", range(8), priority=9, node="a1", annotations=annotations)
-    late = owned_by(pod("train-1", 8, priority=9, annotations=annotations), "PyTorchJob", "kubeflow.org/v1")
-    world, preemption = world_of(owned_by(peer, "PyTorchJob", "kubeflow.org/v1"), *low)
-    world.add(node("b1", labels=OTHER_SERVERS), late)
-    refused = preemption.sacrifice(late, "b1")
+    late = selecting(pod("train-1", 8, priority=9, annotations=annotations), {"accelerator-type": "module"})
+    world, preemption = world_of(held("train-0", range(8), priority=9, node="a1", annotations=annotations), *low)
+    world.add(
+        node("a2", labels={"accelerator-type": "module"}),
+        node("b1", labels=OTHER_SERVERS),
+        owned_by(late, "PyTorchJob", "kubeflow.org/v1"),
+    )
+    late = world.cluster.pods["uid-train-1"]
+    refused = preemption.victims(late, "b1")
     assert isinstance(refused, Refusal)
     assert refused.reason == "WrongProduct"
-    assert names(preemption.sacrifice(late, "a2")) == ["low-a"]
+    assert names(preemption.victims(late, "a2")) == ["low-a"]
     both = {name: Suggestion((f"uid-low-{name[0]}",), 0) for name in ("a2", "b1")}
     assert names(await preemption.improve(late, both)) == ["low-a"]
 
 
-def test_where_a_pod_may_not_join_its_peers_it_waits_for_no_end() -> None:
+def test_a_pod_does_not_wait_for_pods_to_end_on_another_product() -> None:
     ending = [held(f"low-{name[0]}", range(8), node=name, leaving=True) for name in ("a2", "b1")]
     world, preemption = world_of(held("train-0", range(8), node="a1", annotations=PAIR), *ending)
-    world.add(node("b1", labels=OTHER_SERVERS))
+    world.add(node("a2", labels={"accelerator-type": "module"}), node("b1", labels=OTHER_SERVERS))
     for name, waited_for in (("a2", True), ("b1", False)):
-        late = pod("train-1", 8, annotations=PAIR)
+        late = selecting(pod("train-1", 8, annotations=PAIR), {"accelerator-type": "module"})
         late = msgspec.structs.replace(late, status=msgspec.structs.replace(late.status, nominated_node_name=name))
         world.add(late)
-        occupied = {name: Refusal("NotEnoughChips", "")}
+        occupied = {name: Refusal(Reason.NOT_ENOUGH_CHIPS, "")}
         assert bool(preemption.waiting(late, occupied)) is waited_for
-
-
-def test_a_gang_of_which_nobody_has_a_place_displaces_pods_on_any_servers() -> None:
-    world, preemption = world_of(held("low-a", range(8), node="a1"), held("low-b", range(8), node="b1"))
-    pods = [pod(f"train-{number}", 8, priority=9, annotations=PAIR) for number in range(2)]
-    world.add(node("b1", labels=OTHER_SERVERS), *pods)
-    assert [names(preemption.sacrifice(pods[0], name)) for name in ("a1", "b1")] == [["low-a"], ["low-b"]]

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 from rich.table import Table
 
-from allocator.decide import DecisionEngine
+from allocator.decision.engine import DecisionEngine
 from allocator.state.ledger import Ledger
 from ascend.kube.objects import Pod
 from ascend.products import ASCEND_910A

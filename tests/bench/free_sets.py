@@ -2,7 +2,7 @@
 
 import random
 
-from allocator.decide import DecisionEngine
+from allocator.decision.engine import DecisionEngine
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.annotations import Grant

@@ -5,7 +5,7 @@ import random
 import time
 from typing import Final
 
-from allocator.decide import DecisionEngine
+from allocator.decision.engine import DecisionEngine
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage

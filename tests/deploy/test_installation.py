@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from allocator.endpoint import Endpoint, publish
+from allocator.leadership.endpoint import Endpoint, publish
 from allocator.state.report import NODE_INFO, NODE_INFO_PREFIX
 from ascend.annotations import BASE_DEVICE_INFOS
 from ascend.chips import RESOURCE, parse_names

@@ -9,6 +9,7 @@ import pytest
 from ascend.chips import chip_name
 from ascend.errors import Refusal, Unreachable
 from ascend.kube.objects import Pod
+from ascend.reasons import Reason
 from device_plugin.handover import CAP_S, LIST_AFTER_S, PREFER_CAP_S, REFRESH_S, HandOverDesk
 from device_plugin.rules.injection import ContainerGift, gift
 from device_plugin.rules.snapshot import Snapshot
@@ -609,7 +610,7 @@ async def test_a_refused_container_leaves_no_trace_in_the_ledger() -> None:
     node = Node()
 
     def refuse(_chips: tuple[int, ...]) -> ContainerGift:
-        raise Refusal("DeviceNodeMissing", "/dev/davinci_manager is missing")
+        raise Refusal(Reason.DEVICE_NODE_MISSING, "/dev/davinci_manager is missing")
 
     node.desk._give = refuse
     node.pods.applied(pod("one", 2, 0, 1, time=1))

@@ -1,4 +1,4 @@
-"""Asking the kubelet for its pods: whatever is no list of pods in time is Unreachable, and nothing else."""
+"""RequestReader the kubelet for its pods: whatever is no list of pods in time is Unreachable, and nothing else."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ from aiohttp import web
 from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
 from ascend.kube.objects import PODS
-from ascend.slices import Ask
+from ascend.slices import ContainerRequest
 from device_plugin.app import Plugin
 from device_plugin.kubelet import pods_api
 from device_plugin.kubelet.pods_api import KubeletPods
@@ -43,7 +43,7 @@ async def test_the_kubelet_s_pods_are_listed_with_their_annotations(kubelet: Kub
     assert one.key == "default/one"
     assert one.uid
     assert one.metadata.annotations == {RESOURCE: "Ascend910-0,Ascend910-1"}
-    assert one.asks == (Ask("main", "app", 2),)
+    assert one.container_requests == (ContainerRequest("main", "app", 2),)
 
 
 async def test_no_pods_are_no_error(kubelet: Kubelet, pods: KubeletPods) -> None:

@@ -122,7 +122,7 @@ def nothing_is_held_twice(whole: Whole) -> None:
     """At any moment: no chip in the environments of containers that run for two pods that are there."""
     seen: dict[int, str] = {}
     for pod in whole.pods:
-        for ask in pod.asks:
+        for ask in pod.container_requests:
             if not whole.node.kubelet.has_container(pod.key, ask.container):
                 continue
             if whole.node.kubelet.container(pod.key, ask.container).pod_uid == pod.uid:

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from ascend.errors import DriverError, Refusal
+from ascend.reasons import Reason
 from device_plugin.threads import CallThread
 
 
@@ -21,7 +22,7 @@ async def test_calls_run_in_order_in_one_thread_that_is_not_the_loop_s() -> None
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
-        (Refusal("NotReady", "not yet"), Refusal, "not yet"),
+        (Refusal(Reason.NOT_READY, "not yet"), Refusal, "not yet"),
         (OSError(5, "broken"), DriverError, "broken"),
     ],
 )

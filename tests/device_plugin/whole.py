@@ -10,7 +10,7 @@ from ascend.annotations import ALLOCATED, CLAIMED, KUBELET_IDS, PREDICATE_TIME, 
 from ascend.chips import RESOURCE, ChipSet, chip_set, parse_chip_name, parse_names
 from ascend.kube.objects import PODS, Pod
 from ascend.kube.reflector import Reflector
-from ascend.slices import Ask, ContainerKind
+from ascend.slices import ContainerKind, ContainerRequest
 from device_plugin.app import Plugin
 from device_plugin.settings import Settings
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
@@ -71,7 +71,7 @@ class Whole:
         return set(kubelet.devices(RESOURCE).values()) == {"Healthy"} and kubelet.allocatable(RESOURCE) == 8
 
     async def bind(
-        self, name: str, *chips: int, predicate_time: int = 1, grace_s: int = 0, asks: Sequence[Ask] = ()
+        self, name: str, *chips: int, predicate_time: int = 1, grace_s: int = 0, asks: Sequence[ContainerRequest] = ()
     ) -> Pod:
         """Create a pod and bind it with its chips in one step; one container asks for all of them if none is given."""
         body = pod_manifest(name, len(chips), terminationGracePeriodSeconds=grace_s)
@@ -120,7 +120,7 @@ def check_hand_over(whole: Whole, pod: Pod) -> ChipSet:
     assert written(pod, REAL) == written(pod, KUBELET_IDS) == chip_set(chips), pod.metadata.annotations
     assert pod.metadata.annotations[PREDICATE_TIME] == str(CLAIMED)
     kept = given = 0
-    for ask in pod.asks:
+    for ask in pod.container_requests:
         held = whole.ledger(pod.name, ask.container)
         assert held.bit_count() == ask.count
         assert whole.visible(pod.name, ask.container) == tuple(chip for chip in chips if held >> chip & 1)
@@ -131,10 +131,10 @@ def check_hand_over(whole: Whole, pod: Pod) -> ChipSet:
     return given
 
 
-def containers(asks: Sequence[Ask]) -> dict[str, Any]:
+def containers(asks: Sequence[ContainerRequest]) -> dict[str, Any]:
     """The part of a pod's spec that asks so."""
 
-    def container(ask: Ask) -> dict[str, Any]:
+    def container(ask: ContainerRequest) -> dict[str, Any]:
         policy = {"restartPolicy": "Always"} if ask.kind == "sidecar" else {}
         return {"name": ask.container, "image": "busybox", "resources": {"limits": {RESOURCE: str(ask.count)}}} | policy
 
@@ -146,11 +146,12 @@ def containers(asks: Sequence[Ask]) -> dict[str, Any]:
     return spec
 
 
-def asking(text: str) -> tuple[Ask, ...]:
+def asking(text: str) -> tuple[ContainerRequest, ...]:
     """``i4 s1 a2``: an init container of four, then a sidecar of one, then an app container of two."""
     kinds: dict[str, ContainerKind] = {"i": "init", "s": "sidecar", "a": "app"}
     return tuple(
-        Ask(f"{kinds[each[0]]}-{number}", kinds[each[0]], int(each[1:])) for number, each in enumerate(text.split())
+        ContainerRequest(f"{kinds[each[0]]}-{number}", kinds[each[0]], int(each[1:]))
+        for number, each in enumerate(text.split())
     )
 
 

@@ -59,5 +59,5 @@ class DcmiError(DriverError):
 
     @property
     def permanent(self) -> bool:
-        """Asking again will not help: the driver can't do that at all."""
+        """RequestReader again will not help: the driver can't do that at all."""
         return self.code in {UNSUPPORTED, MISSING}

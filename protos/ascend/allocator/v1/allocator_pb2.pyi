@@ -39,13 +39,13 @@ class ValidateJobRequest(_message.Message):
     job: _builtins.str
     """What the job is called in sentences: "namespace/name"."""
     @_builtins.property
-    def pods(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodAsk]:
+    def pods(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodRequest]:
         """What each pod of the job asks for."""
 
     def __init__(
         self,
         *,
-        pods: _abc.Iterable[Global___PodAsk] | None = ...,
+        pods: _abc.Iterable[Global___PodRequest] | None = ...,
         job: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -57,7 +57,7 @@ class ValidateJobRequest(_message.Message):
 Global___ValidateJobRequest: _TypeAlias = ValidateJobRequest  # noqa: Y015
 
 @_typing.final
-class PodAsk(_message.Message):
+class PodRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -174,7 +174,7 @@ class PodAsk(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PodAsk: _TypeAlias = PodAsk  # noqa: Y015
+Global___PodRequest: _TypeAlias = PodRequest  # noqa: Y015
 
 @_typing.final
 class ValidateJobResponse(_message.Message):
@@ -278,11 +278,11 @@ class SelectVictimsResponse(_message.Message):
 
     NODES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sacrifice]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___VictimSet]: ...
     def __init__(
         self,
         *,
-        nodes: _abc.Iterable[Global___Sacrifice] | None = ...,
+        nodes: _abc.Iterable[Global___VictimSet] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -293,7 +293,7 @@ class SelectVictimsResponse(_message.Message):
 Global___SelectVictimsResponse: _TypeAlias = SelectVictimsResponse  # noqa: Y015
 
 @_typing.final
-class Sacrifice(_message.Message):
+class VictimSet(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
@@ -315,7 +315,7 @@ class Sacrifice(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Sacrifice: _TypeAlias = Sacrifice  # noqa: Y015
+Global___VictimSet: _TypeAlias = VictimSet  # noqa: Y015
 
 @_typing.final
 class Victim(_message.Message):

@@ -1,0 +1,1 @@
+"""Bindings: ours, and those that other schedulers post."""

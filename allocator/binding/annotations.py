@@ -1,0 +1,114 @@
+"""What is written on a pod in its Binding: its chips, the predicate time, and what others read of its job.
+
+The formats are the reference's (spec/scheduling.md §1.6). A pod that takes a whole node, or whose rank table is built
+by an operator, also gets ``AscendReal`` and the configuration, as in the reference. The device plugin writes both again
+at the hand-over: the same chips, with the addresses its driver knows.
+
+Predicate times increase strictly, also across restarts and clock corrections: the device plugin hands pods of equal
+size their chips in this order, so no two may be equal.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from allocator.rules.job import OPERATOR, writes_rank
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Reservation, Stage
+from ascend.annotations import (
+    BASE_DEVICE_INFOS,
+    CONFIGURATION,
+    DISTRIBUTED,
+    RANK,
+    REAL,
+    SERVER_INDEX,
+    SUPER_POD_ID,
+    UNKNOWN,
+    Grant,
+    read_base_device_infos,
+    write_configuration,
+)
+from ascend.chips import join_names_sorted
+from ascend.errors import InvalidValue
+from ascend.kube.objects import Node, Pod
+
+DAY_NS: Final = 24 * 3600 * 10**9
+
+
+class Stamper:
+    """Stamps reservations with a predicate time, and makes the annotations of their Bindings.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        now_ns: the wall clock, Unix nanoseconds.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger, now_ns: Callable[[], int]) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._now_ns = now_ns
+        self._last: int | None = None
+
+    def stamp(self, reservation: Reservation, stage: Stage, *, renew: bool = False) -> Reservation:
+        """Put a reservation into a stage, with a predicate time.
+
+        Args:
+            reservation: of the ledger.
+            stage: the stage it enters.
+            renew: give it a new predicate time even if it has one.
+        """
+        time = self.next_time() if renew or reservation.predicate_time is None else None
+        return self._ledger.advance(reservation.uid, stage, predicate_time=time) or reservation
+
+    def annotations(self, pod: Pod, reservation: Reservation) -> dict[str, str]:
+        """The annotations of the Binding that carries out a stamped reservation."""
+        grant, jobs = reservation.grant, self._cluster.jobs
+        written = grant.annotations() | {DISTRIBUTED: "true" if jobs.is_distributed(pod) else "false"}
+        if writes_rank(pod):
+            written[RANK] = str(jobs.job_of(pod).rank_of(pod))
+        record = self._cluster.nodes.get(reservation.node)
+        if record is not None and record.node is not None:
+            written |= _real(pod, grant, record.node)
+        return written
+
+    def next_time(self) -> int:
+        """A predicate time later than all before, and not earlier than the clock; Unix nanoseconds."""
+        now_ns = self._now_ns()
+        if self._last is None:
+            # A pod's author may write any value; one far in the future would push all later ones towards CLAIMED.
+            written = (time for time in self._cluster.predicate_times() if time < now_ns + DAY_NS)
+            self._last = max(written, default=0)
+        self._last = max(now_ns, self._last + 1)
+        return self._last
+
+
+def _real(pod: Pod, grant: Grant, node: Node) -> dict[str, str]:
+    by_operator = OPERATOR in pod.metadata.labels
+    if not by_operator and len(grant.chips) != node.allocatable_chips:
+        return {}
+    try:
+        addresses = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))
+    except InvalidValue:
+        # Only this annotation has the addresses; the device plugin writes both annotations later.
+        return {}
+    if not by_operator and len(grant.chips) != len(addresses):
+        return {}
+    if any(chip not in addresses for chip in grant.chips):
+        return {}
+    configuration = write_configuration(
+        pod_name=pod.name,
+        pod_uid=pod.uid,
+        host_ip=node.internal_ip,
+        devices={chip: addresses[chip] for chip in grant.chips},
+        super_pod_id=_number(node.metadata.annotations.get(SUPER_POD_ID, "")),
+        server_index=_number(node.metadata.annotations.get(SERVER_INDEX, "")),
+    )
+    return {REAL: join_names_sorted(grant.chips), CONFIGURATION: configuration}
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text[:20])
+    except ValueError:
+        return UNKNOWN

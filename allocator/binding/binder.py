@@ -1,0 +1,311 @@
+"""Binds pods: a decision becomes the pod's in one Binding that carries its chips (design, decision 1).
+
+The work for a pod is one task, however many callers ask for it: a caller that gives up (a scheduler's timeout, a
+cancelled RPC) does not cancel the Binding, and a second caller gets the first one's result. If the answer to a Binding
+is lost, the Binding may have been made, so the pod is read and decides; if it can't be read either, its chips stay
+reserved for a while.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Protocol
+
+from allocator.binding.annotations import Stamper
+from allocator.binding.binding import (
+    Assignment,
+    BindingLease,
+    PodRef,
+    bound_elsewhere,
+    read_assignment,
+    recreated,
+    unlimited_lease,
+)
+from allocator.decision.engine import DecisionEngine
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Reservation, Stage
+from ascend.annotations import Grant
+from ascend.errors import ApiError, AscendError, Conflict, NotFound, Refusal, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import PODS, Pod
+from ascend.reasons import Reason
+
+POST_TIMEOUT_S = 2.5
+"""For the Binding itself; leaves time to read the pod within ANSWER_TIMEOUT_S if the answer is lost."""
+
+ANSWER_TIMEOUT_S = 4.0
+"""A caller is answered within this time; kube-scheduler's default timeout for an extender is 5 s."""
+
+AT_ONCE = 16
+"""The most Bindings in flight; further ones wait for their turn. Each has a connection of its own, with a TLS handshake
+if it is new: more at once would mean more handshakes for the same Bindings."""
+
+
+class Outcome(Protocol):
+    """Called after every attempt to bind."""
+
+    def __call__(self, ref: PodRef, node: str, result: Assignment | AscendError, duration_s: float) -> None:
+        """One attempt has ended."""
+
+
+class Binder:
+    """Binds pods.
+
+    Args:
+        client: the API server.
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        engine: chooses node and chips if nothing is reserved.
+        stamper: makes predicate times and annotations.
+        monotonic: the clock for durations.
+        outcome: called after every attempt.
+        lease: called right before every Binding; refuses if another allocator leads, or may lead soon.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: KubeClient,
+        cluster: Cluster,
+        ledger: Ledger,
+        engine: DecisionEngine,
+        stamper: Stamper,
+        monotonic: Callable[[], float],
+        outcome: Outcome,
+        lease: Callable[[float], BindingLease] = unlimited_lease,
+    ) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._ledger = ledger
+        self._engine = engine
+        self._stamper = stamper
+        self._monotonic = monotonic
+        self._outcome = outcome
+        self._lease = lease
+        self._running: dict[str, asyncio.Task[Assignment]] = {}
+        self._turn = asyncio.Semaphore(AT_ONCE)
+
+    async def bind(self, ref: PodRef, node: str, *, patience_s: float = ANSWER_TIMEOUT_S) -> Assignment:
+        """Bind a pod to a node with its chips written on it; idempotent.
+
+        Args:
+            ref: the pod.
+            node: the node.
+            patience_s: how long the caller waits; the Binding continues without it.
+
+        Raises:
+            Refusal: the pod does not fit there, or is bound to another node.
+            ApiError: the API server refuses.
+            Unreachable: the API server did not answer in time; the pod may be bound nevertheless.
+        """
+        if not ref.uid:
+            raise Refusal(Reason.INVALID_REQUEST, f"pod {ref.key}: the uid is missing; other pods may reuse a name")
+        task = self._running.get(ref.uid)
+        if task is None:
+            task = asyncio.create_task(self._attempt(ref, node), name=f"bind {ref.key}")
+            self._running[ref.uid] = task
+            task.add_done_callback(lambda done: self._finished(ref.uid, done))
+        done, _ = await asyncio.wait({task}, timeout=patience_s)
+        if not done:
+            raise Unreachable(
+                f"pod {ref.key}: the API server has not answered within {patience_s:.3g} s; the Binding continues"
+            )
+        bound = task.result()
+        if bound.node != node:
+            raise bound_elsewhere(ref.key, bound.node)
+        return bound
+
+    async def drain(self) -> None:
+        """Wait for the Bindings in flight."""
+        while self._running:
+            await asyncio.wait(set(self._running.values()))
+
+    def keep(self, pod: Pod, candidates: list[str] | None) -> Assignment:
+        """Reserve node and chips for a caller that binds the pod itself, with the annotations of the answer.
+
+        Raises:
+            Refusal: the pod fits nowhere.
+        """
+        bound = read_assignment(pod)
+        if bound is not None:
+            return replace(bound, repeated=True)
+        reservation = self._engine.place(pod, candidates)
+        # A seat whose chips were given to a caller can't be swapped with a peer any more.
+        stage = Stage.RESERVED if reservation.stage is Stage.PLANNED else reservation.stage
+        if stage is not reservation.stage or reservation.predicate_time is None:
+            reservation = self._stamper.stamp(reservation, stage)
+        annotations = self._stamper.annotations(pod, reservation)
+        return Assignment(reservation.node, reservation.grant, annotations=annotations)
+
+    def confirm(self, uid: str, node: str) -> bool:
+        """A caller has bound a pod itself: reserve its chips until the pod is seen bound.
+
+        Args:
+            uid: the pod's uid.
+            node: where it was bound; empty for the node of its reservation.
+
+        Returns:
+            Whether the pod has been seen bound already.
+
+        Raises:
+            Refusal: nothing is reserved for the pod there; another pod may have its chips by now.
+        """
+        seen = self._cluster.pods.get(uid)
+        if seen is not None and seen.spec.node_name and node in {"", seen.spec.node_name}:
+            return True
+        held = self._ledger.get(uid)
+        if held is None or node not in {"", held.node}:
+            where = f" on node {node}" if node else ""
+            raise Refusal(Reason.NOT_RESERVED, f"nothing is reserved for the pod with uid {uid!r}{where}")
+        if held.stage in {Stage.RESERVED, Stage.PLANNED, Stage.DOUBTFUL}:
+            self._ledger.advance(uid, Stage.ASSUMED)
+        return False
+
+    async def verify(self) -> None:
+        """Read the pods whose Binding was made, or may have been, but has not been seen for a while.
+
+        The watch may never show a pod that was created and deleted while it was being resumed; its chips must not stay
+        reserved. And a Binding that was not made within the time limit of the API server will not be made.
+        """
+        for reservation in self._ledger.unconfirmed():
+            namespace, _, name = reservation.pod.partition("/")
+            try:
+                bound = await self._settle(PodRef(namespace, name, reservation.uid), reservation.node)
+            except AscendError:
+                # Released if the pod is gone, kept if it can't be read: either way there is nothing to do now.
+                continue
+            if bound is not None or self._ledger.get(reservation.uid) is not reservation:
+                continue
+            if reservation.stage is Stage.DOUBTFUL:
+                self._ledger.withdraw(reservation.uid)
+            else:
+                # Its caller confirmed too early, or wrongly: the Binding may still come.
+                self._ledger.advance(reservation.uid, Stage.DOUBTFUL)
+
+    def _finished(self, uid: str, task: "asyncio.Task[Assignment]") -> None:
+        del self._running[uid]
+        if not task.cancelled():
+            task.exception()  # no caller may be left; _attempt has logged the outcome
+
+    async def _attempt(self, ref: PodRef, node: str) -> Assignment:
+        started_s = self._monotonic()
+        result: Assignment | AscendError | None = None
+        try:
+            result = await self._bind(ref, node)
+        except AscendError as error:
+            result = error
+            raise
+        finally:
+            if result is not None:
+                self._outcome(ref, node, result, self._monotonic() - started_s)
+        return result
+
+    async def _bind(self, ref: PodRef, node: str) -> Assignment:
+        held = self._ledger.get(ref.uid)
+        if held is not None and held.stage is Stage.ASSUMED:
+            return Assignment(held.node, held.grant, repeated=True)
+        pod = self._cluster.pods.get(ref.uid)
+        if pod is None:
+            # The scheduler's watch may be ahead of the informer.
+            pod = await self._read(ref)
+        ref = PodRef.of(pod)
+        if not pod.requests_chips:
+            return await self._bind_plain(ref, pod, node)
+        bound = read_assignment(pod)
+        if bound is not None:
+            return replace(bound, repeated=True)
+        reservation = self._stamper.stamp(self._engine.place(pod, [node]), Stage.BINDING, renew=True)
+        try:
+            return await self._post(ref, reservation, self._stamper.annotations(pod, reservation))
+        finally:
+            held = self._ledger.get(ref.uid)
+            if held is not None and held.stage is Stage.BINDING:
+                # The outcome is unknown: reserved for a while, in case the Binding was made.
+                self._ledger.advance(ref.uid, Stage.DOUBTFUL)
+
+    async def _bind_plain(self, ref: PodRef, pod: Pod, node: str) -> Assignment:
+        """Bind a pod that requests no chips: it names the resource with 0, or all pods are bound by the extender."""
+        nothing = Grant((), None)
+        if pod.spec.node_name:
+            return Assignment(pod.spec.node_name, nothing, repeated=True)
+        async with self._turn:
+            await self._client.bind(
+                namespace=ref.namespace, name=ref.name, uid=ref.uid, node=node, annotations={}, timeout_s=POST_TIMEOUT_S
+            )
+        return Assignment(node, nothing)
+
+    async def _post(self, ref: PodRef, reservation: Reservation, annotations: dict[str, str]) -> Assignment:
+        try:
+            async with self._turn:
+                lease = self._lease(POST_TIMEOUT_S)
+                await self._client.bind(
+                    namespace=ref.namespace,
+                    name=ref.name,
+                    uid=ref.uid,
+                    node=reservation.node,
+                    annotations={**annotations, **lease.annotations},
+                    timeout_s=lease.timeout_s,
+                )
+        except Refusal:
+            self._ledger.withdraw(ref.uid)
+            raise
+        except Conflict:
+            # Another pod of that name, or bound already: perhaps by an earlier attempt whose answer was lost.
+            bound = await self._settle(ref, reservation.node)
+            if bound is None:
+                self._ledger.withdraw(ref.uid)
+                raise
+            return bound
+        except ApiError as error:
+            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                self._ledger.withdraw(ref.uid)
+                raise
+            return await self._settle_or_raise(ref, reservation.node, error)
+        except Unreachable as error:
+            return await self._settle_or_raise(ref, reservation.node, error)
+        self._ledger.advance(ref.uid, Stage.ASSUMED)
+        return Assignment(reservation.node, reservation.grant)
+
+    async def _settle_or_raise(self, ref: PodRef, node: str, error: AscendError) -> Assignment:
+        bound = await self._settle(ref, node)
+        if bound is None:
+            raise error
+        return bound
+
+    async def _settle(self, ref: PodRef, node: str) -> Assignment | None:
+        """Read from the pod itself how it is bound; None if it is not.
+
+        Raises:
+            Refusal: it has finished, was recreated, or is bound to another node.
+            ApiError: it is gone, or can't be read.
+            Unreachable: it can't be read.
+        """
+        try:
+            bound = read_assignment(await self._read(ref))
+        except (NotFound, Refusal):
+            self._ledger.vacate(ref.uid)
+            raise
+        if bound is None:
+            return None
+        seen = self._cluster.pods.get(ref.uid)
+        if seen is None or not seen.spec.node_name:
+            # Until the watch shows it, what is written on the pod is reserved, not what was chosen here.
+            self._ledger.reserve(
+                uid=ref.uid,
+                pod=ref.key,
+                node=bound.node,
+                chips=bound.grant.chips,
+                stage=Stage.ASSUMED,
+                predicate_time=bound.grant.predicate_time,
+            )
+        if bound.node != node:
+            raise bound_elsewhere(ref.key, bound.node)
+        return bound
+
+    async def _read(self, ref: PodRef) -> Pod:
+        pod = await self._client.get(PODS, ref.name, ref.namespace)
+        if pod.uid != ref.uid:
+            raise recreated(ref, pod.uid)
+        return pod

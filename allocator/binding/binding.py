@@ -1,0 +1,103 @@
+"""The values of a Binding: the pod it names, the lease it is posted under, and the assignment that comes of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ascend.annotations import Grant, read_grant
+from ascend.errors import InvalidValue, Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    """A pod as a scheduler names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+    @classmethod
+    def of(cls, pod: Pod) -> "PodRef":
+        """The reference to a pod."""
+        return cls(pod.metadata.namespace, pod.name, pod.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class BindingLease:
+    """Permission to post one Binding now.
+
+    Attributes:
+        timeout_s: within this time the request must have ended, here and in the API server.
+        annotations: written with the Binding.
+    """
+
+    timeout_s: float
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def unlimited_lease(wanted_s: float) -> BindingLease:
+    """The permission of an allocator that runs without leader election."""
+    return BindingLease(wanted_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The node and the chips of a pod.
+
+    Attributes:
+        node: the node.
+        grant: the chips as written on the pod.
+        repeated: the pod was bound before; nothing was done.
+        annotations: what the caller has to write in the Binding it posts; empty if the pod is bound.
+    """
+
+    node: str
+    grant: Grant
+    repeated: bool = False
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_assignment(pod: Pod) -> Assignment | None:
+    """The node and chips of a bound pod; None if it is not bound.
+
+    Raises:
+        Refusal: it has finished, or is bound without a readable list of chips.
+    """
+    if not pod.is_live:
+        raise Refusal(Reason.POD_FINISHED, f"pod {pod.key} is {pod.status.phase}")
+    node = pod.spec.node_name
+    if not node:
+        return None
+    try:
+        grant = read_grant(pod.metadata.annotations)
+    except InvalidValue as error:
+        raise Refusal(Reason.UNREADABLE_POD, f"pod {pod.key} on node {node}: {error}") from error
+    if grant is None:
+        raise Refusal(Reason.ALREADY_PLACED, f"pod {pod.key} is bound to node {node}, but without chips")
+    return Assignment(node, grant)
+
+
+def bound_elsewhere(pod: str, node: str) -> Refusal:
+    """The refusal to bind a pod that is bound to another node.
+
+    Args:
+        pod: ``namespace/name``.
+        node: where it is bound.
+    """
+    return Refusal(Reason.ALREADY_PLACED, f"pod {pod} is bound to node {node}")
+
+
+def recreated(ref: PodRef, uid: str) -> Refusal:
+    """The refusal for a pod that was deleted and created again under its name.
+
+    Args:
+        ref: the pod that was asked for.
+        uid: of the pod that has its name now.
+    """
+    return Refusal(Reason.POD_GONE, f"pod {ref.key} was recreated: its uid is {uid}, expected {ref.uid}")

@@ -1,0 +1,103 @@
+"""Injects chips into Bindings that other schedulers post.
+
+The API server shows every Binding to the webhook before it carries it out. What the webhook adds is written on the pod
+in the same step, so it is as atomic as a Binding of the allocator itself (design, decision 1). Whether the Binding is
+then made is not reported: another webhook may deny it, the pod may be gone. So the chips stay reserved as those of a
+Binding of unknown outcome do (``Stage.DOUBTFUL``): until the watch shows the pod bound or deleted, and otherwise as
+long as the API server may take for a request. A repeated Binding to the same node gets the same chips; one to another
+node is refused during that time.
+"""
+
+from collections.abc import Callable, Mapping
+
+from allocator.binding.annotations import Stamper
+from allocator.binding.binding import Assignment, BindingLease, PodRef, recreated, unlimited_lease
+from allocator.decision.engine import DecisionEngine
+from allocator.state.cluster import Cluster
+from allocator.state.reservation import Reservation, Stage
+from ascend.errors import Refusal
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import PODS, Pod
+
+READ_TIMEOUT_S = 2.0
+"""For a pod that the informer has not seen yet; the API server waits 5 s for a webhook."""
+
+ANSWER_S = 5.0
+
+
+class Injector:
+    """Chooses chips for Bindings.
+
+    Args:
+        client: the API server, for pods that the informer has not seen yet.
+        cluster: nodes, pods and jobs.
+        engine: chooses the chips.
+        stamper: makes predicate times and annotations.
+        lease: permission to have a Binding made; refuses if another allocator leads, or may lead soon.
+        reserved: called with pods whose chips are reserved.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: KubeClient,
+        cluster: Cluster,
+        engine: DecisionEngine,
+        stamper: Stamper,
+        lease: Callable[[float], BindingLease] = unlimited_lease,
+        reserved: Callable[[Pod, Assignment], None] = lambda _pod, _assignment: None,
+    ) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._engine = engine
+        self._stamper = stamper
+        self._lease = lease
+        self._reserved = reserved
+
+    async def inject(self, ref: PodRef, node: str, *, dry_run: bool = False) -> Mapping[str, str]:
+        """The annotations a Binding must carry; none for a pod that requests no chips, or that can't be bound anyway.
+
+        Args:
+            ref: the pod; its uid may be empty, as in a Binding made by hand.
+            node: where it is to be bound.
+            dry_run: the Binding will not be made, so nothing is reserved.
+
+        Raises:
+            Refusal: the pod does not fit there, has a Binding to another node in flight, or is invalid on every node: a
+                job has one vNPU, whichever scheduler binds its pods.
+            ApiError: there is no such pod.
+            Unreachable: the informer has not seen the pod, and it can't be read.
+        """
+        pod = await self._pod(ref)
+        if pod.spec.node_name or not pod.is_live:
+            # The API server does not bind a pod that has a node or has ended, and says so itself.
+            return {}
+        if not pod.requests_chips:
+            self._engine.validate(pod)
+            return {}
+        if dry_run:
+            for refusal in self._engine.filter(pod, [node]).refused.values():
+                raise Refusal(refusal.reason, refusal.message)
+            return {}
+        lease = self._lease(ANSWER_S)
+        reservation = self._reserve(pod, node)
+        return {**self._stamper.annotations(pod, reservation), **lease.annotations}
+
+    def _reserve(self, pod: Pod, node: str) -> Reservation:
+        reservation = self._engine.place(pod, [node])
+        if reservation.stage in {Stage.BINDING, Stage.ASSUMED}:
+            return reservation  # a Binding of the allocator itself, which knows its outcome
+        is_new = reservation.stage is not Stage.DOUBTFUL
+        reservation = self._stamper.stamp(reservation, Stage.DOUBTFUL)
+        if is_new:
+            self._reserved(pod, Assignment(node, reservation.grant))
+        return reservation
+
+    async def _pod(self, ref: PodRef) -> Pod:
+        pod = self._cluster.pods.get(ref.uid)
+        if pod is not None and pod.key == ref.key:
+            return pod
+        pod = await self._client.get(PODS, ref.name, ref.namespace, timeout_s=READ_TIMEOUT_S)
+        if ref.uid and pod.uid != ref.uid:
+            raise recreated(ref, pod.uid)
+        return self._cluster.pods.get(pod.uid, pod)

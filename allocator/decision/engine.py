@@ -1,0 +1,356 @@
+"""The decision on one pod: which nodes fit, which is best, and reserving its chips there. No I/O, no await.
+
+kube-scheduler breaks ties between nodes at random, and it asks about the next pod while the Binding of the last one is
+in flight. So an answer names one node, and the chips are reserved in the same step: the next pod no longer sees them as
+free. A pod's own reservation never stands in its own way.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from msgspec.structs import replace
+
+from allocator.decision.request import RequestReader, ResolvedRequest
+from allocator.gangs.gangs import Gangs
+from allocator.rules.placement import OrderKey
+from allocator.rules.request import ChipRequest
+from allocator.rules.summary import count_reasons, sum_up
+from allocator.rules.vacancy import Fit
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Reservation, Stage
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Category, Reason
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """Where a pod fits.
+
+    Attributes:
+        fitting: the nodes that fit, each once, in the order of the candidates.
+        refused: why the other nodes don't.
+    """
+
+    fitting: list[str]
+    refused: dict[str, Refusal]
+
+    @cached_property
+    def refusals(self) -> Counter[Refusal]:
+        """The number of nodes for each refusal; nodes share refusals."""
+        return Counter(self.refused.values())
+
+    @cached_property
+    def reasons(self) -> Counter[Reason]:
+        """The number of nodes for each reason."""
+        return count_reasons(self.refusals)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Nodes on which a pod fits equally well.
+
+    Attributes:
+        rank: 1 is the best.
+        score: the reference scheduler's number for the placement; 0 for the node of a pod that is placed already.
+        nodes: by name; the first node of the first tier is chosen.
+    """
+
+    rank: int
+    score: int
+    nodes: list[str]
+
+
+class DecisionEngine:
+    """Decides on single pods.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        gang_ttl_s: how long the unused seats of a gang stay reserved after one of its pods was bound.
+        default_product: name of the product for jobs of several pods that name none; empty for none.
+    """
+
+    def __init__(
+        self, cluster: Cluster, ledger: Ledger, *, gang_ttl_s: float = 120.0, default_product: str = ""
+    ) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._reader = RequestReader(cluster, ledger, default_product)
+        self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of)
+
+    def handles(self, pod: Pod) -> bool:
+        """Whether the allocator judges a pod: it requests chips, or more parts of chips than are allowed."""
+        return self._reader.handles(pod)
+
+    def validate(self, pod: Pod) -> None:
+        """Accept a pod that some node could take, or that is not the allocator's to judge.
+
+        Raises:
+            Refusal: its request is invalid on every node.
+        """
+        if self.handles(pod):
+            self.request_of(pod)
+
+    def request_of(self, pod: Pod) -> ChipRequest:
+        """What the rules have to know of a pod's request.
+
+        Raises:
+            Refusal: the request is invalid on every node; or the pod was deleted, which its scheduler may notice later
+                than the informers: nothing would release what was reserved for it now.
+        """
+        return self._reader.read(pod).chips
+
+    def filter(self, pod: Pod, candidates: Collection[str] | None = None) -> Filtered:
+        """Where a pod fits now; reserves nothing.
+
+        Args:
+            pod: the pod.
+            candidates: names of nodes; None for every node.
+
+        Raises:
+            Refusal: the pod's request is invalid on every node.
+        """
+        self._prune()
+        resolved = self._reader.read(pod, candidates)
+        settled = self.settled_node(pod)
+        if settled is not None:
+            return self._filter_settled(pod, settled, candidates)
+        if resolved.gang is not None:
+            return self._filter_gang(pod, resolved.chips, resolved.gang, candidates)
+        with self._ledger.suspended(pod.uid):
+            return Filtered(*self._cluster.index.partition(resolved.chips, candidates))
+
+    def rank(self, pod: Pod, candidates: Collection[str] | None = None) -> list[Tier]:
+        """The nodes on which a pod fits, best first; reserves nothing.
+
+        Raises:
+            Refusal: the pod's request is invalid on every node.
+        """
+        self._prune()
+        resolved = self._reader.read(pod, candidates)
+        settled = self.settled_node(pod)
+        if settled is not None:
+            return [Tier(1, 0, [settled])] if candidates is None or settled in set(candidates) else []
+        if resolved.gang is not None:
+            fitting = self._filter_gang(pod, resolved.chips, resolved.gang, candidates).fitting
+            return [Tier(1, 0, fitting)] if fitting else []
+        tiers: dict[tuple[OrderKey, int], list[str]] = {}
+        with self._ledger.suspended(pod.uid):
+            for name, verdict in self._cluster.index.verdicts(resolved.chips, candidates).items():
+                if not isinstance(verdict, Refusal):
+                    tiers.setdefault((verdict.key, verdict.score), []).append(name)
+        ranked = enumerate(sorted(tiers.items()), start=1)
+        return [Tier(rank, score, sorted(names)) for rank, ((_, score), names) in ranked]
+
+    def fits(self, pod: Pod) -> list[tuple[str, Fit]]:
+        """Every node on which a pod fits, and how: best first, by name among equals; reserves nothing.
+
+        For a pod of a gang these are nodes of the product on which the gang is placed.
+
+        Raises:
+            Refusal: the pod's request is invalid on every node, or its gang can't be placed.
+        """
+        self._prune()
+        resolved = self._reader.read(pod)
+        request = resolved.chips
+        if resolved.gang is not None:
+            record = self._cluster.nodes.get(self.gangs.preview(pod, request, resolved.gang, None))
+            if record is not None and record.product is not None:
+                request = replace(request, products=frozenset({record.product.name}))
+        with self._ledger.suspended(pod.uid):
+            verdicts = self._cluster.index.verdicts(request)
+        return sorted(((name, fit) for name, fit in verdicts.items() if not isinstance(fit, Refusal)), key=_order)
+
+    def place(self, pod: Pod, candidates: Collection[str] | None = None) -> Reservation:
+        """Choose node and chips for a pod and reserve them.
+
+        A reservation of the pod is kept, and its time to live starts again, if it is on a candidate and still valid, so
+        the answer is the same when asked again; otherwise it is replaced in the same step.
+
+        Raises:
+            Refusal: the pod fits nowhere; with one candidate, the reason of that node.
+        """
+        resolved, placed = self._place(pod, candidates)
+        if isinstance(placed, Reservation):
+            return placed
+        if placed is not None:
+            raise placed
+        request, index = resolved.chips, self._cluster.index
+        if candidates is not None and len(candidates) == 1:
+            (verdict,) = index.verdicts(request, candidates).values()
+            if isinstance(verdict, Refusal):
+                raise Refusal(verdict.reason, verdict.message)
+        raise sum_up(pod.key, request.chips, index.reasons(request, candidates))
+
+    def place_or_explain(self, pod: Pod, candidates: Collection[str]) -> Reservation | Filtered:
+        """Choose node and chips for a pod and reserve them; or, if it fits nowhere, why not, node by node.
+
+        Args:
+            pod: the pod.
+            candidates: names of nodes.
+
+        Returns:
+            The reservation. Without one: where the pod is bound already, or the refusal of every node.
+
+        Raises:
+            Refusal: the pod's request is invalid on every node.
+        """
+        resolved, placed = self._place(pod, candidates)
+        if isinstance(placed, Reservation):
+            return placed
+        if placed is None:
+            return Filtered(*self._cluster.index.partition(resolved.chips, candidates))
+        if (settled := self.settled_node(pod)) is not None:
+            return self._filter_settled(pod, settled, candidates)
+        return self._gang_refused(resolved.chips, list(candidates), placed)
+
+    def release(self, uid: str) -> bool:
+        """Release what is reserved for a pod alone, unless its Binding is in flight or posted; whether anything was.
+
+        The seat of a pod of a gang stays reserved: its plan has its own time to live.
+        """
+        held = self._ledger.get(uid)
+        if held is None or held.stage is not Stage.RESERVED:
+            return False
+        self._ledger.withdraw(uid)
+        return True
+
+    def held(self, uid: str) -> Reservation | None:
+        """The reservation of a pod."""
+        return self._ledger.get(uid)
+
+    def settled_node(self, pod: Pod) -> str | None:
+        """The node to which a pod is bound as far as the informers know, or that its Binding in flight names."""
+        held = self._ledger.get(pod.uid)
+        if held is not None and held.stage not in (Stage.RESERVED, Stage.PLANNED):
+            return held.node
+        seen = self._cluster.pods.get(pod.uid)
+        return seen.spec.node_name or None if seen is not None else None
+
+    def may_fit(self, pod: Pod) -> bool:
+        """Whether a pod that was refused could be placed now, on any node."""
+        self._prune()
+        gang = self._gang_of(pod)
+        if gang is not None:
+            return self.gangs.may_fit(pod, gang)
+        try:
+            return self._cluster.index.best(self.request_of(pod)) is not None
+        except Refusal:
+            return False
+
+    def is_of_gang(self, pod: Pod) -> bool:
+        """Whether the pod is placed together with others, or not at all."""
+        return self._gang_of(pod) is not None
+
+    def _place(
+        self, pod: Pod, candidates: Collection[str] | None
+    ) -> tuple[ResolvedRequest, Reservation | Refusal | None]:
+        """Reserve, if it fits: None if no candidate fits, a refusal for what is not a matter of single nodes."""
+        self._prune()
+        resolved = self._reader.read(pod, candidates)
+        held, settled = self._ledger.get(pod.uid), self.settled_node(pod)
+        if settled is not None:
+            if held is None or (candidates is not None and settled not in candidates):
+                return resolved, _settled(pod, settled)
+            return resolved, held
+        if resolved.gang is not None:
+            try:
+                return resolved, self.gangs.place(pod, resolved.chips, resolved.gang, candidates)
+            except Refusal as refusal:
+                return resolved, refusal.with_traceback(None)
+        return resolved, self._place_alone(pod, resolved, held, candidates)
+
+    def _place_alone(
+        self, pod: Pod, resolved: ResolvedRequest, held: Reservation | None, candidates: Collection[str] | None
+    ) -> Reservation | None:
+        request = resolved.chips
+        if held is not None:
+            if held.stage is Stage.PLANNED:
+                # Its group was deleted: it is placed alone now.
+                self._ledger.release(pod.uid)
+            elif (candidates is None or held.node in candidates) and self._cluster.suits(held, request):
+                return self._ledger.advance(pod.uid, Stage.RESERVED) or held
+        with self._ledger.suspended(pod.uid):
+            best = self._cluster.index.best(request, candidates)
+            if best is not None:
+                best = self._prefer_previous(pod, resolved.job, request, candidates, best)
+        if best is None:
+            self._ledger.release(pod.uid)
+            return None
+        node, fit = best
+        return self._ledger.reserve(uid=pod.uid, pod=pod.key, node=node, chips=fit.chips)
+
+    def _prune(self) -> None:
+        """Release what will not be used any more."""
+        self._ledger.expire()
+        self.gangs.prune()
+
+    def _gang_of(self, pod: Pod) -> Job | None:
+        return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))
+
+    def _filter_gang(self, pod: Pod, request: ChipRequest, gang: Job, candidates: Iterable[str] | None) -> Filtered:
+        names = list(self._cluster.index.entries if candidates is None else candidates)
+        try:
+            node = self.gangs.preview(pod, request, gang, None if candidates is None else names)
+        except Refusal as refusal:
+            return self._gang_refused(request, names, refusal.with_traceback(None))
+        elsewhere = Refusal(Reason.PLACED_WITH_GANG, f"pod {pod.key} is placed with its gang, on node {node}")
+        return Filtered([node], self._refused_with(request, [name for name in names if name != node], elsewhere))
+
+    def _gang_refused(self, request: ChipRequest, names: list[str], refusal: Refusal) -> Filtered:
+        if refusal.reason.category is Category.INCOMPLETE:
+            return Filtered([], dict.fromkeys(names, refusal))
+        return Filtered([], self._refused_with(request, names, refusal))
+
+    def _refused_with(self, request: ChipRequest, names: list[str], refusal: Refusal) -> dict[str, Refusal]:
+        """The refusal of nodes that the gang does not use: their own, where freeing chips would not help.
+
+        An occupied node gets the gang's refusal, so that no scheduler preempts there: room for one pod is not room for
+        its gang.
+        """
+        verdicts = self._cluster.index.verdicts(request, names)
+        return {
+            name: verdict
+            if isinstance(verdict, Refusal) and verdict.reason.category is not Category.OCCUPIED
+            else refusal
+            for name, verdict in verdicts.items()
+        }
+
+    def _filter_settled(self, pod: Pod, settled: str, candidates: Iterable[str] | None) -> Filtered:
+        names = list(self._cluster.index.entries if candidates is None else candidates)
+        others = dict.fromkeys((name for name in names if name != settled), _settled(pod, settled))
+        return Filtered([name for name in names if name == settled], others)
+
+    def _prefer_previous(
+        self, pod: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None, best: tuple[str, Fit]
+    ) -> tuple[str, Fit]:
+        """Where a pod is placed if it should return to its node, which has its images and files.
+
+        Its own previous node, else the best node that no pod of its job was on, else the best of all
+        (spec/scheduling.md §1.4, step 3). ``best`` is the best of all, and the answer without previous nodes.
+        """
+        index = self._cluster.index
+        previous = self._cluster.previous.of(job.key) if self._cluster.previous is not None else {}
+        own = previous.get(job.rank_of(pod)) if previous else None
+        if own is not None and (candidates is None or own in candidates):
+            fit = index.best(request, (own,))
+            if fit is not None:
+                return fit
+        used = set(previous.values())
+        if best[0] not in used:
+            return best
+        unused = [name for name in (index.entries if candidates is None else candidates) if name not in used]
+        return index.best(request, unused) or best
+
+
+def _settled(pod: Pod, node: str) -> Refusal:
+    return Refusal(Reason.ALREADY_PLACED, f"pod {pod.key} is bound to node {node}, or its Binding is in flight")
+
+
+def _order(node: tuple[str, Fit]) -> tuple[OrderKey, str]:
+    return node[1].key, node[0]

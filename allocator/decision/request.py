@@ -1,0 +1,104 @@
+"""What a pod requests, read from the pod, its job and the cluster. No I/O, no await.
+
+Every decision of every front end begins here, so that all of them refuse the same pod with the same sentence.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+from msgspec.structs import replace
+
+from allocator.rules.job import stated_minimum
+from allocator.rules.job_products import avoids_sub_healthy, one_product, wanted_products, wants_super_pod
+from allocator.rules.request import ChipRequest, requested_chips
+from allocator.rules.validity import JobShape, excess_of_parts, validate_job, virtual_chips
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+
+
+class ResolvedRequest(msgspec.Struct, frozen=True):
+    """What a pod requests, and the job it belongs to.
+
+    Attributes:
+        chips: what the rules have to know of the request.
+        job: the pod's job.
+        gang: the job, if its pods are placed together or not at all; else None.
+    """
+
+    chips: ChipRequest
+    job: Job
+    gang: Job | None
+
+
+class RequestReader:
+    """Reads what pods request.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        default_product: name of the product for jobs of several pods that name none; empty for none.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger, default_product: str = "") -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._default_product = default_product
+
+    def handles(self, pod: Pod) -> bool:
+        """Whether the allocator judges a pod: it requests chips, or more parts of chips than are allowed."""
+        return pod.requests_chips or self._excess_of_parts(pod) is not None
+
+    def read(self, pod: Pod, candidates: Collection[str] | None = None) -> ResolvedRequest:
+        """What a pod requests.
+
+        Args:
+            pod: the pod.
+            candidates: names of the nodes it may be on; None for every node.
+
+        Raises:
+            Refusal: the request is invalid on every node, or the pod was deleted.
+        """
+        if self._cluster.is_gone(pod.uid):
+            raise Refusal(Reason.POD_GONE, f"pod {pod.key} was deleted")
+        if not pod.requests_chips and (excess := self._excess_of_parts(pod)) is not None:
+            raise excess
+        stated_minimum(pod)
+        job = self._cluster.jobs.job_of(pod)
+        together = job.cooperation_with(pod)
+        request = ChipRequest(
+            requested_chips(pod),
+            distributed=together.known is not None and together.known > 1,
+            network_sensitive=together.known is None,
+            products=wanted_products(pod),
+            avoids_sub_healthy=avoids_sub_healthy(pod),
+        )
+        several = together.least > 1
+        validate_job(
+            JobShape(
+                f"job {job.key}" if several else f"pod {pod.key}",
+                frozenset({request.chips}),
+                pods=2 if several else 1,
+                products=request.products,
+                virtual=virtual_chips(pod),
+                super_pod=wants_super_pod(pod),
+            )
+        )
+        if together.known != 1:
+            there = self._cluster.labels.products(pod.spec.node_selector)
+            products = one_product(f"job {job.key}", request.products, there, self._default_product)
+            if products != request.products:
+                request = replace(request, products=products)
+        if request.network_sensitive and job.may_be_alone(pod):
+            with self._ledger.suspended(pod.uid):
+                if self._cluster.index.best(request, candidates) is None:
+                    # A pod without peers needs no network: chips with an unhealthy one are better than none.
+                    request = replace(request, network_sensitive=False)
+        return ResolvedRequest(request, job, self._cluster.jobs.gang(job))
+
+    def _excess_of_parts(self, pod: Pod) -> Refusal | None:
+        job = self._cluster.jobs.job_of(pod)
+        return excess_of_parts(pod, job.key, job.parts_with(pod))

@@ -1,0 +1,133 @@
+"""Whether this allocator may answer questions: it must lead, and its informers must have synced; and how it stops."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from allocator.binding.binding import BindingLease, unlimited_lease
+from allocator.leadership.endpoint import Endpoint, publish
+from allocator.leadership.fence import Fence
+from allocator.leadership.leader import Leader
+from allocator.settings import Settings
+from allocator.watch.informers import Informers
+from ascend.addresses import split_address
+from ascend.errors import Refusal
+from ascend.kube.client import KubeClient
+from ascend.kube.lease import Election, LeaseName, new_identity
+from ascend.reasons import Reason
+
+log = structlog.get_logger()
+
+DRAIN_S = 5.0
+
+
+class Leadership:
+    """What an allocator needs to answer questions: to be the only one that binds, and synced informers.
+
+    Args:
+        settings: whether there are other allocators.
+        client: the API server.
+        informers: must have synced.
+        boot_s: the clock of the lease; it advances while the process or the machine is suspended.
+        now_ns: the wall clock, Unix nanoseconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: KubeClient,
+        informers: Informers,
+        *,
+        boot_s: Callable[[], float],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._informers = informers
+        self._open = asyncio.Event()
+        self._leader: Leader | None = None
+        self._fence: Fence | None = None
+        self.lease: Callable[[float], BindingLease] = unlimited_lease
+        """Permission to post a Binding now."""
+        if settings.leader_election:
+            lease = LeaseName(settings.lease_namespace, settings.lease_name, settings.lease_duration_s)
+            election = Election(client, lease, new_identity(), clock=boot_s, now_ns=now_ns)
+            self._leader = Leader(election, self._close_fence)
+            self.lease = self._leader.lease
+            if settings.fence:
+                self._fence = Fence(client, lease.namespace, lease.name, election.identity, self.leads)
+
+    def leads(self) -> bool:
+        """Whether it is the only allocator that binds."""
+        return self._leader is None or self._leader.leads
+
+    def closed(self) -> Refusal | None:
+        """Why it answers no questions: ``NotLeader`` or ``ViewIncomplete``; None if it does."""
+        missing = self._leader.missing() if self._leader is not None else None
+        if missing is not None and not self.leads():
+            return Refusal(Reason.NOT_LEADER, missing)
+        if missing is None:
+            missing = self._informers.missing()
+        if missing is None and not self._open.is_set():
+            missing = "the pods are listed again, now that no other allocator binds"
+        return Refusal(Reason.VIEW_INCOMPLETE, missing) if missing is not None else None
+
+    async def opened(self) -> None:
+        """Wait until questions are answered."""
+        await self._open.wait()
+
+    async def run(self) -> None:
+        """Take part in the election until cancelled.
+
+        Raises:
+            LeadershipLost: it led, and no longer does.
+        """
+        if self._leader is not None:
+            await self._leader.run()
+
+    async def enter(self) -> None:
+        """Wait until no other allocator binds and every Binding made before that is seen."""
+        await self._informers.synced()
+        if self._leader is not None:
+            await self._leader.won()
+            await self._informers.refresh_pods()
+
+    async def keep(self, http_address: str, grpc_address: str) -> None:
+        """Answer questions from now on, and point fence and Service here, until cancelled.
+
+        Args:
+            http_address: where the extender listens.
+            grpc_address: where gRPC listens.
+        """
+        self._open.set()
+        async with asyncio.TaskGroup() as tasks:
+            if self._fence is not None:
+                tasks.create_task(self._fence.keep(), name="fence")
+            if self._settings.service:
+                ports = {"http": split_address(http_address)[1]}
+                if not grpc_address.startswith("unix:"):
+                    ports["grpc"] = split_address(grpc_address)[1]
+                namespace, service = self._settings.lease_namespace, self._settings.service
+                here = Endpoint(namespace, service, self._settings.pod_ip, ports)
+                tasks.create_task(publish(self._client, here, self.leads), name="endpoint")
+
+    async def leave(self, drain: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the Bindings in flight, whose outcome belongs in the log, and release the lease.
+
+        Args:
+            drain: waits for the Bindings in flight.
+        """
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await drain()
+        except TimeoutError:
+            # The lease is not released: it expires, when none of them can be in flight any more.
+            log.warning("stopped with Bindings in flight")
+            return
+        if self._leader is not None:
+            await self._leader.release()
+
+    async def _close_fence(self) -> None:
+        if self._fence is not None:
+            await self._fence.close()

@@ -1,0 +1,117 @@
+"""The record of decisions: a log line and a count for each, and an Event on pods that are refused."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import structlog
+
+from allocator.binding.binding import Assignment, PodRef
+from allocator.decision.engine import Filtered
+from allocator.decision.preemption import VictimSet
+from allocator.metrics import AllocatorMetrics
+from allocator.observe.refusal_events import RefusalEvents
+from allocator.rules.request import counted_chips
+from allocator.rules.summary import sum_up_nodes
+from ascend.annotations import Grant
+from ascend.chips import join_names
+from ascend.errors import AscendError, Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+
+log = structlog.get_logger()
+
+_NO_NODES: Final[Mapping[Reason, int]] = {}
+
+
+class Journal:
+    """Records decisions.
+
+    Args:
+        metrics: counts them.
+        events: posts Events on refused pods.
+        monotonic: the clock for durations.
+    """
+
+    def __init__(
+        self, metrics: AllocatorMetrics, events: RefusalEvents, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._metrics = metrics
+        self._events = events
+        self._monotonic = monotonic
+
+    @contextmanager
+    def timed(self, kind: str) -> Iterator[None]:
+        """Measure the answer to one question of a scheduler."""
+        started_s = self._monotonic()
+        try:
+            yield
+        finally:
+            self._metrics.duration_s.labels(kind).observe(self._monotonic() - started_s)
+
+    def bind_ended(self, ref: PodRef, node: str, result: Assignment | AscendError, duration_s: float) -> None:
+        """An attempt to bind a pod has ended."""
+        line = log.bind(pod=ref.key, pod_uid=ref.uid, node=node, duration_s=round(duration_s, 6))
+        if isinstance(result, Assignment) and result.repeated:
+            self._metrics.decisions.labels("repeated", "").inc()
+            line.info("the pod was bound before", bound_to=result.node, **_chips(result.grant))
+            return
+        if isinstance(result, Assignment):
+            self._metrics.decisions.labels("bound", "").inc()
+            line.info("bound a pod", **_chips(result.grant))
+            return
+        outcome = "failed"
+        if isinstance(result, Refusal):
+            outcome = "refused"
+            self._events.refused(ref, result, action="Bind")
+        self._metrics.decisions.labels(outcome, result.reason).inc()
+        line.warning("could not bind a pod", reason=result.reason, error=result.message)
+
+    def reserved(self, pod: Pod, assignment: Assignment) -> None:
+        """Chips were reserved for a caller that binds the pod itself."""
+        self._metrics.decisions.labels("reserved", "").inc()
+        log.info(
+            "reserved chips for a pod", pod=pod.key, pod_uid=pod.uid, node=assignment.node, **_chips(assignment.grant)
+        )
+
+    def not_injected(self, ref: PodRef, node: str, error: AscendError) -> None:
+        """The Binding of another scheduler was refused."""
+        self._metrics.decisions.labels("refused" if isinstance(error, Refusal) else "failed", error.reason).inc()
+        if isinstance(error, Refusal):
+            self._events.refused(ref, error, action="Binding")
+        log.info("refused a Binding", pod=ref.key, pod_uid=ref.uid, node=node, reason=error.reason, error=error.message)
+
+    def refused(self, pod: Pod, refusal: Refusal, *, nodes: Mapping[Reason, int] = _NO_NODES) -> None:
+        """A pod was refused on every node.
+
+        Args:
+            pod: the pod.
+            refusal: why.
+            nodes: the number of nodes for each reason, if nodes were examined.
+        """
+        self._metrics.decisions.labels("refused", refusal.reason).inc()
+        self._events.refused(PodRef.of(pod), refusal, action="Filter")
+        line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod))
+        line.info("refused a pod", reason=refusal.reason, error=refusal.message, refused=dict(nodes))
+
+    def filtered(self, pod: Pod, filtered: Filtered) -> None:
+        """A pod was filtered; reasons are counted, not listed, since there may be thousands of nodes."""
+        reasons = filtered.reasons
+        if filtered.fitting:
+            fitting = len(filtered.fitting)
+            log.debug("filtered nodes", pod=pod.key, pod_uid=pod.uid, fitting=fitting, refused=dict(reasons))
+            return
+        self.refused(pod, sum_up_nodes(pod.key, counted_chips(pod), filtered.refusals), nodes=dict(reasons))
+
+    def preempts(self, pod: Pod, chosen: VictimSet | None) -> None:
+        """A scheduler was answered which pods to preempt; the scheduler decides whether it does."""
+        if chosen is None:
+            log.info("no victims for a pod", pod=pod.key, pod_uid=pod.uid)
+            return
+        victims = [each.pod or each.uid for each in chosen.victims]
+        log.info("chose victims for a pod", pod=pod.key, pod_uid=pod.uid, node=chosen.node, victims=victims)
+
+
+def _chips(grant: Grant) -> dict[str, str | int]:
+    return {"request": len(grant.chips), "chips": join_names(grant.chips)}

@@ -1,0 +1,77 @@
+"""Events on pods that are refused: why a pod is pending, as ``kubectl describe pod`` shows it.
+
+Schedulers ask again and again for a pending pod, and thousands may be pending, so an Event is posted if the reason has
+changed or the last one was some time ago. A pod whose Event was dropped by the rate limit gets one when it is asked
+about again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from allocator.binding.binding import PodRef
+from ascend.errors import Refusal
+from ascend.kube.events import Regarding
+
+REMIND_S: Final = 300.0
+"""An unchanged reason is posted again after this time; the sentence's numbers may have changed."""
+
+REFILL_S: Final = 0.2
+"""The recorder's rate after a burst: 5 Events per second."""
+
+
+class Publish(Protocol):
+    """Posts an Event soon; see ``ascend.kube.events.EventRecorder.publish``."""
+
+    def __call__(self, regarding: Regarding, reason: str, note: str, *, action: str) -> bool:
+        """Returns at once: whether the Event will be posted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Posted:
+    reason: str
+    at_s: float
+
+
+class RefusalEvents:
+    """Posts Events on refused pods.
+
+    Args:
+        publish: posts one.
+        monotonic: the clock for reminders.
+    """
+
+    def __init__(self, publish: Publish, monotonic: Callable[[], float]) -> None:
+        self._publish = publish
+        self._monotonic = monotonic
+        self._posted: OrderedDict[str, _Posted] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._posted)
+
+    def refused(self, ref: PodRef, refusal: Refusal, *, action: str) -> None:
+        """A pod was refused.
+
+        Args:
+            ref: the pod.
+            refusal: why.
+            action: what was refused, a CamelCase word.
+        """
+        now_s = self._monotonic()
+        self._forget(now_s)
+        posted = self._posted.get(ref.uid)
+        if posted is not None and posted.reason == refusal.reason:
+            return
+        regarding = Regarding("Pod", ref.name, ref.namespace, ref.uid)
+        if self._publish(regarding, refusal.reason, refusal.message, action=action):
+            self._posted[ref.uid] = _Posted(refusal.reason, now_s)
+            self._posted.move_to_end(ref.uid)
+
+    def _forget(self, now_s: float) -> None:
+        # In order of their times, so each entry is examined once.
+        while self._posted:
+            uid, posted = next(iter(self._posted.items()))
+            if now_s - posted.at_s < REMIND_S:
+                return
+            del self._posted[uid]

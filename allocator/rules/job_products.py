@@ -1,0 +1,122 @@
+"""Which products a pod's job is for: its node selector ``accelerator-type`` and its ``huawei.com/schedule_policy``.
+
+spec/scheduling.md §3.2, §3.3. In the reference these select the rule; here the node's product does, and these only
+restrict the nodes. What can't be honoured is refused, not ignored.
+
+All pods of a job of several pods are placed on servers of one product: chips of different products differ in speed,
+memory and network. On a cluster of several products such a job names its product, or an administrator names one for all
+jobs that don't (``default_product``).
+"""
+
+from collections.abc import Collection
+
+from allocator.rules.identity import ACCELERATOR_TYPE, product_of_type
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.products import PRODUCTS
+from ascend.reasons import Reason
+
+SCHEDULE_POLICY = "huawei.com/schedule_policy"
+SUB_HEALTH_STRATEGY = "subHealthyStrategy"
+
+_NOT_OFFERED = frozenset({"chip8-node8-sp", "chip8-node8-ra64-sp", "chip1-softShareDev", "multilevel"})
+"""Policies of the reference without a rule here."""
+
+_SUPER_POD = "-super-pod"
+_SUPER_POD_POLICY = "-sp"
+_SUPER_POD_BLOCK = "sp-block"
+
+
+def wanted_products(pod: Pod) -> frozenset[str] | None:
+    """The names of the products a pod's job names; None if it names none.
+
+    Raises:
+        Refusal: ``UnknownProduct`` or ``UnknownPolicy`` for an unknown value, ``UnsupportedPolicy`` for a policy
+            without a rule, ``PolicyMismatch`` if selector and policy contradict each other.
+    """
+    node_type = pod.spec.node_selector.get(ACCELERATOR_TYPE)
+    policy = pod.metadata.annotations.get(SCHEDULE_POLICY)
+    by_type = None if node_type is None else _by_type(pod, node_type)
+    by_policy = None if policy is None else _by_policy(pod, policy)
+    if by_type is None or by_policy is None:
+        return by_type if by_policy is None else by_policy
+    if not by_type & by_policy:
+        raise Refusal(
+            Reason.POLICY_MISMATCH,
+            f"pod {pod.key}: node selector {ACCELERATOR_TYPE}={node_type} means {_join(by_type)} servers, "
+            f"annotation {SCHEDULE_POLICY}={policy} means {_join(by_policy)} servers",
+        )
+    return by_type & by_policy
+
+
+def one_product(job: str, named: frozenset[str] | None, there: Collection[str], default: str) -> frozenset[str] | None:
+    """The one product for all pods of a job of several pods.
+
+    Args:
+        job: the job, for the sentence, as in ``job default/train``.
+        named: names of the products that the job names; None if it names none.
+        there: names of the products of the nodes that the pod's node selector matches.
+        default: name of the product for jobs that don't name one; empty for none.
+
+    Returns:
+        One name; ``named`` if no such product is there.
+
+    Raises:
+        Refusal: ``ProductNotNamed`` if several products remain.
+    """
+    remaining = frozenset(there) if named is None else named.intersection(there)
+    if len(remaining) == 1:
+        return remaining
+    if not remaining:
+        return named
+    if default in remaining:
+        return frozenset({default})
+    raise Refusal(
+        Reason.PRODUCT_NOT_NAMED,
+        f"{job} has several pods and does not name its product; it may be on {_join(remaining)} servers",
+    )
+
+
+def avoids_sub_healthy(pod: Pod) -> bool:
+    """Whether a pod's job excludes sub-healthy nodes: every strategy but ``ignore`` does (spec/scheduling.md §1.3)."""
+    return pod.metadata.labels.get(SUB_HEALTH_STRATEGY, "ignore") != "ignore"
+
+
+def wants_super_pod(pod: Pod) -> bool:
+    """Whether a pod's job requests blocks of nodes of one SuperPod (spec/scheduling.md §4.7)."""
+    annotations = pod.metadata.annotations
+    return (
+        _SUPER_POD_BLOCK in annotations
+        or pod.spec.node_selector.get(ACCELERATOR_TYPE, "").endswith(_SUPER_POD)
+        or annotations.get(SCHEDULE_POLICY, "").endswith(_SUPER_POD_POLICY)
+    )
+
+
+def _by_type(pod: Pod, node_type: str) -> frozenset[str]:
+    product = product_of_type(node_type)
+    if product is None:
+        raise Refusal(
+            Reason.UNKNOWN_PRODUCT,
+            f"pod {pod.key}: node selector {ACCELERATOR_TYPE}={node_type} names no known product",
+        )
+    return frozenset({product.name})
+
+
+def _by_policy(pod: Pod, policy: str) -> frozenset[str]:
+    if policy in _NOT_OFFERED:
+        raise Refusal(
+            Reason.UNSUPPORTED_POLICY,
+            f"pod {pod.key}: annotation {SCHEDULE_POLICY}={policy}: there is no rule for it here",
+        )
+    names = frozenset(product.name for product in PRODUCTS.values() if policy in product.policies)
+    if not names:
+        known = ", ".join(sorted({each for product in PRODUCTS.values() for each in product.policies}))
+        raise Refusal(
+            Reason.UNKNOWN_POLICY,
+            f"pod {pod.key}: annotation {SCHEDULE_POLICY}={policy} is none of the policies: {known}",
+        )
+    return names
+
+
+def _join(names: frozenset[str]) -> str:
+    return " or ".join(sorted(names))

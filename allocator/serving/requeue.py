@@ -1,0 +1,164 @@
+"""Makes kube-scheduler requeue a refused pod once it would fit.
+
+kube-scheduler retries a pod that its extender refused when it sees nodes or pods change, and otherwise after five
+minutes (k/k:pkg/scheduler/backend/queue). It does not see what the allocator sees: reports are ConfigMaps, and
+reservations end in memory. And if both see a change, it may ask before the allocator's informer has seen it. So the
+allocator remembers the pods it refused; when such a pod would fit, and was not asked about for a while, a changed
+annotation on it makes the scheduler retry it. The while doubles each time, because the node on which it fits may not be
+one of its candidates. The pods of a gang don't wait the first time: what they lacked was the last of them, which exists
+now.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from allocator.decision.engine import DecisionEngine
+from allocator.metrics import AllocatorMetrics
+from allocator.rules.request import ChipRequest
+from allocator.state.cluster import Cluster
+from ascend.annotations import REQUEUED
+from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import PODS, Pod
+
+log = structlog.get_logger()
+
+FIRST_WAIT_S: Final = 1.0
+LONGEST_WAIT_S: Final = 300.0
+PERIOD_S: Final = 0.5
+AT_ONCE: Final = 16
+"""The most pods requeued in one period; each costs the scheduler a cycle."""
+FORGET_S: Final = 600.0
+"""A pod that was never seen, and not asked about for so long, is gone."""
+
+_REST: Final = 9
+"""After each pass over all pods, it rests for so many times the duration of the pass."""
+_REST_LIMIT_S: Final = 30.0
+_YIELD_S: Final = 0.005
+"""A pass yields to other tasks after so long; one pod may take as long as hundreds of others."""
+
+
+@dataclass(slots=True)
+class _Refused:
+    uid: str
+    namespace: str
+    name: str
+    request: ChipRequest
+    is_of_gang: bool
+    asked_s: float
+    wait_s: float = FIRST_WAIT_S
+
+    @property
+    def depends_on_peers(self) -> bool:
+        """Whether its request may change with the other pods of its job."""
+        return self.is_of_gang or self.request.distributed or self.request.network_sensitive
+
+    @property
+    def is_new_gang(self) -> bool:
+        return self.is_of_gang and self.wait_s == FIRST_WAIT_S
+
+
+class Requeuer:
+    """Remembers refused pods and requeues them.
+
+    Args:
+        client: the API server.
+        cluster: nodes, pods and jobs.
+        engine: knows what pods request.
+        metrics: counts.
+        monotonic: the clock for waits.
+        now_ns: the wall clock, Unix nanoseconds; makes the value of the annotation unique.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        cluster: Cluster,
+        engine: DecisionEngine,
+        metrics: AllocatorMetrics,
+        *,
+        monotonic: Callable[[], float],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._engine = engine
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._now_ns = now_ns
+        self._refused: dict[str, _Refused] = {}
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    def refused(self, pod: Pod) -> None:
+        """A pod was asked about and fits nowhere."""
+        known, request, gang = self._refused.get(pod.uid), self._engine.request_of(pod), self._engine.is_of_gang(pod)
+        if known is None:
+            namespace = pod.metadata.namespace
+            self._refused[pod.uid] = _Refused(pod.uid, namespace, pod.name, request, gang, self._monotonic())
+        else:
+            known.request, known.is_of_gang, known.asked_s = request, gang, self._monotonic()
+
+    def accepted(self, uid: str) -> None:
+        """A pod was asked about and fits."""
+        self._refused.pop(uid, None)
+
+    async def run(self) -> None:
+        """Requeue pods until cancelled."""
+        rest_s = PERIOD_S
+        while True:
+            await asyncio.sleep(rest_s)
+            started_s = self._monotonic()
+            due = await self._due()
+            rest_s = min(max(PERIOD_S, _REST * (self._monotonic() - started_s)), _REST_LIMIT_S)
+            for pod in due:
+                await self._annotate(pod)
+
+    async def _due(self) -> list[_Refused]:
+        now_s = self._monotonic()
+        due: list[_Refused] = []
+        fits: dict[ChipRequest, bool] = {}
+
+        def may_fit(each: _Refused, seen: Pod | None) -> bool:
+            if seen is not None and each.depends_on_peers:
+                return self._engine.may_fit(seen)
+            if each.request not in fits:
+                fits[each.request] = self._cluster.index.best(each.request) is not None
+            return fits[each.request]
+
+        yielded_s = now_s
+        for each in list(self._refused.values()):
+            if self._monotonic() - yielded_s > _YIELD_S:
+                await asyncio.sleep(0)
+                yielded_s = self._monotonic()
+            if self._refused.get(each.uid) is not each:
+                continue  # accepted meanwhile
+            seen = self._cluster.pods.get(each.uid)
+            silent_s = now_s - each.asked_s
+            if (seen is None and silent_s > FORGET_S) or (
+                seen is not None and (seen.spec.node_name or not seen.is_live)
+            ):
+                del self._refused[each.uid]
+            elif (silent_s >= each.wait_s or each.is_new_gang) and may_fit(each, seen):
+                due.append(each)
+        return due[:AT_ONCE]
+
+    async def _annotate(self, pod: _Refused) -> None:
+        pod.asked_s = self._monotonic()
+        pod.wait_s = min(2 * pod.wait_s, LONGEST_WAIT_S)
+        body = {"metadata": {"uid": pod.uid, "annotations": {REQUEUED: str(self._now_ns())}}}
+        try:
+            await self._client.patch(PODS, pod.name, body, namespace=pod.namespace)
+        except NotFound:
+            self._refused.pop(pod.uid, None)
+            return
+        except (ApiError, Unreachable) as error:
+            log.warning("can't requeue a pod", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            return
+        self._metrics.requeued.inc()
+        log.info("requeued a pod", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, request=pod.request.chips)

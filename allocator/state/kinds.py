@@ -1,0 +1,133 @@
+"""The kinds of object from which the state is made: the one table of what the allocator watches.
+
+The informers, the audit, ``npuctl`` (from files and from a cluster) and the test of the chart's RBAC rules all use it:
+a new kind is a new row.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
+
+from allocator.rules.job import COSCHEDULING, VOLCANO
+from allocator.state.cluster import Cluster
+from ascend.deviceinfo import LABELS, NAMESPACE
+from ascend.kube.objects import (
+    BATCH_JOBS,
+    CONFIG_MAPS,
+    COSCHEDULING_POD_GROUPS,
+    NODES,
+    PODS,
+    STATEFUL_SETS,
+    VOLCANO_POD_GROUPS,
+    BatchJob,
+    PodGroup,
+    Resource,
+    StatefulSet,
+)
+
+Scope: TypeAlias = Literal["all", "device-reports", "node-health"]
+"""Which namespaces are watched: all of them, ``kube-system``, or that of the setting ``node_health_namespace``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedKind:
+    """A kind of object that is watched.
+
+    Attributes:
+        name: what readiness and logs call it.
+        resource: where the API server serves it, and its decoder.
+        apply: adds or updates an object.
+        delete: removes an object.
+        scope: in which namespaces it is watched.
+        label_selector: which objects are watched; empty for all.
+        synced: called when the kind is complete, if it may be missing in a cluster: it comes with a custom resource.
+        unserved: called when such a kind is no longer served.
+    """
+
+    name: str
+    resource: Resource[Any]
+    apply: Callable[[Cluster, Any], None]
+    delete: Callable[[Cluster, Any], None]
+    scope: Scope = "all"
+    label_selector: str = ""
+    synced: Callable[[Cluster], None] | None = None
+    unserved: Callable[[Cluster], None] | None = None
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether a cluster may not serve the kind."""
+        return self.synced is not None
+
+    def namespace(self, health_namespace: str) -> str:
+        """The namespace to watch; empty for all of them.
+
+        Args:
+            health_namespace: the setting ``node_health_namespace``.
+        """
+        return {"all": "", "device-reports": NAMESPACE, "node-health": health_namespace}[self.scope]
+
+
+def watched_kinds(health_namespace: str) -> tuple[WatchedKind, ...]:
+    """The kinds to watch.
+
+    Args:
+        health_namespace: the setting ``node_health_namespace``; node health is not watched if it is empty.
+    """
+    return KINDS if health_namespace else tuple(kind for kind in KINDS if kind.scope != "node-health")
+
+
+def fill(cluster: Cluster, objects: Mapping[str, Iterable[Any]]) -> Cluster:
+    """Apply objects to a cluster, kind by kind in the order of the table.
+
+    Args:
+        cluster: it is changed and returned.
+        objects: by name of the kind; an optional kind that is missing is not served.
+    """
+    for kind in KINDS:
+        for each in objects.get(kind.name, ()):
+            kind.apply(cluster, each)
+        if kind.synced is not None and kind.name in objects:
+            kind.synced(cluster)
+    return cluster
+
+
+def _owner_applied(cluster: Cluster, owner: StatefulSet | BatchJob) -> None:
+    cluster.jobs.owner_applied(owner)
+
+
+def _owner_deleted(cluster: Cluster, owner: StatefulSet | BatchJob) -> None:
+    cluster.jobs.owner_deleted(owner)
+
+
+def _pod_groups(kind: str, resource: Resource[PodGroup]) -> WatchedKind:
+    def applied(cluster: Cluster, group: PodGroup) -> None:
+        cluster.jobs.group_applied(kind, group)
+
+    def deleted(cluster: Cluster, group: PodGroup) -> None:
+        cluster.jobs.group_deleted(kind, group)
+
+    return WatchedKind(
+        kind,
+        resource,
+        applied,
+        deleted,
+        synced=lambda cluster: cluster.jobs.watched(kind),
+        unserved=lambda cluster: cluster.jobs.unwatched(kind),
+    )
+
+
+_SELECTOR: Final = ",".join(f"{key}={value}" for key, value in LABELS.items())
+_reports = partial(WatchedKind, resource=CONFIG_MAPS, label_selector=_SELECTOR)
+
+KINDS: Final = (
+    WatchedKind("nodes", NODES, Cluster.node_applied, Cluster.node_deleted),
+    _reports("device reports", apply=Cluster.report_applied, delete=Cluster.report_deleted, scope="device-reports"),
+    _reports("node health", apply=Cluster.health_applied, delete=Cluster.health_deleted, scope="node-health"),
+    WatchedKind("StatefulSets", STATEFUL_SETS, _owner_applied, _owner_deleted),
+    WatchedKind("Jobs", BATCH_JOBS, _owner_applied, _owner_deleted),
+    _pod_groups(VOLCANO, VOLCANO_POD_GROUPS),
+    _pod_groups(COSCHEDULING, COSCHEDULING_POD_GROUPS),
+    WatchedKind("pods", PODS, Cluster.pod_applied, Cluster.pod_deleted),
+)
+"""Pods last: what they mean depends on all others."""

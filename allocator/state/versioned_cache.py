@@ -1,0 +1,26 @@
+"""A cache of answers that are valid for one version of the state."""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Q = TypeVar("Q", bound=Hashable)
+A = TypeVar("A")
+
+
+class VersionedCache(Generic[Q, A]):
+    """Answers by question, dropped when the state changes.
+
+    Args:
+        limit: the most answers kept: a state may stay unchanged for long while ever new questions are asked.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._version: Hashable = None
+        self._answers: dict[Q, A] = {}
+
+    def at(self, version: Hashable) -> dict[Q, A]:
+        """The answers found at this version so far; add to them before anything else changes."""
+        if version != self._version or len(self._answers) >= self._limit:
+            self._version, self._answers = version, {}
+        return self._answers

@@ -1,0 +1,1 @@
+"""The informers that feed the state from the API server."""

@@ -1,0 +1,201 @@
+"""The informers: they list and watch each kind of ``allocator.state.kinds`` and keep the cluster's state current."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from allocator.state.cluster import Cluster
+from allocator.state.kinds import WatchedKind, watched_kinds
+from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.kube.backoff import Backoff
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import PODS
+from ascend.kube.reflector import Reflector
+
+log = structlog.get_logger()
+
+DISCOVERY_S: Final = 60.0
+"""How often it is checked whether an optional kind is served."""
+
+
+class Informers:
+    """Feeds a cluster from the API server.
+
+    Args:
+        client: the API server.
+        cluster: it is kept current.
+        health_namespace: the setting ``node_health_namespace``.
+        monotonic: the clock for ``age_s``.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        cluster: Cluster,
+        *,
+        health_namespace: str = "",
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        def informer(kind: WatchedKind) -> "Reflector[Any] | OptionalInformer":
+            def make() -> Reflector[Any]:
+                return make_reflector(client, cluster, kind, health_namespace, monotonic)
+
+            return OptionalInformer(client, cluster, kind, make) if kind.is_optional else make()
+
+        kinds = watched_kinds(health_namespace)
+        self._informers = {kind.name: informer(kind) for kind in kinds}
+        (self._pods,) = (
+            informer
+            for kind, informer in zip(kinds, self._informers.values(), strict=True)
+            if kind.resource is PODS and isinstance(informer, Reflector)
+        )
+
+    def missing(self) -> str | None:
+        """The informers that have not synced, a sentence; None once all have."""
+        waiting = [name for name, informer in self._informers.items() if not informer.synced.is_set()]
+        return f"the informers have not synced: waiting for {', '.join(waiting)}" if waiting else None
+
+    async def synced(self) -> None:
+        """Wait until all informers have synced."""
+        for informer in self._informers.values():
+            await informer.synced.wait()
+
+    async def refresh_pods(self) -> None:
+        """Wait until every Binding that the API server has made by now is seen."""
+        await self._pods.refresh()
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the API server was last heard from, on the quietest watch; None before all were."""
+        ages = [informer.age_s for informer in self._informers.values()]
+        return max((age for age in ages if age is not None), default=None) if None not in ages else None
+
+    async def run(self) -> None:
+        """Keep the cluster current until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for name, informer in self._informers.items():
+                tasks.create_task(informer.run(), name=f"watch {name}")
+
+
+class OptionalInformer:
+    """The informer of a kind that comes with a custom resource: it runs while the API server serves the kind.
+
+    Args:
+        client: the API server.
+        cluster: it is kept current.
+        kind: the kind.
+        reflector: makes the reflector of the kind.
+        discovery_s: how often it is checked whether the kind is served.
+
+    Attributes:
+        synced: set once all objects are known; there are none while the kind is not served.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        cluster: Cluster,
+        kind: WatchedKind,
+        reflector: Callable[[], Reflector[Any]],
+        *,
+        discovery_s: float = DISCOVERY_S,
+    ) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._kind = kind
+        self._make_reflector = reflector
+        self._discovery_s = discovery_s
+        self._reflector: Reflector[Any] | None = None
+        self.synced = asyncio.Event()
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the server was last heard from; 0 while the kind is not served, None before that is known."""
+        if self._reflector is not None:
+            return self._reflector.age_s
+        return 0.0 if self.synced.is_set() else None
+
+    async def run(self) -> None:
+        """Watch the kind whenever it is served, until cancelled."""
+        while True:
+            if await self._is_served():
+                await self._watch()
+            self.synced.set()
+            await asyncio.sleep(self._discovery_s)
+
+    async def _watch(self) -> None:
+        log.info("watching an optional kind", kind=self._kind.name)
+        reflector = self._reflector = self._make_reflector()
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(reflector.run(), name=f"watch {self._kind.name}")
+            await reflector.synced.wait()
+            if self._kind.synced is not None:
+                self._kind.synced(self._cluster)
+            self.synced.set()
+            is_served = True
+            while is_served:
+                await asyncio.sleep(self._discovery_s)
+                is_served = await self._is_served()
+            watch.cancel()
+        log.info("an optional kind is no longer served", kind=self._kind.name)
+        if self._kind.unserved is not None:
+            self._kind.unserved(self._cluster)
+        self._reflector = None
+
+    async def _is_served(self) -> bool:
+        backoff = Backoff()
+        while True:
+            try:
+                await self._client.request("GET", self._kind.resource.path(), query={"limit": "1"}, timeout_s=30.0)
+            except NotFound:
+                return False
+            except (ApiError, Unreachable) as error:
+                # Forbidden is not the same as not served: a gang must not be taken for single pods.
+                log.warning("can't list an optional kind", kind=self._kind.name, error=str(error))
+                await asyncio.sleep(backoff.next_s())
+            else:
+                return True
+
+
+def make_reflector(
+    client: KubeClient,
+    cluster: Cluster,
+    kind: WatchedKind,
+    health_namespace: str = "",
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Reflector[Any]:
+    """The reflector that feeds a cluster with the objects of a kind.
+
+    Args:
+        client: the API server.
+        cluster: it is kept current.
+        kind: the kind.
+        health_namespace: the setting ``node_health_namespace``.
+        monotonic: the clock for ``age_s``.
+    """
+    return Reflector(
+        client,
+        kind.resource,
+        _Handler(cluster, kind),
+        namespace=kind.namespace(health_namespace),
+        label_selector=kind.label_selector,
+        monotonic=monotonic,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Handler:
+    cluster: Cluster
+    kind: WatchedKind
+
+    def applied(self, obj: Any) -> None:
+        """Add or update an object."""
+        self.kind.apply(self.cluster, obj)
+
+    def deleted(self, obj: Any) -> None:
+        """Remove an object."""
+        self.kind.delete(self.cluster, obj)
