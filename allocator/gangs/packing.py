@@ -225,10 +225,13 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
     request, is_single = misfit.request, len(gang.members) == 1
     # Without the pod's name: the refusal is cached for peers with an equal request.
     if is_single:
-        what, next_one = "a pod of it must join its peers and does not fit", "it"
+        what = f"a pod of it ({count(request.chips, 'chip')}) must join its peers and does not fit;"
     else:
-        what = f"{len(gang.members)} pods must be placed together and only {misfit.fitting} fit at once"
-        next_one = "another one"
+        fit = "fits" if misfit.fitting == 1 else "fit"
+        what = (
+            f"{len(gang.members)} pods must be placed together and only {misfit.fitting} {fit} at once; "
+            f"for another one ({count(request.chips, 'chip')})"
+        )
     reasons = misfit.board.reasons(request, misfit.allowed, is_full=misfit.is_full)
     # In a defined order, so that the same state gives the same sentence.
     ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
@@ -236,7 +239,4 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
         refusing = f"the nodes refuse: {', '.join(f'{number} {reason}' for reason, number in ordered)}"
     else:
         refusing = "there is no node" if misfit.allowed is None else "no node matches its node selector"
-    return Refusal(
-        Reason.GANG_DOES_NOT_FIT,
-        f"job {gang.job}: {what}; for {next_one} ({count(request.chips, 'chip')}) {refusing}",
-    )
+    return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job}: {what} {refusing}")

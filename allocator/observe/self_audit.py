@@ -95,7 +95,6 @@ class SelfAudit:
             if kind.is_optional and kind.name not in self._cluster.jobs.watched_kinds:
                 continue
             try:
-                fill(twin, {kind.name: ()})  # complete, even without objects
                 namespace = kind.namespace(self._health_namespace)
                 async for page in self._client.pages(kind.resource, namespace, label_selector=kind.label_selector):
                     fill(twin, {kind.name: page})

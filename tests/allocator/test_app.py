@@ -27,7 +27,7 @@ async def test_it_does_not_live_on_blind(tmp_path: Path, monkeypatch: pytest.Mon
             await server.create(pod_manifest("a", 1))
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(Cluster, "pod_applied", fail)
+    monkeypatch.setattr(Cluster, "_note_placed", fail)
     async with ApiServer() as server:
         with pytest.raises(ExceptionGroup) as ended:
             await live()

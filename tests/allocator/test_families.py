@@ -354,6 +354,6 @@ def test_a_job_for_other_products_is_told_so_and_one_for_several_is_not() -> Non
     assert isinstance(refused, Refusal)
     assert (refused.reason, refused.message) == (
         "WrongProduct",
-        "the job is for 910A or 910B-8 servers, this is a A3-16 server",
+        "the job is for 910A or 910B-8 servers, this is an A3-16 server",
     )
     assert isinstance(judge(vacancy, ChipRequest(8, products=frozenset({"A3-8", "A3-16"}))), Fit)

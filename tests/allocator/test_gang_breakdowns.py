@@ -9,7 +9,7 @@ from allocator.state.job import Job
 from allocator.state.reservation import Stage
 from ascend.chips import chip_ids
 from ascend.kube.objects import Pod
-from tests.allocator.builders import node, pod, report
+from tests.allocator.builders import World, node, pod, report
 from tests.allocator.gangs import MESHES, bind, gang, reason, world_of
 
 
@@ -54,14 +54,14 @@ def test_a_filter_answers_the_node_of_the_next_plan_where_the_planned_one_has_br
 
 
 def test_a_filter_gives_up_the_peers_places_with_the_planned_one_that_has_broken_down() -> None:
-    world = world_of(2)
+    world = world_of(2, **MESHES)
     pods = gang("train", 2)
     world.add(*pods)
     world.engine.place(pods[0])
-    # The peer's place is still good, but there is no second one beside it.
-    world.add(node("n0", cordoned=True), *(node(f"o{number}", labels=MESHES) for number in range(2)))
-    assert world.engine.filter(pods[0]).fitting == ["o0"]
-    assert [world.engine.place(each).node for each in pods] == ["o0", "o1"]
+    # The peer's seat is still usable, but a plan is dropped as a whole.
+    world.add(node("n0", labels=MESHES, cordoned=True), *(node(f"o{number}", labels=MESHES) for number in range(2)))
+    assert world.engine.filter(pods[0]).fitting == ["n1"]
+    assert [world.engine.place(each).node for each in pods] == ["n1", "o0"]
 
 
 def test_a_filter_counts_a_late_pod_s_own_chips_as_free_where_its_planned_place_has_broken_down() -> None:
@@ -140,8 +140,8 @@ def test_a_seat_one_chip_of_which_has_failed_is_given_up_however_many_others_are
 
 
 def test_a_seat_on_a_server_that_turns_out_to_be_another_product_is_given_up() -> None:
-    world = world_of(2, **MESHES)
-    world.add(*(pods := gang("train", 2, chips=2)))
+    world = World(default_product="910B-8")
+    world.add(*(node(f"n{number}", labels=MESHES) for number in range(2)), *(pods := gang("train", 2, chips=2)))
     assert [world.engine.place(each).node for each in pods] == ["n0", "n0"]
     world.add(node("n0"))
     assert [world.engine.place(each).node for each in pods] == ["n1", "n1"]

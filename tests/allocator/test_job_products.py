@@ -221,7 +221,7 @@ def test_members_that_name_different_products_are_placed_together_or_not_at_all(
     world.add(first := selecting(peer(0, minimum=2), A), selecting(peer(1, minimum=2), B))
     message = refusal(world, first).message
     assert message.startswith("job default/train: 2 pods must be placed together and only ")
-    assert message.endswith("for another one (8 chips) the nodes refuse: 1 NotEnoughChips, 1 WrongProduct")
+    assert message.endswith("for another one (8 chips) the nodes refuse: 1 NotEnoughChips")
     assert len(world.ledger) == 0
 
 

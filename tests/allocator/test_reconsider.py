@@ -269,41 +269,17 @@ def world_of_two() -> World:
     return world
 
 
-@pytest.mark.parametrize("refused_again", [False, True])
-async def test_a_pod_kept_from_where_it_fits_by_its_peer_is_touched_once_that_has_moved(*, refused_again: bool) -> None:
-    world, api = world_of_two(), Patches()
-    first, second = of_two(0), of_two(1)
-    b0, b1 = (node(name, labels={"accelerator-type": "module-910b-8"}) for name in ("b0", "b1"))
-    world.add(first, second, b0)
-    assert world.engine.place(first).node == "a0"
-    async with reconsidering(world, api) as reconsideration:
-        world.add(b1)
-        with pytest.raises(Refusal, match="WrongProduct"):
-            world.engine.place(second)
-        reconsideration.refused(second)
-        await asyncio.sleep(10)
-        assert not api.taken
-        world.add(node("a0", labels={"accelerator-type": "module"}, cordoned=True))
-        assert world.engine.place(first).node == "b0"
-        if refused_again:
-            reconsideration.refused(second)
-        await asyncio.sleep(2)
-        assert [name for _, name, _ in api.taken] == ["s-1"]
-
-
 async def test_a_pod_refused_again_is_judged_by_what_it_asks_for_now() -> None:
-    # Not seen by our watch yet, it can't be asked about anew.
+    # Not seen by the informer yet, its request can't be read again.
     world, api = world_of_two(), Patches()
-    world.add(node("b0", labels={"accelerator-type": "module-910b-8"}), of_two(0))
+    world.add(of_two(0), pod("busy", 8, node="a0", chips=range(8), phase="Running"))
     async with reconsidering(world, api) as reconsideration:
-        assert world.engine.place(of_two(0), ["b0"]).node == "b0"
-        world.add(node("b0", labels={"accelerator-type": "module-910b-8"}, cordoned=True))
         reconsideration.refused(of_two(1))
-        world.engine.release(of_two(0).uid)
-        assert world.engine.place(of_two(0), ["a0"]).node == "a0"
-        reconsideration.refused(of_two(1))
-        await asyncio.sleep(5)
-        assert not api.taken
-        world.add(node("a1", labels={"accelerator-type": "module"}))
+        smaller = pod("s-1", 4)
+        world.cluster.jobs.owner_deleted(StatefulSet(metadata=Metadata(name="s", namespace="default")))
+        reconsideration.refused(msgspec.structs.replace(smaller, metadata=of_two(1).metadata))
+        world.add(
+            node("a1", labels={"accelerator-type": "module"}), pod("half", 1, node="a1", chips=[0], phase="Running")
+        )
         await asyncio.sleep(2)
         assert [name for _, name, _ in api.taken] == ["s-1"]

@@ -189,7 +189,7 @@ async def test_the_node_whose_victims_matter_least_is_named_and_no_other() -> No
     with mock.patch.object(preemption, "_engine", wraps=preemption._engine) as engine:
         best = await preemption.improve(pod("x", 8, priority=9), suggested)
     # What a pod asks may take a look at many nodes.
-    engine.ask_of_one_node.assert_called_once()
+    engine.request_of.assert_called_once()
     # n4's victim is the least important one, but its budget would be violated; n3 loses one pod, n2 two.
     assert best is not None
     assert best.node == "n3"
