@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from ascend.kube.objects import Pod
-from sandbox.apiserver.jsonpatch import apply_json_patch
+from sandbox.apiserver.patches import json_patch
 from sandbox.apiserver.registry import AdmissionHook
 from sandbox.apiserver.resources import Resource
 from sandbox.apiserver.status import forbidden
@@ -129,7 +129,7 @@ def _shown_to(url: str) -> AdmissionHook:
         if not response["allowed"]:
             raise forbidden(resource, name, f"admission webhook denied the request: {response['status']['message']}")
         steps = json.loads(base64.b64decode(response.get("patch", "W10=")))
-        patched: dict[str, Any] = apply_json_patch(document, steps)
+        patched: dict[str, Any] = json_patch(document, steps)
         return patched
 
     return show
