@@ -19,7 +19,6 @@ from device_plugin.driver import ChipState
 from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
 from tests.deploy.helm import CHART, REPOSITORY
 
-
 SANDBOX = REPOSITORY / "sandbox"
 
 
