@@ -37,7 +37,7 @@ def audit(pods: Iterable[Pod]) -> Audit:
         if grant is None:
             without += 1
             continue
-        request = effective_request(pod.asks)
+        request = effective_request(pod.container_requests)
         in_one_ring = any(not grant.chip_set & ~ring for ring in ASCEND_910A.rings)
         is_whole = grant.chip_set == ASCEND_910A.all_chips
         is_right = len(grant.chips) == request and (in_one_ring or is_whole)
