@@ -13,13 +13,14 @@ ENV UV_PROJECT_ENVIRONMENT=/opt/ascend-affinity \
 WORKDIR /src
 # The dependencies are a layer of their own, built again only when the lock file changes.
 COPY pyproject.toml uv.lock ./
+# The lock file covers the sandbox too, so uv has to see what it depends on. The image has none of it.
+COPY sandbox/pyproject.toml sandbox/
 RUN uv sync --locked --no-dev --no-editable --no-install-project
 COPY README.md LICENSE ./
 COPY protos/ protos/
 COPY ascend/ ascend/
 COPY device_plugin/ device_plugin/
 COPY allocator/ allocator/
-COPY sandbox/ sandbox/
 COPY npuctl/ npuctl/
 RUN uv sync --locked --no-dev --no-editable
 

@@ -30,8 +30,8 @@ help: ## list the targets
 setup: $(filter .tools/bin/uv,$(UV)) ## install the locked dependencies into .venv
 	@$(UV) sync --locked --quiet
 
-demo: setup ## a whole cluster in one process: two nodes, a few pods, who got which chips
-	@$(RUN) python -m sandbox.demo
+demo: $(filter .tools/bin/uv,$(UV)) ## a whole cluster in one process: two nodes, a few pods, who got which chips
+	@$(RUN) --no-dev --extra sandbox python -m sandbox.demo
 
 test: setup lint ## lint, types and all tests; the real-cluster ones where the machine can
 	@$(RUN) python -m tests.cluster prepare

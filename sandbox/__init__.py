@@ -1,5 +1,5 @@
-"""A whole cluster in one process: API server, kubelets, a scheduler loop, simulated chips. No root, no containers.
+"""A Kubernetes cluster in one process: API server, scheduler, kubelets, simulated chips. No root, no containers.
 
-The parts keep the contracts of the real ones (the scenario suite in ``tests/e2e`` runs on both), so our two programs
-run on it unchanged. It serves the demo, fast tests and experiments.
+Our two programs run on it unchanged, because it behaves as a real cluster does; the scenarios in ``tests/e2e`` run on
+both. It serves the demo, fast tests and experiments.
 """

@@ -1,6 +1,6 @@
-"""A sandbox cluster: an API server, nodes with simulated chips, a scheduler.
+"""A sandbox cluster: an API server, a scheduler, and nodes with simulated chips.
 
-Our two programs are not part of it: they are started on it, in this process or in others, as on any cluster.
+Our two programs are not part of it. As on any cluster they are started separately, in this process or in others.
 """
 
 import json
@@ -22,12 +22,12 @@ from sandbox.apiserver import ApiServer
 from sandbox.kubelet import Kubelet
 from sandbox.scheduler import Scheduler
 
-TOKEN = "sandbox"  # noqa: S105 - opens nothing but this sandbox
+TOKEN = "sandbox"  # noqa: S105 - gives access to this sandbox only
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxNode:
-    """A node: its kubelet, the file of its simulated chips, the folder of its device nodes."""
+    """A node: its kubelet, the state file of its simulated chips, and the folder of its device nodes."""
 
     kubelet: Kubelet
     state_file: Path
@@ -39,7 +39,7 @@ class SandboxNode:
         return self.kubelet.node_name
 
     def edit_chip(self, chip_id: int, **fields: Any) -> None:
-        """Change a simulated chip, as in ``edit_chip(2, health="Unhealthy")``."""
+        """Change fields of a simulated chip, such as ``edit_chip(2, health="Unhealthy")``."""
         server = msgspec.json.decode(self.state_file.read_bytes(), type=SimulatedServer)
         for name, value in fields.items():
             setattr(server.chips[chip_id], name, value)
@@ -50,14 +50,14 @@ class SandboxCluster:
     """A cluster in this process. Use as an async context manager.
 
     Args:
-        folder: where sockets and files go; its path must be short, because unix sockets have 107 bytes.
-        node_names: the nodes.
-        product: what kind of servers the nodes are.
+        folder: for sockets and files; a short path, because the path of a unix socket may have 107 bytes.
+        node_names: the names of the nodes.
+        product: the product of the nodes.
         seed: of every arbitrary choice.
 
     Attributes:
         client: the API server, as an administrator.
-        nodes: the nodes in order.
+        nodes: the nodes, in the order of ``node_names``.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class SandboxCluster:
         await self._stack.aclose()
 
     async def start_scheduler(self, extender_url: str | None) -> None:
-        """Start the scheduler, with an allocator as its extender, or with None as one that only counts."""
+        """Start the scheduler with an allocator as its extender; with None it only counts."""
         await self._stack.enter_async_context(Scheduler(self.client, extender_url, seed=self._seed))
 
     def write_kubeconfig(self, name: str, server: str = "") -> Path:
-        """Write a kubeconfig file, for the API server itself or for a proxy in front of it."""
+        """Write a kubeconfig file for the API server, or for a proxy of it at another address."""
         document = self.server.kubeconfig(TOKEN)
         if server:
             document["clusters"][0]["cluster"]["server"] = server
@@ -117,7 +117,7 @@ class SandboxCluster:
 
 
 def pod_manifest(name: str, chips: int, **spec: Any) -> dict[str, Any]:
-    """A pod with one container, ``main``, that asks for chips (0 asks for none)."""
+    """Return a pod with one container, ``main``, that requests chips; 0 for none."""
     resources = {"limits": {RESOURCE: str(chips)}} if chips else {}
     return {
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""``make demo``: the main job, from a pod that asks for chips to the container that has them, in one process."""
+"""``make demo``: shows the main job in one process, from a pod that requests chips to the container that has them."""
 
 import asyncio
 import logging
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from allocator.app import AllocatorApp
 from allocator.settings import Settings as AllocatorSettings
@@ -24,6 +25,7 @@ from ascend.products import ASCEND_910A
 from device_plugin.app import Plugin
 from device_plugin.rules.injection import VISIBLE_DEVICES
 from device_plugin.settings import Settings as PluginSettings
+from npuctl.output import console
 from npuctl.render import node_map
 from npuctl.snapshot import Snapshot
 from npuctl.view import node_views
@@ -32,16 +34,16 @@ from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
 PODS = {"train-a": 4, "train-b": 2, "notebook": 1, "serve": 2}
 LATE_POD, LATE_CHIPS = "train-c", 4
 FAILING_CHIP, FAULT_CODE = 5, "80E18402"
-PATIENCE_S = 30.0
+STEP_TIMEOUT_S = 30.0
 
 
 class Demo:
-    """Tells the story on a console.
+    """The steps of the demo.
 
     Args:
-        cluster: where it happens.
-        settings: the allocator's.
-        console: where it is told.
+        cluster: the cluster.
+        settings: the allocator's settings.
+        console: where the demo prints.
     """
 
     def __init__(self, cluster: SandboxCluster, settings: AllocatorSettings, console: Console) -> None:
@@ -52,54 +54,58 @@ class Demo:
         self._started_s = time.monotonic()
 
     def say(self, text: str) -> None:
-        """A step, with the seconds since the start."""
-        self._console.print(
-            f"[dim]{time.monotonic() - self._started_s:5.1f} s[/]  {text}", highlight=False, soft_wrap=True
-        )
+        """Print a line with the seconds since the start."""
+        self._print((f"{time.monotonic() - self._started_s:5.1f} s", "dim"), f"  {text}")
 
-    async def tell(self) -> None:
-        """The whole story."""
-        await self._until(self._nodes_offer)
-        self.say(
-            f"{len(self._cluster.nodes)} nodes offer 8 chips each as {RESOURCE}: both device plugins are registered"
-        )
-        self.say("pods are submitted: " + ", ".join(f"{name} asks for {chips}" for name, chips in PODS.items()))
+    async def run(self) -> None:
+        """Run all steps."""
+        await self._until(self._all_allocatable)
+        self.say(f"both device plugins are registered: each of 2 nodes has 8 allocatable {RESOURCE}")
+        self.say("pods are created: " + ", ".join(f"{name} requests {count}" for name, count in PODS.items()))
         for name, chips in PODS.items():
             await self._client.create(objects.PODS, pod_manifest(name, chips), "default")
-        await self._until(lambda: self._given(*PODS))
+        await self._until(lambda: self._have_chips(*PODS))
         await self._check()
-        self.say("each runs with exactly the chips written on it, and none spans two rings:")
+        self.say("all pods run, each with exactly the chips in its annotation, and none with chips of two rings:")
         await self._show()
-        self.say("what is written on train-a:")
-        self._annotations(await self._pod("train-a"))
+        self.say("the annotations of train-a:")
+        self._show_annotations(await self._pod("train-a"))
         await self._fail_and_recover(self._cluster.nodes[-1])
 
     async def _fail_and_recover(self, node: SandboxNode) -> None:
         node.edit_chip(FAILING_CHIP, health="Unhealthy", fault_codes=[FAULT_CODE])
-        await self._until(lambda: self._offered(node, 7))
-        self.say(f"chip {FAILING_CHIP} of {node.name} fails; then {LATE_POD} asks for {LATE_CHIPS} chips")
+        await self._until(lambda: self._is_allocatable(node, 7))
+        self.say(f"chip {FAILING_CHIP} of {node.name} fails; then {LATE_POD} requests {LATE_CHIPS} chips")
         await self._client.create(objects.PODS, pod_manifest(LATE_POD, LATE_CHIPS), "default")
-        await self._until(lambda: self._refused(LATE_POD))
+        await self._until(lambda: self._is_unschedulable(LATE_POD))
         free = (await self._report(node)).free.bit_count()
-        self.say(f"{free} chips are free there, enough for who only counts; but no ring has {LATE_CHIPS}, so it waits:")
-        self._console.print(f"         [yellow]{_why(await self._pod(LATE_POD))}[/]", highlight=False, soft_wrap=True)
+        self.say(
+            f"{node.name} has {free} free chips, enough for a scheduler that only counts; but no ring has {LATE_CHIPS},"
+            f" so {LATE_POD} stays pending:"
+        )
+        self._print("         ", (_unschedulable_message(await self._pod(LATE_POD)), "yellow"))
         await self._show()
         node.edit_chip(FAILING_CHIP, health="Healthy", fault_codes=[])
-        self.say("the chip recovers:")
-        await self._until(lambda: self._given(LATE_POD))
+        self.say(f"chip {FAILING_CHIP} of {node.name} recovers")
+        await self._until(lambda: self._have_chips(LATE_POD))
+        self.say(f"{LATE_POD} runs:")
         await self._show()
 
     async def _check(self) -> None:
-        """Make sure that what is told is so."""
+        """Check the claims that the demo prints.
+
+        Raises:
+            RuntimeError: A pod has other chips than its annotation, or chips of two rings.
+        """
         for node in self._cluster.nodes:
             for (pod, container), ids in node.kubelet.ledger().items():
-                written = parse_names((await self._pod(pod.partition("/")[2])).metadata.annotations[ALLOCATED])
-                seen = node.kubelet.container(pod, container).env[VISIBLE_DEVICES]
-                chips = chip_set(written)
-                if chips != chip_set(map(parse_chip_name, ids)) or seen != ",".join(map(str, written)):
-                    raise RuntimeError(f"{pod} was given other chips than are written on it")
+                allocated = parse_names((await self._pod(pod.partition("/")[2])).metadata.annotations[ALLOCATED])
+                visible = node.kubelet.container(pod, container).env[VISIBLE_DEVICES]
+                chips = chip_set(allocated)
+                if chips != chip_set(map(parse_chip_name, ids)) or visible != ",".join(map(str, allocated)):
+                    raise RuntimeError(f"pod {pod} has other chips than its annotation {ALLOCATED}")
                 if not any(chips & ring == chips for ring in ASCEND_910A.rings):
-                    raise RuntimeError(f"{pod} spans two rings")
+                    raise RuntimeError(f"pod {pod} has chips of two rings")
 
     async def _report(self, node: SandboxNode) -> DeviceReport:
         name = config_map_name(node.name)
@@ -109,40 +115,44 @@ class Demo:
         snapshot = await Snapshot.fetch(self._client)
         self._console.print(node_map(node_views(snapshot, self._settings, time.time_ns())))
         table = Table(box=None, padding=(0, 2))
-        for title in ("pod", "asks for", "node", "was given"):
+        for title in ("pod", "requests", "node", "chips"):
             table.add_column(title, header_style="bold")
         for pod in sorted(snapshot.pods, key=lambda pod: pod.metadata.creation_timestamp or ""):
-            asked = str(sum(container.chips for container in pod.spec.containers))
-            given = pod.metadata.annotations.get(REAL, "").replace(NAME_PREFIX, "")
-            table.add_row(pod.name, asked, pod.spec.node_name or "pending", given)
+            requested = str(sum(container.chips for container in pod.spec.containers))
+            chips = pod.metadata.annotations.get(REAL, "").replace(NAME_PREFIX, "")
+            table.add_row(pod.name, requested, pod.spec.node_name or "pending", chips)
         self._console.print(table)
 
-    def _annotations(self, pod: Pod) -> None:
+    def _show_annotations(self, pod: Pod) -> None:
         for key, text in sorted(pod.metadata.annotations.items()):
-            self._console.print(f"         [cyan]{key}[/]: {text}", highlight=False, soft_wrap=True)
+            self._print("         ", (key, "cyan"), f": {text}")
+
+    def _print(self, *parts: str | tuple[str, str]) -> None:
+        """Print a line of parts, each of which may have a style."""
+        self._console.print(Text.assemble(*parts), soft_wrap=True)
 
     async def _pod(self, name: str) -> Pod:
         return await self._client.get(objects.PODS, name, "default")
 
-    async def _nodes_offer(self) -> bool:
-        return all([await self._offered(node, 8) for node in self._cluster.nodes])
+    async def _all_allocatable(self) -> bool:
+        return all([await self._is_allocatable(node, 8) for node in self._cluster.nodes])
 
-    async def _offered(self, node: SandboxNode, chips: int) -> bool:
+    async def _is_allocatable(self, node: SandboxNode, chips: int) -> bool:
         return (await self._client.get(objects.NODES, node.name)).allocatable_chips == chips
 
-    async def _given(self, *names: str) -> bool:
+    async def _have_chips(self, *names: str) -> bool:
         return all([REAL in (await self._pod(name)).metadata.annotations for name in names])
 
-    async def _refused(self, name: str) -> bool:
-        return bool(_why(await self._pod(name)))
+    async def _is_unschedulable(self, name: str) -> bool:
+        return bool(_unschedulable_message(await self._pod(name)))
 
     async def _until(self, check: Callable[[], Awaitable[bool]]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not await check():  # noqa: ASYNC110 - the API server has the answer, not this process
+        async with asyncio.timeout(STEP_TIMEOUT_S):
+            while not await check():  # noqa: ASYNC110 - the condition is in the API server, not in this process
                 await asyncio.sleep(0.05)
 
 
-def _why(pod: Pod) -> str:
+def _unschedulable_message(pod: Pod) -> str:
     return next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
 
 
@@ -154,9 +164,9 @@ async def _running(*plugins: Plugin) -> AsyncIterator[None]:
     finally:
         for task in tasks:
             task.cancel()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
-        if failures := [end for end in ends if isinstance(end, Exception)]:
-            raise ExceptionGroup("a device plugin ended", failures)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        if failures := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
+            raise ExceptionGroup("a device plugin failed", failures)
 
 
 def _plugin(node: SandboxNode, kubeconfig: Path) -> Plugin:
@@ -176,8 +186,12 @@ def _plugin(node: SandboxNode, kubeconfig: Path) -> Plugin:
     return Plugin(settings)
 
 
-async def run(console: Console) -> None:
-    """Build the sandbox, start both programs on it, tell the story."""
+async def run() -> None:
+    """Start the cluster and both programs, and run the demo.
+
+    Raises:
+        TimeoutError: A step did not finish in time.
+    """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
         cluster = await stack.enter_async_context(SandboxCluster(folder, ("node-a", "node-b")))
@@ -185,25 +199,25 @@ async def run(console: Console) -> None:
         settings = AllocatorSettings(
             kubeconfig=str(kubeconfig), extender_address="127.0.0.1:0", grpc_address="127.0.0.1:0"
         )
-        demo = Demo(cluster, settings, console)
-        demo.say("a sandbox cluster is up: API server, scheduler loop, two nodes with kubelets (one process, no root)")
+        demo = Demo(cluster, settings, console())
+        demo.say("a cluster runs in this process: API server, scheduler, two nodes with kubelets; no root is needed")
         allocator = await stack.enter_async_context(AllocatorApp(settings))
         await allocator.synced()
         await cluster.start_scheduler(f"http://{allocator.extender_address}/scheduler")
-        demo.say("the allocator answers the scheduler as its extender")
+        demo.say("the scheduler uses the allocator as its extender")
         await stack.enter_async_context(_running(*(_plugin(node, kubeconfig) for node in cluster.nodes)))
-        await demo.tell()
-        demo.say("done; `make cluster-up` plays the same on a real cluster")
+        await demo.run()
+        demo.say("done; `make cluster-up` starts both programs on a real cluster")
 
 
 def main() -> None:
-    """Run the demo; exit status 1 with a sentence if something did not come about in time."""
+    """Run the demo; exit with status 1 and a message if a step does not finish in time."""
     configure_logs("demo", level="ERROR", stream=sys.stderr)
     logging.captureWarnings(capture=True)
     try:
-        asyncio.run(run(Console()))
+        asyncio.run(run())
     except TimeoutError:
-        sys.stderr.write(f"the demo got stuck: a step took longer than {PATIENCE_S:.0f} s\n")
+        sys.stderr.write(f"the demo failed: a step did not finish within {STEP_TIMEOUT_S:.0f} s\n")
         sys.exit(1)
 
 

@@ -1,10 +1,11 @@
-"""Pods as their kubelet and their scheduler see them: whole, because both hand them on whole.
+"""Pods with all their fields, as the kubelet and the scheduler pass them on.
 
-``ascend.kube.objects`` keeps only what our programs read; ``GET /pods`` and ``ExtenderArgs`` carry everything.
+``ascend.kube.objects`` decodes only the fields that our programs read; ``GET /pods`` and ``ExtenderArgs`` carry all.
 """
 
 from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 
 class FullMetadata(Metadata, frozen=True, omit_defaults=True):
-    """The metadata of a pod, with what the slim view leaves out."""
+    """The metadata of a pod, with the fields that ``Metadata`` omits."""
 
     generate_name: str = ""
     generation: int = 0
@@ -26,7 +27,7 @@ class FullMetadata(Metadata, frozen=True, omit_defaults=True):
 
 
 class EnvVar(msgspec.Struct, rename="camel", frozen=True):
-    """An environment variable as specified."""
+    """An environment variable in a pod's spec."""
 
     name: str = ""
     value: str = ""
@@ -34,7 +35,7 @@ class EnvVar(msgspec.Struct, rename="camel", frozen=True):
 
 
 class ContainerSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A container as specified, as far as a simulated runtime cares."""
+    """A container in a pod's spec, with the fields that the simulated runtime uses."""
 
     name: str = ""
     image: str = ""
@@ -44,22 +45,22 @@ class ContainerSpec(msgspec.Struct, rename="camel", frozen=True):
 
     @property
     def is_sidecar(self) -> bool:
-        """Only init containers may restart always; such a one runs beside the app containers."""
+        """Whether this init container runs beside the app containers."""
         return self.restart_policy == "Always"
 
     @property
     def extended_resources(self) -> dict[str, int]:
-        """How much it asks for of every extended resource: limits, which equal requests (kubernetes.md §1.6).
+        """The requested amount of every extended resource: its limit, which equals its request (kubernetes.md §1.6).
 
         Raises:
             InvalidValue: a quantity is not a whole number.
         """
-        asked = {**self.resources.requests, **self.resources.limits}
-        return {name: _whole(name, text) for name, text in asked.items() if is_extended(name)}
+        amounts = {**self.resources.requests, **self.resources.limits}
+        return {name: _whole(name, text) for name, text in amounts.items() if is_extended(name)}
 
 
 class FullPod(KubeObject, frozen=True, kw_only=True, dict=True):
-    """A pod with all of its spec and status."""
+    """A pod with its whole spec and status."""
 
     metadata: FullMetadata = FullMetadata()
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -67,27 +68,27 @@ class FullPod(KubeObject, frozen=True, kw_only=True, dict=True):
 
     @property
     def phase(self) -> str:
-        """The phase the API server has."""
+        """Its phase in the API server."""
         return str(self.status.get("phase", ""))
 
     @property
     def node_name(self) -> str:
-        """The node it is bound to, or the empty text."""
+        """The node it is bound to; empty if unbound."""
         return str(self.spec.get("nodeName", ""))
 
     @property
     def node_selector(self) -> dict[str, str]:
-        """Labels its node must have."""
+        """The labels that its node must have."""
         return self.spec.get("nodeSelector") or {}
 
     @property
     def is_terminating(self) -> bool:
-        """Deleted, but its containers may still run."""
+        """Whether it is being deleted; its containers may still run."""
         return bool(self.metadata.deletion_timestamp)
 
     @cached_property
     def init_containers(self) -> list[ContainerSpec]:
-        """The init containers, sidecars among them."""
+        """The init containers, including sidecars."""
         return self._containers("initContainers")
 
     @cached_property
@@ -97,7 +98,7 @@ class FullPod(KubeObject, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def requests(self) -> dict[str, int]:
-        """What the pod as a whole takes: the larger of its init containers and of what runs together (§1.10).
+        """The requests of the whole pod: the maximum of each init container and what runs together (§1.10).
 
         Raises:
             InvalidValue: a quantity is not a whole number.
@@ -105,12 +106,12 @@ class FullPod(KubeObject, frozen=True, kw_only=True, dict=True):
         beside: Counter[str] = Counter()
         peak: Counter[str] = Counter()
         for each in self.init_containers:
-            asked = Counter(each.extended_resources)
+            requested = Counter(each.extended_resources)
             if each.is_sidecar:
-                beside += asked
+                beside += requested
                 peak |= beside
             else:
-                peak |= beside + asked
+                peak |= beside + requested
         for each in self.containers:
             beside += Counter(each.extended_resources)
         return {name: count for name, count in (peak | beside).items() if count}
@@ -122,7 +123,7 @@ class FullPod(KubeObject, frozen=True, kw_only=True, dict=True):
             raise InvalidValue(f"pod {self.key}: {field}: {error}") from error
 
     def as_json(self, status: JsonObject | None = None) -> JsonObject:
-        """The object as the API has it, with another status if one is given."""
+        """Return the object as JSON, optionally with another status."""
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -136,15 +137,20 @@ ALL_OF_PODS = Resource(FullPod, "api/v1", "pods", namespaced=True)
 
 
 def is_extended(resource: str) -> bool:
-    """Whether a name is that of an extended resource: domain-qualified, not Kubernetes' own, no quota prefix (§1.3)."""
+    """Whether a resource is extended: it has a domain other than kubernetes.io, and no quota prefix (§1.3)."""
     domain, slash, name = resource.partition("/")
     own = domain == "kubernetes.io" or domain.endswith(".kubernetes.io") or resource.startswith("requests.")
     return bool(slash and domain and name) and not own
 
 
 def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether labels satisfy a node selector."""
+    """Whether labels match a node selector."""
     return all(labels.get(key) == value for key, value in selector.items())
+
+
+def timestamp_now() -> str:
+    """Return the current time as a timestamp of the API."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _whole(resource: str, text: str) -> int:

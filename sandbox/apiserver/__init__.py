@@ -1,8 +1,8 @@
-"""An in-memory Kubernetes API server: what our client, reflector and `kubectl get` use of kube-apiserver 1.34.
+"""An in-memory Kubernetes API server: what our client, our reflector and `kubectl get` use of kube-apiserver 1.34.
 
-Why not the package kmock: version 0.8 keeps no resourceVersions, so it has neither resumable watches, bookmarks and 410
-nor conflicts; and it has no patch types, no uid preconditions and no binding or status subresources. These are what our
-programs stand on.
+The package kmock 0.8 is no substitute: it keeps no resourceVersions and so has no resumable watches, no bookmarks, no
+410 Expired and no conflicts, and it lacks patch types, uid preconditions and the binding and status subresources. Our
+programs depend on all of these.
 """
 
 from sandbox.apiserver.app import ApiServer

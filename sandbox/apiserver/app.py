@@ -1,53 +1,54 @@
-"""The server: one aiohttp application on a local port, with the knobs that tests and the demo turn."""
+"""The server: an aiohttp application on a local port, and the methods by which tests and the demo control it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from sandbox.apiserver import discovery
-from sandbox.apiserver.documents import whole
-from sandbox.apiserver.faults import Faults
-from sandbox.apiserver.handlers import Handlers, asks_to_watch, json_answer
-from sandbox.apiserver.registry import AdmissionHook, Registry, Writing
-from sandbox.apiserver.resources import SERVED, Catalogue, Resource, Target
-from sandbox.apiserver.status import StatusError, method_not_allowed, no_such_resource, too_large, unauthorized
+from sandbox.apiserver.documents import to_object
+from sandbox.apiserver.handlers import Handlers, is_watch
+from sandbox.apiserver.middleware import (
+    MAX_BODY_BYTES,
+    PROBES,
+    USER,
+    Authentication,
+    FaultInjection,
+    answer_errors,
+    json_response,
+)
+from sandbox.apiserver.registry import AdmissionHook, Registry
+from sandbox.apiserver.resources import SERVED, Catalogue, Json, Resource, Target
+from sandbox.apiserver.status import method_not_allowed, no_such_resource
 from sandbox.apiserver.store import Store
 from sandbox.apiserver.watching import WatchStreams
 
-Json = dict[str, Any]
-
-_MAX_BODY_BYTES = 3_145_728
-_USER = web.RequestKey("user", str)
-_OPEN_PATHS = frozenset({"/healthz", "/livez", "/readyz"})
-_SYSTEM_NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
+_NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 _ACCESS_REVIEW = ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"]
-_READING = frozenset({"GET", "HEAD"})
+_READ_METHODS = frozenset({"GET", "HEAD"})
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class ApiServer:
+class ApiServer(FaultInjection):
     """An API server in this process, for tests and the demo.
 
-    Use as `async with ApiServer() as server:`; then `server.url` is where clients connect. Beyond the API it offers
-    `store` (all objects, direct), `admission` (a list of hooks, see `registry.AdmissionHook`), and failures on demand.
+    Use as `async with ApiServer() as server:`; clients then connect to `server.url`. Besides the API it offers `store`
+    (direct access to all objects), `admission` (a list of hooks, see `registry.AdmissionHook`), and fault injection.
 
     Args:
-        tokens: Bearer tokens to user names; None lets everybody in.
-        port: Where to listen on 127.0.0.1; 0 lets the system choose.
-        namespaces: Namespaces that exist from the start, besides the four that every cluster has.
-        clock: Tells the time, aware, for creationTimestamp and the like.
-        bookmark_interval_s: Time between bookmarks of a watch.
-        history_limit: How many changes are remembered for watches that start in the past.
-        watcher_limit: How many undelivered events a watch may have before its stream is closed.
+        tokens: User names by bearer token; None disables authentication.
+        port: Port to listen on at 127.0.0.1; 0 lets the system choose.
+        clock: Returns the current time, aware, for creationTimestamp and other timestamps.
+        bookmark_interval_s: Time between the bookmarks of a watch.
+        history_limit: How many changes are kept for watches that start in the past.
+        watcher_limit: How many undelivered events a watch may have before the server closes it.
         resources: The kinds to serve.
     """
 
@@ -56,25 +57,24 @@ class ApiServer:
         *,
         tokens: Mapping[str, str] | None = None,
         port: int = 0,
-        namespaces: Iterable[str] = (),
         clock: Callable[[], datetime] = _now,
         bookmark_interval_s: float = 60.0,
         history_limit: int = 20_000,
         watcher_limit: int = 10_000,
         resources: tuple[Resource, ...] = SERVED,
     ) -> None:
+        super().__init__()
         self.denied: set[tuple[str, str]] = set()
-        """Verbs and resources (as ``("patch", "nodes")``) that access reviews deny; nothing else looks at them."""
+        """Verbs and resources, such as ``("patch", "nodes")``, that SelfSubjectAccessReviews deny. Requests themselves
+        are not authorized."""
         self.requests: Counter[tuple[str, str]] = Counter()
-        """How many requests came, by user (empty without tokens) and what was asked: ``get nodes``, ``watch pods``,
-        ``post pods/binding``, ``get /apis``; probes don't count."""
+        """Number of requests by user (empty without tokens) and request: ``get nodes``, ``watch pods``,
+        ``post pods/binding``, ``get /apis``; probes are not counted."""
         self.store = Store(history_limit=history_limit, watcher_limit=watcher_limit)
         self.admission: list[AdmissionHook] = []
         self.watches = WatchStreams(self.store, bookmark_interval_s)
-        self._faults = Faults()
-        self._tokens = tokens
+        self._authentication = Authentication(tokens)
         self._port = port
-        self._namespaces = (*_SYSTEM_NAMESPACES, *namespaces)
         self._catalogue = Catalogue(resources)
         self._registry = Registry(self.store, clock, self.admission)
         self._handlers = Handlers(self.store, self._registry, self.watches)
@@ -82,14 +82,14 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """Where the server listens, without a slash at the end."""
+        """The server's base address, without a trailing slash."""
         return f"http://127.0.0.1:{self._port}"
 
     def kubeconfig(self, token: str | None = None) -> Json:
-        """A kubeconfig document that leads here.
+        """Return a kubeconfig document for this server.
 
         Args:
-            token: The bearer token of its user, None for none.
+            token: The user's bearer token; None for a user without credentials.
         """
         user = {"token": token} if token is not None else {}
         context = {"cluster": "sandbox", "user": "sandbox", "namespace": "default"}
@@ -103,63 +103,42 @@ class ApiServer:
         }
 
     async def create(self, document: Json) -> Json:
-        """Create an object as a POST would, without HTTP; kind and apiVersion say which.
+        """Create an object as a POST does, without HTTP; its kind and apiVersion select the resource.
 
         Raises:
-            StatusError: As the POST would be answered; 404 for a kind that is not served.
+            StatusError: The POST would be refused; 404 for a kind that is not served.
         """
         for resource in self._catalogue.of(document["apiVersion"]):
             if resource.kind == document["kind"]:
                 namespace = document["metadata"].get("namespace", "default") if resource.namespaced else ""
                 copy = msgspec.json.decode(msgspec.json.encode(document))
-                target = Target(resource, namespace, "", "")
-                entry = await self._registry.create(target, copy, Writing(manager="sandbox"))
-                return whole(resource, entry.copy())
+                entry = await self._registry.create(Target(resource, namespace, "", ""), copy)
+                return to_object(resource, entry.copy())
         raise no_such_resource()
 
     def compact(self) -> None:
-        """Forget history: watches and pages that begin before now get 410 Expired."""
+        """Discard history: watches and list pages that start before now get 410 Expired."""
         self.store.compact()
 
     def drop_watches(self) -> None:
-        """Break all watch connections."""
+        """Close all watch connections."""
         self.watches.drop()
 
     def pause_watches(self) -> None:
-        """Keep watch connections but deliver nothing on them, as behind a dead network path."""
+        """Keep watch connections open but send nothing on them, as after a network failure."""
         self.watches.pause()
 
     def resume_watches(self) -> None:
-        """Deliver again, beginning with what has gathered."""
+        """Send events again, starting with those that are queued."""
         self.watches.resume()
 
-    def fail_next(self, method: str, path_regex: str, status: int, times: int = 1, retry_after_s: int = 1) -> None:
-        """Answer the next matching requests with an error.
-
-        Args:
-            method: HTTP method, `*` for any.
-            path_regex: Searched in path and query string.
-            status: The HTTP status to answer.
-            times: How many requests fail.
-            retry_after_s: Retry-After of 429 and 503.
-        """
-        self._faults.fail_next(method, path_regex, status, times, retry_after_s)
-
-    def lose_answer(self, method: str, path_regex: str, times: int = 1) -> None:
-        """Carry out the next matching requests but break the connection instead of answering."""
-        self._faults.lose_answer(method, path_regex, times)
-
-    def delay(self, path_regex: str, seconds: float) -> None:
-        """Hold up all matching requests; 0 seconds ends it."""
-        self._faults.delay(path_regex, seconds)
-
     async def __aenter__(self) -> Self:
-        for name in self._namespaces:
+        for name in _NAMESPACES:
             await self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-        middlewares = [_answer_errors, self._faults.middleware, self._authenticate]
-        app = web.Application(middlewares=middlewares, client_max_size=_MAX_BODY_BYTES)
+        middlewares = [answer_errors, self.inject_faults, self._authentication.authenticate]
+        app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._route)
-        # Cancelling handlers ends watches whose client has gone; nothing else awaits while a write is half done.
+        # A disconnected client cancels its handler, which ends its watch. Writes have no await in the middle.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
@@ -174,18 +153,9 @@ class ApiServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    @web.middleware
-    async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._tokens is not None and request.path not in _OPEN_PATHS:
-            scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-            if scheme != "Bearer" or token not in self._tokens:
-                raise unauthorized()
-            request[_USER] = self._tokens[token]
-        return await handler(request)
-
     async def _route(self, request: web.Request) -> web.StreamResponse:
         parts = [part for part in request.path.split("/") if part]
-        if request.path in _OPEN_PATHS:
+        if request.path in PROBES:
             return web.Response(text="ok")
         if parts[:1] == ["api"] and len(parts) > 1:
             return await self._serve(request, parts[1], parts[2:])
@@ -205,16 +175,16 @@ class ApiServer:
             document = discovery.group(self._catalogue, parts[1])
         return _read_only(request, document)
 
-    def _count(self, request: web.Request, what: str) -> None:
-        verb = "watch" if asks_to_watch(request) else request.method.lower()
-        self.requests[request.get(_USER, ""), f"{verb} {what}"] += 1
+    def _count(self, request: web.Request, resource: str) -> None:
+        verb = "watch" if is_watch(request) else request.method.lower()
+        self.requests[request.get(USER, ""), f"{verb} {resource}"] += 1
 
     async def _review(self, request: web.Request) -> web.StreamResponse:
         review: Json = msgspec.json.decode(await request.read())
-        asked = review["spec"]["resourceAttributes"]
-        names = (asked["resource"], asked.get("subresource", ""))
-        denied = (asked["verb"], "/".join(filter(None, names))) in self.denied
-        return json_answer(msgspec.json.encode({**review, "status": {"allowed": not denied}}), 201)
+        attributes = review["spec"]["resourceAttributes"]
+        names = (attributes["resource"], attributes.get("subresource", ""))
+        denied = (attributes["verb"], "/".join(filter(None, names))) in self.denied
+        return json_response(msgspec.json.encode({**review, "status": {"allowed": not denied}}), 201)
 
     async def _serve(self, request: web.Request, api_version: str, parts: list[str]) -> web.StreamResponse:
         if not self._catalogue.serves(api_version):
@@ -233,20 +203,6 @@ class ApiServer:
 def _read_only(request: web.Request, document: Json | None) -> web.Response:
     if document is None:
         return web.Response(text="404 page not found\n", status=404)
-    if request.method not in _READING:
+    if request.method not in _READ_METHODS:
         raise method_not_allowed()
-    return json_answer(msgspec.json.encode(document))
-
-
-@web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except web.HTTPRequestEntityTooLarge:
-        refusal = too_large(_MAX_BODY_BYTES)
-    except StatusError as error:
-        refusal = error
-    answer = json_answer(msgspec.json.encode(refusal.document()), refusal.code)
-    if refusal.retry_after_s:
-        answer.headers["Retry-After"] = str(refusal.retry_after_s)
-    return answer
+    return json_response(msgspec.json.encode(document))

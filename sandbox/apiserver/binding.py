@@ -1,26 +1,22 @@
-"""The binding subresource: node and annotations of a pod in one step.
+"""The binding subresource: sets node name and annotations of a pod in one change.
 
 Source: k/k pkg/registry/core/pod/storage/storage.go, `BindingREST` and `setPodNodeAndMetadata`.
 """
 
-from typing import Any
-
-from sandbox.apiserver.resources import PODS
+from sandbox.apiserver.resources import PODS, Json
 from sandbox.apiserver.status import bad_request, conflict, internal, precondition_failed
 from sandbox.apiserver.store import Entry
 
-Json = dict[str, Any]
-
 
 def check_binding(binding: Json, name: str) -> None:
-    """Refuse a Binding that is wrong by itself.
+    """Refuse an invalid Binding.
 
     Args:
         binding: The posted document.
-        name: The pod named in the path.
+        name: The name in the path.
 
     Raises:
-        StatusError: 400 for a wrong name; 500 (the real server's answer) for a wrong target.
+        StatusError: 400 for a wrong name; 500, as the real server, for a wrong target.
     """
     if binding.get("metadata", {}).get("name", "") != name:
         raise bad_request("name in URL does not match name in Binding object")
@@ -33,15 +29,15 @@ def check_binding(binding: Json, name: str) -> None:
 
 
 def bind(entry: Entry, binding: Json, now: str) -> Json:
-    """The pod as bound: node name, merged annotations and the PodScheduled condition, all at once.
+    """Return the bound pod: with node name, merged annotations and the PodScheduled condition.
 
     Args:
-        entry: The pod.
-        binding: A checked Binding; its metadata's uid and resourceVersion are preconditions.
-        now: Time of the condition's transition.
+        entry: The unbound pod.
+        binding: A valid Binding; uid and resourceVersion of its metadata are preconditions.
+        now: Transition time of the condition.
 
     Raises:
-        StatusError: 409 where a precondition fails, or the pod is going, bound already, or gated.
+        StatusError: 409 if a precondition fails, or the pod is being deleted, is bound, or has scheduling gates.
     """
     metadata = binding["metadata"]
     pod = entry.copy()

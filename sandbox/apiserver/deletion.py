@@ -1,4 +1,4 @@
-"""When a delete takes an object away and when it only marks it.
+"""Deletion: when it removes an object at once, and when it only sets the deletionTimestamp.
 
 Source: apiserver pkg/registry/rest/delete.go `BeforeDelete`,
 k/k pkg/registry/core/pod/strategy.go `CheckGracefulDelete`.
@@ -6,33 +6,30 @@ k/k pkg/registry/core/pod/strategy.go `CheckGracefulDelete`.
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
-from sandbox.apiserver.resources import NAMESPACES, PODS, Resource
+from sandbox.apiserver.resources import NAMESPACES, PODS, Json, Resource
 from sandbox.apiserver.status import conflict
 from sandbox.apiserver.store import Entry
 
-Json = dict[str, Any]
-
 _RFC3339 = "%Y-%m-%dT%H:%M:%SZ"
-_OVER = frozenset({"Failed", "Succeeded"})
+_TERMINAL_PHASES = frozenset({"Failed", "Succeeded"})
 
 
 def timestamp(moment: datetime) -> str:
-    """A moment as the API writes it: UTC, whole seconds."""
+    """Format a time as the API does: UTC, whole seconds."""
     return moment.strftime(_RFC3339)
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What a delete does: first write `marked` where given, then take the object out where `remove`."""
+    """The steps of a delete: write `marked`, unless it is None, then remove the object if `remove` is set."""
 
     marked: Json | None
     remove: bool
 
 
 def check_preconditions(resource: Resource, entry: Entry, preconditions: Json) -> None:
-    """Refuse where uid or resourceVersion of DeleteOptions are not the object's.
+    """Refuse the delete if uid or resourceVersion in the DeleteOptions differ from the object's.
 
     Raises:
         StatusError: 409.
@@ -54,16 +51,17 @@ def check_preconditions(resource: Resource, entry: Entry, preconditions: Json) -
 
 
 def plan_deletion(resource: Resource, entry: Entry, grace_s: int | None, now: datetime) -> Deletion:
-    """Decide what a delete does.
+    """Return the steps of a delete.
 
-    A pod on a node with a grace period is marked and stays until its kubelet deletes it with grace 0; a later delete
-    may only shorten the period. Anything with finalizers is marked and stays until an update empties them.
+    A bound pod with a grace period gets a deletionTimestamp and remains until its kubelet deletes it with grace period
+    0; a later delete may only shorten the period. An object with finalizers gets a deletionTimestamp and remains until
+    an update removes them.
 
     Args:
         resource: The kind.
         entry: The object.
-        grace_s: gracePeriodSeconds of the request, None for the object's own.
-        now: The present.
+        grace_s: gracePeriodSeconds of the request; None for the object's own.
+        now: The current time.
     """
     document = entry.copy()
     metadata = document["metadata"]
@@ -80,7 +78,7 @@ def plan_deletion(resource: Resource, entry: Entry, grace_s: int | None, now: da
         requested = marked_at - timedelta(seconds=period_s)
         period_s = max(grace_s, 0)
     else:
-        period_s = _grace_of_pod(document, grace_s) if resource is PODS else 0
+        period_s = _pod_grace_period(document, grace_s) if resource is PODS else 0
         if resource is not PODS and not finalizers:
             return Deletion(None, remove=True)
         requested = now
@@ -91,16 +89,16 @@ def plan_deletion(resource: Resource, entry: Entry, grace_s: int | None, now: da
     return Deletion(document, remove=period_s == 0 and not finalizers)
 
 
-def _grace_of_pod(pod: Json, grace_s: int | None) -> int:
+def _pod_grace_period(pod: Json, grace_s: int | None) -> int:
     spec = pod["spec"]
-    if not spec.get("nodeName") or pod.get("status", {}).get("phase") in _OVER:
+    if not spec.get("nodeName") or pod.get("status", {}).get("phase") in _TERMINAL_PHASES:
         return 0
     period_s = int(spec.get("terminationGracePeriodSeconds", 0) if grace_s is None else grace_s)
     return 1 if period_s < 0 else period_s
 
 
 def is_finished(document: Json) -> bool:
-    """Whether an update emptied the finalizers of a marked object, so that it goes now."""
+    """Whether an object with a deletionTimestamp has no finalizers and no grace period left, and must be removed."""
     metadata = document["metadata"]
     return (
         "deletionTimestamp" in metadata

@@ -1,10 +1,6 @@
-"""What kubectl asks before anything else: version, groups, and the kinds of each group."""
+"""API discovery: the server version, the API groups, and the resources of each group."""
 
-from typing import Any
-
-from sandbox.apiserver.resources import Catalogue, Resource
-
-Json = dict[str, Any]
+from sandbox.apiserver.resources import Catalogue, Json, Resource
 
 VERSION: Json = {
     "major": "1",
@@ -20,7 +16,7 @@ VERSION: Json = {
 
 
 def api_versions(address: str) -> Json:
-    """`/api`."""
+    """Return the document of `/api`."""
     by_client = [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}]
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": by_client}
 
@@ -32,13 +28,13 @@ def _group(api_version: str) -> Json:
 
 
 def group_list(catalogue: Catalogue) -> Json:
-    """`/apis`."""
+    """Return the document of `/apis`."""
     groups = [_group(version) for version in catalogue.api_versions if "/" in version]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
 
 def group(catalogue: Catalogue, name: str) -> Json | None:
-    """`/apis/<group>`, None for an unknown one."""
+    """Return the document of `/apis/<group>`; None for an unknown group."""
     for version in catalogue.api_versions:
         if version.startswith(f"{name}/"):
             return {"kind": "APIGroup", "apiVersion": "v1", **_group(version)}
@@ -46,7 +42,7 @@ def group(catalogue: Catalogue, name: str) -> Json | None:
 
 
 def resource_list(catalogue: Catalogue, api_version: str) -> Json:
-    """`/api/v1` and `/apis/<group>/<version>`."""
+    """Return the document of `/api/v1` or `/apis/<group>/<version>`."""
     rows = [row for resource in catalogue.of(api_version) for row in _rows(resource)]
     rows.sort(key=lambda row: str(row["name"]))
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": rows}

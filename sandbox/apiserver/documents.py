@@ -1,22 +1,18 @@
-"""From documents as clients send them to the form the store keeps, and back."""
+"""Conversion between the documents that clients send and the form the store keeps, and checks on posted documents."""
 
-from typing import Any
-
-from sandbox.apiserver.resources import Resource, Target
+from sandbox.apiserver.resources import Json, Resource, Target
 from sandbox.apiserver.status import bad_request
 from sandbox.apiserver.validation import find_type_error
 
-Json = dict[str, Any]
 
-
-def whole(resource: Resource, document: Json) -> Json:
-    """A stored document as an object of a version: with kind and apiVersion, in that version's field names."""
+def to_object(resource: Resource, document: Json) -> Json:
+    """Return a stored document as an object: with kind and apiVersion, in the field names of that version."""
     shown = resource.conversion.from_stored(document) if resource.conversion else document
     return {"kind": resource.kind, "apiVersion": resource.api_version, **shown}
 
 
-def decode(resource: Resource, body: Json) -> Json:
-    """A posted document in stored form: without kind and apiVersion, which may be absent but not wrong.
+def to_stored(resource: Resource, body: Json) -> Json:
+    """Return a posted document in the stored form, without kind and apiVersion, which it may omit.
 
     Raises:
         StatusError: 400 for another kind or version.
@@ -41,8 +37,8 @@ def decode(resource: Resource, body: Json) -> Json:
     return document
 
 
-def check_type(resource: Resource, document: Json) -> None:
-    """Refuse a posted document with a value of a wrong type.
+def check_types(resource: Resource, document: Json) -> None:
+    """Refuse a posted document that has a value of a wrong type.
 
     Raises:
         StatusError: 400.
@@ -54,8 +50,8 @@ def check_type(resource: Resource, document: Json) -> None:
         )
 
 
-def settle_namespace(target: Target, metadata: Json) -> None:
-    """Write the path's namespace into metadata, which may leave it out but not name another.
+def fill_namespace(target: Target, metadata: Json) -> None:
+    """Set the namespace of the path in the metadata, which may omit it but not name another one.
 
     Raises:
         StatusError: 400.
@@ -67,7 +63,7 @@ def settle_namespace(target: Target, metadata: Json) -> None:
 
 
 def check_name(target: Target, metadata: Json, *, required: bool = False) -> None:
-    """Refuse a document that names another object than the path does.
+    """Refuse a document whose name differs from the name in the path.
 
     Raises:
         StatusError: 400.

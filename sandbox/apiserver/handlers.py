@@ -1,26 +1,22 @@
-"""The API over HTTP: paths and verbs to operations, documents to answers."""
+"""The HTTP handlers: map methods and query parameters to operations, and results to responses."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import yaml
 from aiohttp import web
 
-from sandbox.apiserver.jsonpatch import JsonPatchError, apply_json_patch
+from sandbox.apiserver.middleware import json_response
 from sandbox.apiserver.paging import Page, encode_list, list_json
-from sandbox.apiserver.patches import merge_patch, strategic_merge
-from sandbox.apiserver.registry import DeleteOptions, Registry, Writing
-from sandbox.apiserver.resources import BINDINGS, PODS, Resource, Target
+from sandbox.apiserver.patches import JsonPatchError, json_patch, merge_patch, strategic_merge
+from sandbox.apiserver.registry import DeleteOptions, Registry
+from sandbox.apiserver.resources import BINDINGS, PODS, Json, Target
 from sandbox.apiserver.selectors import Selection, parse_field_selector, parse_label_selector
 from sandbox.apiserver.status import (
-    Cause,
     StatusError,
     bad_request,
     internal,
-    invalid,
     method_not_allowed,
     success,
     unprocessable,
@@ -30,23 +26,13 @@ from sandbox.apiserver.status import (
 from sandbox.apiserver.store import Entry, Store
 from sandbox.apiserver.watching import WatchOptions, WatchStreams
 
-Json = dict[str, Any]
-
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
 
-_DEFAULT_WATCH_TIMEOUT_S = 1800.0  # the real server's is this to twice this, at random
-_PATCH_OPTIONS = Resource("meta.k8s.io", "v1", "patchoptions", "", "PatchOptions")
+_DEFAULT_WATCH_TIMEOUT_S = 1800.0  # the real server chooses at random between this and twice this
 _Verb = Callable[[web.Request, Target], Awaitable[web.StreamResponse]]
 _TRUE = frozenset({"true", "1", ""})
-
-
-def json_answer(body: bytes, status: int = 200) -> web.Response:
-    """An answer with encoded JSON."""
-    headers = {"Cache-Control": "no-cache, private"}
-    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
 def _number(query: str, request: web.Request) -> int | None:
@@ -63,8 +49,8 @@ def _flag(query: str, request: web.Request) -> bool:
     return query in request.query and request.query[query] in _TRUE
 
 
-def asks_to_watch(request: web.Request) -> bool:
-    """Whether a GET wants the changes of a collection, not the collection."""
+def is_watch(request: web.Request) -> bool:
+    """Whether a GET of a collection is a watch, not a list."""
     return _flag("watch", request)
 
 
@@ -72,7 +58,7 @@ def _resource_version(request: web.Request) -> int | None:
     text = request.query.get("resourceVersion", "")
     if text and not text.isdecimal():
         why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
-        raise internal(why) if asks_to_watch(request) else bad_request(f"invalid resource version: {why}")
+        raise internal(why) if is_watch(request) else bad_request(f"invalid resource version: {why}")
     return int(text) if text else None
 
 
@@ -85,9 +71,8 @@ def _selection(request: web.Request, target: Target) -> Selection:
     )
 
 
-def _writing(request: web.Request) -> Writing:
-    manager = request.query.get("fieldManager") or request.headers.get("User-Agent", "unknown").partition("/")[0]
-    return Writing(dry_run=request.query.get("dryRun") == "All", manager=manager)
+def _dry_run(request: web.Request) -> bool:
+    return request.query.get("dryRun") == "All"
 
 
 async def _document(request: web.Request, kind: str) -> Json:
@@ -108,9 +93,9 @@ class Handlers:
     """The verbs of the API.
 
     Attributes:
-        store: Read by lists and watches.
-        registry: Does everything else.
-        streams: The open watches.
+        store: For lists.
+        registry: For all other operations.
+        streams: For watches.
     """
 
     store: Store
@@ -121,7 +106,7 @@ class Handlers:
         """Answer a request for a collection, an object or a subresource.
 
         Raises:
-            StatusError: Whatever the answer is, if not success; 405 for a verb the target does not have.
+            StatusError: The request is refused; 405 for a verb that the target does not support.
         """
         verbs = self._verbs(target)
         handler = verbs.get(request.method)
@@ -148,9 +133,9 @@ class Handlers:
         selection = _selection(request, target)
         version = _resource_version(request)
         timeout_s = _number("timeoutSeconds", request)
-        if not asks_to_watch(request):
+        if not is_watch(request):
             page = Page(_number("limit", request) or 0, request.query.get("continue", ""), version)
-            return json_answer(list_json(self.store, selection, page))
+            return json_response(list_json(self.store, selection, page))
         listing = _flag("sendInitialEvents", request)
         options = WatchOptions(
             since=None if listing or not version else version,
@@ -162,40 +147,24 @@ class Handlers:
 
     async def _post(self, request: web.Request, target: Target) -> web.StreamResponse:
         document = await _document(request, target.resource.kind)
-        return _answer(await self.registry.create(target, document, _writing(request)), target, 201)
+        entry = await self.registry.create(target, document, dry_run=_dry_run(request))
+        return _answer(entry, target, 201)
 
     async def _put(self, request: web.Request, target: Target) -> web.StreamResponse:
         document = await _document(request, target.resource.kind)
-        entry, created = await self.registry.replace(target, document, _writing(request))
+        entry, created = await self.registry.replace(target, document, dry_run=_dry_run(request))
         return _answer(entry, target, 201 if created else 200)
 
     async def _patch(self, request: web.Request, target: Target) -> web.StreamResponse:
-        body = await request.read()
-        if request.content_type == APPLY_PATCH:
-            return await self._apply(request, target, body)
-        change = _patch_of(request.content_type, body)
-        return _answer(await self.registry.patch(target, change, _writing(request)), target)
-
-    async def _apply(self, request: web.Request, target: Target, body: bytes) -> web.StreamResponse:
-        if not request.query.get("fieldManager"):
-            message = "Required value: is required for apply patch"
-            raise invalid(_PATCH_OPTIONS, "", Cause("FieldValueRequired", message, "fieldManager"))
-        try:
-            intent = await asyncio.to_thread(yaml.safe_load, body)
-        except yaml.YAMLError as error:
-            raise bad_request(f"error decoding YAML: {error}") from error
-        if not isinstance(intent, dict):
-            raise bad_request("error decoding YAML: not an object")
-        force = _flag("force", request)
-        entry, created = await self.registry.apply(target, intent, _writing(request), force=force)
-        return _answer(entry, target, 201 if created else 200)
+        change = _decode_patch(request.content_type, await request.read())
+        return _answer(await self.registry.patch(target, change, dry_run=_dry_run(request)), target)
 
     async def _bind(self, request: web.Request, target: Target) -> web.StreamResponse:
         binding = await _document(request, "Binding")
         name = target.name or str(binding.get("metadata", {}).get("name", ""))
         pod = Target(PODS, target.namespace, name, "binding")
-        await self.registry.bind(pod, binding, _writing(request))
-        return json_answer(msgspec.json.encode(success(201)), 201)
+        await self.registry.bind(pod, binding, dry_run=_dry_run(request))
+        return json_response(msgspec.json.encode(success(201)), 201)
 
     async def _delete(self, request: web.Request, target: Target) -> web.StreamResponse:
         entry, gone = await self.registry.delete(target, await _delete_options(request))
@@ -204,7 +173,7 @@ class Handlers:
         details = {"name": entry.name, "kind": target.resource.plural, "uid": entry.document["metadata"]["uid"]}
         if target.resource.group:
             details["group"] = target.resource.group
-        return json_answer(msgspec.json.encode(success(details=details)))
+        return json_response(msgspec.json.encode(success(details=details)))
 
     async def _delete_collection(self, request: web.Request, target: Target) -> web.StreamResponse:
         if "deletecollection" not in target.resource.verbs:
@@ -218,27 +187,27 @@ class Handlers:
             try:
                 await self.registry.delete(named, options)
             except StatusError as error:
-                if error.reason != "NotFound":  # another request was quicker
+                if error.reason != "NotFound":  # another request deleted it first
                     raise
-        return json_answer(encode_list(selection, entries, metadata))
+        return json_response(encode_list(selection, entries, metadata))
 
 
 def _answer(entry: Entry, target: Target, status: int = 200) -> web.Response:
-    return json_answer(entry.object_json(target.resource), status)
+    return json_response(entry.object_json(target.resource), status)
 
 
-def _patch_of(content_type: str, body: bytes) -> Callable[[Json], Any]:
-    """What a patch does to an object.
+def _decode_patch(content_type: str, body: bytes) -> Callable[[Json], Any]:
+    """Return the function that applies a patch to an object. Server-side apply is not supported.
 
     Raises:
-        StatusError: 400 for a body that is no patch of this type, 415 for an unknown type.
+        StatusError: 400 for a body that is no patch of this type, 415 for another type.
     """
     if content_type not in {MERGE_PATCH, STRATEGIC_PATCH, JSON_PATCH}:
         raise unsupported_patch_type()
     try:
         if content_type == JSON_PATCH:
             operations = msgspec.json.decode(body, type=list[Any])
-            return lambda document: _json_patched(document, operations)
+            return lambda document: _apply_json_patch(document, operations)
         patch = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise bad_request(f"error decoding patch: {error}") from error
@@ -247,17 +216,17 @@ def _patch_of(content_type: str, body: bytes) -> Callable[[Json], Any]:
     return lambda document: strategic_merge(document, patch)
 
 
-def _json_patched(document: Json, operations: list[Any]) -> Any:
+def _apply_json_patch(document: Json, operations: list[Any]) -> Any:
     try:
-        return apply_json_patch(document, operations)
+        return json_patch(document, operations)
     except JsonPatchError as error:
         raise unprocessable() from error
 
 
 async def _delete_options(request: web.Request) -> DeleteOptions:
-    """DeleteOptions from the body where there is one, else from the query, as the real server reads them."""
+    """Read the DeleteOptions from the body or, if it is empty, from the query, as the real server does."""
     body = await request.read()
-    dry_run = request.query.get("dryRun") == "All"
+    dry_run = _dry_run(request)
     if not body:
         return DeleteOptions(_number("gracePeriodSeconds", request), dry_run=dry_run)
     try:

@@ -1,4 +1,4 @@
-"""Lists: which objects, which page, at which version, as JSON bytes."""
+"""Lists of objects as JSON, whole or in pages (`limit` and `continue`)."""
 
 import base64
 import binascii
@@ -17,12 +17,12 @@ _EXPIRED = (
     "Continuing with the provided token results in an inconsistent list - objects that were created, modified, or "
     "deleted between the time the first chunk was returned and now may show up in the list."
 )
-_ANY_VERSION = -1  # the version in a token that accepts an inconsistent list
+_ANY_VERSION = -1  # in a token: continue with an inconsistent list
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a list request asks for; `limit` 0 is no limit, `resource_version` None is the newest."""
+    """The parameters of a list request; `limit` 0 is no limit, `resource_version` None is the latest."""
 
     limit: int = 0
     token: str = ""
@@ -44,17 +44,18 @@ def _read_token(token: str) -> tuple[int, str]:
 
 
 def list_json(store: Store, selection: Selection, page: Page) -> bytes:
-    """The list document.
+    """Return the list document of a page.
 
-    Pages of one list all show the state of the first. Version 0 ignores the limit, as the real server's cache does.
+    All pages of a list show the state of the first. As in the real server's cache, resourceVersion 0 ignores the limit.
 
     Args:
-        store: Where the objects are.
-        selection: Which ones.
-        page: Which part of them.
+        store: The objects.
+        selection: The objects to list.
+        page: The page.
 
     Raises:
-        StatusError: 400 for a bad token, 410 where the first page's state is forgotten, 504 for a future version.
+        StatusError: 400 for an invalid token, 410 if the state of the first page is no longer kept, 504 for a future
+            resourceVersion.
     """
     if page.resource_version is not None and page.resource_version > store.version:
         raise resource_version_too_large(page.resource_version, store.version)
@@ -63,9 +64,9 @@ def list_json(store: Store, selection: Selection, page: Page) -> bytes:
     if page.token:
         if page.resource_version:
             raise bad_request("specifying resource version is not allowed when using continue")
-        asked, start = _read_token(page.token)
-        if asked not in {_ANY_VERSION, store.version}:
-            version = asked
+        requested, start = _read_token(page.token)
+        if requested not in {_ANY_VERSION, store.version}:
+            version = requested
             entries = store.recall(selection, version)
             if entries is None:
                 raise expired(_EXPIRED, continue_token=_token(_ANY_VERSION, start.rstrip("\0")))
@@ -84,7 +85,7 @@ def list_json(store: Store, selection: Selection, page: Page) -> bytes:
 
 
 def encode_list(selection: Selection, entries: list[Entry], metadata: dict[str, object]) -> bytes:
-    """The list document of given objects, which carry no kind and apiVersion of their own, as on the real server."""
+    """Return the list document of the entries. As on the real server, items have no kind and apiVersion."""
     resource = selection.resource
     head = f'{{"kind":"{resource.kind}List","apiVersion":"{resource.api_version}","metadata":'.encode()
     items = b",".join(entry.item_json(resource) for entry in entries)

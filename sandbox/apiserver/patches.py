@@ -1,12 +1,15 @@
-"""Merge patches as rules over JSON values: RFC 7386 merge patch and Kubernetes' strategic merge patch.
+"""The patch types of the API: JSON merge patch, Kubernetes' strategic merge patch, and JSON patch.
 
-The strategic merge knows the merge keys of the lists we meet; every other list is replaced as a whole.
-Nothing given is ever changed: results share unchanged parts with their inputs.
+The strategic merge patch knows the merge keys of the lists that our programs write; it replaces every other list.
+No function changes its arguments; results share unchanged parts with them.
 """
 
+from types import MappingProxyType
 from typing import Any
 
-Json = dict[str, Any]
+import jsonpatch
+
+from sandbox.apiserver.resources import Json
 
 # patchMergeKey tags of k8s.io/api core/v1 and meta/v1.
 MERGE_KEYS = {
@@ -26,7 +29,7 @@ _DIRECTIVES = ("$setElementOrder/", "$deleteFromPrimitiveList/", "$retainKeys")
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7386: objects merge key by key, null deletes, anything else replaces.
+    """Apply a JSON merge patch (RFC 7386): objects merge by key, null deletes, any other value replaces.
 
     Args:
         target: The JSON value to patch.
@@ -47,7 +50,7 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def strategic_merge(target: Json, patch: Json) -> Json:
-    """Kubernetes' strategic merge: like a merge patch, but keyed lists merge by element.
+    """Apply a strategic merge patch: a merge patch in which lists with a merge key merge by element.
 
     Args:
         target: The object to patch.
@@ -82,14 +85,14 @@ def _strategic_value(key: str, target: Any, patch: Any) -> Any:
         existing = target if isinstance(target, list) else []
         if key in _MERGED_PRIMITIVES:
             return [*existing, *(item for item in patch if item not in existing)]
-        merge_key = merge_key_of(key, [*existing, *patch])
+        merge_key = _merge_key(key, [*existing, *patch])
         if merge_key is not None:
             return _merge_keyed(existing, patch, merge_key)
     return patch
 
 
-def merge_key_of(field: str, items: list[Any]) -> str | None:
-    """The key by which a list merges, None where it is replaced or an element lacks the key."""
+def _merge_key(field: str, items: list[Any]) -> str | None:
+    """Return the key by which a list merges; None if the patch replaces the list or an element lacks the key."""
     key = MERGE_KEYS.get(field)
     if key is None or not all(isinstance(item, dict) and (key in item or "$patch" in item) for item in items):
         return None
@@ -111,7 +114,7 @@ def _merge_keyed(existing: list[Json], patch: list[Json], merge_key: str) -> lis
 
 
 def _interleave(untouched: list[Json], patched: list[Json], order: dict[Any, int], merge_key: str) -> list[Json]:
-    """The server's order: patched elements as early as possible, but not before untouched ones they used to follow.
+    """Order the elements as the server does: patched ones first, but after the untouched ones that preceded them.
 
     Source: apimachinery strategicpatch `mergeSortedSlice`.
     """
@@ -122,3 +125,52 @@ def _interleave(untouched: list[Json], patched: list[Json], order: dict[Any, int
         follows = position is not None and order[left[0][merge_key]] < position
         merged.append(left.pop(0) if follows else right.pop(0))
     return [*merged, *left, *right]
+
+
+class JsonPatchError(Exception):
+    """A JSON patch is malformed, or an operation of it cannot be applied, or a test operation fails."""
+
+
+class _Replace(jsonpatch.ReplaceOperation):
+    def apply(self, obj: Any) -> Any:
+        parent, key = self.pointer.to_last(obj)
+        if isinstance(parent, dict) and key is not None:
+            return jsonpatch.AddOperation(self.operation).apply(obj)
+        return super().apply(obj)
+
+
+class _Test(jsonpatch.TestOperation):
+    def apply(self, obj: Any) -> Any:
+        expected = self.operation.get("value")
+        parent, key = self.pointer.to_last(obj)
+        if expected is None and key is not None and isinstance(parent, dict) and key not in parent:
+            return obj
+        return jsonpatch.TestOperation({**self.operation, "value": expected}).apply(obj)
+
+
+class _JsonPatch(jsonpatch.JsonPatch):
+    """RFC 6902, except where the library of kube-apiserver is more lenient (evanphx/json-patch v4, seen on 1.34.4).
+
+    There `replace` of an absent member of an object adds it, and `test` of an absent member against null succeeds.
+    """
+
+    operations = MappingProxyType({**jsonpatch.JsonPatch.operations, "replace": _Replace, "test": _Test})
+
+
+def json_patch(document: Any, operations: list[Any]) -> Any:
+    """Apply a JSON patch (RFC 6902): all operations in order, or none.
+
+    Args:
+        document: The JSON value to patch.
+        operations: Objects with `op`, `path` and, depending on the operation, `value` or `from`.
+
+    Returns:
+        The patched value.
+
+    Raises:
+        JsonPatchError: An operation is malformed, its path does not exist, or a test fails.
+    """
+    try:
+        return _JsonPatch(operations).apply(document)
+    except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as error:
+        raise JsonPatchError(str(error)) from error

@@ -1,47 +1,48 @@
-"""The table of kinds this server knows; a new kind is one more row."""
+"""The table of the kinds that this server serves; a new kind is one more row."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 Json = dict[str, Any]
+"""A decoded JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How another API version of a kind maps to the stored one: names of top-level fields, theirs to ours."""
+    """How an API version of a kind maps to the stored version: the stored names of the top-level fields it renames."""
 
     renamed: Mapping[str, str]
 
     def to_stored(self, document: Json) -> Json:
-        """The stored form of a document of this version."""
+        """Return a document of this version in the stored form."""
         return {self.renamed.get(key, key): value for key, value in document.items()}
 
     def from_stored(self, document: Json) -> Json:
-        """A stored document in this version."""
-        back = {ours: theirs for theirs, ours in self.renamed.items()}
-        return {back.get(key, key): value for key, value in document.items()}
+        """Return a stored document in this version."""
+        names = {stored: shown for shown, stored in self.renamed.items()}
+        return {names.get(key, key): value for key, value in document.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resource:
-    """One served kind; rows of the table are compared by identity.
+    """A served kind. Rows of the table are compared by identity.
 
     Attributes:
         group: API group, empty for the core group.
         version: API version.
         plural: Name in paths.
-        singular: Name for kubectl.
+        singular: Name that kubectl accepts.
         kind: Go kind.
-        namespaced: Whether objects live in namespaces.
-        subresources: Subresources besides the object itself, with their verbs.
-        short_names: What kubectl accepts besides plural and singular.
-        selectable_fields: Fields a fieldSelector may name besides metadata.name and metadata.namespace.
-        unconditional_update: Whether a PUT without resourceVersion overwrites.
-        create_on_update: Whether a PUT of an unknown name creates.
-        returns_deleted: Whether DELETE answers the object instead of a Status.
-        stored_as: "group/plural" under which objects are stored, where another version is the stored one.
-        conversion: From and to the stored version.
+        namespaced: Whether its objects belong to a namespace.
+        subresources: Subresources with their verbs.
+        short_names: Other names that kubectl accepts.
+        selectable_fields: Fields that a fieldSelector may use besides metadata.name and metadata.namespace.
+        unconditional_update: Whether a PUT without resourceVersion overwrites the object.
+        create_on_update: Whether a PUT of an unknown name creates the object.
+        returns_deleted: Whether DELETE returns the object instead of a Status.
+        stored_as: "group/plural" under which objects are stored, if another group's version is the stored one.
+        conversion: Conversion from and to the stored version.
     """
 
     group: str
@@ -61,27 +62,27 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """`apiVersion` of its objects."""
+        """The `apiVersion` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def qualified(self) -> str:
-        """Name in messages about objects: `pods`, `leases.coordination.k8s.io`."""
+        """Its name in messages about objects: `pods`, `leases.coordination.k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def qualified_kind(self) -> str:
-        """Name in messages about validity: `Pod`, `Lease.coordination.k8s.io`."""
+        """Its name in messages about validation: `Pod`, `Lease.coordination.k8s.io`."""
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
     @property
     def storage(self) -> str:
-        """Under which name the store keeps the objects; two versions of one kind share it."""
+        """The name under which the store keeps its objects; two versions of one kind share it."""
         return self.stored_as or f"{self.group}/{self.plural}"
 
     @property
     def verbs(self) -> tuple[str, ...]:
-        """Verbs of the main resource, for discovery."""
+        """The verbs of the main resource, for discovery."""
         if self.plural == "bindings":
             return ("create",)
         collection = () if self.plural == "namespaces" else ("deletecollection",)
@@ -173,7 +174,7 @@ EVENTS = Resource(
     short_names=("ev",),
     selectable_fields={
         key.replace("involvedObject.", "regarding."): read for key, read in _EVENT_FIELDS.items()
-    },  # read from the stored form, so only the names differ
+    },  # the values are read from the stored form, so only the names differ
     create_on_update=True,
     stored_as=CORE_EVENTS.storage,
     conversion=Conversion(
@@ -226,7 +227,7 @@ SERVED: tuple[Resource, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a path names: a collection (`name` empty), an object, or a subresource of one; `namespace` empty for all."""
+    """What a path names: a collection (`name` empty), an object, or a subresource; `namespace` is empty for all."""
 
     resource: Resource
     namespace: str
@@ -239,7 +240,7 @@ _DEEPEST = 3  # plural, name, subresource
 
 
 class Catalogue:
-    """Finds the kind a path talks about.
+    """The served kinds by API version and path.
 
     Args:
         resources: The kinds to serve.
@@ -251,15 +252,15 @@ class Catalogue:
         self.api_versions = tuple(dict.fromkeys(resource.api_version for resource in resources))
 
     def serves(self, api_version: str) -> bool:
-        """Whether any kind of this group and version is served."""
+        """Whether a kind of this group and version is served."""
         return api_version in self.api_versions
 
     def of(self, api_version: str) -> list[Resource]:
-        """The kinds of one group and version."""
+        """Return the kinds of one group and version."""
         return [resource for resource in self.resources if resource.api_version == api_version]
 
     def target(self, api_version: str, parts: list[str]) -> Target | None:
-        """What the path below `/api/v1` or `/apis/<group>/<version>` names, None where nothing is served."""
+        """Return what the path below `/api/v1` or `/apis/<group>/<version>` names; None if it is not served."""
         namespace = ""
         if len(parts) >= _DEEPEST and parts[0] == "namespaces" and parts[2] not in _NAMESPACE_SUBRESOURCES:
             namespace, parts = parts[1], parts[2:]

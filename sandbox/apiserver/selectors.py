@@ -1,14 +1,12 @@
-"""Label and field selectors, parsed as apimachinery's `labels` and `fields` packages parse them."""
+"""Label and field selectors, parsed as by the packages `labels` and `fields` of apimachinery."""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from sandbox.apiserver.resources import Resource
+from sandbox.apiserver.resources import Json, Resource
 from sandbox.apiserver.status import bad_request
 
-Json = dict[str, Any]
 Labels = dict[str, str]
 
 _TOKEN = re.compile(r"\s*(==|!=|=|!|\(|\)|,|<|>|[^\s=!(),<>]+)")
@@ -19,14 +17,14 @@ _SYMBOLS = frozenset({"==", "!=", "=", "!", "(", ")", ",", "<", ">", ""})
 
 @dataclass(frozen=True, slots=True)
 class LabelRequirement:
-    """One term of a label selector; `values` is empty for the existence operators."""
+    """A requirement of a label selector; `values` is empty for the operators `exists` and `absent`."""
 
     key: str
     operator: str
     values: frozenset[str]
 
     def matches(self, labels: Labels) -> bool:
-        """Whether labels satisfy the term; `!=` and `notin` also hold where the key is absent."""
+        """Whether labels meet the requirement; `!=` and `notin` also match if the key is absent."""
         value = labels.get(self.key)
         if self.operator == "exists":
             return value is not None
@@ -45,7 +43,7 @@ class LabelRequirement:
 
 
 class _Tokens:
-    """Left-to-right reader of a selector string."""
+    """The tokens of a selector, read from left to right."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _TOKEN.findall(text)
@@ -104,13 +102,13 @@ def _parse_values(tokens: _Tokens) -> frozenset[str]:
 
 
 def parse_label_selector(text: str) -> tuple[LabelRequirement, ...]:
-    """The terms of a label selector, all of which must hold.
+    """Parse a label selector into its requirements, all of which must be met.
 
     Args:
-        text: `a=b,c!=d,e in (f,g),h notin (i),j,!k,l>1`.
+        text: Such as `a=b,c!=d,e in (f,g),h notin (i),j,!k,l>1`.
 
     Raises:
-        StatusError: 400, as the API server refuses it.
+        StatusError: 400 with the API server's message.
     """
     tokens = _Tokens(text)
     requirements: list[LabelRequirement] = []
@@ -123,7 +121,7 @@ def parse_label_selector(text: str) -> tuple[LabelRequirement, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FieldRequirement:
-    """One term of a field selector: the text of a field is, or is not, a value."""
+    """A requirement of a field selector: a field equals, or does not equal, a value."""
 
     field: str
     read: Callable[[Json], str]
@@ -131,7 +129,7 @@ class FieldRequirement:
     value: str
 
     def matches(self, document: Json) -> bool:
-        """Whether a stored object satisfies the term."""
+        """Whether a stored object meets the requirement."""
         return (self.read(document) == self.value) == self.equals
 
 
@@ -150,14 +148,14 @@ def _unsupported_field(resource: Resource, field: str) -> Exception:
 
 
 def parse_field_selector(text: str, resource: Resource) -> tuple[FieldRequirement, ...]:
-    """The terms of a field selector, all of which must hold.
+    """Parse a field selector into its requirements, all of which must be met.
 
     Args:
-        text: `metadata.name=a,spec.nodeName!=b`.
-        resource: The kind, which says what is selectable.
+        text: Such as `metadata.name=a,spec.nodeName!=b`.
+        resource: The kind, which defines the selectable fields.
 
     Raises:
-        StatusError: 400 for a malformed term or a field that is not selectable.
+        StatusError: 400 for a malformed requirement or a field that is not selectable.
     """
     readers = {"metadata.name": _read_name, "metadata.namespace": _read_namespace, **resource.selectable_fields}
     requirements: list[FieldRequirement] = []
@@ -174,7 +172,7 @@ def parse_field_selector(text: str, resource: Resource) -> tuple[FieldRequiremen
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a list or watch asks for: kind, namespace (empty for all), and selectors."""
+    """The objects of a list or watch: kind, namespace (empty for all), and selectors."""
 
     resource: Resource
     namespace: str = ""
@@ -183,19 +181,19 @@ class Selection:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether any selector was given."""
+        """Whether a selector is set."""
         return bool(self.labels or self.fields)
 
     @property
     def node_name(self) -> str | None:
-        """The node whose objects alone can match, None when any could; lets the store skip other watchers."""
+        """The only node whose pods can match; None for any. Lets the store skip the watchers of other nodes."""
         for requirement in self.fields:
             if requirement.field == "spec.nodeName" and requirement.equals:
                 return requirement.value
         return None
 
     def matches(self, document: Json) -> bool:
-        """Whether a stored object of the kind is selected."""
+        """Whether a stored object of the kind matches."""
         if self.namespace and document["metadata"].get("namespace") != self.namespace:
             return False
         if self.labels:

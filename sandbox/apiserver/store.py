@@ -1,7 +1,7 @@
-"""The objects, their history and who watches them: pure memory, no HTTP, no await.
+"""The objects, their history and their watchers, in memory; no HTTP, no await.
 
-One counter, the resourceVersion, is increased by every change. Objects are kept without `kind` and `apiVersion`, are
-never changed in place, and carry their JSON once per API version, so that a thousand watchers share the same bytes.
+Every change increments one counter, the resourceVersion. The store keeps objects without `kind` and `apiVersion`, never
+changes them in place, and encodes them once per API version, so that a thousand watchers share the same bytes.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -11,12 +11,9 @@ from typing import Any
 
 import msgspec
 
-from sandbox.apiserver.ownership import Owners
-from sandbox.apiserver.resources import Resource
+from sandbox.apiserver.resources import Json, Resource
 from sandbox.apiserver.selectors import Selection
 from sandbox.apiserver.status import expired
-
-Json = dict[str, Any]
 
 ADDED, MODIFIED, DELETED = "ADDED", "MODIFIED", "DELETED"
 _KEPT_SNAPSHOTS = 64
@@ -27,27 +24,26 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """One version of one object; `document` must not be changed."""
+    """A version of an object; `document` must not be modified."""
 
     storage: str
     namespace: str
     name: str
     document: Json
     version: int
-    owners: Owners = field(default_factory=dict)
     _encoded: dict[tuple[str, str], bytes] = field(default_factory=dict, repr=False)
 
     @property
     def key(self) -> str:
-        """Its place in lists, the order of etcd keys."""
+        """Its position in lists, which is the order of etcd keys."""
         return f"{self.namespace}/{self.name}"
 
     def copy(self) -> Json:
-        """The document, to be changed freely."""
+        """Return a copy of the document, which may be modified."""
         return _decode(self.item_json(None))
 
     def item_json(self, resource: Resource | None) -> bytes:
-        """The JSON as an element of a list: without kind and apiVersion."""
+        """Return the JSON of a list item: without kind and apiVersion."""
         conversion = resource.conversion if resource else None
         key = (resource.api_version if resource and conversion else "", "")
         if key not in self._encoded:
@@ -55,13 +51,13 @@ class Entry:
         return self._encoded[key]
 
     def object_json(self, resource: Resource) -> bytes:
-        """The JSON as an object of its own."""
+        """Return the JSON of an object: with kind and apiVersion."""
         item = self.item_json(resource)
         head = f'{{"kind":"{resource.kind}","apiVersion":"{resource.api_version}"'.encode()
         return head + b"," + item[1:] if len(item) > len(b"{}") else head + b"}"
 
     def frame(self, event: str, resource: Resource) -> bytes:
-        """The line of a watch stream that tells of this version."""
+        """Return the line of a watch stream for an event with this version."""
         key = (resource.api_version, event)
         if key not in self._encoded:
             self._encoded[key] = b'{"type":"' + event.encode() + b'","object":' + self.object_json(resource) + b"}\n"
@@ -70,7 +66,7 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """One step of history: an object before and after; `after` of a removal is the object's last version."""
+    """A change: an object before and after it; `after` of a removal is the object's last version."""
 
     version: int
     before: Entry | None
@@ -79,7 +75,10 @@ class Change:
     _left: Entry | None = None
 
     def left(self) -> Entry:
-        """The object before the change at the change's version: what a watcher is told that stops selecting it."""
+        """Return the object before the change, at the resourceVersion of the change.
+
+        This is the object of the DELETED event for a watcher whose selectors no longer match.
+        """
         if self._left is None:
             before = self.before or self.after
             document = {
@@ -90,7 +89,7 @@ class Change:
         return self._left
 
     def frame_for(self, selection: Selection) -> bytes | None:
-        """What a watcher of this selection is told, None for nothing: entering is ADDED, leaving is DELETED."""
+        """Return the event for a watcher, or None. Starting to match is ADDED, ceasing to match is DELETED."""
         matched = self.before is not None and selection.matches(self.before.document)
         if self.removed:
             return self.after.frame(DELETED, selection.resource) if matched else None
@@ -100,12 +99,12 @@ class Change:
 
 
 class Watcher:
-    """The undelivered part of one watch.
+    """The undelivered events of a watch.
 
     Args:
-        selection: What it selects.
-        limit: How many frames may wait before the watcher counts as too slow.
-        wake: Called when there is something to deliver.
+        selection: The watched objects.
+        limit: How many events may wait before the watcher counts as too slow.
+        wake: Called when there is an event to deliver.
     """
 
     def __init__(self, selection: Selection, limit: int, wake: Callable[[], None]) -> None:
@@ -116,7 +115,7 @@ class Watcher:
         self._frames: list[bytes] = []
 
     def offer(self, change: Change) -> None:
-        """Take note of a change; too many undelivered ones end the watch."""
+        """Queue the event of a change; a full queue ends the watch."""
         frame = change.frame_for(self.selection)
         if frame is None or self.overflowed:
             return
@@ -126,16 +125,16 @@ class Watcher:
         self._wake()
 
     def append(self, frame: bytes) -> None:
-        """Add a line that is no change, such as a bookmark."""
+        """Queue an event that is no change, such as a bookmark."""
         self._frames.append(frame)
 
     def preload(self, frames: Iterable[bytes]) -> None:
-        """Begin with what precedes the first change; may exceed the limit."""
+        """Queue the events that precede the first change; they do not count towards the limit."""
         self._frames.extend(frames)
         self._limit += len(self._frames)
 
     def take(self) -> list[bytes]:
-        """All undelivered frames, oldest first."""
+        """Remove and return all queued events, oldest first."""
         frames, self._frames = self._frames, []
         return frames
 
@@ -144,7 +143,7 @@ class Store:
     """All objects of the cluster.
 
     Args:
-        history_limit: How many changes are remembered for watches that start in the past.
+        history_limit: How many changes are kept for watches that start in the past.
         watcher_limit: How many undelivered events a watcher may have.
     """
 
@@ -155,55 +154,52 @@ class Store:
         self._history_limit = history_limit
         self._watcher_limit = watcher_limit
         self._compacted = 0
-        # by kind, then by the only node the watcher can match (None: any), as the real server's watch cache does
+        # By kind, then by the only node that can match (None for any), as in the watch cache of the real server.
         self._watchers: defaultdict[str, defaultdict[str | None, list[Watcher]]] = defaultdict(
             lambda: defaultdict(list)
         )
         self._snapshots: OrderedDict[tuple[Selection, int], list[Entry]] = OrderedDict()
 
     def get(self, resource: Resource, namespace: str, name: str) -> Entry | None:
-        """The newest version of an object."""
+        """Return the latest version of an object; None if it does not exist."""
         return self._objects[resource.storage].get(f"{namespace}/{name}")
 
     def select(self, selection: Selection) -> list[Entry]:
-        """The newest versions of all selected objects, in the order of lists."""
+        """Return the latest versions of all selected objects, in list order."""
         objects = self._objects[selection.resource.storage].values()
         return sorted((entry for entry in objects if selection.matches(entry.document)), key=lambda entry: entry.key)
 
-    def everything_in(self, namespace: str) -> list[Entry]:
-        """All objects of a namespace, of every kind."""
+    def objects_in(self, namespace: str) -> list[Entry]:
+        """Return the objects of every kind in a namespace."""
         return [
             entry for objects in self._objects.values() for entry in objects.values() if entry.namespace == namespace
         ]
 
-    def put(self, resource: Resource, document: Json, owners: Owners | None = None) -> Entry:
-        """Add or replace an object; a document equal to what is there changes nothing.
+    def put(self, resource: Resource, document: Json) -> Entry:
+        """Add or replace an object; a document equal to the stored one is no change.
 
         Args:
             resource: Its kind.
-            document: The object without kind and apiVersion; taken over, not to be changed by the caller any more.
-            owners: Field owners; None keeps those known.
+            document: The object without kind and apiVersion. The store keeps it; the caller must not modify it.
 
         Returns:
-            The stored version, or the existing one where nothing changed.
+            The new version, or the existing one if nothing changed.
         """
         metadata = document["metadata"]
         namespace, name = metadata.get("namespace", ""), metadata["name"]
         before = self.get(resource, namespace, name)
-        if owners is None:
-            owners = before.owners if before else {}
         if before is not None:
             metadata["resourceVersion"] = before.document["metadata"]["resourceVersion"]
-            if before.document == document and before.owners == owners:
+            if before.document == document:
                 return before
         metadata["resourceVersion"] = str(self.version + 1)
-        after = Entry(resource.storage, namespace, name, document, self.version + 1, owners)
+        after = Entry(resource.storage, namespace, name, document, self.version + 1)
         self._objects[resource.storage][after.key] = after
         self._record(before, after, removed=False)
         return after
 
     def remove(self, entry: Entry) -> Entry:
-        """Take an object out; answers its last version, whose resourceVersion is that of the removal."""
+        """Remove an object; return its last version, which has the resourceVersion of the removal."""
         del self._objects[entry.storage][entry.key]
         document = {
             **entry.document,
@@ -227,16 +223,16 @@ class Store:
     def watch(
         self, selection: Selection, since: int | None, wake: Callable[[], None], *, preloaded: bool = True
     ) -> Watcher:
-        """Start watching.
+        """Start a watch.
 
         Args:
-            selection: What to watch.
-            since: The version after which changes are told; None tells the present state first.
-            wake: Called when there is something to take.
-            preloaded: Whether, without `since`, the present state is told first.
+            selection: The objects to watch.
+            since: The resourceVersion after which to start; None starts with the current objects.
+            wake: Called when there are events to take.
+            preloaded: Whether, without `since`, the current objects come first.
 
         Raises:
-            StatusError: 410 where history does not reach back that far.
+            StatusError: 410 if the history does not contain that resourceVersion.
         """
         watcher = Watcher(selection, self._watcher_limit, wake)
         if since is not None:
@@ -259,23 +255,23 @@ class Store:
         return [frame for frame in frames if frame is not None]
 
     def unwatch(self, watcher: Watcher) -> None:
-        """Stop watching."""
+        """End a watch."""
         self._watchers[watcher.selection.resource.storage][watcher.selection.node_name].remove(watcher)
 
     def compact(self) -> None:
-        """Forget all history: versions before the present one are expired for watches and paged lists."""
+        """Discard the history: resourceVersions before the current one expire for watches and list pages."""
         self._compacted = self.version
         self._history.clear()
         self._snapshots.clear()
 
     def remember(self, selection: Selection, version: int, entries: list[Entry]) -> None:
-        """Keep a list as it is at a version, for the following pages."""
+        """Keep the list of a resourceVersion for its next pages."""
         self._snapshots[selection, version] = entries
         while len(self._snapshots) > _KEPT_SNAPSHOTS:
             self._snapshots.popitem(last=False)
 
     def recall(self, selection: Selection, version: int) -> list[Entry] | None:
-        """The list as it was at a version, None when it is forgotten."""
+        """Return the list of a resourceVersion; None if it is no longer kept."""
         return self._snapshots.get((selection, version))
 
 

@@ -1,18 +1,16 @@
-"""What makes an object invalid: the rules of the real server that our programs could break."""
+"""Validation: those rules of the real server that our programs could violate."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from sandbox.apiserver.resources import CONFIGMAPS, CORE_EVENTS, PODS, Resource
+from sandbox.apiserver.resources import CONFIGMAPS, CORE_EVENTS, PODS, Json, Resource
 from sandbox.apiserver.status import Cause
-
-Json = dict[str, Any]
 
 MAX_CONFIGMAP_BYTES = 1_048_576
 MAX_ANNOTATIONS_BYTES = 262_144
 EVENT_BYTES = {"reportingInstance": 128, "action": 128, "reason": 128, "message": 1024}
-"""Of an Event with an eventTime; the real server's message says characters, and it counts bytes."""
+"""Limits of an Event with an eventTime. The real server counts bytes, although its message says characters."""
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _MAX_SUBDOMAIN = 253
@@ -43,9 +41,10 @@ POD_SPEC_RULE = (
 
 
 def find_type_error(resource: Resource, document: Json) -> str | None:
-    """The sentence of Go's decoder about the first value of a wrong type, None where all fit.
+    """Return the message of Go's decoder about the first value of a wrong type; None if there is none.
 
-    Checked are the maps that our programs write: labels, annotations, ConfigMap data, and that objects are objects.
+    It checks the fields that our programs write: labels, annotations, ConfigMap data and names; and that metadata, spec
+    and status are objects.
     """
     for field in ("metadata", "spec", "status"):
         if field in document and not isinstance(document[field], dict):
@@ -72,7 +71,7 @@ def _mismatch(value: Any, where: str, expected: str) -> str:
 
 
 def find_faults(resource: Resource, document: Json) -> list[Cause]:
-    """Everything that makes an object invalid by itself."""
+    """Return everything that makes an object invalid, whatever its previous version."""
     metadata = document["metadata"]
     causes: list[Cause] = []
     name = metadata.get("name", "")
@@ -132,7 +131,7 @@ def _total_bytes(strings: dict[str, str] | None) -> int:
 
 
 def find_changed_uid(document: Json, before: Json) -> list[Cause]:
-    """The fault of an update to another uid. A PUT fails earlier, on the precondition (both seen on 1.34.4)."""
+    """Return the cause if an update changes the uid. A PUT fails earlier, on the precondition (both seen on 1.34.4)."""
     uid = document["metadata"].get("uid", "")
     if not uid or uid == before["metadata"]["uid"]:
         return []
@@ -140,7 +139,7 @@ def find_changed_uid(document: Json, before: Json) -> list[Cause]:
 
 
 def find_forbidden_changes(resource: Resource, document: Json, before: Json) -> list[Cause]:
-    """What an update may not change: nearly all of a pod's spec."""
+    """Return the changes that an update may not make: those of nearly all fields of a pod's spec."""
     return list(_pod_spec_faults(document.get("spec") or {}, before["spec"])) if resource is PODS else []
 
 

@@ -1,4 +1,4 @@
-"""Watch streams over HTTP: one line per event, bookmarks, a time limit, and the failures a client has to survive."""
+"""Watch streams over HTTP: one line per event, bookmarks, a time limit, and injected failures."""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,19 +10,20 @@ from sandbox.apiserver.resources import Resource
 from sandbox.apiserver.selectors import Selection
 from sandbox.apiserver.status import StatusError
 from sandbox.apiserver.store import Store, Watcher
+from sandbox.changes import Changes
 
 _INITIAL_EVENTS_END = {"k8s.io/initial-events-end": "true"}
 
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """What a watch request asks for.
+    """The parameters of a watch request.
 
     Attributes:
-        since: resourceVersion to start after; None to be told the present state first.
-        initial_events: Whether, without `since`, the present state is told.
-        bookmarks: Whether bookmarks are welcome.
-        timeout_s: When the server ends the stream.
+        since: resourceVersion to start after; None starts with the current objects.
+        initial_events: Whether, without `since`, the current objects are sent.
+        bookmarks: Whether the client accepts bookmarks.
+        timeout_s: After how many seconds the server ends the stream.
     """
 
     since: int | None
@@ -35,48 +36,43 @@ class WatchStreams:
     """All open watches.
 
     Args:
-        store: What is watched.
-        bookmark_interval_s: Time between bookmarks of an idle stream.
+        store: The watched objects.
+        bookmark_interval_s: Time between the bookmarks of an idle stream.
     """
 
     def __init__(self, store: Store, bookmark_interval_s: float) -> None:
         self._store = store
         self._bookmark_interval_s = bookmark_interval_s
         self._open: list[web.Request] = []
-        self._flow = asyncio.Event()
-        self._flow.set()
-        self._changed = asyncio.Event()  # set when the number of open watches changes, and then replaced
+        self._not_paused = asyncio.Event()
+        self._not_paused.set()
+        self._changes = Changes()
 
     @property
     def count(self) -> int:
-        """How many watches are open."""
+        """The number of open watches."""
         return len(self._open)
 
     async def wait_for_count(self, count: int) -> None:
-        """Return as soon as exactly so many watches are open."""
-        while self.count != count:
-            await self._changed.wait()
-
-    def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        """Wait until exactly this many watches are open."""
+        await self._changes.until(lambda: self.count == count, None)
 
     def drop(self) -> None:
-        """Break every watch connection, without a goodbye."""
+        """Abort every watch connection."""
         for request in tuple(self._open):
             if request.transport is not None:
                 request.transport.abort()
 
     def pause(self) -> None:
-        """Deliver nothing, bookmarks and ends included, on connections that stay: a half-open network path."""
-        self._flow.clear()
+        """Keep connections open but send nothing, neither bookmarks nor the end: a half-open connection."""
+        self._not_paused.clear()
 
     def resume(self) -> None:
-        """Deliver again, beginning with what has gathered."""
-        self._flow.set()
+        """Send again, starting with the queued events."""
+        self._not_paused.set()
 
     async def serve(self, request: web.Request, selection: Selection, options: WatchOptions) -> web.StreamResponse:
-        """Answer a watch request; returns when the watch is over."""
+        """Answer a watch request; return when the watch has ended."""
         response = web.StreamResponse(headers={"Cache-Control": "no-cache, private"})
         response.content_type = "application/json"
         woken = asyncio.Event()
@@ -84,7 +80,7 @@ class WatchStreams:
         def wake() -> None:
             woken.set()
             if watcher.overflowed and request.transport is not None:
-                request.transport.abort()  # the writer may be stuck in a full socket: only this ends it
+                request.transport.abort()  # a write that waits for a full socket ends only by this
 
         try:
             watcher = self._store.watch(selection, options.since, wake, preloaded=options.initial_events)
@@ -93,18 +89,18 @@ class WatchStreams:
             await response.write(json.encode({"type": "ERROR", "object": error.document()}) + b"\n")
             return response
         self._open.append(request)
-        self._note_change()
+        self._changes.pulse()
         try:
             if options.since is None and options.bookmarks:
                 watcher.append(self._bookmark(selection.resource, _INITIAL_EVENTS_END))
             await response.prepare(request)
             await self._deliver(response, watcher, woken, options)
         except ConnectionError:
-            pass  # the client has gone, which is how most watches end
+            pass  # the client disconnected, as most watches end
         finally:
             self._store.unwatch(watcher)
             self._open.remove(request)
-            self._note_change()
+            self._changes.pulse()
         return response
 
     async def _deliver(
@@ -114,12 +110,12 @@ class WatchStreams:
         ends_at = now() + options.timeout_s
         bookmark_at = now() + self._bookmark_interval_s if options.bookmarks else ends_at
         while not watcher.overflowed:
-            await self._flow.wait()
+            await self._not_paused.wait()
             frames = watcher.take()
             if frames:
                 await response.write(b"".join(frames))
                 continue
-            # From here to the next await nothing can happen, so a bookmark's version covers all that was delivered.
+            # No change can happen before the next await, so the version of a bookmark covers all that was sent.
             moment = now()
             if options.bookmarks and moment >= min(bookmark_at, ends_at):
                 bookmark_at = moment + self._bookmark_interval_s

@@ -1,7 +1,7 @@
-"""Which devices a container gets: the kubelet's device manager, step by step (spec/kubernetes.md §1.6 to §1.10).
+"""The kubelet's device manager, which chooses and allocates devices (spec/kubernetes.md §1.6 to §1.10).
 
-The order of the steps and the texts of the refusals are those of kubelet 1.34's devicemanager/manager.go: what a user
-reads in a pod's status is one of them, or the plugin's own error. There is no roll-back.
+Steps and error messages are those of devicemanager/manager.go in kubelet 1.34; the status of a failed pod shows one of
+these messages, or the error of the plugin. A failed allocation is not rolled back.
 """
 
 import logging
@@ -22,25 +22,25 @@ from sandbox.pods import ContainerSpec, FullPod
 log = logging.getLogger(__name__)
 
 TopologyPolicy = Literal["none", "best-effort"]
-"""``none`` is the kubelet's default: no device counts as aligned, so the plugin is asked for its preference even where
-there is but one choice. Under another policy it is asked only where there are more aligned devices than needed."""
+"""With ``none``, the kubelet's default, no device is aligned, and the kubelet calls GetPreferredAllocation even without
+a choice. With another policy it does so only if there are more aligned devices than needed."""
 
 
 class AllocationFailure(AscendError):
-    """The device manager refuses, in the kubelet's own words."""
+    """The device manager cannot allocate; the text is the kubelet's own message."""
 
 
 class DeviceManager:
-    """Gives devices to containers.
+    """Allocates devices to containers.
 
     Args:
         ledger: devices and allocations.
-        plugins: asked for preferences and Allocate.
+        plugins: called for GetPreferredAllocation and Allocate.
         directory: of the checkpoint.
-        rng: stands for the order of a Go map.
-        active: the uids of the pods that may hold devices.
-        adopted: says of a pod's uid and a container's name whether it survived the kubelet's restart; only until the
-            pods there were at the start are admitted.
+        rng: replaces the random order of Go maps.
+        active: returns the uids of the pods that may hold devices.
+        already_running: whether a container (by pod uid and name) ran when the kubelet started; it matters until the
+            pods of that moment are admitted.
         topology_policy: see ``TopologyPolicy``.
         changed: called after every change of the ledger.
     """
@@ -53,7 +53,7 @@ class DeviceManager:
         *,
         rng: random.Random,
         active: Callable[[], AbstractSet[str]],
-        adopted: Callable[[str, str], bool],
+        already_running: Callable[[str, str], bool],
         topology_policy: TopologyPolicy,
         changed: Callable[[], None],
     ) -> None:
@@ -62,24 +62,24 @@ class DeviceManager:
         self._directory = directory
         self._rng = rng
         self._active = active
-        self._adopted = adopted
+        self._already_running = already_running
         self._topology_policy = topology_policy
         self._changed = changed
         self.sources_ready = False
-        """The pods there were at the kubelet's start have been through admission; before, nothing is freed."""
+        """Whether the pods of the kubelet's start have been through admission; until then nothing is freed."""
 
     async def admit(self, pod: FullPod) -> None:
-        """Give devices to all containers of a pod: init containers in order, then app containers.
+        """Allocate devices to all containers of a pod: init containers in order, then app containers.
 
         Raises:
-            AscendError: a refusal, of the kubelet or of the plugin.
+            AscendError: the kubelet or the plugin refuses.
         """
         reusable: dict[str, set[str]] = {}
         for container in pod.init_containers:
             await self._allocate(pod, container, reusable)
             for each in self._ledger.of_container(pod.uid, container.name):
                 kept = reusable.setdefault(each.resource, set())
-                # A finished init container's devices serve the containers after it; a sidecar keeps its own (§1.10).
+                # Later containers reuse the devices of a finished init container; a sidecar keeps its own (§1.10).
                 (kept.difference_update if container.is_sidecar else kept.update)(each.ids)
         for container in pod.containers:
             await self._allocate(pod, container, reusable)
@@ -87,10 +87,10 @@ class DeviceManager:
                 reusable.setdefault(each.resource, set()).difference_update(each.ids)
 
     async def container_options(self, pod: FullPod, container: ContainerSpec) -> list[pb.ContainerAllocateResponse]:
-        """What the plugins said about a container, at each of its starts: cached, not asked again (§1.9).
+        """Return the cached Allocate responses of a container; called at each of its starts (§1.9).
 
         Raises:
-            AscendError: a plugin's PreStartContainer failed, or an Allocate that had to be made up for.
+            AscendError: a plugin's PreStartContainer failed, or the Allocate for a missing allocation.
         """
         missing = False
         for resource, count in container.extended_resources.items():
@@ -111,17 +111,17 @@ class DeviceManager:
         return [each.response for each in self._ledger.of_container(pod.uid, container.name)]
 
     def free_inactive(self) -> None:
-        """Forget what pods hold that are active no more: done lazily, here (§1.6 "Freed devices")."""
+        """Free the devices of inactive pods; the kubelet does it only here, lazily (§1.6 "Freed devices")."""
         if self.sources_ready and self._ledger.free_all_but(self._active()):
             self._changed()
 
     async def _allocate(self, pod: FullPod, container: ContainerSpec, reusable: dict[str, set[str]]) -> None:
         allocated = False
-        asked = list(container.extended_resources.items())
-        self._rng.shuffle(asked)
-        for resource, count in asked:
+        requests = list(container.extended_resources.items())
+        self._rng.shuffle(requests)
+        for resource, count in requests:
             if not self._ledger.knows(resource):
-                # Silent skip: the container will run without devices (§1.6).
+                # Silent skip: the container runs without devices (§1.6).
                 continue
             self.free_inactive()
             devices = await self._choose(pod, container, resource, count, reusable.get(resource, set()))
@@ -155,7 +155,7 @@ class DeviceManager:
                 f'pod "{pod.uid}" container "{container.name}" changed request for resource "{resource}"'
                 f" from {len(held_ids)} to {count}"
             )
-        if not self.sources_ready and self._adopted(pod.uid, container.name):
+        if not self.sources_ready and self._already_running(pod.uid, container.name):
             return set()
         healthy = self._ledger.healthy.get(resource)
         if healthy is None:
@@ -201,7 +201,7 @@ class DeviceManager:
         return set(self._shuffled(devices)[:count])
 
     def _shuffled(self, devices: Iterable[str]) -> list[str]:
-        # Sorted first, so that a seed decides and not the hash of a string.
+        # Sorted first, so that the result depends on the seed and not on string hashes.
         ordered = sorted(devices)
         self._rng.shuffle(ordered)
         return ordered

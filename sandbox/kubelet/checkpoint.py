@@ -1,6 +1,6 @@
-"""The kubelet's checkpoint of its device manager: allocations and registered devices (spec/kubernetes.md §1.11).
+"""The checkpoint of the device manager: allocations and registered devices (spec/kubernetes.md §1.11).
 
-The real checksum is a hash over a Go pretty-print; ours is the same kind of number over the JSON, and opaque as well.
+The real checksum is a hash of Go's pretty-printed structure, this one is a hash of the JSON; both are opaque.
 """
 
 import base64
@@ -21,7 +21,7 @@ FILE_NAME = "kubelet_internal_checkpoint"
 
 
 class CheckpointFailure(AscendError):
-    """The checkpoint can't be written."""
+    """The checkpoint cannot be written."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -43,10 +43,10 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 
 
 def write_checkpoint(directory: Path, ledger: Ledger) -> None:
-    """Replace the file in one step, as every reader of it relies on.
+    """Replace the file atomically, as its readers require.
 
     Raises:
-        CheckpointFailure: the file can't be written.
+        CheckpointFailure: the file cannot be written.
     """
     data = _data(ledger)
     text = json.dumps({"Data": data, "Checksum": _checksum(data)}, separators=(",", ":"))
@@ -59,10 +59,10 @@ def write_checkpoint(directory: Path, ledger: Ledger) -> None:
 
 
 def read_checkpoint(directory: Path, into: Ledger) -> bool:
-    """Restore a ledger; False where there is no checkpoint.
+    """Restore a ledger; return whether there is a checkpoint.
 
     Raises:
-        InvalidValue: the file is corrupt; the ledger is untouched.
+        InvalidValue: the file is corrupt; the ledger is unchanged.
     """
     path = directory / FILE_NAME
     try:
@@ -96,7 +96,7 @@ def _data(ledger: Ledger) -> JsonObject:
 
 
 def _allocation(entry: _Entry) -> Allocation:
-    # Early kubelets wrote a flat list of devices (§1.11).
+    # Early kubelet versions wrote a flat list of devices (§1.11).
     groups = entry.DeviceIDs if isinstance(entry.DeviceIDs, dict) else {str(NO_NUMA_NODE): entry.DeviceIDs or []}
     response = pb.ContainerAllocateResponse.FromString(base64.b64decode(entry.AllocResp or "", validate=True))
     devices = {int(node): tuple(ids) for node, ids in groups.items()}

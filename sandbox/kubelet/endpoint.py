@@ -1,4 +1,4 @@
-"""One registered device plugin as the kubelet calls it, over its unix socket."""
+"""The kubelet's client of a registered device plugin, over its unix socket."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable
@@ -12,10 +12,10 @@ from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 
 CHANNEL_OPTIONS: Final = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
-"""For every call over a unix socket (spec/kubernetes.md §8.3)."""
+"""Options of every channel over a unix socket (spec/kubernetes.md §8.3)."""
 
 SOCKET_PATH_BYTES: Final = 107
-"""The longest path of a unix socket."""
+"""Maximum length of the path of a unix socket."""
 
 PRE_START_TIMEOUT_S: Final = 30.0
 
@@ -26,15 +26,15 @@ T = TypeVar("T")
 
 
 class PluginFailure(AscendError):
-    """A device plugin could not be called or refused; the text is what the kubelet would print."""
+    """A call to a device plugin failed; the text is the message of the kubelet."""
 
 
 class Endpoint:
-    """The kubelet's end of the connection to one plugin. The kubelet sets no deadlines, so neither do we (§1.15).
+    """The connection to one plugin. Like the kubelet, it sets no deadlines (§1.15).
 
     Args:
-        resource: what the plugin registered.
-        socket: where it serves.
+        resource: the resource that the plugin registered.
+        socket: the plugin's socket.
         dial_timeout_s: how long to wait for the connection.
     """
 
@@ -42,16 +42,16 @@ class Endpoint:
         self.resource = resource
         self.options = pb.DevicePluginOptions()
         self.stopped = False
-        """Its stream has ended; it is never dialled again."""
+        """Whether its stream has ended; the kubelet then never connects again."""
         self._dial_timeout_s = dial_timeout_s
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
         self._stub = services.DevicePluginStub(self._channel)
 
     async def connect(self) -> None:
-        """Dial and ask for the plugin's options.
+        """Connect and get the plugin's options.
 
         Raises:
-            PluginFailure: either failed.
+            PluginFailure: one of the two failed.
         """
         try:
             async with asyncio.timeout(self._dial_timeout_s):
@@ -64,7 +64,7 @@ class Endpoint:
             raise PluginFailure(f"failed to get device plugin options: {go_text(error)}") from error
 
     async def watch(self) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """The plugin's devices, whenever it says so; ends where the stream ends, however that happens."""
+        """Yield every ListAndWatch message of the plugin, until the stream ends for whatever reason."""
         try:
             async for message in self._stub.ListAndWatch(pb.Empty()):
                 yield message
@@ -72,10 +72,10 @@ class Endpoint:
             return
 
     async def prefer(self, available: Iterable[str], chosen: Iterable[str], size: int) -> frozenset[str]:
-        """Which devices the plugin would choose; none where it has no opinion (§1.7).
+        """Return the devices that the plugin prefers; none if it has no preference (§1.7).
 
         Raises:
-            PluginFailure: the call failed, and with it the pod's admission.
+            PluginFailure: the call failed, which fails the pod's admission.
         """
         request = pb.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=chosen, allocation_size=size
@@ -90,10 +90,10 @@ class Endpoint:
         return frozenset(answer.container_responses[0].deviceIDs if answer.container_responses else ())
 
     async def allocate(self, devices: Iterable[str]) -> pb.ContainerAllocateResponse:
-        """Ask for what a container needs to use the devices (§1.6).
+        """Allocate devices and return what a container needs to use them (§1.6).
 
         Raises:
-            PluginFailure: the call failed, or the answer is for no container.
+            PluginFailure: the call failed, or the response is for no container.
         """
         if self.stopped:
             raise PluginFailure(f"endpoint {self.resource} has been stopped")
@@ -107,10 +107,10 @@ class Endpoint:
         return answer.container_responses[0]
 
     async def pre_start(self, devices: Iterable[str]) -> None:
-        """Tell the plugin that a container is about to start (§1.8).
+        """Call PreStartContainer before a container starts (§1.8).
 
         Raises:
-            PluginFailure: the call failed or took too long.
+            PluginFailure: the call failed or timed out.
         """
         request = pb.PreStartContainerRequest(devices_ids=devices)
         try:
@@ -120,7 +120,7 @@ class Endpoint:
             raise PluginFailure(f"device plugin PreStartContainer rpc failed with err: {text}") from error
 
     async def _call(self, call: Awaitable[T]) -> T:
-        """The answer to a call; one that is hung up on fails, as in Go, and does not cancel whoever made it."""
+        """Await a call. As in Go, a closed connection fails the call; it does not cancel the calling task."""
         try:
             return await call
         except asyncio.CancelledError:
@@ -131,23 +131,23 @@ class Endpoint:
             raise PluginFailure(text) from None
 
     async def close(self) -> None:
-        """Hang up; the plugin's stream handler is cancelled by it."""
+        """Close the connection, which cancels the plugin's stream handler."""
         self.stopped = True
         await self._channel.close()
 
 
 def go_text(error: grpc.aio.AioRpcError) -> str:
-    """A gRPC error as Go prints it: the text that ends in the pod's status (§1.14)."""
+    """Format a gRPC error as Go does, which is the text in the pod's status (§1.14)."""
     code = error.code()
     name = _GO_NAMES.get(code) or "".join(word.capitalize() for word in code.name.split("_"))
     return f"rpc error: code = {name} desc = {error.details()}"
 
 
 def checked_socket(path: Path) -> Path:
-    """The path itself.
+    """Return the path, if it is short enough for a unix socket.
 
     Raises:
-        InvalidValue: it is too long for a unix socket.
+        InvalidValue: it is too long.
     """
     if len(str(path).encode()) > SOCKET_PATH_BYTES:
         raise InvalidValue(f"{path}: longer than the {SOCKET_PATH_BYTES} bytes a unix socket's path may have")

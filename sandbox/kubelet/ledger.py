@@ -1,4 +1,4 @@
-"""Which devices there are, which are healthy, and which container holds which: the device manager's memory."""
+"""The state of the device manager: the devices, their health, and the containers that hold them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -12,14 +12,14 @@ NO_NUMA_NODE = -1
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one container got of one resource.
+    """The devices of one resource that a container holds.
 
     Attributes:
         pod_uid: the pod.
-        container: its container.
+        container: the container's name.
         resource: the resource.
-        devices: device ids by NUMA node; ``NO_NUMA_NODE`` for those without.
-        response: what the plugin answered, kept for every restart of the container.
+        devices: device ids by NUMA node; ``NO_NUMA_NODE`` for devices without one.
+        response: the plugin's Allocate response, used at every restart of the container.
     """
 
     pod_uid: str
@@ -37,8 +37,8 @@ class Allocation:
 class Ledger:
     """Devices by resource and allocations by container.
 
-    ``in_use`` may run ahead of the allocations while an Allocate call is on its way, and is rebuilt from them when
-    the call fails (spec/kubernetes.md §1.6, "no rollback": what an earlier container of the pod got, stays).
+    During an Allocate call ``in_use`` already contains its devices; if the call fails, it is rebuilt from the
+    allocations (spec/kubernetes.md §1.6, "no rollback": earlier containers of the pod keep their devices).
     """
 
     def __init__(self) -> None:
@@ -50,18 +50,18 @@ class Ledger:
 
     @property
     def allocations(self) -> Iterable[Allocation]:
-        """All allocations, those of finished pods included until they are freed."""
+        """All allocations, including those of finished pods that are not yet freed."""
         return self._allocations.values()
 
     def report(self, resource: str, devices: Iterable[pb.Device]) -> None:
-        """A ListAndWatch message: it replaces the one before. An id reported twice is in both sets (§1.5)."""
+        """Replace the devices of a resource by those of a ListAndWatch message. An id can be in both sets (§1.5)."""
         devices = list(devices)
         self._devices[resource] = {each.ID: each for each in devices}
         self.healthy[resource] = {each.ID for each in devices if each.health == HEALTHY}
         self.unhealthy[resource] = {each.ID for each in devices if each.health != HEALTHY}
 
     def restore(self, resources: Iterable[str], allocations: Iterable[Allocation]) -> None:
-        """What a checkpoint says: the resources show no devices until their plugins register again (§1.13)."""
+        """Restore a checkpoint; the resources have no devices until their plugins register again (§1.13)."""
         for resource in resources:
             self.healthy[resource] = set()
             self.unhealthy[resource] = set()
@@ -70,29 +70,29 @@ class Ledger:
         self.rebuild_in_use()
 
     def disconnect(self, resource: str) -> None:
-        """The plugin's stream has ended: all its devices are unhealthy (§1.5)."""
+        """Mark all devices of a resource unhealthy, because the plugin's stream ended (§1.5)."""
         lost = self.healthy.get(resource, set())
         if resource in self.healthy:
             self.healthy[resource] = set()
         self.unhealthy[resource] = self.unhealthy.get(resource, set()) | lost
 
     def purge(self, resource: str) -> None:
-        """The plugin has been away for too long: forget the resource."""
+        """Remove a resource whose plugin did not come back in time."""
         self.healthy.pop(resource, None)
         self.unhealthy.pop(resource, None)
 
     def knows(self, resource: str) -> bool:
-        """Whether this is a resource of a device plugin at all; others are skipped in silence (§1.6)."""
+        """Whether a device plugin registered the resource; requests for others are ignored (§1.6)."""
         return resource in self.healthy or resource in self.in_use
 
     def capacities(self) -> dict[str, tuple[int, int]]:
-        """Capacity and allocatable of every resource as the Node shows them."""
+        """Return capacity and allocatable of every resource, as in the Node's status."""
         resources = self.healthy.keys() | self.unhealthy.keys()
         healthy = {each: len(self.healthy.get(each, ())) for each in resources}
         return {each: (healthy[each] + len(self.unhealthy.get(each, ())), healthy[each]) for each in sorted(resources)}
 
     def health(self) -> dict[str, dict[str, str]]:
-        """The health of every device by resource and id."""
+        """Return the health of every device by resource and id."""
         return {
             resource: {
                 **dict.fromkeys(sorted(self.healthy.get(resource, ())), HEALTHY),
@@ -101,38 +101,37 @@ class Ledger:
             for resource in self.healthy.keys() | self.unhealthy.keys()
         }
 
-    def numa_nodes(self, resource: str, device: str) -> tuple[int, ...]:
-        """The NUMA nodes a device is near to."""
+    def _numa_nodes(self, resource: str, device: str) -> tuple[int, ...]:
         known = self._devices.get(resource, {}).get(device)
         return tuple(node.ID for node in known.topology.nodes) if known is not None else ()
 
     def by_numa(self, resource: str, devices: Iterable[str]) -> dict[int, tuple[str, ...]]:
-        """Devices grouped as checkpoint and pod-resources have them."""
+        """Group devices by NUMA node, as checkpoint and pod-resources API do."""
         groups: dict[int, tuple[str, ...]] = {}
         for device in sorted(devices):
-            for node in self.numa_nodes(resource, device) or (NO_NUMA_NODE,):
+            for node in self._numa_nodes(resource, device) or (NO_NUMA_NODE,):
                 groups[node] = (*groups.get(node, ()), device)
         return groups
 
     def get(self, pod_uid: str, container: str, resource: str) -> Allocation | None:
-        """What a container has of a resource, or None."""
+        """Return the allocation of a container for a resource, or None."""
         return self._allocations.get((pod_uid, container, resource))
 
     def of_container(self, pod_uid: str, container: str) -> Iterator[Allocation]:
-        """Everything a container has."""
+        """Return all allocations of a container."""
         return (each for each in self.allocations if each.pod_uid == pod_uid and each.container == container)
 
     def holds_any(self, pod_uid: str) -> bool:
-        """Whether any container of the pod has anything."""
+        """Whether a container of the pod has an allocation."""
         return any(each.pod_uid == pod_uid for each in self.allocations)
 
     def record(self, allocation: Allocation) -> None:
-        """A plugin has answered Allocate."""
+        """Add an allocation."""
         self._allocations[allocation.pod_uid, allocation.container, allocation.resource] = allocation
         self.in_use.setdefault(allocation.resource, set()).update(allocation.ids)
 
     def free_all_but(self, active: AbstractSet[str]) -> bool:
-        """Forget the allocations of pods that are not active; says whether there were any."""
+        """Remove the allocations of inactive pods; return whether there were any."""
         gone = [key for key in self._allocations if key[0] not in active]
         for key in gone:
             del self._allocations[key]
@@ -141,7 +140,7 @@ class Ledger:
         return bool(gone)
 
     def rebuild_in_use(self) -> None:
-        """In use is what the allocations say, and nothing else."""
+        """Set ``in_use`` to the devices of the allocations."""
         self.in_use = {}
         for each in self.allocations:
             self.in_use.setdefault(each.resource, set()).update(each.ids)

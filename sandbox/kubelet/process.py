@@ -1,11 +1,10 @@
-"""One run of the kubelet, from its start to its exit: everything a restart loses lives here."""
+"""One run of the kubelet process: holds the state that a restart of the kubelet loses."""
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +19,40 @@ from protos.k8s.podresources.v1 import podresources_pb2_grpc
 from sandbox.kubelet.allocation import DeviceManager, TopologyPolicy
 from sandbox.kubelet.checkpoint import read_checkpoint
 from sandbox.kubelet.ledger import Ledger
-from sandbox.kubelet.nodereport import NodeReport
-from sandbox.kubelet.podbook import PodBook
-from sandbox.kubelet.podresources import PodResources
-from sandbox.kubelet.podserver import PodsAnswer, PodServer
+from sandbox.kubelet.node_status import NodeStatusUpdater
+from sandbox.kubelet.pod_resources import PodResources
+from sandbox.kubelet.pod_status import PodStatusWriter
+from sandbox.kubelet.pod_store import PodStore
+from sandbox.kubelet.pod_workers import PodWorkers
 from sandbox.kubelet.registration import Plugins
-from sandbox.kubelet.reports import PodReports
 from sandbox.kubelet.runtime import Runtime
-from sandbox.kubelet.syncloop import SyncLoop
-from sandbox.kubelet.workers import PodWorkers
+from sandbox.kubelet.server import PodsAnswer, PodServer
+from sandbox.kubelet.sync_loop import SyncLoop
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What a run of the kubelet finds on its node, and what outlives it.
+class Dependencies:
+    """The configuration of a kubelet, and the state of its node that outlives the kubelet process.
 
     Attributes:
-        node_name: the node.
-        node_ip: its InternalIP.
-        labels: of the Node.
+        node_name: the node's name.
         client: the API server.
-        plugin_socket: ``kubelet.sock``; beside it the plugins' sockets and the checkpoint.
-        pod_resources_socket: of the pod-resources API.
-        runtime: the containers.
+        plugin_socket: ``kubelet.sock``; the plugins' sockets and the checkpoint are in the same directory.
+        pod_resources_socket: socket of the pod-resources API.
+        runtime: the container runtime.
         answer: how ``GET /pods`` is answered.
         gate: admission waits while it is not set.
-        rng: every arbitrary choice.
+        rng: makes every arbitrary choice.
         topology_policy: see ``sandbox.kubelet.allocation``.
         reregistration_race: see ``sandbox.kubelet.registration``.
-        dial_timeout_s: for a plugin's socket.
-        stop_grace_s: how long a resource is remembered without its plugin.
-        now: wall clock.
-        monotonic: clock of rate limits.
+        dial_timeout_s: how long to wait for a connection to a plugin.
+        stop_grace_s: how long a resource is kept after its plugin disconnected.
         changed: called after every change.
     """
 
     node_name: str
-    node_ip: str
-    labels: Mapping[str, str]
     client: KubeClient
     plugin_socket: Path
     pod_resources_socket: Path
@@ -71,8 +64,6 @@ class Machine:
     reregistration_race: bool
     dial_timeout_s: float
     stop_grace_s: float
-    now: Callable[[], datetime]
-    monotonic: Callable[[], float]
     changed: Callable[[], None]
 
 
@@ -80,113 +71,106 @@ class KubeletProcess:
     """One run of the kubelet.
 
     Args:
-        machine: where it runs.
+        dependencies: its configuration and its node.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        directory = machine.plugin_socket.parent
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        directory = dependencies.plugin_socket.parent
         self.ledger = Ledger()
-        self.book = PodBook()
+        self.pod_store = PodStore()
         self.plugins = Plugins(
             directory,
             self.ledger,
             self._devices_changed,
-            reregistration_race=machine.reregistration_race,
-            dial_timeout_s=machine.dial_timeout_s,
-            stop_grace_s=machine.stop_grace_s,
+            reregistration_race=dependencies.reregistration_race,
+            dial_timeout_s=dependencies.dial_timeout_s,
+            stop_grace_s=dependencies.stop_grace_s,
         )
-        # Containers that ran before this kubelet did need no devices again (manager.go, isContainerAlreadyRunning).
-        survivors = {(each.pod_uid, each.name) for each in machine.runtime.containers if each.running}
+        # Containers that already run need no devices again (manager.go, isContainerAlreadyRunning).
+        running = {(each.pod_uid, each.name) for each in dependencies.runtime.containers if each.running}
         self.devices = DeviceManager(
             self.ledger,
             self.plugins,
             directory,
-            rng=machine.rng,
-            active=lambda: {each.uid for each in self.book.active()},
-            adopted=lambda uid, name: (uid, name) in survivors,
-            topology_policy=machine.topology_policy,
+            rng=dependencies.rng,
+            active=lambda: {each.uid for each in self.pod_store.active()},
+            already_running=lambda uid, name: (uid, name) in running,
+            topology_policy=dependencies.topology_policy,
             changed=self._devices_changed,
         )
-        self._reports = PodReports(machine.client, machine.changed)
+        self._statuses = PodStatusWriter(dependencies.client, dependencies.changed)
         self.workers = PodWorkers(
-            self.book,
-            machine.runtime,
-            self.devices,
-            self._reports,
-            node_ip=machine.node_ip,
-            now=machine.now,
-            changed=machine.changed,
+            self.pod_store, dependencies.runtime, self.devices, self._statuses, changed=dependencies.changed
         )
-        self._events = EventRecorder(machine.client, "kubelet", machine.node_name)
-        self._pod_server = PodServer(self.book, machine.answer, machine.rng, changed=machine.changed)
+        self._events = EventRecorder(dependencies.client, "kubelet", dependencies.node_name)
+        self._pod_server = PodServer(
+            self.pod_store, dependencies.answer, dependencies.rng, changed=dependencies.changed
+        )
         self._servers: list[grpc.aio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._node: NodeReport | None = None
-        self._second_name = machine.plugin_socket.parent.parent / "previous.sock"
+        self._node: NodeStatusUpdater | None = None
+        self._old_socket = dependencies.plugin_socket.parent.parent / "previous.sock"
 
     @property
     def node(self) -> Node:
-        """The Node as the API server last had it."""
+        """The Node as this kubelet last wrote it."""
         return Node() if self._node is None else self._node.node
 
     async def start(self, port: int) -> int:
-        """Start in the kubelet's order: checkpoint, sockets removed, Registration served, then the pods (§1.2).
+        """Start in the order of the kubelet: checkpoint, old sockets, Registration service, pods (§1.2).
 
         Args:
-            port: of ``GET /pods``; 0 for any.
+            port: of ``GET /pods``; 0 lets the system choose.
 
         Returns:
             The port of ``GET /pods``.
         """
-        machine = self._machine
-        known = self._read_checkpoint()
+        dependencies = self._dependencies
+        has_checkpoint = self._read_checkpoint()
         for resource in self.ledger.healthy:
             self.plugins.expect(resource)
         await self._serve_sockets()
         port = await self._pod_server.start(port)
-        self._node = NodeReport(
-            machine.client,
-            machine.node_name,
-            address=machine.node_ip,
-            labels=machine.labels,
+        self._node = NodeStatusUpdater(
+            dependencies.client,
+            dependencies.node_name,
             ledger=self.ledger,
-            now=machine.now,
-            changed=machine.changed,
-            reset=not known,
+            changed=dependencies.changed,
+            reset=not has_checkpoint,
         )
         loop = SyncLoop(
-            machine.client,
-            machine.node_name,
+            dependencies.client,
+            dependencies.node_name,
             node=self._node,
-            book=self.book,
+            pod_store=self.pod_store,
             ledger=self.ledger,
             devices=self.devices,
             workers=self.workers,
-            reports=self._reports,
+            statuses=self._statuses,
             events=self._events,
-            rng=machine.rng,
-            gate=machine.gate,
-            changed=machine.changed,
+            rng=dependencies.rng,
+            gate=dependencies.gate,
+            changed=dependencies.changed,
         )
-        for each in (self._node.run(), self._reports.run(), self._events.run(), loop.watch(), loop.run()):
+        for each in (self._node.run(), self._statuses.run(), self._events.run(), loop.watch(), loop.run()):
             self._run(each)
         return port
 
     async def stop(self) -> None:
-        """Exit. Containers, checkpoint and the plugins' sockets stay.
+        """Exit. Containers, checkpoint and the plugins' sockets remain.
 
         Raises:
-            ExceptionGroup: something had failed that must not.
+            ExceptionGroup: a task of the kubelet failed.
         """
         for task in self._tasks:
             task.cancel()
         outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.workers.close()
-        if self._machine.plugin_socket.exists():
-            # As long as the old socket has another name its inode is not used again: plugins tell sockets apart by it.
-            self._second_name.unlink(missing_ok=True)
-            self._second_name.hardlink_to(self._machine.plugin_socket)
+        if self._dependencies.plugin_socket.exists():
+            # Plugins tell sockets apart by inode. A second link to the old socket keeps its inode from being reused.
+            self._old_socket.unlink(missing_ok=True)
+            self._old_socket.hardlink_to(self._dependencies.plugin_socket)
         for server in self._servers:
             await server.stop(grace=None)
         await self._pod_server.close()
@@ -196,33 +180,33 @@ class KubeletProcess:
             raise ExceptionGroup("the kubelet failed", failures)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.create_task(work, name=f"kubelet of {self._machine.node_name}"))
+        self._tasks.append(asyncio.create_task(work, name=f"kubelet of {self._dependencies.node_name}"))
 
     def _read_checkpoint(self) -> bool:
         try:
-            return read_checkpoint(self._machine.plugin_socket.parent, self.ledger)
+            return read_checkpoint(self._dependencies.plugin_socket.parent, self.ledger)
         except InvalidValue as error:
-            log.warning("ignoring the checkpoint", extra={"error": str(error)})
+            log.warning("checkpoint ignored", extra={"error": str(error)})
             return True
 
     async def _serve_sockets(self) -> None:
-        machine = self._machine
-        directory = machine.plugin_socket.parent
+        dependencies = self._dependencies
+        directory = dependencies.plugin_socket.parent
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        machine.pod_resources_socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        for path in (*directory.iterdir(), machine.pod_resources_socket):
-            # Sockets only: neither the checkpoint nor sub-directories (§1.2).
+        dependencies.pod_resources_socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        for path in (*directory.iterdir(), dependencies.pod_resources_socket):
+            # It removes sockets only, neither the checkpoint nor directories (§1.2).
             if path.is_socket():
-                path.unlink(missing_ok=True)  # its owner may be quicker
+                path.unlink(missing_ok=True)  # its plugin may remove it first
         registration = grpc.aio.server()
         deviceplugin_pb2_grpc.add_RegistrationServicer_to_server(self.plugins, registration)
-        await self._serve(registration, machine.plugin_socket)
-        self._second_name.unlink(missing_ok=True)
+        await self._serve(registration, dependencies.plugin_socket)
+        self._old_socket.unlink(missing_ok=True)
         lister = grpc.aio.server()
         podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(
-            PodResources(self.book, self.ledger, self.devices, monotonic=machine.monotonic), lister
+            PodResources(self.pod_store, self.ledger, self.devices), lister
         )
-        await self._serve(lister, machine.pod_resources_socket)
+        await self._serve(lister, dependencies.pod_resources_socket)
 
     async def _serve(self, server: grpc.aio.Server, socket: Path) -> None:
         server.add_insecure_port(f"unix:{socket}")
@@ -232,4 +216,4 @@ class KubeletProcess:
     def _devices_changed(self) -> None:
         if self._node is not None:
             self._node.refresh()
-        self._machine.changed()
+        self._dependencies.changed()

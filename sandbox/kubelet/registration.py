@@ -1,8 +1,8 @@
-"""The Registration service on kubelet.sock and what follows from a registration (spec/kubernetes.md §1.2 to §1.5).
+"""The Registration service on kubelet.sock, and the registered plugins (spec/kubernetes.md §1.2 to §1.5).
 
-Clients are kept by resource name, in exactly the order of steps of kubelet ≤ 1.36 (plugin/v1beta1/handler.go), because
-its flaw is part of the contract plugins must live with: where an old plugin's stream ends after a new one has
-registered, the *new* client is the one found under the name, and is disconnected. 1.37 tells them apart.
+The service keeps clients by resource name and follows kubelet ≤ 1.36 (plugin/v1beta1/handler.go) step by step, because
+plugins have to handle its bug: if the stream of an old plugin ends after a new one has registered, the kubelet finds
+the *new* client under that name and disconnects it. 1.37 distinguishes them.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ class Plugins(services.RegistrationServicer):
     """The registered plugins.
 
     Args:
-        directory: where plugins' sockets are.
-        ledger: told of devices.
+        directory: the directory of the plugins' sockets.
+        ledger: receives the devices.
         changed: called after every change of the ledger.
         reregistration_race: behave as kubelet ≤ 1.36.
-        dial_timeout_s: how long to wait for a plugin's socket.
-        stop_grace_s: how long after its stream's end a resource is still remembered.
+        dial_timeout_s: how long to wait for a connection to a plugin.
+        stop_grace_s: how long a resource is kept after its plugin disconnected.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class Plugins(services.RegistrationServicer):
         self._streams: set[asyncio.Task[None]] = set()
         self._purges: dict[str, asyncio.TimerHandle] = {}
         self.registrations = 0
-        """As ``kubelet_device_plugin_registration_total``: counted before validation."""
+        """Number of Register calls; like ``kubelet_device_plugin_registration_total``, counted before validation."""
 
     def endpoint(self, resource: str) -> Endpoint | None:
-        """The plugin to ask about a resource; it may be stopped."""
+        """Return the plugin of a resource; it may be stopped."""
         return self._endpoints.get(resource)
 
     def expect(self, resource: str) -> None:
-        """A checkpoint knows the resource: forget it too if its plugin stays away."""
+        """Remove a resource of the checkpoint later, unless its plugin registers in time."""
         self._purge_later(resource)
 
     async def Register(self, request: pb.RegisterRequest, context: "_ServicerContext") -> pb.Empty:  # noqa: N802 - name of the RPC
-        """A plugin introduces itself; answered after it has been dialled and has told its options (§1.3)."""
+        """Register a plugin; the kubelet answers after it has connected and got the plugin's options (§1.3)."""
         self.registrations += 1
         if request.version != VERSION:
             text = f'requested API version "{request.version}" is not supported by kubelet. Supported version is'
@@ -88,7 +88,7 @@ class Plugins(services.RegistrationServicer):
         return pb.Empty()
 
     async def close(self) -> None:
-        """The kubelet exits: every plugin's stream is cancelled."""
+        """Close all connections, which cancels every plugin's stream; called when the kubelet exits."""
         for timer in self._purges.values():
             timer.cancel()
         for task in self._streams:
@@ -116,7 +116,7 @@ class Plugins(services.RegistrationServicer):
 
     async def _run(self, endpoint: Endpoint) -> None:
         async for message in endpoint.watch():
-            # An old client's messages count as well: they are taken by resource name (manager.go).
+            # Messages of an old client count too, because only the resource name matters (manager.go).
             self._ledger.report(endpoint.resource, message.devices)
             self._write_checkpoint()
             self._changed()
@@ -124,7 +124,7 @@ class Plugins(services.RegistrationServicer):
 
     async def _stream_ended(self, ended: Endpoint) -> None:
         resource = ended.resource
-        log.info("the stream of a device plugin ended", extra={"resource": resource})
+        log.info("device plugin stream ended", extra={"resource": resource})
         found = self._clients.get(resource)
         if found is None or (found is not ended and not self._reregistration_race):
             return
@@ -153,5 +153,5 @@ class Plugins(services.RegistrationServicer):
         try:
             write_checkpoint(self._directory, self._ledger)
         except CheckpointFailure as error:
-            # The kubelet goes on: only an Allocate fails for it.
-            log.warning("writing checkpoint encountered", extra={"error": str(error)})
+            # The kubelet continues; only an Allocate fails because of it.
+            log.warning("failed to write checkpoint", extra={"error": str(error)})

@@ -1,36 +1,40 @@
-"""The simulated container runtime: records what a container would have got, and survives the kubelet as a real one."""
+"""The simulated container runtime: records how it would create containers; like a real one it outlives the kubelet."""
 
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from ascend.errors import AscendError
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from sandbox.pods import ContainerSpec, FullPod
 
+NODE_IP: Final = "127.0.0.1"
+"""The address of the node and, as with host networking, of its pods."""
+
 
 class CreateFailure(AscendError):
-    """The runtime could not create a container."""
+    """The runtime cannot create a container."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container as the runtime has it.
+    """A container in the runtime.
 
     Attributes:
-        id: as in ``containerID``.
-        pod_uid: its pod.
+        id: its ``containerID``.
+        pod_uid: uid of its pod.
         pod_key: ``namespace/name`` of its pod.
         name: its name in the pod.
         env: its environment.
-        devices: container path to (host path, permissions).
-        mounts: container path to (host path, whether read-only).
-        annotations: for the runtime; not those of the pod.
-        cdi_devices: fully qualified names.
-        running: it runs.
-        exit_code: of a container that has ended.
-        restarts: how often it was started again.
+        devices: host path and permissions by container path.
+        mounts: host path and whether it is read-only, by container path.
+        annotations: the container's annotations for the runtime, not those of the pod.
+        cdi_devices: fully qualified names of CDI devices.
+        running: whether it runs.
+        exit_code: its exit code, once it has ended.
+        restarts: how often it was restarted.
     """
 
     id: str
@@ -48,27 +52,25 @@ class Container:
 
 
 class Runtime:
-    """All containers of a node, ended ones included.
+    """All containers of a node, including ended ones.
 
     Args:
         rng: for container ids.
-        host_root: where the host's paths are looked up: a device's path must exist below it.
-        node_ip: for the downward API.
+        host_root: the directory below which the host paths of devices and mounts must exist.
     """
 
-    def __init__(self, rng: random.Random, *, host_root: Path, node_ip: str) -> None:
+    def __init__(self, rng: random.Random, *, host_root: Path) -> None:
         self._rng = rng
         self._host_root = host_root
-        self._node_ip = node_ip
         self._containers: dict[tuple[str, str], Container] = {}
 
     @property
     def containers(self) -> Iterable[Container]:
-        """All containers."""
+        """All containers, in the order in which they were first created."""
         return self._containers.values()
 
     def find(self, pod_uid: str, name: str) -> Container | None:
-        """A container of a pod, or None."""
+        """Return a container of a pod, or None."""
         return self._containers.get((pod_uid, name))
 
     def is_running(self, pod_uid: str, name: str) -> bool:
@@ -77,7 +79,7 @@ class Runtime:
         return container is not None and container.running
 
     def create(self, pod: FullPod, spec: ContainerSpec, responses: Iterable[pb.ContainerAllocateResponse]) -> Container:
-        """Create and start a container with what the plugins answered.
+        """Create and start a container as the Allocate responses demand.
 
         Raises:
             CreateFailure: a device or mount does not exist on the host (spec/kubernetes.md §1.9).
@@ -89,7 +91,7 @@ class Runtime:
         annotations: dict[str, str] = {}
         cdi_devices: dict[str, None] = {}
         for response in responses:
-            # Of several resources that say something about the same thing the first wins (§1.9).
+            # If several resources set the same thing, the first one wins (§1.9).
             env = {**response.envs, **env}
             devices = {
                 **{each.container_path: (each.host_path, each.permissions) for each in response.devices},
@@ -108,7 +110,7 @@ class Runtime:
             pod_uid=pod.uid,
             pod_key=pod.key,
             name=spec.name,
-            # The pod's own variables come last and win.
+            # The pod's own variables take precedence.
             env=env | {each.name: self._value(pod, each.value, each.value_from) for each in spec.env},
             devices=devices,
             mounts=mounts,
@@ -120,19 +122,19 @@ class Runtime:
         return container
 
     def end(self, pod_uid: str, name: str, exit_code: int) -> None:
-        """A container ends; one that does not run is left as it is."""
+        """End a running container; no effect on one that has ended."""
         container = self.find(pod_uid, name)
         if container is not None and container.running:
             self._containers[pod_uid, name] = replace(container, running=False, exit_code=exit_code)
 
     def end_all(self, pod_uid: str | None = None, exit_code: int = 137) -> None:
-        """Every container of a pod, or of the node, ends."""
+        """End all containers of a pod, or of the node."""
         for each in list(self.containers):
             if pod_uid in (None, each.pod_uid):
                 self.end(each.pod_uid, each.name, exit_code)
 
     def remove(self, pod_uid: str) -> None:
-        """Clean up after a pod that the API server has no more."""
+        """Remove the containers of a deleted pod."""
         for key in [key for key in self._containers if key[0] == pod_uid]:
             del self._containers[key]
 
@@ -147,7 +149,7 @@ class Runtime:
             "metadata.namespace": pod.metadata.namespace,
             "metadata.uid": pod.uid,
             "spec.nodeName": pod.node_name,
-            "status.hostIP": self._node_ip,
-            "status.podIP": self._node_ip,
+            "status.hostIP": NODE_IP,
+            "status.podIP": NODE_IP,
         }
         return fields.get(path, value)

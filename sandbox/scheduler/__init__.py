@@ -1,4 +1,4 @@
-"""A scheduler in this process that treats its extender as kube-scheduler 1.34 does (spec/kubernetes.md §3)."""
+"""A scheduler in this process that calls its extender as kube-scheduler 1.34 does (spec/kubernetes.md §3)."""
 
 from sandbox.scheduler.scheduler import Scheduler
 

@@ -1,9 +1,9 @@
-"""kube-scheduler's HTTP client of its extender, with nodeCacheCapable (spec/kubernetes.md §3.2, §3.3; extender.go)."""
+"""The HTTP client of a scheduler extender with nodeCacheCapable (spec/kubernetes.md §3.2, §3.3; extender.go)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -12,18 +12,21 @@ from ascend.errors import AscendError
 from ascend.kube.objects import JsonObject
 from sandbox.pods import FullPod
 
+_HTTP_TIMEOUT_S: Final = 5.0
+"""The ``httpTimeout`` of the extender; kube-scheduler's default."""
+
 
 class ExtenderFailure(AscendError):
-    """The extender did not answer, or answered with an error."""
+    """The extender did not answer, or returned an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """What the extender's filter left.
+    """The result of the extender's filter.
 
     Attributes:
-        nodes: names, in its order.
-        reasons: why not, by the name of a node.
+        nodes: the names of the nodes that fit, in the extender's order.
+        reasons: why other nodes do not fit, by name.
     """
 
     nodes: tuple[str, ...]
@@ -34,23 +37,22 @@ class Extender:
     """Calls the verbs ``filter``, ``prioritize`` and ``bind``. Close it after use.
 
     Args:
-        url: ``urlPrefix``.
-        timeout_s: ``httpTimeout``.
+        url: its ``urlPrefix``.
     """
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HTTP_TIMEOUT_S))
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
 
     async def filter(self, pod: FullPod, nodes: Sequence[str]) -> Filtered:
-        """Which of the nodes are for the pod.
+        """Return which of the nodes fit the pod.
 
         Raises:
-            ExtenderFailure: no answer, an error, or a node that was not asked about.
+            ExtenderFailure: no answer, an error, or a node that was not in the request.
         """
         answer = _lower_keys(await self._send("filter", _args(pod, nodes)))
         if answer.get("error"):
@@ -65,7 +67,7 @@ class Extender:
         return Filtered(left, {**failed, **(answer.get("failedandunresolvablenodes") or {})})
 
     async def prioritize(self, pod: FullPod, nodes: Sequence[str]) -> dict[str, int]:
-        """The extender's scores by node, 0 to 10.
+        """Return the extender's scores by node, 0 to 10.
 
         Raises:
             ExtenderFailure: no answer.
@@ -75,7 +77,7 @@ class Extender:
         return {str(each.get("host", "")): int(each.get("score", 0)) for each in scores}
 
     async def bind(self, pod: FullPod, node: str) -> None:
-        """Have the extender bind the pod.
+        """Let the extender bind the pod.
 
         Raises:
             ExtenderFailure: no answer, or an error.

@@ -1,4 +1,4 @@
-"""Why a node is not for a pod, in the words of kube-scheduler's own plugins and in their order."""
+"""The filters: why a pod does not fit on a node, in the words and the order of kube-scheduler's own plugins."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,13 +8,13 @@ from ascend.kube.objects import Node
 from sandbox.pods import FullPod, matches
 
 
-def find_obstacle(pod: FullPod, node: Node, used: Mapping[str, int]) -> list[str]:
-    """The reasons of the first in-tree filter that is against the node; empty where none is.
+def filter_node(pod: FullPod, node: Node, requested: Mapping[str, int]) -> list[str]:
+    """Return the reasons of the first in-tree filter that rejects the node; empty if all accept it.
 
     Args:
         pod: the pod.
         node: the node.
-        used: what pods on the node take of every extended resource, assumed ones included.
+        requested: how much of every extended resource the pods on the node request, including assumed ones.
 
     Raises:
         InvalidValue: a quantity of the pod is not a whole number.
@@ -23,7 +23,7 @@ def find_obstacle(pod: FullPod, node: Node, used: Mapping[str, int]) -> list[str
         return ["node(s) were unschedulable"]
     if pod.node_name and pod.node_name != node.name:
         return ["node(s) didn't match the requested node name"]
-    # Without a node controller nobody taints a node that is not ready, so readiness itself counts.
+    # There is no node controller to taint a node that is not ready, so readiness itself is checked.
     taints = [(each.key, each.effect) for each in node.spec.taints]
     if not node.is_ready:
         taints.append(("node.kubernetes.io/not-ready", "NoSchedule"))
@@ -35,17 +35,17 @@ def find_obstacle(pod: FullPod, node: Node, used: Mapping[str, int]) -> list[str
     allocatable = {name: int(text) for name, text in node.status.allocatable.items() if text.isdigit()}
     return [
         f"Insufficient {name}"
-        for name, asked in pod.requests.items()
-        if asked > allocatable.get(name, 0) - used.get(name, 0)
+        for name, amount in pod.requests.items()
+        if amount > allocatable.get(name, 0) - requested.get(name, 0)
     ]
 
 
-def describe_misfit(nodes: int, reasons: Iterable[str]) -> str:
-    """The sentence of the PodScheduled condition and of the FailedScheduling event (framework/types.go, FitError).
+def fit_error(nodes: int, reasons: Iterable[str]) -> str:
+    """Return the message of the PodScheduled condition and the FailedScheduling event (framework/types.go, FitError).
 
     Args:
-        nodes: how many nodes there are.
-        reasons: of every node that was refused, one or more.
+        nodes: the number of nodes.
+        reasons: the reasons of every rejected node.
     """
     if not nodes:
         return "no nodes available to schedule pods"

@@ -1,7 +1,7 @@
-"""The pods that wait for a node: in order of arrival, and after a failure when there is a point in trying again.
+"""The scheduling queue: pods in the order in which they arrive, and the backoff of those that failed.
 
-As in kube-scheduler: a pod that fits nowhere waits for a change in the cluster, a pod whose cycle failed does not; both
-wait for their back-off. A change that happens while a pod is being looked at counts for it too.
+As in kube-scheduler, a pod that fits on no node waits for a change in the cluster, and a pod whose scheduling cycle
+failed with an error does not; both wait for their backoff. A change during a pod's cycle counts for that pod too.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 FLUSH_S: Final = 300.0
-"""After so long a pod is tried again without a reason."""
+"""After this time an unschedulable pod is tried again without a change in the cluster."""
 
 
 @dataclass(slots=True)
-class _Entry:
+class _QueuedPod:
     attempts: int = 0
     moved: bool = False
     backing_off: bool = False
@@ -25,94 +25,90 @@ class SchedulingQueue:
     """Pods by uid.
 
     Args:
-        first_s: the first back-off.
-        limit_s: the longest.
-        wait: waits for some seconds.
+        first_s: the first backoff.
+        limit_s: the maximum backoff.
+        wait: waits for a number of seconds.
     """
 
     def __init__(self, *, first_s: float, limit_s: float, wait: Callable[[float], Awaitable[object]]) -> None:
         self._first_s = first_s
         self._limit_s = limit_s
         self._wait = wait
-        self._entries: dict[str, _Entry] = {}
+        self._pods: dict[str, _QueuedPod] = {}
         self._active: dict[str, None] = {}
-        self._something = asyncio.Event()
+        self._not_empty = asyncio.Event()
 
     def add(self, uid: str) -> None:
-        """A pod has arrived; one that is known is left where it is."""
-        if uid not in self._entries:
-            self._entries[uid] = _Entry()
+        """Add a pod; no effect if it is queued."""
+        if uid not in self._pods:
+            self._pods[uid] = _QueuedPod()
             self._activate(uid)
 
     def remove(self, uid: str) -> None:
-        """A pod is bound or gone."""
-        entry = self._entries.pop(uid, None)
+        """Remove a bound or deleted pod."""
+        queued = self._pods.pop(uid, None)
         self._active.pop(uid, None)
-        if entry is not None and entry.timer is not None:
-            entry.timer.cancel()
+        if queued is not None and queued.timer is not None:
+            queued.timer.cancel()
 
     async def pop(self) -> str:
-        """The next pod to look at; it stays known until it is removed."""
+        """Wait for the next pod to schedule; it stays known until it is removed."""
         while not self._active:
-            self._something.clear()
-            await self._something.wait()
+            self._not_empty.clear()
+            await self._not_empty.wait()
         uid = next(iter(self._active))
         del self._active[uid]
-        entry = self._entries[uid]
-        entry.attempts += 1
-        entry.moved = False
+        queued = self._pods[uid]
+        queued.attempts += 1
+        queued.moved = False
         return uid
 
     def fail(self, uid: str, *, needs_change: bool) -> None:
-        """A pod got no node.
+        """Let a pod wait that was not scheduled.
 
         Args:
             uid: the pod.
-            needs_change: it fits nowhere, so only a change in the cluster can help.
+            needs_change: it fits on no node, so it waits for a change in the cluster.
         """
-        entry = self._entries.get(uid)
-        if entry is None:
+        queued = self._pods.get(uid)
+        if queued is None:
             return
-        entry.moved = entry.moved or not needs_change
-        entry.backing_off = True
-        back_off_s = min(self._first_s * 2 ** (entry.attempts - 1), self._limit_s)
-        entry.timer = asyncio.create_task(self._back_off(uid, entry, back_off_s), name=f"back-off of {uid}")
+        queued.moved = queued.moved or not needs_change
+        queued.backing_off = True
+        backoff_s = min(self._first_s * 2 ** (queued.attempts - 1), self._limit_s)
+        queued.timer = asyncio.create_task(self._back_off(uid, queued, backoff_s), name=f"backoff of {uid}")
 
     def move_all(self) -> None:
-        """Something has changed in the cluster: every pod may fit now."""
-        for uid in self._entries:
+        """Try every pod again after a change in the cluster."""
+        for uid in self._pods:
             self.move(uid)
 
     def move(self, uid: str) -> None:
-        """Something has changed that may let this pod fit, the pod itself perhaps."""
-        entry = self._entries.get(uid)
-        if entry is None:
+        """Try a pod again after a change that may let it fit, such as one of the pod itself."""
+        queued = self._pods.get(uid)
+        if queued is None:
             return
-        entry.moved = True
-        if entry.timer is not None and not entry.backing_off:
-            self._resume(uid, entry)
+        queued.moved = True
+        if queued.timer is not None and not queued.backing_off:
+            queued.timer.cancel()
+            queued.timer = None
+            self._activate(uid)
 
     async def close(self) -> None:
-        """Stop all back-offs."""
-        timers = [each.timer for each in self._entries.values() if each.timer is not None]
+        """Cancel all backoffs."""
+        timers = [each.timer for each in self._pods.values() if each.timer is not None]
         for timer in timers:
             timer.cancel()
         await asyncio.gather(*timers, return_exceptions=True)
 
-    async def _back_off(self, uid: str, entry: _Entry, back_off_s: float) -> None:
-        await self._wait(back_off_s)
-        entry.backing_off = False
-        if not entry.moved:
+    async def _back_off(self, uid: str, queued: _QueuedPod, backoff_s: float) -> None:
+        await self._wait(backoff_s)
+        queued.backing_off = False
+        if not queued.moved:
             await self._wait(FLUSH_S)
-        entry.timer = None
-        self._activate(uid)
-
-    def _resume(self, uid: str, entry: _Entry) -> None:
-        if entry.timer is not None:
-            entry.timer.cancel()
-            entry.timer = None
+        queued.timer = None
         self._activate(uid)
 
     def _activate(self, uid: str) -> None:
         self._active[uid] = None
-        self._something.set()
+        self._not_empty.set()

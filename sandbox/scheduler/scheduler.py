@@ -1,14 +1,13 @@
-"""The scheduling loop: one cycle at a time, binding beside it (k/k:pkg/scheduler/schedule_one.go).
+"""The scheduler: runs one scheduling cycle at a time, and binding cycles beside it (k/k:pkg/scheduler/schedule_one.go).
 
-While a pod is being bound the cycles of the next ones go on, so an extender gets filter and prioritize calls between
-its answer about a pod and the bind of that pod, and must hold an assumption of its own (spec/kubernetes.md §3.3).
+While a pod is being bound, the cycles of the next pods continue. An extender therefore gets filter and prioritize calls
+between its response for a pod and the bind of that pod, and must assume the pod by itself (spec/kubernetes.md §3.3).
 """
 
 import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
@@ -16,39 +15,34 @@ import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.errors import ApiError, AscendError, Unreachable
-from ascend.kube.client import KubeClient
-from ascend.kube.events import EventRecorder
+from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
+from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import NODES, Node
 from ascend.kube.reflector import Reflector
 from sandbox.changes import Changes
-from sandbox.pods import ALL_OF_PODS, TERMINAL_PHASES, FullPod
+from sandbox.pods import ALL_OF_PODS, TERMINAL_PHASES, FullPod, timestamp_now
+from sandbox.scheduler.cache import SchedulerCache
 from sandbox.scheduler.extender import Extender, ExtenderFailure
-from sandbox.scheduler.failures import Announcer
-from sandbox.scheduler.filters import describe_misfit, find_obstacle
+from sandbox.scheduler.filters import filter_node, fit_error
 from sandbox.scheduler.queue import SchedulingQueue
-from sandbox.scheduler.view import ClusterView
 
 log = logging.getLogger(__name__)
 
 
-class _Misfit(AscendError):
-    """No node is for the pod."""
+class _Unschedulable(AscendError):
+    """The pod fits on no node."""
 
 
 class Scheduler:
-    """A scheduler for all pods of the cluster that name it. Use as a context manager.
+    """A scheduler for all pods with its name in ``schedulerName``. Use as an async context manager.
 
     Args:
         client: the API server.
-        extender_url: ``urlPrefix`` of the extender; None to count only, and to bind by itself.
-        seed: decides among nodes of equal score.
-        weight: of the extender's scores.
-        scheduler_name: which pods are its.
-        managed_resource: pods that name it are the extender's business.
-        backoff_s: the first and the longest time before a pod is tried again.
-        http_timeout_s: of calls to the extender.
-        wait: waits for some seconds; the clock of the back-off.
-        now: wall clock.
+        extender_url: ``urlPrefix`` of the extender; None for a scheduler that only counts, and binds by itself.
+        seed: chooses among nodes of equal score.
+        scheduler_name: its name.
+        backoff_s: the first and the maximum backoff of a pod.
+        wait: waits for a number of seconds; the clock of the backoff.
     """
 
     def __init__(
@@ -57,25 +51,17 @@ class Scheduler:
         extender_url: str | None,
         *,
         seed: int,
-        weight: int = 1,
         scheduler_name: str = "default-scheduler",
-        managed_resource: str = RESOURCE,
         backoff_s: tuple[float, float] = (1.0, 10.0),
-        http_timeout_s: float = 5.0,
         wait: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
         self._extender_url = extender_url
         self._rng = random.Random(seed)  # noqa: S311 - arbitrary choices, no secrets
-        self._weight = weight
         self._name = scheduler_name
-        self._managed_resource = managed_resource
-        self._http_timeout_s = http_timeout_s
-        self._view = ClusterView()
+        self._cache = SchedulerCache()
         self._queue = SchedulingQueue(first_s=backoff_s[0], limit_s=backoff_s[1], wait=wait)
         self._events = EventRecorder(client, scheduler_name, scheduler_name)
-        self._announcer = Announcer(client, self._events, now=now)
         self._changes = Changes()
         self._gate = asyncio.Event()
         self._gate.set()
@@ -83,16 +69,15 @@ class Scheduler:
         self._tasks: list[asyncio.Task[None]] = []
         self._binds: set[asyncio.Task[None]] = set()
         self.cycles = 0
-        """How many scheduling cycles were begun."""
+        """The number of scheduling cycles started."""
 
     async def __aenter__(self) -> Self:
         if self._extender_url is not None:
-            self._extender = Extender(self._extender_url, timeout_s=self._http_timeout_s)
-        nodes = Reflector(self._client, NODES, _NodeWatch(self._view, self._moved))
-        pods = Reflector(self._client, ALL_OF_PODS, _PodWatch(self))
-        reflectors = [nodes.run(), pods.run()]
+            self._extender = Extender(self._extender_url)
+        nodes = Reflector(self._client, NODES, _NodeHandler(self._cache, self._queue))
+        pods = Reflector(self._client, ALL_OF_PODS, self)
         synced = [nodes.synced, pods.synced]
-        for work in (*reflectors, self._events.run(), self._loop(synced)):
+        for work in (nodes.run(), pods.run(), self._events.run(), self._loop(synced)):
             self._tasks.append(asyncio.create_task(work, name="scheduler"))
         return self
 
@@ -112,45 +97,42 @@ class Scheduler:
 
     @property
     def binding(self) -> int:
-        """How many pods are being bound."""
+        """The number of pods that are being bound."""
         return len(self._binds)
 
     def hold(self) -> None:
-        """Begin no further cycle."""
+        """Start no scheduling cycle until ``release``."""
         self._gate.clear()
 
     def release(self) -> None:
-        """Go on."""
+        """Start scheduling cycles again."""
         self._gate.set()
 
     async def until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
         """Wait for a condition on this scheduler.
 
         Raises:
-            TimeoutError: it did not hold in time.
+            TimeoutError: it did not become true in time.
         """
         await self._changes.until(condition, timeout_s)
 
-    def pod_applied(self, pod: FullPod) -> None:
-        """A pod is new or has changed."""
-        known = self._view.pod(pod.uid)
-        self._view.put(pod)
-        if pod.node_name or pod.phase in TERMINAL_PHASES:
-            self._queue.remove(pod.uid)
-            self._moved()
-        elif pod.spec.get("schedulerName", "default-scheduler") == self._name and not pod.is_terminating:
-            self._queue.add(pod.uid)
-            # A change of its status alone, such as why it is pending, is none that lets it fit.
-            if known is not None and _wanted(known) != _wanted(pod):
-                self._queue.move(pod.uid)
+    def applied(self, obj: FullPod) -> None:
+        """Take over a pod that was added or modified."""
+        known = self._cache.pod(obj.uid)
+        self._cache.put(obj)
+        if obj.node_name or obj.phase in TERMINAL_PHASES:
+            self._queue.remove(obj.uid)
+            self._queue.move_all()
+        elif obj.spec.get("schedulerName", "default-scheduler") == self._name and not obj.is_terminating:
+            self._queue.add(obj.uid)
+            # A change of the status only, such as why the pod is pending, does not let it fit.
+            if known is not None and _without_status(known) != _without_status(obj):
+                self._queue.move(obj.uid)
 
-    def pod_deleted(self, pod: FullPod) -> None:
-        """A pod is gone."""
-        self._view.remove(pod.uid)
-        self._queue.remove(pod.uid)
-        self._moved()
-
-    def _moved(self) -> None:
+    def deleted(self, obj: FullPod) -> None:
+        """Remove a deleted pod."""
+        self._cache.remove(obj.uid)
+        self._queue.remove(obj.uid)
         self._queue.move_all()
 
     async def _loop(self, synced: list[asyncio.Event]) -> None:
@@ -160,39 +142,38 @@ class Scheduler:
             await self._gate.wait()
             uid = await self._queue.pop()
             await self._gate.wait()
-            pod = self._view.pod(uid)
-            if pod is None or pod.node_name or pod.is_terminating or self._view.is_assumed(uid):
+            pod = self._cache.pod(uid)
+            if pod is None or pod.node_name or pod.is_terminating or self._cache.is_assumed(uid):
                 continue
             self.cycles += 1
-            await self._cycle(pod)
+            await self._schedule(pod)
             self._changes.pulse()
 
-    async def _cycle(self, pod: FullPod) -> None:
+    async def _schedule(self, pod: FullPod) -> None:
         try:
             node = await self._choose(pod)
-        except _Misfit as misfit:
-            await self._fail(pod, "Unschedulable", misfit)
+        except _Unschedulable as error:
+            await self._fail(pod, "Unschedulable", error)
         except AscendError as error:
             await self._fail(pod, "SchedulerError", error)
         else:
-            self._view.assume(pod.uid, node)
+            self._cache.assume(pod.uid, node)
             task = asyncio.create_task(self._bind(pod, node), name=f"bind {pod.key}")
             self._binds.add(task)
             task.add_done_callback(self._bound)
 
     async def _choose(self, pod: FullPod) -> str:
-        used = self._view.used()
-        nodes = list(self._view.nodes.values())
-        obstacles = {each.name: find_obstacle(pod, each, used[each.name]) for each in nodes}
-        feasible = [name for name, reasons in obstacles.items() if not reasons]
-        extender = self._extender if self._is_managed(pod) else None
+        requested = self._cache.requested()
+        nodes = list(self._cache.nodes.values())
+        rejected = {each.name: filter_node(pod, each, requested[each.name]) for each in nodes}
+        feasible = [name for name, reasons in rejected.items() if not reasons]
+        extender = self._extender if _is_managed(pod) else None
         if extender is not None and feasible:
             filtered = await extender.filter(pod, feasible)
-            obstacles |= {name: [reason] for name, reason in filtered.reasons.items() if name in obstacles}
+            rejected |= {name: [reason] for name, reason in filtered.reasons.items() if name in rejected}
             feasible = list(filtered.nodes)
         if not feasible:
-            reasons = (reason for reasons in obstacles.values() for reason in reasons)
-            raise _Misfit(describe_misfit(len(nodes), reasons))
+            raise _Unschedulable(fit_error(len(nodes), (reason for reasons in rejected.values() for reason in reasons)))
         if len(feasible) == 1:
             return feasible[0]
         scores = await self._score(extender, pod, feasible)
@@ -205,69 +186,90 @@ class Scheduler:
             try:
                 scores = await extender.prioritize(pod, nodes)
             except ExtenderFailure as error:
-                # kube-scheduler goes on without scores.
+                # kube-scheduler continues without scores.
                 log.warning("prioritize failed", extra={"pod": pod.key, "error": str(error)})
-        return {name: scores.get(name, 0) * self._weight for name in nodes}
+        return {name: scores.get(name, 0) for name in nodes}
 
     async def _bind(self, pod: FullPod, node: str) -> None:
         try:
-            if self._extender is not None and self._is_managed(pod):
+            if self._extender is not None and _is_managed(pod):
                 await self._extender.bind(pod, node)
             else:
                 await self._client.bind(
                     namespace=pod.metadata.namespace, name=pod.name, uid=pod.uid, node=node, annotations={}
                 )
         except (ExtenderFailure, ApiError, Unreachable) as error:
-            self._view.forget(pod.uid)
-            self._moved()
+            self._cache.forget(pod.uid)
+            self._queue.move_all()
             await self._fail(pod, "SchedulerError", error)
         else:
-            self._announcer.announce_bound(pod, node)
+            note = f"Successfully assigned {pod.key} to {node}"
+            self._events.publish(_regarding(pod), "Scheduled", note, action="Binding", warning=False)
 
     def _bound(self, task: asyncio.Task[None]) -> None:
         self._binds.discard(task)
         self._changes.pulse()
 
     async def _fail(self, pod: FullPod, reason: str, error: AscendError) -> None:
-        current = self._view.pod(pod.uid)
+        """Requeue a pod, and report the failure as an Event and a condition.
+
+        Args:
+            pod: as it was at the start of its cycle.
+            reason: ``Unschedulable`` if it fits on no node, ``SchedulerError`` for an error.
+            error: why.
+        """
+        current = self._cache.pod(pod.uid)
         if current is None or current.node_name:
-            # The extender may have bound it although its answer was lost.
+            # The extender may have bound it although its response was lost.
             return
         self._queue.fail(pod.uid, needs_change=reason == "Unschedulable")
-        await self._announcer.announce_failure(current, reason, str(error))
+        message = str(error)
+        self._events.publish(_regarding(current), "FailedScheduling", message, action="Scheduling")
+        condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+        if any(condition.items() <= each.items() for each in current.status.get("conditions") or ()):
+            return
+        body = {
+            "metadata": {"uid": current.uid},
+            "status": {"conditions": [{**condition, "lastTransitionTime": timestamp_now()}]},
+        }
+        try:
+            await self._client.patch(
+                ALL_OF_PODS,
+                current.name,
+                body,
+                namespace=current.metadata.namespace,
+                subresource="status",
+                content_type=STRATEGIC_MERGE_PATCH,
+            )
+        except (ApiError, Unreachable) as failure:
+            log.warning("failed to update pod condition", extra={"pod": current.key, "error": str(failure)})
 
-    def _is_managed(self, pod: FullPod) -> bool:
-        containers = (*pod.init_containers, *pod.containers)
-        return any(
-            self._managed_resource in each.resources.limits or self._managed_resource in each.resources.requests
-            for each in containers
-        )
 
+class _NodeHandler:
+    """Takes over changes of nodes, each of which may let any pod fit."""
 
-class _PodWatch:
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-
-    def applied(self, obj: FullPod) -> None:
-        self._scheduler.pod_applied(obj)
-
-    def deleted(self, obj: FullPod) -> None:
-        self._scheduler.pod_deleted(obj)
-
-
-class _NodeWatch:
-    def __init__(self, view: ClusterView, moved: Callable[[], None]) -> None:
-        self._view = view
-        self._moved = moved
+    def __init__(self, cache: SchedulerCache, queue: SchedulingQueue) -> None:
+        self._cache = cache
+        self._queue = queue
 
     def applied(self, obj: Node) -> None:
-        self._view.nodes[obj.name] = obj
-        self._moved()
+        self._cache.nodes[obj.name] = obj
+        self._queue.move_all()
 
     def deleted(self, obj: Node) -> None:
-        self._view.nodes.pop(obj.name, None)
-        self._moved()
+        self._cache.nodes.pop(obj.name, None)
+        self._queue.move_all()
 
 
-def _wanted(pod: FullPod) -> tuple[object, object]:
+def _is_managed(pod: FullPod) -> bool:
+    """Whether the pod names the resource that the extender manages (``managedResources``)."""
+    containers = (*pod.init_containers, *pod.containers)
+    return any(RESOURCE in each.resources.limits or RESOURCE in each.resources.requests for each in containers)
+
+
+def _regarding(pod: FullPod) -> Regarding:
+    return Regarding("Pod", pod.name, pod.metadata.namespace, pod.uid)
+
+
+def _without_status(pod: FullPod) -> tuple[object, object]:
     return msgspec.structs.replace(pod.metadata, resource_version=""), pod.spec

@@ -16,7 +16,7 @@ from ascend.chips import RESOURCE
 from ascend.errors import ApiError
 from ascend.kube.client import KubeClient
 from sandbox.apiserver import ApiServer
-from sandbox.apiserver.jsonpatch import apply_json_patch
+from sandbox.apiserver.patches import json_patch
 from sandbox.apiserver.resources import PODS
 from sandbox.apiserver.status import forbidden
 from tests.allocator.harness import Allocator, pod_manifest, review, running, told, until
@@ -42,7 +42,7 @@ def register(server: ApiServer, allocator: Allocator) -> None:
             said = f'admission webhook "bindings" denied the request: {answer["status"]["message"]}'
             raise forbidden(PODS, document["metadata"]["name"], said)
         if "patch" in answer:
-            document = apply_json_patch(document, json.loads(base64.b64decode(answer["patch"])))
+            document = json_patch(document, json.loads(base64.b64decode(answer["patch"])))
         return document
 
     server.admission.append(hook)
@@ -177,10 +177,7 @@ async def test_a_dry_run_keeps_nothing_and_a_binding_by_hand_names_no_uid(tmp_pa
         assert step["value"][ALLOCATED].count(",") == 7
         bare: Json = {"target": {"kind": "Node", "name": "n1"}}
         answer = await review(allocator, "bindings", bare, name="a")
-        assert (
-            ALLOCATED
-            in apply_json_patch(bare, json.loads(base64.b64decode(answer["patch"])))["metadata"]["annotations"]
-        )
+        assert ALLOCATED in json_patch(bare, json.loads(base64.b64decode(answer["patch"])))["metadata"]["annotations"]
         await allocator.pod("b", 8)
         refused = await review(
             allocator, "bindings", {"metadata": {"name": "b"}, "target": {"name": "n1"}}, dryRun=True

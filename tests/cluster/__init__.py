@@ -1,1 +1,1 @@
-"""A real Kubernetes on this one machine: etcd, kube-apiserver, kube-scheduler, and kubelets with real containers."""
+"""A real Kubernetes cluster on one machine: etcd, kube-apiserver, kube-scheduler, and kubelets with real containers."""

@@ -1,4 +1,4 @@
-"""The command line: `python -m tests.cluster prepare | up | down | status`."""
+"""The command line of the real cluster: `python -m tests.cluster prepare | up | down | status`."""
 
 import argparse
 import os
@@ -17,17 +17,17 @@ from tests.cluster.programs import missing_programs, start_programs
 from tests.deploy import helm
 
 _NEXT: Final = """
-The cluster runs until `make cluster-down`. To look at it, type:
+The cluster runs until `make cluster-down`. To use it, type:
 
-  export KUBECONFIG={kubeconfig} PATH={programs}:$PATH
+  export KUBECONFIG={kubeconfig} PATH={binaries}:$PATH
   kubectl get nodes
-{programs_too}  make cluster-down
+{program_commands}  make cluster-down
 
-Logs of every program: {log}
+The logs of all programs are in {log}
 """
 _NEXT_WITH_PROGRAMS: Final = """\
-  kubectl apply -f {example}   # a pod that asks for two chips
-  kubectl logs example                       # its devices and environment
+  kubectl apply -f {example}   # a pod that requests two chips
+  kubectl logs example                       # prints its devices and environment
   {npuctl} topo
 """
 _EXAMPLE: Final = """\
@@ -48,15 +48,15 @@ spec:
 
 
 def main() -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("prepare", help="install and build what is missing; says what cannot be had")
-    up = commands.add_parser("up", help="start a cluster with our programs, and leave it running")
-    up.add_argument("--nodes", type=int, choices=range(1, 4), default=2, help="how many nodes (default: 2)")
-    up.add_argument("--bare", action="store_true", help="without our programs")
-    commands.add_parser("down", help="stop it, and sweep up after crashed runs")
-    commands.add_parser("status", help="whether it runs")
+    commands.add_parser("prepare", help="install and build what is missing, and report what cannot be installed")
+    up = commands.add_parser("up", help="start a cluster with both programs, and leave it running")
+    up.add_argument("--nodes", type=int, choices=range(1, 4), default=2, help="number of nodes (default: 2)")
+    up.add_argument("--bare", action="store_true", help="without the programs")
+    commands.add_parser("down", help="stop the cluster, and clean up after crashed runs")
+    commands.add_parser("status", help="report whether a cluster runs")
     arguments = parser.parse_args()
     try:
         match arguments.command:
@@ -83,28 +83,30 @@ def _prepare() -> int:
         try:
             binaries.build(_say)
             if not helm.path().is_file():
-                _say("building helm, a minute or two")
+                _say("building helm, which takes a minute or two")
                 helm.build()
         except ClusterError as error:
             problems.append(str(error))
     sentences = [*problems, *requirements.missing(), *requirements.missing_compiler().values()]
     if not sentences:
-        _say("the real cluster can run here, and the real driver's tests")
+        _say("the tests of the real cluster and of the real driver can run here")
         return 0
     line = "!" * 100
     outcome = (
-        "CI demands everything, so this is an error"
+        "This is an error, because CI runs all tests"
         if requirements.in_ci()
         else "THE TESTS THAT NEED IT WILL BE SKIPPED"
     )
-    _say("\n".join((line, f"Something is missing. {outcome}:", *(f"  * {sentence}" for sentence in sentences), line)))
+    _say(
+        "\n".join((line, f"Requirements are missing. {outcome}:", *(f"  * {sentence}" for sentence in sentences), line))
+    )
     return 1 if requirements.in_ci() else 0
 
 
 def _install(packages: list[str]) -> list[str]:
-    """Install the Debian packages; returns sentences about what went wrong."""
+    """Install Debian packages; return a sentence for every problem."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        return []  # `missing` says what is absent and that root and Debian would help
+        return []  # `missing` names what is absent and says that root and Debian are needed
     _say(f"installing {', '.join(packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *packages]
@@ -127,11 +129,11 @@ def _up(nodes: int, *, bare: bool) -> int:
             _say(f"[{time.monotonic() - started:5.1f} s] up: ascend-allocator, {nodes} ascend-device-plugin")
         example = cluster.folder / "example.yaml"
         example.write_text(_EXAMPLE.format(resource=RESOURCE, chips=2, stay=STAY))
-        programs_too = _NEXT_WITH_PROGRAMS.format(example=example, npuctl=Path(sys.executable).with_name("npuctl"))
+        program_commands = _NEXT_WITH_PROGRAMS.format(example=example, npuctl=Path(sys.executable).with_name("npuctl"))
         text = _NEXT.format(
             kubeconfig=cluster.kubeconfig_path,
-            programs=binaries.folder(),
-            programs_too="" if bare else programs_too,
+            binaries=binaries.folder(),
+            program_commands="" if bare else program_commands,
             log=cluster.folder / "log",
         )
         cluster.let_go()
@@ -145,18 +147,18 @@ def _down() -> int:
         _say(f"stopped the cluster in {running.folder}")
     swept = namespace.sweep()
     for folder in swept:
-        _say(f"swept up {folder}, left by a run that crashed")
+        _say(f"removed {folder}, which a crashed run left behind")
     if not running and not swept:
-        _say("nothing runs, and nothing was left behind")
+        _say("no cluster is running, and no crashed run left anything behind")
     return 0
 
 
 def _status() -> int:
     running = namespace.detached()
     if running is None:
-        _say("no cluster is up; start one with `make cluster-up`")
+        _say("no cluster is running; start one with `make cluster-up`")
         return 1
-    _say(f"a cluster is up; KUBECONFIG={running.folder / 'kubeconfig'}, logs in {running.folder / 'log'}")
+    _say(f"a cluster is running; KUBECONFIG={running.folder / 'kubeconfig'}, logs in {running.folder / 'log'}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A small blocking HTTP client for the API server and the kubelets, for set-up and assertions of tests."""
+"""A blocking HTTP client for the API server and the kubelets, for the set-up and the assertions of tests."""
 
 import http.client
 import json
@@ -34,7 +34,7 @@ _CLUSTER_WIDE: Final = frozenset(
 
 
 class HTTPError(ClusterError):
-    """A server answered with an error; `status` is the HTTP status, the text holds the server's own."""
+    """A server answered with an error; `status` is the HTTP status, the text contains the server's message."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -43,12 +43,12 @@ class HTTPError(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An HTTP(S) server with JSON in its bodies. Safe to use from several threads: each request has a connection.
+    """An HTTP(S) server with JSON bodies. Thread-safe: every request has its own connection.
 
     Attributes:
-        url: such as `https://127.0.0.1:6443`.
+        url: base address, such as `https://127.0.0.1:6443`.
         token: bearer token; empty for none.
-        ca: file with the certificates to trust; None trusts any (the kubelet's is self-signed and in memory).
+        ca: file of the certificate authority; None accepts any certificate (the kubelet's is self-signed, in memory).
     """
 
     url: str
@@ -56,11 +56,11 @@ class Server:
     ca: Path | None = None
 
     def request(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json") -> bytes:
-        """Send one request, and return the body of a 2xx answer.
+        """Send a request and return the body of a 2xx response.
 
         Raises:
-            HTTPError: another status.
-            OSError: no connection, or no answer in 20 s.
+            HTTPError: the response has another status.
+            OSError: no connection, or no response within 20 s.
         """
         connection = self._connection()
         headers = {"Content-Type": content_type, "Accept": "application/json, */*"}
@@ -89,7 +89,7 @@ class Server:
         return http.client.HTTPSConnection(parts.netloc, timeout=_TIMEOUT_S, context=context)
 
     def answers(self, path: str) -> bool:
-        """Whether a GET is answered with 2xx; no connection and no answer count as no."""
+        """Whether a GET succeeds with 2xx; False also without a connection or a response."""
         try:
             self.request("GET", path)
         except (OSError, HTTPError):
@@ -97,22 +97,22 @@ class Server:
         return True
 
     def get(self, path: str) -> Any:
-        """GET of a JSON document."""
+        """GET a JSON document."""
         return json.loads(self.request("GET", path))
 
     def create(self, item: Mapping[str, Any]) -> Any:
-        """POST an object to where its apiVersion, kind and namespace (else `default`) say; returns what was stored."""
+        """POST an object to its collection (namespace `default` if it has none); return the stored object."""
         return json.loads(self.request("POST", collection(item), item))
 
     def patch(self, path: str, change: Mapping[str, Any]) -> Any:
-        """PATCH (merge patch) of the object at a path; returns what was stored."""
+        """PATCH the object at a path with a merge patch; return the stored object."""
         return json.loads(self.request("PATCH", path, change, content_type="application/merge-patch+json"))
 
     def delete(self, path: str, *, grace_s: int = 1) -> None:
-        """DELETE of one object or of a whole collection; fine if there is nothing.
+        """DELETE an object or a collection; no error if it does not exist.
 
-        A running pod stays in the API until its kubelet has ended it; with no grace at all it goes at once, though its
-        containers may still run.
+        A running pod remains in the API until its kubelet has stopped it. With grace period 0 it is removed at once,
+        while its containers may still run.
         """
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": grace_s}
         try:
@@ -122,10 +122,10 @@ class Server:
                 raise
 
     def wait_for(self, path: str, condition: Callable[[Any], bool], *, timeout_s: float, what: str) -> Any:
-        """GET again and again until the document fulfils a condition; returns that document.
+        """Repeat a GET until the document meets a condition; return that document.
 
         Raises:
-            ClusterError: not in time; the text shows what was there last.
+            ClusterError: it did not in time; the text shows the last document.
         """
         last: Any = None
 
@@ -143,7 +143,7 @@ class Server:
 
 
 def collection(item: Mapping[str, Any]) -> str:
-    """Path of the collection an object belongs to."""
+    """Return the path of an object's collection."""
     version, kind, metadata = item["apiVersion"], item["kind"], item["metadata"]
     plural = _PLURALS.get(kind) or f"{kind.lower()[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s"
     root = _GROUPS.get(version, f"/apis/{version}")
@@ -153,14 +153,14 @@ def collection(item: Mapping[str, Any]) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, outside the range the kernel gives to outgoing connections.
+    """Return unused ports outside the range of ephemeral ports.
 
-    A port from that range could be taken between our look and the server's bind.
+    The kernel could assign an ephemeral port to an outgoing connection before the server binds it.
     """
     lowest_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
     while len(found) < count:
-        # Not the `random` module: test runs seed it, and two clusters would choose the same.
+        # Not the `random` module: test runs seed it, so two clusters would choose the same ports.
         port = 10_000 + secrets.randbelow(max(lowest_ephemeral - 10_000, 1_000))
         with socket.socket() as probe:
             try:

@@ -1,4 +1,4 @@
-"""Builds the Kubernetes and etcd programs from their Go modules, once per version, into the user's cache folder."""
+"""Builds the programs of Kubernetes and etcd from their Go modules, once per version, in the user's cache folder."""
 
 import fcntl
 import hashlib
@@ -17,12 +17,12 @@ MODULES: Final = Path(__file__).with_name("go")
 
 _COMPONENT: Final = "k8s.io/component-base/version"
 _MAJOR, _MINOR, _ = KUBERNETES_VERSION.split(".")
-# Without gitVersion the components take themselves for v0.0.0 and misjudge what their peers can do.
+# Without gitVersion the components report v0.0.0 and make wrong assumptions about each other.
 _LDFLAGS: Final = (
     f"-s -w -X {_COMPONENT}.gitVersion=v{KUBERNETES_VERSION} "
     f"-X {_COMPONENT}.gitMajor={_MAJOR} -X {_COMPONENT}.gitMinor={_MINOR}"
 )
-# program -> (folder of its module, package)
+# Program -> (folder of its module, package).
 _PROGRAMS: Final = {
     "etcd": ("etcd", "go.etcd.io/etcd/server/v3"),
     "kube-apiserver": ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -33,7 +33,7 @@ _PROGRAMS: Final = {
 
 
 def folder() -> Path:
-    """Where the programs of exactly these module versions are kept."""
+    """Return the cache folder of the programs of exactly these module versions."""
     digest = hashlib.sha256()
     for module in ("kubernetes", "etcd"):
         digest.update((MODULES / module / "go.sum").read_bytes())
@@ -42,23 +42,23 @@ def folder() -> Path:
 
 
 def path(program: str) -> Path:
-    """The built program; it may not exist yet, see `absent`."""
+    """Return the path of a program, which may not be built yet, see `absent`."""
     return folder() / program
 
 
 def absent() -> list[str]:
-    """Names of the programs that are still to be built."""
+    """Return the names of the programs that are not built yet."""
     return [program for program in _PROGRAMS if not path(program).is_file()]
 
 
 def build(say: Callable[[str], None] = print) -> None:
-    """Build what is absent; two callers at once build once.
+    """Build the absent programs; concurrent callers build them only once.
 
     Args:
-        say: receives one progress line per program.
+        say: called with lines about the progress.
 
     Raises:
-        ClusterError: `go` is not there, or a build failed; the text ends with what the compiler said.
+        ClusterError: `go` is missing, or a build failed; the text ends with the compiler's output.
     """
     if not absent():
         return
@@ -67,10 +67,11 @@ def build(say: Callable[[str], None] = print) -> None:
     folder().mkdir(parents=True, exist_ok=True)
     with (folder() / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        programs = absent()  # another process may have built them while we waited for the lock
+        programs = absent()  # another process may have built them before it released the lock
         if programs:
             say(
-                f"building {len(programs)} programs of Kubernetes {KUBERNETES_VERSION}; cold this takes about 6 minutes"
+                f"building {len(programs)} programs of Kubernetes {KUBERNETES_VERSION}; without a build cache it takes"
+                " about 6 minutes"
             )
         for number, program in enumerate(programs, 1):
             started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The whole cluster as one context manager: plain `with`, bound to no event loop, usable from any thread."""
+"""The real cluster as a context manager, which blocks, needs no event loop and can be used from any thread."""
 
 import json
 import sys
@@ -23,23 +23,23 @@ _POD_RUNNING_S: Final = 30.0
 
 
 class Cluster:
-    """A real Kubernetes on this machine, for as long as the `with` block lasts.
+    """A real Kubernetes cluster on this machine, for the duration of a `with` block.
 
-    Calls block; an async test wraps them in `asyncio.to_thread`.
+    Its methods block; async tests call them with `asyncio.to_thread`.
 
     Args:
-        nodes: how many nodes, named n1, n2, ...
-        authorization_mode: of the API server; `RBAC` as in any real cluster, or `AlwaysAllow`.
-        extenders: of the scheduler, see `manifests.extender`; none: stock.
-        pod_backoff_s: (initial, maximum) seconds the scheduler lets an unschedulable pod rest.
-        audited: users whose every request the API server writes to `control_plane.audit_log`.
+        nodes: the number of nodes, which are named n1, n2, ...
+        authorization_mode: `RBAC` or `AlwaysAllow`.
+        extenders: the scheduler's extenders, see `manifests.extender`; None for none.
+        pod_backoff_s: initial and maximum backoff of unschedulable pods, in seconds.
+        audited: users whose requests the API server writes to `control_plane.audit_log`.
         detached: outlive this process, until `namespace.detached().close()`.
-        say: receives a line when a part is up, with the seconds since the start.
+        say: called with a line when a component has started.
 
     Attributes:
-        keep_logs: set it to keep the logs when the cluster stops; their folder is printed then.
-        nodes: the nodes in order; `node(name)` finds one.
-        folder: everything of the cluster on disk; `folder / "log"` holds one log per program.
+        keep_logs: set it to keep the logs when the cluster stops, and to print their folder.
+        nodes: the nodes in order; `node(name)` returns one by name.
+        folder: all files of the cluster; `folder / "log"` has one log per program.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Cluster:
         self.stop(keep_logs=self.keep_logs or _is_failure(error))
 
     def start(self) -> None:
-        """Start everything; returns when all nodes are ready. What was started is stopped again on failure.
+        """Start the cluster; return when all nodes are ready. A failure stops what was started.
 
         Raises:
-            ClusterError: this machine cannot, or a part did not come up; the text shows the end of its log.
+            ClusterError: this machine cannot run it, or a component did not start; the text shows the end of its log.
         """
         if sentences := requirements.missing():
             raise ClusterError("\n".join(("the real cluster cannot run here:", *sentences)))
@@ -92,7 +92,7 @@ class Cluster:
             raise
 
     def stop(self, *, keep_logs: bool = False) -> None:
-        """Kill everything and clean up; fine if it is not running."""
+        """Kill all programs and clean up; no effect if it is not running."""
         if self._namespace is None:
             return
         folder = self.folder / "log"
@@ -102,13 +102,13 @@ class Cluster:
             sys.stderr.write(f"the real cluster's logs are kept in {folder}\n")
 
     def let_go(self) -> None:
-        """Leave a detached cluster running: neither the end of the `with` block nor of this process stops it."""
+        """Leave a detached cluster running after the end of the `with` block and of this process."""
         self.namespace.let_go()
         self._namespace = None
 
     @property
     def namespace(self) -> Namespace:
-        """The cluster's namespaces and folder.
+        """The namespaces and the folder of the cluster.
 
         Raises:
             ClusterError: it is not running.
@@ -128,17 +128,17 @@ class Cluster:
 
     @property
     def ca(self) -> Path:
-        """File with the certificate authority of the API server."""
+        """The file of the API server's certificate authority."""
         return self.control_plane.ca
 
     @property
     def admin_token(self) -> str:
-        """Token of the administrator (group system:masters)."""
+        """The token of the administrator (group system:masters)."""
         return self.control_plane.admin_token
 
     @property
     def kubeconfig_path(self) -> Path:
-        """Kubeconfig file of the administrator."""
+        """The kubeconfig file of the administrator."""
         return self.control_plane.kubeconfig_path
 
     @property
@@ -147,28 +147,28 @@ class Cluster:
         return self.control_plane.api
 
     def server(self, token: str) -> Server:
-        """The API server, as whoever a token belongs to."""
+        """Return the API server, as the user of a token."""
         return Server(self.url, token, self.ca)
 
     def node(self, name: str) -> Node:
-        """The node of that name."""
+        """Return a node by name."""
         return next(node for node in self.nodes if node.name == name)
 
     def process(self, name: str, command: Sequence[str], **environment: str) -> Process:
-        """A program inside the cluster's namespaces, not started yet; it dies with the cluster at the latest."""
+        """Return a program in the cluster's namespaces, not started yet; it ends with the cluster at the latest."""
         return self.namespace.process(name, command, environment=environment)
 
     def restart_scheduler(
         self, extender_url: str | None = None, *, extenders: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
-        """Restart the scheduler with one extender in the standard form, or with these, or as the stock one."""
+        """Restart the scheduler: with one extender in the default configuration, with `extenders`, or without any."""
         self.control_plane.start_scheduler([extender(extender_url)] if extender_url else extenders)
 
     def service_account_token(self, name: str, *, namespace: str = "default") -> str:
-        """A real token of a ServiceAccount, which must exist, to act under the rules it has.
+        """Return a token of a ServiceAccount, which has the rights of that account.
 
         Raises:
-            HTTPError: there is no such ServiceAccount.
+            HTTPError: the ServiceAccount does not exist.
         """
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         path = f"/api/v1/namespaces/{quote(namespace)}/serviceaccounts/{quote(name)}/token"
@@ -176,7 +176,7 @@ class Cluster:
         return str(answer["status"]["token"])
 
     def write_kubeconfig(self, name: str, token: str) -> Path:
-        """Write a kubeconfig file for whoever a token belongs to."""
+        """Write a kubeconfig file for the user of a token."""
         path = self.folder / f"{name}.kubeconfig"
         path.write_text(json.dumps(self.control_plane.kubeconfig(token)))
         return path
@@ -184,10 +184,10 @@ class Cluster:
     def wait_for_pod(
         self, name: str, phase: str = "Running", *, namespace: str = "default", timeout_s: float = _POD_RUNNING_S
     ) -> dict[str, Any]:
-        """Wait until a pod is in a phase; returns the pod.
+        """Wait until a pod is in a phase; return the pod.
 
         Raises:
-            ClusterError: not in time; the text shows the pod as it is.
+            ClusterError: it was not in time; the text shows the pod.
         """
         path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}"
         pod: dict[str, Any] = self.api.wait_for(
@@ -199,10 +199,10 @@ class Cluster:
         return pod
 
     def delete_pod(self, name: str, *, namespace: str = "default", timeout_s: float = _POD_RUNNING_S) -> None:
-        """Delete a pod, and wait until its kubelet has ended it.
+        """Delete a pod, and wait until its kubelet has stopped it.
 
         Raises:
-            ClusterError: not in time.
+            ClusterError: it was not gone in time.
         """
         path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}"
         self.api.delete(path)
@@ -220,7 +220,7 @@ class Cluster:
             try:
                 self._start_in_parallel(pool)
             except BaseException as error:
-                namespace.close(keep_logs=_is_failure(error))  # so that what still waits for a program sees it end
+                namespace.close(keep_logs=_is_failure(error))  # so that threads that wait for a program see it end
                 raise
 
     def _start_in_parallel(self, pool: ThreadPoolExecutor) -> None:
@@ -240,5 +240,5 @@ class Cluster:
 
 
 def _is_failure(error: BaseException | None) -> bool:
-    """Whether somebody will want to read the logs: not after Ctrl-C. (A failed test is no `Exception`, either.)"""
+    """Whether to keep the logs; not after Ctrl-C. (The error of a failed test is a BaseException but no Exception.)"""
     return error is not None and not isinstance(error, KeyboardInterrupt | SystemExit)

@@ -1,4 +1,4 @@
-"""Fixtures of the real cluster, and a word nobody overlooks when its tests could not run."""
+"""Fixtures of the real cluster, and a conspicuous summary if its tests were skipped."""
 
 import pytest
 

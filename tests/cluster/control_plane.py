@@ -1,4 +1,4 @@
-"""etcd, kube-apiserver and kube-scheduler, with tokens, kubeconfig files and a scheduler that can be reconfigured."""
+"""The control plane: etcd, kube-apiserver and kube-scheduler, with tokens and kubeconfig files."""
 
 import json
 import secrets
@@ -15,19 +15,19 @@ from tests.cluster.namespace import Namespace
 _READY_S: Final = 60.0
 _CURVE: Final = ("-name", "prime256v1")
 FEATURE_GATES: Final = ("ResourceHealthStatus",)
-"""Switched on, in the kubelet too: on by default from 1.36 (spec/kubernetes.md §1.12)."""
-# The node controller would remove the not-ready taint; there is none. Bare pods need no ServiceAccount either.
+"""Enabled here and in the kubelet; enabled by default from 1.36 on (spec/kubernetes.md §1.12)."""
+# There is no node controller to remove the not-ready taint, and pods without a controller need no ServiceAccount.
 _DISABLED_ADMISSION: Final = "ServiceAccount,TaintNodesByCondition"
 
 
 class ControlPlane:
-    """The three programs on 127.0.0.1, at ports of their own.
+    """The three programs, on 127.0.0.1 at ports of their own.
 
     Args:
-        namespace: where they live.
-        authorization_mode: `AlwaysAllow`, or `RBAC` to test rules; the administrator may do everything in both.
-        pod_backoff_s: (initial, maximum) seconds the scheduler lets an unschedulable pod rest.
-        audited: users whose every request the API server writes to `audit_log`.
+        namespace: the namespaces in which they run.
+        authorization_mode: `AlwaysAllow`, or `RBAC` to test rules; the administrator has all rights with both.
+        pod_backoff_s: initial and maximum backoff of unschedulable pods, in seconds.
+        audited: users whose requests the API server writes to `audit_log`.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class ControlPlane:
 
     @property
     def ca(self) -> Path:
-        """File with the certificate authority of the API server, which made it itself."""
+        """The file of the API server's certificate authority, which the API server creates."""
         return self._folder / "certificates" / "apiserver.crt"
 
     @property
     def audit_log(self) -> Path:
-        """The API server's audit log: one JSON object a line; there is none where nobody is audited."""
+        """The API server's audit log, one JSON object per line; it does not exist if no user is audited."""
         return self._folder / "audit.log"
 
     @property
     def kubeconfig_path(self) -> Path:
-        """Kubeconfig file of the administrator."""
+        """The kubeconfig file of the administrator."""
         return self.namespace.folder / "kubeconfig"
 
     @property
     def kubelet_client(self) -> Path:
-        """The certificate by which a kubelet knows the API server."""
+        """The client certificate with which the API server authenticates to kubelets."""
         return self._folder / "kubelet-client.crt"
 
     @property
@@ -80,7 +80,7 @@ class ControlPlane:
         return Server(self.url, self.admin_token, self.ca)
 
     def kubeconfig(self, token: str) -> dict[str, Any]:
-        """Kubeconfig of whoever a token belongs to."""
+        """Return the kubeconfig of the user of a token."""
         return {
             "apiVersion": "v1",
             "kind": "Config",
@@ -91,7 +91,7 @@ class ControlPlane:
         }
 
     def start_api(self) -> None:
-        """Start etcd and the API server; returns when the latter is ready."""
+        """Start etcd and the API server; return when the API server is ready."""
         (self._folder / "certificates").mkdir(parents=True)
         (self._folder / "tokens.csv").write_text(f'{self.admin_token},admin,1,"system:masters"\n')
         _openssl("ecparam", "-genkey", "-noout", *_CURVE, "-out", str(self._folder / "service-account.key"))
@@ -101,18 +101,18 @@ class ControlPlane:
         policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
         self._audit_policy.write_text(json.dumps(policy))
         self.etcd.start()
-        self.apiserver.start()  # it retries until etcd is there
+        self.apiserver.start()  # it retries until etcd is ready
         self.wait_for_api()
 
     def wait_for_api(self) -> None:
-        """Wait until the API server is ready, also after a restart of it or of etcd."""
+        """Wait until the API server is ready, for example after a restart of it or of etcd."""
         self.apiserver.wait_until(lambda: self.ca.exists() and self.api.answers("/readyz"), timeout_s=_READY_S)
 
     def start_scheduler(self, extenders: Sequence[Mapping[str, Any]] | None) -> None:
-        """Start the scheduler, or restart it with other extenders; returns when its caches are filled.
+        """Start or restart the scheduler with extenders; return when its caches are synced.
 
         Args:
-            extenders: entries as `manifests.extender` makes them; None or none: the stock scheduler.
+            extenders: as `manifests.extender` returns them; None for none.
         """
         initial_s, maximum_s = self._pod_backoff_s
         configuration = {
@@ -131,7 +131,7 @@ class ControlPlane:
         self.scheduler.wait_until(lambda: server.answers("/readyz"), timeout_s=_READY_S)
 
     def _make_kubelet_client(self) -> None:
-        """Make the certificate the API server shows to the kubelets; self-signed, it is its own authority."""
+        """Create the client certificate of the API server for the kubelets; it is self-signed."""
         key, subject = self._folder / "kubelet-client.key", "/O=system:masters/CN=kube-apiserver"
         new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(key))
         _openssl("req", "-x509", *new_key, "-days", "2", "-subj", subject, "-out", str(self.kubelet_client))
@@ -175,7 +175,7 @@ class ControlPlane:
             "--allow-privileged=true",
             f"--disable-admission-plugins={_DISABLED_ADMISSION}",
             "--endpoint-reconciler-type=none",
-            # The kubelets listen on 127.0.0.1 only, which is no address a Node may have; their names resolve to it.
+            # The kubelets listen on 127.0.0.1, which a Node must not have as address; their names resolve to it.
             "--kubelet-preferred-address-types=Hostname",
             f"--kubelet-client-certificate={self.kubelet_client}",
             f"--kubelet-client-key={self._folder / 'kubelet-client.key'}",

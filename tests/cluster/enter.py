@@ -1,12 +1,12 @@
-"""Run one program inside the namespaces of a process, as `nsenter` does, and say its PID as seen from here.
+"""Run a program in the namespaces of a process, as `nsenter` does, and report its PID in our PID namespace.
 
 usage: enter.py PID FD PROGRAM [ARGUMENT ...]
 
-The program's PID (in our PID namespace) is written to file descriptor FD. This process stays as the program's parent
-until it ends, and ends the same way. `nsenter` cannot be used: it stops itself when its child is stopped, and a
-stopped parent never reaps a killed child, which would keep the PID namespace from ever going away.
+The program's PID (in our PID namespace) is written to file descriptor FD. This process remains the program's parent
+and exits with the program's exit status. `nsenter` is no alternative: it stops itself when its child is stopped, and a
+stopped parent does not reap a killed child, so the PID namespace would never end.
 
-Standard library only, and run as a file with `python -I`, so that it starts fast.
+It uses the standard library only and is run as a file with `python -I`, so that it starts fast.
 """
 
 import ctypes
@@ -19,9 +19,9 @@ _CLONE_NEWPID = 0x20000000
 
 
 def _enter(target_pid: int) -> None:
-    """Join the mount namespace of a process, and have our children born in its PID namespace."""
+    """Join the mount namespace of a process, and create our children in its PID namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
-    # Open both before joining either: afterwards /proc shows other PIDs.
+    # Open both before joining one, because /proc then shows other PIDs.
     kinds = (("pid", _CLONE_NEWPID), ("mnt", _CLONE_NEWNS))
     files = [(os.open(f"/proc/{target_pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kind) for name, kind in kinds]
     for file, kind in files:
@@ -31,7 +31,7 @@ def _enter(target_pid: int) -> None:
 
 def main() -> None:
     target_pid, report, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    # Signals are for the program; whoever wants it to end signals it directly.
+    # Signals are sent to the program itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _enter(target_pid)
     pid = os.fork()

@@ -1,5 +1,5 @@
-"""What can go wrong with the real cluster, as one exception."""
+"""The exception of the real cluster."""
 
 
 class ClusterError(Exception):
-    """The real cluster could not be built, started or used; the text says which part, and shows the end of its log."""
+    """The real cluster cannot be built, started or used; the text names the component and shows the end of its log."""

@@ -1,4 +1,4 @@
-"""The session's one real cluster as pytest fixtures, for `tests/cluster` and `tests/e2e` alike.
+"""Pytest fixtures of the real cluster, of which a session has one.
 
 A conftest imports them: `from tests.cluster.fixtures import cluster, kube_namespace`.
 """
@@ -15,13 +15,13 @@ from tests.cluster.processes import wait_until
 
 NODES: Final = 2
 
-# In the configuration, not in a session fixture: imported into two conftests, such a fixture would start two clusters.
+# The cluster is in the configuration, because a session fixture imported into two conftests would start two clusters.
 _SHARED: Final = pytest.StashKey[Cluster]()
 _PODS_GONE_S: Final = 30.0
 
 
 def require_cluster() -> None:
-    """Skip the test, with the reasons, where the real cluster cannot run; fail it in CI."""
+    """Skip the test, with the reasons, if the real cluster cannot run here; in CI fail it."""
     sentences = requirements.missing()
     if not sentences:
         return
@@ -33,10 +33,10 @@ def require_cluster() -> None:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Cluster:
-    """The cluster all tests of this session share: started at its first use, stopped at the session's end.
+    """The cluster of this session: started at its first use, stopped at the end of the session.
 
-    It is bound to no event loop; its calls block, so async tests wrap them in `asyncio.to_thread`.
-    Logs are kept if a test of the session failed.
+    It needs no event loop; its methods block, so async tests call them with `asyncio.to_thread`.
+    Its logs are kept if a test of the session failed.
     """
     stash = request.config.stash
     if _SHARED not in stash:
@@ -50,7 +50,7 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 
 @pytest.fixture
 def kube_namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace of the test's own; at the end its pods are deleted, and ended by their kubelets."""
+    """A namespace for one test; at the end its pods are deleted and stopped by their kubelets."""
     name = f"test-{uuid4().hex[:8]}"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name

@@ -1,4 +1,4 @@
-"""Writes the two container images the cluster needs from this machine's busybox; nothing is downloaded."""
+"""Writes the two container images of the cluster, from the busybox of this machine; it downloads nothing."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ def write_archive(path: Path) -> None:
     manifest = []
     with tarfile.open(path, "w") as archive:
         _add(archive, f"{layer_digest}.tar", layer)
-        # The sandbox holds a pod together and must not end by itself.
+        # The sandbox container of a pod must not end by itself.
         for image, entrypoint in ((PAUSE, ["/bin/sleep", "2147483647"]), (BUSYBOX_IMAGE, ["/bin/sh"])):
             config = _config(entrypoint, layer_digest)
             name = f"{hashlib.sha256(config).hexdigest()}.json"
@@ -59,7 +59,7 @@ def _config(entrypoint: Sequence[str], layer_digest: str) -> bytes:
 
 
 def _architecture() -> str:
-    """The machine's name in images; read from busybox itself, whose ELF header names it (e_machine)."""
+    """Return the architecture as images name it, read from the ELF header of busybox (e_machine)."""
     header = BUSYBOX.read_bytes()[:20]
     return {0x3E: "amd64", 0xB7: "arm64"}.get(int.from_bytes(header[18:20], "little"), "amd64")
 

@@ -1,4 +1,4 @@
-"""Objects the tests send to the cluster: pods that ask for chips, and scheduler extenders."""
+"""Objects that tests create: pods that request chips, and scheduler extenders."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -6,8 +6,8 @@ from typing import Any, Final
 from tests.cluster.images import BUSYBOX_IMAGE
 
 RESOURCE: Final = "huawei.com/Ascend910"
-# Shell words that keep a container running, to end a command with. As first process of its PID namespace a plain
-# `sleep` would ignore SIGTERM, and each deletion of a pod would take the kubelet's two seconds of patience.
+# The end of a shell command that keeps a container running. As the first process of its PID namespace a plain `sleep`
+# would ignore SIGTERM, and every deletion of a pod would take the kubelet's minimum of two seconds.
 STAY: Final = 'trap "exit 0" TERM; sleep 2147483647 & wait'
 
 
@@ -23,18 +23,18 @@ def pod(
     resource: str = RESOURCE,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A pod with one busybox container, `main`.
+    """Return a pod with one busybox container, `main`.
 
     Args:
-        name: the pod's.
-        chips: how many to ask for; 0 asks for none.
-        command: what to run; by default it does nothing until it is told to end.
-        namespace: the pod's.
-        node: bind to this node without a scheduler.
-        labels: the pod's.
-        annotations: the pod's.
-        resource: which kind of chip.
-        **spec: more fields of the pod's spec, such as `schedulerName`.
+        name: its name.
+        chips: how many chips it requests; 0 for none.
+        command: its command; by default it waits for SIGTERM.
+        namespace: its namespace.
+        node: its node, without a scheduler.
+        labels: its labels.
+        annotations: its annotations.
+        resource: the resource name of the chips.
+        **spec: more fields of its spec, such as `schedulerName`.
     """
     container: dict[str, Any] = {
         "name": "main",
@@ -66,13 +66,13 @@ def pod(
 
 
 def extender(url: str, *, bind: bool = True, resource: str = RESOURCE, **more: Any) -> dict[str, Any]:
-    """An entry of KubeSchedulerConfiguration's `extenders`, for `Cluster.restart_scheduler`.
+    """Return an entry of `extenders` in the KubeSchedulerConfiguration, for `Cluster.restart_scheduler`.
 
     Args:
-        url: prefix of the verbs `filter`, `preempt` and `bind`.
-        bind: whether the extender binds, or the scheduler does.
-        resource: the extender is asked about pods that ask for this.
-        **more: further fields, such as `httpTimeout`, `enableHTTPS`, `prioritizeVerb`; they win over the defaults.
+        url: the `urlPrefix` of the verbs `filter`, `preempt` and `bind`.
+        bind: whether the extender binds pods instead of the scheduler.
+        resource: the managed resource: the scheduler calls the extender for pods that request it.
+        **more: other fields, such as `httpTimeout`, `enableHTTPS`, `prioritizeVerb`; they override the defaults.
     """
     return {
         "urlPrefix": url,

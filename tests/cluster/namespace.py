@@ -1,4 +1,4 @@
-"""The folder and the namespaces one cluster lives in, and how to find and remove those of others."""
+"""The folder and the Linux namespaces of a cluster, and the removal of those that crashed runs left behind."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.cluster import reaper
 from tests.cluster.errors import ClusterError
 from tests.cluster.processes import Process, wait_until
 
-# Short, because the path of a unix socket may have 107 bytes.
+# The paths are short, because the path of a unix socket may have 107 bytes.
 _PARENT: Final = Path("/tmp")
 _PREFIX: Final = "aa-"
 _DETACHED: Final = _PARENT / f"{_PREFIX}up"
@@ -25,11 +25,11 @@ _DETACHED: Final = _PARENT / f"{_PREFIX}up"
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A folder for everything on disk, and a PID and mount namespace for everything that runs.
+    """A folder for all files of a cluster, and a PID and a mount namespace for all its processes.
 
     Attributes:
-        folder: holds `log/`, which may survive `close`, and everything else, which does not.
-        pid: the first process of the PID namespace; entering its namespaces is being in the cluster.
+        folder: the folder. `close` can keep `log/` and removes everything else.
+        pid: the first process of the PID namespace, whose namespaces the programs of the cluster enter.
     """
 
     folder: Path
@@ -40,14 +40,14 @@ class Namespace:
 
     @classmethod
     def create(cls, *, detached: bool = False, host_names: tuple[str, ...] = ()) -> Self:
-        """Make the folder, and start the reaper that holds the namespaces.
+        """Create the folder, and start the reaper that owns the namespaces.
 
         Args:
             detached: outlive this process; there is at most one such cluster, in `/tmp/aa-up`.
-            host_names: names that mean 127.0.0.1 inside.
+            host_names: names that resolve to 127.0.0.1 inside.
 
         Raises:
-            ClusterError: there is a detached cluster already, or the kernel refused.
+            ClusterError: a detached cluster exists, or the kernel refused.
         """
         sweep()
         folder = _make_folder(detached=detached)
@@ -68,9 +68,9 @@ class Namespace:
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
                 process.wait()
-                said = (folder / "log" / "reaper.log").read_text().strip()
+                output = (folder / "log" / "reaper.log").read_text().strip()
                 reaper.remove_folder(folder)
-                raise ClusterError(f"the cluster's namespaces could not be made: {said}")
+                raise ClusterError(f"the cluster's namespaces could not be created: {output}")
             time.sleep(0.005)
         return cls(folder, record["namespace"], process.pid, process)
 
@@ -82,13 +82,13 @@ class Namespace:
         inside: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Process:
-        """A program inside, not started yet; it dies with the namespaces at the latest.
+        """Return a program in the namespaces, not started yet; it ends with them at the latest.
 
         Args:
-            name: of its log, too.
+            name: its name, also of its log.
             command: program and arguments.
-            inside: PID of a process whose mount namespace it shares; by default the first process.
-            environment: added to a small inherited environment.
+            inside: PID of the process whose mount namespace it shares; by default the first process.
+            environment: variables added to the small inherited environment.
         """
         target = self.pid if inside is None else inside
         process = Process(name, command, inside=target, log_folder=self.folder / "log", environment=environment)
@@ -96,28 +96,28 @@ class Namespace:
         return process
 
     def close(self, *, keep_logs: bool = False) -> None:
-        """Kill everything inside and remove the folder (but `log`, if wanted); returns when that is done."""
+        """Kill all processes and remove the folder, except `log` with `keep_logs`; return when that is done."""
         _end_reaper(self._reaper_pid, keep_logs=keep_logs)
         if self._reaper is not None:
             self._reaper.wait()
-        # The reaper has done all this, unless it was killed; then the namespace dies with it, in its own time.
+        # The reaper has done this, unless it was killed. Then the namespace ends with it, a little later.
         wait_until(lambda: not reaper.start_time(self.pid), timeout_s=20, what="the cluster's namespaces are gone")
         for process in self._processes:
-            process.kill()  # dead already; this reaps it
+            process.kill()  # it is dead; this reaps it
         if self.folder.exists():
             reaper.remove_cgroups(self.folder)
             reaper.remove_folder(self.folder, keep_logs=keep_logs)
 
     def let_go(self) -> None:
-        """Forget the processes of a detached cluster: they are nobody's children from here on."""
+        """Stop managing the processes of a detached cluster."""
         if self._reaper is not None:
-            self._reaper.returncode = 0  # else Popen complains about a process that still runs
+            self._reaper.returncode = 0  # otherwise Popen warns about a running process
         for process in self._processes:
             process.let_go()
 
 
 def detached() -> Namespace | None:
-    """The running cluster that `up` left behind, if there is one."""
+    """Return the running cluster that `up` started, or None."""
     record = _read_record(_DETACHED)
     if record is None or reaper.start_time(record["reaper"]) != record["started"]:
         return None
@@ -125,12 +125,12 @@ def detached() -> Namespace | None:
 
 
 def sweep() -> list[Path]:
-    """Remove what clusters left behind whose reaper was killed; returns their folders."""
+    """Remove what clusters left behind whose reaper was killed; return their folders."""
     swept = []
     for folder in sorted(_PARENT.glob(f"{_PREFIX}*")):
         record = _read_record(folder)
         if record is not None and reaper.start_time(record["reaper"]) != record["started"]:
-            # Its namespace died with the reaper, so there is nothing left to kill.
+            # Its namespace ended with the reaper, so no process is left.
             reaper.remove_cgroups(folder)
             reaper.remove_folder(folder)
             swept.append(folder)
@@ -141,20 +141,20 @@ def _make_folder(*, detached: bool) -> Path:
     if not detached:
         return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT))
     if _is_ours(_DETACHED) and not (_DETACHED / reaper.RECORD).exists():
-        reaper.remove_folder(_DETACHED)  # the logs of one that failed to come up
+        reaper.remove_folder(_DETACHED)  # the logs of a cluster that failed to start
     try:
         _DETACHED.mkdir(mode=0o700)
     except FileExistsError:
         raise ClusterError(
-            f"a cluster is up already in {_DETACHED}; stop it with `python -m tests.cluster down`"
+            f"a cluster is already running in {_DETACHED}; stop it with `python -m tests.cluster down`"
         ) from None
     return _DETACHED
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a folder exists that only we can have filled.
+    """Whether a folder exists in which only we can have written.
 
-    /tmp is everybody's: what others put there must not make root signal a process of their choice.
+    All users can write to /tmp. A folder of another user must not make root signal a process of that user's choice.
     """
     try:
         status = folder.lstat()
@@ -164,7 +164,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _read_record(folder: Path) -> dict[str, int] | None:
-    """What the reaper wrote about itself; None if there is no folder, or one that is not ours."""
+    """Read the reaper's record about itself; None if the folder does not exist or is not ours."""
     record = folder / reaper.RECORD
     if not (_is_ours(folder) and record.exists()):
         return None

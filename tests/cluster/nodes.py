@@ -1,4 +1,4 @@
-"""One node: a mount namespace with a containerd and a kubelet, and a way to look into its containers."""
+"""A node: a mount namespace with containerd and a kubelet, and access to its containers."""
 
 import json
 import os
@@ -17,7 +17,7 @@ KUBELET_FOLDER: Final = Path("/var/lib/kubelet")
 
 _READY_S: Final = 60.0
 _NULL_DEVICE: Final = os.makedev(1, 3)
-# The device-plugin folder is compiled into the kubelet, so each node sees its own folder under the usual name.
+# The path of the device-plugin folder is compiled into the kubelet, so every node mounts its own folder there.
 _HOLD_NODE: Final = """
 mount --make-rprivate /
 mount --bind "$1/kubelet" /var/lib/kubelet
@@ -37,11 +37,11 @@ path = "{folder}/containerd/opt"
 
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{pause}"
-# Where the machine may not lower oom_score_adj, runc would end with "can't get final child's PID from pipe: EOF".
+# Without the right to lower oom_score_adj, runc fails with "can't get final child's PID from pipe: EOF".
 restrict_oom_score_adj = true
 
 [plugins."io.containerd.grpc.v1.cri".containerd]
-# One small layer is quicker copied than mounted, and a copy works on any file system.
+# Copying one small layer is faster than mounting it, and works on any file system.
 snapshotter = "native"
 
 [plugins."io.containerd.grpc.v1.cri".cni]
@@ -54,13 +54,13 @@ class Node:
     """A node of the cluster.
 
     Args:
-        name: the Node object's name.
-        control_plane: the API server the kubelet talks to.
+        name: the name of the Node object.
+        control_plane: the control plane.
 
     Attributes:
-        folder: everything of this node on disk.
-        containerd: runs the containers, which survive it and the kubelet.
-        kubelet: `stop`, `kill`, `pause`, `resume` and (better through `start_kubelet`) `start` it.
+        folder: all files of this node.
+        containerd: containerd; containers survive it and the kubelet.
+        kubelet: the kubelet; `start_kubelet` starts it and waits until it is ready.
     """
 
     def __init__(self, name: str, control_plane: ControlPlane) -> None:
@@ -75,7 +75,7 @@ class Node:
 
     @property
     def device_plugin_dir(self) -> Path:
-        """Folder with `kubelet.sock`, where this node's device plugin serves (on the node: the usual path)."""
+        """The folder of `kubelet.sock` and the plugin's socket; in the node's namespace it has the usual path."""
         return self.folder / "kubelet" / "device-plugins"
 
     @property
@@ -85,25 +85,25 @@ class Node:
 
     @property
     def kubelet_url(self) -> str:
-        """Base address of the kubelet's HTTPS server."""
+        """The base address of the kubelet's HTTPS server."""
         return f"https://127.0.0.1:{self._port}"
 
     @property
     def pods_url(self) -> str:
-        """Where the kubelet lists its own pods."""
+        """The address of the kubelet's own list of pods."""
         return f"{self.kubelet_url}/pods"
 
     @property
     def server(self) -> Server:
-        """The kubelet's HTTPS server, as the administrator; other tokens need rights on `nodes/...`."""
+        """The kubelet's HTTPS server, as the administrator; other users need rights on `nodes/...`."""
         return Server(self.kubelet_url, self._control_plane.admin_token)
 
     def start_containerd(self) -> None:
-        """Make the mount namespace, start containerd in it, import the images."""
+        """Create the mount namespace, start containerd in it, and import the images."""
         for name in ("kubelet/device-plugins", "kubelet/pod-resources", "containerd", "cni", "pods"):
             (self.folder / name).mkdir(parents=True)
         (self.folder / "containerd.toml").write_text(_CONTAINERD.format(folder=self.folder, pause=images.PAUSE))
-        # A loopback network is enough to count as ready: pods use the host's.
+        # A loopback network is enough for readiness, because pods use the host network.
         loopback = {"cniVersion": "0.3.1", "name": "test", "type": "loopback"}
         (self.folder / "cni" / "10-loopback.conf").write_text(json.dumps(loopback))
         images.write_archive(self.folder / "images.tar")
@@ -117,9 +117,9 @@ class Node:
         self._import_images()
 
     def start_kubelet(self) -> None:
-        """Start (or start again) the kubelet; containers stay as they are.
+        """Start the kubelet, first or again; containers keep running.
 
-        Returns when this kubelet has reported its node as ready, and knows the pods bound to it.
+        Returns when this kubelet has reported its node as ready and knows the pods that are bound to it.
         """
         (self.folder / "kubelet.json").write_text(json.dumps(self._kubelet_configuration()))
         reported_before, _ = self._reported()
@@ -138,7 +138,7 @@ class Node:
         self.kubelet.wait_until(is_ready, timeout_s=_READY_S)
 
     def _reported(self) -> tuple[str, str]:
-        """When the Node's condition Ready was last reported, and its status; empty without Node or condition."""
+        """Return time and status of the last report of the condition Ready; empty without Node or condition."""
         nodes = self._control_plane.api.get(f"/api/v1/nodes?fieldSelector=metadata.name%3D{self.name}")["items"]
         for condition in (condition for node in nodes for condition in node["status"].get("conditions", ())):
             if condition["type"] == "Ready":
@@ -146,7 +146,7 @@ class Node:
         return "", ""
 
     def _has_read_its_pods(self, logged_before: int) -> bool:
-        """Whether the first list has arrived: until then, devices of pods that are gone count as in use."""
+        """Whether it has received its first list; until then, devices of deleted pods count as in use."""
         with self.kubelet.log.open("rb") as log:
             log.seek(logged_before)
             return b'"SyncLoop ADD" source="api"' in log.read()
@@ -158,36 +158,36 @@ class Node:
         return {pod["metadata"]["uid"] for pod in bound} <= {pod["metadata"]["uid"] for pod in self.pods()}
 
     def process(self, name: str, command: Sequence[str], **environment: str) -> Process:
-        """A program that sees this node's mounts, `/var/lib/kubelet` above all; not started yet."""
+        """Return a program in this node's mount namespace, with its `/var/lib/kubelet`; not started yet."""
         namespace, inside = self._control_plane.namespace, self._holder.pid
         return namespace.process(f"{self.name}-{name}", command, inside=inside, environment=environment)
 
     def pods(self) -> list[dict[str, Any]]:
-        """The kubelet's own list of pods."""
+        """Return the kubelet's own list of pods."""
         return list(self.server.get("/pods").get("items") or ())
 
     def exec(self, pod: str, command: Sequence[str], *, namespace: str = "default", container: str = "main") -> str:
-        """Run a command in a container, and return what it printed (standard output and error).
+        """Run a command in a container, and return its output (standard output and error).
 
         Raises:
-            HTTPError: no such container, or the command failed.
-            ValueError: an argument holds a space, which this way of the kubelet cannot carry.
+            HTTPError: the container does not exist, or the command failed.
+            ValueError: an argument contains a space, which this API of the kubelet does not support.
         """
         if any(" " in argument for argument in command):
-            raise ValueError(f"arguments must not hold spaces: {command!r}")
+            raise ValueError(f"arguments must not contain spaces: {command!r}")
         path = f"/run/{quote(namespace)}/{quote(pod)}/{quote(container)}?cmd={quote(' '.join(command))}"
         return self.server.request("POST", path).decode()
 
     def container_logs(self, pod: str, *, namespace: str = "default", container: str = "main") -> str:
-        """What a container has printed so far.
+        """Return the output of a container so far.
 
         Raises:
-            HTTPError: no such container.
+            HTTPError: the container does not exist.
         """
         return self.server.request("GET", f"/containerLogs/{namespace}/{pod}/{container}").decode()
 
     def make_device_nodes(self, names: Iterable[str]) -> Path:
-        """Make device nodes in `<folder>/dev`, and return that folder."""
+        """Create device nodes in `<folder>/dev`, and return that folder."""
         return make_device_nodes(self.folder / "dev", names)
 
     def _import_images(self) -> None:
@@ -197,7 +197,9 @@ class Node:
         importing = self.process("import", command)
         importing.start()
         if importing.wait(timeout_s=_READY_S):
-            self.containerd.wait_until(lambda: False, timeout_s=0, what=f"given its images{importing.log_tail()}")
+            self.containerd.wait_until(
+                lambda: False, timeout_s=0, what=f"provided with the images{importing.log_tail()}"
+            )
 
     def _kubelet_command(self) -> list[str]:
         return [
@@ -214,7 +216,7 @@ class Node:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            # Whoever it lets in may run commands as root, so it listens to this machine only, and checks tokens.
+            # Its clients can run commands as root, so it listens on this machine only and checks tokens.
             "address": "127.0.0.1",
             "port": self._port,
             "readOnlyPort": 0,
@@ -251,11 +253,11 @@ class Node:
 
 
 def make_device_nodes(folder: Path, names: Iterable[str]) -> Path:
-    """Make character devices that behave as /dev/null, outside the host's /dev; existing ones are kept.
+    """Create character devices that behave as /dev/null, outside the host's /dev; keep existing ones.
 
     Args:
-        folder: made if it is not there; a device's host path is `folder / name`.
-        names: such as `davinci0`.
+        folder: the folder, created if necessary; a device's host path is `folder / name`.
+        names: names such as `davinci0`.
 
     Returns:
         The folder.

@@ -1,4 +1,4 @@
-"""One supervised program of the cluster: started inside its namespaces, with a log, and a clear word when it dies."""
+"""A supervised program of the cluster: it runs in the cluster's namespaces, has a log, and reports its end."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from tests.cluster.errors import ClusterError
 
 _LOG_TAIL_BYTES: Final = 4000
 _POLL_S: Final = 0.03
-# Inherited by everything; debuggers' and coverage tools' variables do not belong into other programs.
+# The inherited variables. Those of debuggers and coverage tools must not reach other programs.
 _PASSED_ON: Final = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "GOMAXPROCS")
 
 
@@ -24,11 +24,11 @@ class Process:
     """A program that can be started, stopped, killed, paused and started again.
 
     Args:
-        name: what people call it; also the name of its log, which later starts append to.
+        name: its name, also of its log, to which later starts append.
         command: program (absolute path, or looked up on PATH) and arguments.
-        inside: PID of the process whose namespaces it is started in.
-        log_folder: where `<name>.log` goes.
-        environment: added to a small inherited environment.
+        inside: PID of the process in whose namespaces it runs.
+        log_folder: the folder of `<name>.log`.
+        environment: variables added to the small inherited environment.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The program's PID as seen from here.
+        """The program's PID in our PID namespace.
 
         Raises:
             ClusterError: it is not running.
@@ -62,7 +62,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it was started and has not ended (a paused program is alive)."""
+        """Whether it runs; a paused program runs too."""
         with self._lock:
             return self._launcher is not None and self._launcher.poll() is None
 
@@ -70,11 +70,11 @@ class Process:
         """Start the program, with another command if one is given.
 
         Raises:
-            ClusterError: it runs already, or its namespaces are gone.
+            ClusterError: it is running, or its namespaces have ended.
         """
         with self._lock:
             if self.alive:
-                raise ClusterError(f"{self.name} is running already")
+                raise ClusterError(f"{self.name} is already running")
             self.command = list(command or self.command)
             read_end, write_end = os.pipe()
             try:
@@ -98,7 +98,7 @@ class Process:
             self._pid = int(pid)
 
     def stop(self, *, timeout_s: float = 10) -> None:
-        """Ask it to end (SIGTERM), kill it if it does not; fine if it has ended."""
+        """Stop it with SIGTERM, or SIGKILL after the timeout; no effect if it has ended."""
         with self._lock:
             if self._launcher is None:
                 return
@@ -110,7 +110,7 @@ class Process:
                 self.kill()
 
     def kill(self) -> None:
-        """Kill it at once (SIGKILL), as a crash would; fine if it has ended."""
+        """Kill it with SIGKILL, like a crash; no effect if it has ended."""
         with self._lock:
             if self._launcher is not None:
                 self._signal(signal.SIGKILL)
@@ -123,25 +123,25 @@ class Process:
             self.start(command)
 
     def let_go(self) -> None:
-        """Leave it running when this process ends; it can no longer be controlled."""
+        """Stop managing it, so that it outlives this process."""
         with self._lock:
             if self._launcher is not None:
-                self._launcher.returncode = 0  # else Popen complains about a process that still runs
+                self._launcher.returncode = 0  # otherwise Popen warns about a running process
                 self._launcher = None
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP); returns when it stands still: it keeps its connections and answers nothing."""
+        """Pause it with SIGSTOP; return when it is stopped. It keeps its connections and answers nothing."""
         pid = self.pid
         self._signal(signal.SIGSTOP)
-        wait_until(lambda: _stands_still(pid), timeout_s=10, what=f"{self.name} stands still", unless=self._check)
+        wait_until(lambda: _is_stopped(pid), timeout_s=10, what=f"{self.name} is stopped", unless=self._check)
 
     def resume(self) -> None:
-        """Thaw it (SIGCONT)."""
+        """Resume it with SIGCONT."""
         self._signal(signal.SIGCONT)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Freeze it for the duration of a block."""
+        """Pause it for the duration of a block."""
         self.pause()
         try:
             yield
@@ -149,7 +149,7 @@ class Process:
             self.resume()
 
     def wait(self, *, timeout_s: float) -> int:
-        """Wait for it to end by itself; returns its exit code, negative for a signal.
+        """Wait for its end; return its exit code, negative for a signal.
 
         Raises:
             ClusterError: it was not started, or did not end in time.
@@ -170,7 +170,7 @@ class Process:
         wait_until(ready, timeout_s=timeout_s, what=f"{self.name} is {what}", unless=self._check, tail=self.log_tail)
 
     def log_tail(self) -> str:
-        """The end of the log, introduced by a colon and the file's name, to append to an error."""
+        """Return the end of the log, with an introduction, to append to an error message."""
         text = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") if self.log.exists() else ""
         return f"; the end of {self.log}:\n{text.strip() or '(empty)'}"
 
@@ -181,7 +181,7 @@ class Process:
 
     def _signal(self, number: signal.Signals) -> None:
         with self._lock, contextlib.suppress(ProcessLookupError):
-            # The launcher reaps the program right before it ends itself, so while it runs the PID is the program's.
+            # The launcher reaps the program right before it exits, so while it runs the PID belongs to the program.
             if self.alive:
                 os.kill(self._pid, number)
 
@@ -194,27 +194,27 @@ def wait_until(
     unless: Callable[[], None] = lambda: None,
     tail: Callable[[], str] = lambda: "",
 ) -> None:
-    """Poll a condition until it holds.
+    """Poll a condition until it is true.
 
     Args:
-        condition: what to wait for.
-        timeout_s: how long at most, in seconds.
-        what: the condition in words, for the error.
-        unless: called in between; raises if waiting has become pointless.
-        tail: appended to the error.
+        condition: the condition.
+        timeout_s: how long to wait, in seconds.
+        what: a description of the condition for the error message.
+        unless: called between polls; raises if the condition cannot become true any more.
+        tail: returns what to append to the error message.
 
     Raises:
-        ClusterError: the condition did not hold in time.
+        ClusterError: it did not become true in time.
     """
     deadline = time.monotonic() + timeout_s
     while not condition():
         unless()
         if time.monotonic() > deadline:
-            raise ClusterError(f"it did not come true within {timeout_s:g} s that {what}{tail()}")
+            raise ClusterError(f"timed out after {timeout_s:g} s waiting until {what}{tail()}")
         time.sleep(_POLL_S)
 
 
-def _stands_still(pid: int) -> bool:
-    """Whether all threads of a process are stopped; each notices the signal in its own time."""
+def _is_stopped(pid: int) -> bool:
+    """Whether all threads of a process are stopped; they do not stop at the same time."""
     threads = Path(f"/proc/{pid}/task").glob("*/stat")
     return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)

@@ -1,4 +1,4 @@
-"""Starts our two programs on a running real cluster, as `python -m tests.cluster up` shows them."""
+"""Starts our two programs on a running real cluster, for `python -m tests.cluster up`."""
 
 import importlib.util
 import sys
@@ -19,14 +19,14 @@ from tests.cluster.processes import Process
 PRODUCT: Final = ASCEND_910A
 DEVICE_NODES: Final = ("davinci_manager", *(f"davinci{number}" for number in range(PRODUCT.chips)))
 
-# The command lines, in one place. Filled in by `str.format` with:
-#   kubeconfig  file of the administrator
-#   http, grpc  addresses (host:port) of the program's servers; HTTP has the extender's verbs and the probes
+# The command lines. `str.format` fills in:
+#   kubeconfig  the kubeconfig file of the administrator
+#   http, grpc  the addresses (host:port) of the program's servers; HTTP serves the extender's verbs and the probes
 #   node        the node's name
-#   state       file with the simulated chips: edit it, and chips fail or recover
-#   devices     folder with the node's device nodes
-#   pods_url    where the node's kubelet lists its pods
-# A plugin is started in its node's mount namespace: /var/lib/kubelet there is that node's own.
+#   state       the state file of the simulated chips; edit it to make chips fail or recover
+#   devices     the folder of the node's device nodes
+#   pods_url    the address of the kubelet's list of pods
+# A plugin runs in the mount namespace of its node, which has its own /var/lib/kubelet.
 ALLOCATOR: Final = (
     "ascend-allocator",
     *("--kubeconfig", "{kubeconfig}"),
@@ -52,14 +52,14 @@ _READY_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Our programs on a cluster: one allocator, and one device plugin per node, in the order of the nodes."""
+    """Our programs on a cluster: one allocator, and a device plugin per node in the order of the nodes."""
 
     allocator: Process
     device_plugins: tuple[Process, ...]
 
 
 def missing_programs() -> list[str]:
-    """Names of our programs that are not installed beside this Python, or have nothing to run."""
+    """Return the programs that are not installed beside this Python, or whose module is missing."""
     return [
         program
         for program, module in _MODULES.items()
@@ -70,10 +70,10 @@ def missing_programs() -> list[str]:
 def start_programs(cluster: Cluster) -> Programs:
     """Start the allocator, a plugin per node, and the scheduler with the allocator as its extender.
 
-    Returns when the allocator is ready and all chips are offered.
+    Returns when the allocator is ready and all chips are allocatable.
 
     Raises:
-        ClusterError: a program is not installed, ended, or did not get ready; the text shows the end of its log.
+        ClusterError: a program is not installed, ended, or was not ready in time; the text shows the end of its log.
     """
     if absent := missing_programs():
         raise ClusterError(f"not installed: {', '.join(absent)}; `up --bare` starts the cluster without them")

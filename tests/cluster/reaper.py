@@ -1,19 +1,19 @@
-"""Holds a cluster's namespaces, and cleans up when the owner is done or dead.
+"""Owns the namespaces of a cluster, and cleans up when the cluster's owner ends it or dies.
 
-usage: reaper.py FOLDER OWNER_PID     (OWNER_PID 0: nobody; the cluster lives until SIGTERM)
+usage: reaper.py FOLDER OWNER_PID     (OWNER_PID 0: no owner; the cluster runs until SIGTERM)
 
-Every process of a cluster, containers included, lives in one PID namespace, and every mount in mount namespaces below
-it. When the namespace's first process dies, the kernel kills all the others and undoes the mounts: nothing can be
-forgotten, and no list of processes has to be kept. That first process belongs to this reaper, which waits for its
-owner to die (seen through a pidfd, so also after `kill -9`) or for a signal:
+All processes of a cluster, including containers, are in one PID namespace, and all its mounts in mount namespaces of
+these processes. When the first process of the PID namespace dies, the kernel kills all other processes and removes the
+mounts, so nothing can be left over and no list of processes is needed. The first process is a child of this reaper,
+which waits for the death of its owner (by a pidfd, so `kill -9` counts too) or for a signal:
 
-    SIGTERM   kill everything, remove cgroups and the folder
+    SIGTERM   kill all processes, remove cgroups and the folder
     SIGUSR1   the same, but keep FOLDER/log
 
-If the reaper itself is killed, the namespace dies with it (PR_SET_PDEATHSIG); the folder is then swept by the next
-cluster that starts, and by `python -m tests.cluster down`.
+If the reaper itself is killed, the namespace ends with it (PR_SET_PDEATHSIG). The next cluster that starts, or
+`python -m tests.cluster down`, then removes the folder.
 
-Standard library only, and run as a file with `python -I`, so that it starts fast.
+It uses the standard library only and is run as a file with `python -I`, so that it starts fast.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ RECORD: Final = "owner.json"
 _CLONE_NEWNS: Final = 0x00020000
 _CLONE_NEWPID: Final = 0x20000000
 _PR_SET_PDEATHSIG: Final = 1
-# The shell reaps what is orphaned inside, as the first process of a PID namespace must. /run is fresh because shims and
-# runc keep state there. A bind mount needs a place: the only thing that stays behind is an empty /var/lib/kubelet.
+# The shell reaps orphans, as the first process of a PID namespace must. /run is a new file system, because shims and
+# runc keep state there. The mount point /var/lib/kubelet, an empty directory, is all that remains on the host.
 _FIRST_PROCESS: Final = """
 mount --make-rprivate /
 mount -t proc proc /proc
@@ -49,7 +49,7 @@ sleep infinity & wait
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with its PID this names it for good; 0 if there is none."""
+    """Return the start time of a process in ticks since boot, which identifies it with its PID; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -58,9 +58,9 @@ def start_time(pid: int) -> int:
 
 
 def remove_cgroups(folder: Path) -> None:
-    """Remove the cgroups of the containers that were running; their dead members take a moment to leave.
+    """Remove the cgroups of the containers, as soon as the kernel has removed their dead processes.
 
-    The container's id is the name of its cgroup, below `k8s.io`, and of its folder in containerd's state.
+    A container's id is the name of its cgroup, below `k8s.io`, and of its folder in containerd's state.
     """
     deadline = time.monotonic() + 5
     for container in folder.glob("*/containerd/state/io.containerd.runtime.v2.task/k8s.io/*"):
@@ -71,12 +71,12 @@ def remove_cgroups(folder: Path) -> None:
                 except OSError:
                     time.sleep(0.02)
     for parent in [CGROUPS / "k8s.io", *CGROUPS.glob("*/k8s.io")]:
-        with contextlib.suppress(OSError):  # not there, or another containerd's are still in there
+        with contextlib.suppress(OSError):  # it does not exist, or has cgroups of another containerd
             parent.rmdir()
 
 
 def remove_folder(folder: Path, *, keep_logs: bool = False) -> None:
-    """Remove a cluster's folder, or all of it but `log`."""
+    """Remove the folder of a cluster, or everything in it except `log`."""
     if not keep_logs:
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -99,17 +99,17 @@ def _become_first_process(folder: Path, ready: int) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     if libc.unshare(_CLONE_NEWNS):
-        sys.stderr.write("cannot make a mount namespace\n")
+        sys.stderr.write("cannot create a mount namespace\n")
         os._exit(1)
     os.dup2(ready, 3)
-    os.set_inheritable(3, True)  # noqa: FBT003 - positional only; dup2 does not do it where both are the same
+    os.set_inheritable(3, True)  # noqa: FBT003 - positional only; dup2 does not do it if both are the same
     os.execv("/bin/sh", ["sh", "-ec", _FIRST_PROCESS, "first-process", str(folder)])
 
 
 def _hold_namespaces(folder: Path) -> int:
-    """Make the namespaces; returns the PID of their first process once its mounts are done."""
+    """Create the namespaces; return the PID of their first process when its mounts are done."""
     if _libc().unshare(_CLONE_NEWPID):
-        raise OSError(ctypes.get_errno(), "cannot make a PID namespace")
+        raise OSError(ctypes.get_errno(), "cannot create a PID namespace")
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -117,14 +117,14 @@ def _hold_namespaces(folder: Path) -> int:
     os.close(write_end)
     with os.fdopen(read_end) as ready:
         if ready.readline() != "ready\n":
-            raise OSError("the namespace's first process did not come up")
+            raise OSError("the first process of the namespace did not start")
     return pid
 
 
 def _receive_signals() -> int:
-    """Have SIGTERM and SIGUSR1 written, as one byte each, to a pipe; returns its end to read from."""
+    """Have SIGTERM and SIGUSR1 written to a pipe, one byte each; return the read end."""
     read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)  # as set_wakeup_fd demands
+    os.set_blocking(write_end, False)  # set_wakeup_fd requires it
     signal.set_wakeup_fd(write_end)
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
@@ -134,7 +134,7 @@ def _receive_signals() -> int:
 
 
 def _wait_for_the_end(signals: int, owner: int | None) -> bool:
-    """Wait for the owner's death or a signal; returns whether logs are to be kept."""
+    """Wait for the death of the owner or for a signal; return whether to keep the logs."""
     readable, _, _ = select.select([signals] if owner is None else [signals, owner], [], [])
     return signals in readable and os.read(signals, 1)[0] == signal.SIGUSR1
 
@@ -150,7 +150,7 @@ def main() -> None:
     unfinished.rename(folder / RECORD)
     keep_logs = False if owner_pid and os.getppid() != owner_pid else _wait_for_the_end(signals, owner)
     os.kill(first, signal.SIGKILL)
-    os.waitpid(first, 0)  # returns when the kernel has killed and reaped the whole namespace
+    os.waitpid(first, 0)  # returns when the kernel has ended the whole namespace
     remove_cgroups(folder)
     remove_folder(folder, keep_logs=keep_logs)
 

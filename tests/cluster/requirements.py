@@ -1,4 +1,4 @@
-"""What keeps this machine from running the real cluster, or from building C, in sentences for people."""
+"""The requirements of the real cluster, and of building C: which of them this machine does not meet."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ BUSYBOX: Final = Path("/bin/busybox")
 CNI_PLUGINS: Final = Path("/usr/lib/cni")
 STDIO: Final = Path("/usr/include/stdio.h")
 
-# Command -> the Debian package that has it.
+# Command -> its Debian package.
 _COMMANDS: Final = {
     "containerd": "containerd",
     "ctr": "containerd",
@@ -30,23 +30,23 @@ _PREPARE: Final = "run `python -m tests.cluster prepare`"
 
 
 def missing() -> list[str]:
-    """Sentences, one per obstacle; none means that the real cluster can run here."""
+    """Return a sentence for every requirement that is not met; empty if the real cluster can run here."""
     found = [*missing_packages().values(), *missing_system()]
     if absent := binaries.absent():
-        how = "and there is no Go compiler on PATH to build them" if shutil.which("go") is None else _PREPARE
+        how = "there is no Go compiler on PATH to build them" if shutil.which("go") is None else _PREPARE
         found.append(f"Not built yet: {', '.join(absent)}; {how}.")
     return found
 
 
 def in_ci() -> bool:
-    """Whether a machine that cannot run the real cluster is an error."""
+    """Whether this is CI, where an unmet requirement is an error."""
     return os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
 
 def missing_packages() -> dict[str, str]:
-    """Debian packages that `prepare` can install, each with a sentence saying what is not there.
+    """Return the missing Debian packages, which `prepare` can install, with a sentence for each.
 
-    Only what is absent: installing Debian's containerd where Docker's own is would remove Docker.
+    Commands of other packages count as installed: Debian's containerd would replace Docker's and remove Docker.
     """
     advice = f"as root {_PREPARE}, which installs Debian packages"
     found = {
@@ -62,29 +62,29 @@ def missing_packages() -> dict[str, str]:
 
 
 def missing_compiler() -> dict[str, str]:
-    """The same for a C compiler: the real cluster runs without, the tests of the real driver don't."""
+    """Return the same for a C compiler, which only the tests of the real driver need."""
     advice = f"as root {_PREPARE}, which installs Debian packages"
     found = {}
     if _which("cc") is None:
-        found["gcc"] = f"There is no C compiler (cc), which the fake driver library is built with; {advice}."
+        found["gcc"] = f"There is no C compiler (cc) to build the fake driver library; {advice}."
     if not STDIO.exists():
-        found["libc6-dev"] = f"There are no C headers ({STDIO}), which the fake driver library is built with; {advice}."
+        found["libc6-dev"] = f"There are no C headers ({STDIO}) to build the fake driver library; {advice}."
     return found
 
 
 def missing_system() -> list[str]:
-    """Sentences for what nobody can install: rights, and what the kernel offers."""
+    """Return sentences for requirements that cannot be installed: rights, and features of the kernel."""
     if sys.platform != "linux":
         return [f"The real cluster needs Linux; this is {sys.platform}."]
     if os.geteuid() != 0:
-        return ["The real cluster needs root: containers, mounts and device nodes are real."]
+        return ["The real cluster needs root for containers, mounts and device nodes."]
     found = []
     if not Path("/dev/kmsg").exists():
-        found.append("The kubelet needs /dev/kmsg, which is not there.")
+        found.append("The kubelet needs /dev/kmsg, which does not exist.")
     if absent := [controller for controller in _CONTROLLERS if controller not in _mounted_controllers()]:
         found.append(f"cgroup controllers not mounted below /sys/fs/cgroup: {', '.join(absent)}.")
     if complaint := _namespaces_refused():
-        found.append(f"This machine does not allow new mount and PID namespaces: {complaint}.")
+        found.append(f"This machine does not allow creating mount and PID namespaces: {complaint}.")
     return found
 
 
@@ -102,19 +102,19 @@ def _mounted_controllers() -> set[str]:
 
 @functools.cache
 def _namespaces_refused() -> str:
-    """Why namespaces cannot be made; empty if they can. Tried for real: rights, seccomp and LSMs all have a say."""
+    """Return why namespaces cannot be created; empty if they can. It tries, since rights, seccomp and LSMs matter."""
     if _which("unshare") is None:
-        return ""  # said with the missing commands
+        return ""  # reported as a missing command
     command = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
 
 
 def _which(command: str) -> str | None:
-    """Like `which`, also for a user's PATH without the sbin folders."""
+    """Return the path of a command, also from the sbin folders that a user's PATH can lack."""
     return shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin")
 
 
 def _is_static(program: Path) -> bool:
-    """Whether an ELF file asks for no interpreter (a dynamic busybox cannot run in an image that holds only itself)."""
+    """Whether an ELF file needs no interpreter; a dynamic busybox cannot run in an image that contains nothing else."""
     return b"ld-linux" not in program.read_bytes()[:4096] and b"ld-musl" not in program.read_bytes()[:4096]

@@ -1,4 +1,4 @@
-"""Whatever ends a cluster, nothing of it is left: no process, no mount, no cgroup, no folder."""
+"""However a cluster ends, it leaves nothing behind: no process, no mount, no cgroup, no folder."""
 
 import os
 import signal
@@ -18,11 +18,11 @@ from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.real
 
-# Another process that owns a cluster with a running container, tells where it is, and waits to be ended.
+# A process that owns a cluster with a running container, prints where it is, and waits for its end.
 _OWNER = """
 import signal
 import sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import pod
 with Cluster(1) as cluster:
@@ -75,14 +75,14 @@ def owned() -> Iterator[Owned]:
     namespace.sweep()
 
 
-def test_a_running_cluster_is_seen_by_the_checks_of_this_module(owned: Owned) -> None:
+def test_the_checks_of_this_module_find_a_running_cluster(owned: Owned) -> None:
     running = "\n".join(owned.processes())
     for part in ("etcd", "kube-apiserver", "kube-scheduler", "containerd-shim", "kubelet", "sleep 2147483647"):
         assert part in running
     assert _container_cgroups(owned.folder)
 
 
-def test_nothing_is_left_after_an_orderly_end(owned: Owned) -> None:
+def test_nothing_is_left_after_a_normal_end(owned: Owned) -> None:
     groups = _container_cgroups(owned.folder)
     owned.owner.communicate("")
     assert owned.owner.returncode == 0
@@ -98,7 +98,7 @@ def test_nothing_is_left_after_the_owner_is_killed(owned: Owned, number: signal.
     wait_until(lambda: not any(group.exists() for group in groups), timeout_s=5, what="no cgroup is left")
 
 
-def test_the_next_cluster_sweeps_up_after_owner_and_reaper_are_killed(owned: Owned) -> None:
+def test_a_sweep_cleans_up_after_owner_and_reaper_are_killed(owned: Owned) -> None:
     groups = _container_cgroups(owned.folder)
     reaper_pid = owned.reaper_pid
     owned.owner.kill()
@@ -109,7 +109,7 @@ def test_the_next_cluster_sweeps_up_after_owner_and_reaper_are_killed(owned: Own
     assert [group for group in groups if group.exists()] == []
 
 
-def test_a_cluster_with_a_paused_program_ends_as_well() -> None:
+def test_a_cluster_with_a_paused_program_can_end() -> None:
     require_cluster()
     with Cluster(1) as paused:
         paused.nodes[0].kubelet.pause()
@@ -117,7 +117,7 @@ def test_a_cluster_with_a_paused_program_ends_as_well() -> None:
     assert not folder.exists()
 
 
-def test_logs_are_kept_when_the_block_fails_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_logs_are_kept_if_the_block_fails(capsys: pytest.CaptureFixture[str]) -> None:
     require_cluster()
     failing = Cluster(1)
     with pytest.raises(RuntimeError, match="a test failed"), failing:
@@ -128,10 +128,10 @@ def test_logs_are_kept_when_the_block_fails_and_nothing_else(capsys: pytest.Capt
     reaper.remove_folder(folder)
 
 
-def test_a_program_that_ends_unexpectedly_is_reported_with_the_end_of_its_log(cluster: Cluster) -> None:
-    program = cluster.process("broken", ["sh", "-c", "echo I cannot go on; exit 3"])
+def test_an_unexpected_end_of_a_program_is_reported_with_its_log(cluster: Cluster) -> None:
+    program = cluster.process("broken", ["sh", "-c", "echo out of memory; exit 3"])
     program.start()
-    with pytest.raises(ClusterError, match=r"broken ended unexpectedly \(exit code 3\).*(?s:.)*I cannot go on"):
+    with pytest.raises(ClusterError, match=r"broken ended unexpectedly \(exit code 3\).*(?s:.)*out of memory"):
         program.wait_until(lambda: False, timeout_s=10)
 
 

@@ -1,4 +1,4 @@
-"""A machine that cannot run the real cluster is told why, in sentences; CI does not look away."""
+"""A machine that cannot run the real cluster reports why; in CI that is an error."""
 
 import os
 import shutil
@@ -16,11 +16,11 @@ def not_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("not_root")
-def test_without_root_the_sentence_says_so() -> None:
+def test_missing_root_is_reported() -> None:
     assert any("needs root" in sentence for sentence in requirements.missing())
 
 
-def test_programs_not_built_are_named_with_the_command_that_builds_them(
+def test_programs_not_built_are_reported_with_the_command_to_build_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -30,7 +30,7 @@ def test_programs_not_built_are_named_with_the_command_that_builds_them(
     assert "python -m tests.cluster prepare" in sentence
 
 
-def test_other_module_versions_mean_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_module_versions_use_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = binaries.folder()
     for module in ("kubernetes", "etcd"):
         (tmp_path / module).mkdir()
@@ -42,18 +42,18 @@ def test_other_module_versions_mean_another_folder(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("not_root")
 @pytest.mark.parametrize(("ci", "exit_code"), [("", 0), ("false", 0), ("true", 1)])
-def test_prepare_is_loud_without_the_means_and_fails_only_in_ci(
+def test_prepare_reports_unmet_requirements_and_fails_only_in_ci(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ci: str, exit_code: int
 ) -> None:
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr("sys.argv", ["tests.cluster", "prepare"])
     assert command_line.main() == exit_code
-    said = capsys.readouterr().out
-    assert "needs root" in said
-    assert ("SKIPPED" in said) == (exit_code == 0)
+    output = capsys.readouterr().out
+    assert "needs root" in output
+    assert ("SKIPPED" in output) == (exit_code == 0)
 
 
-def test_without_a_c_compiler_the_cluster_can_run_and_prepare_says_what_is_missing(
+def test_a_missing_c_compiler_is_reported_and_the_cluster_can_still_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda command, **_: None if command == "cc" else f"/usr/bin/{command}")

@@ -1,4 +1,4 @@
-"""What runs in the real cluster is real: containers, their devices, the kubelet's device manager, the scheduler."""
+"""The real cluster runs real containers with devices, a real device manager and a real scheduler."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.real
 RESOURCE = "huawei.com/TestChip"
 
 
-def test_a_pod_runs_and_its_environment_output_and_devices_can_be_read(cluster: Cluster, kube_namespace: str) -> None:
+def test_environment_output_and_devices_of_a_running_pod_can_be_read(cluster: Cluster, kube_namespace: str) -> None:
     command = ["sh", "-c", f"echo hello from $0; {STAY}", "inside"]
     cluster.api.create(pod("p", command=command, namespace=kube_namespace))
     node = cluster.node(cluster.wait_for_pod("p", namespace=kube_namespace)["spec"]["nodeName"])
@@ -40,9 +40,7 @@ def test_a_command_that_fails_inside_a_container_is_an_error(cluster: Cluster, k
         cluster.node("n1").exec("p", ["ls", "/nowhere"], namespace=kube_namespace)
 
 
-def test_a_device_plugin_is_seen_by_its_node_only_and_its_devices_reach_the_container(
-    cluster: Cluster, kube_namespace: str
-) -> None:
+def test_a_device_plugin_serves_its_node_only_and_containers_get_devices(cluster: Cluster, kube_namespace: str) -> None:
     first, second = cluster.nodes
     devices = first.make_device_nodes(["davinci0", "davinci1"])
     with _plugin(first, devices):
@@ -50,7 +48,7 @@ def test_a_device_plugin_is_seen_by_its_node_only_and_its_devices_reach_the_cont
             "/api/v1/nodes/n1",
             lambda node: node["status"]["allocatable"].get(RESOURCE) == "2",
             timeout_s=20,
-            what="n1 offers two chips",
+            what="n1 has two allocatable chips",
         )
         assert RESOURCE not in cluster.api.get("/api/v1/nodes/n2")["status"]["allocatable"]
         cluster.api.create(pod("p", 2, resource=RESOURCE, namespace=kube_namespace))
@@ -60,10 +58,10 @@ def test_a_device_plugin_is_seen_by_its_node_only_and_its_devices_reach_the_cont
     assert not Path("/dev/davinci0").exists()
     assert first.pod_resources_socket.is_socket()
     assert second.pod_resources_socket.is_socket()
-    assert not (KUBELET_FOLDER / "device-plugins" / "test.sock").exists()  # the host's is another
+    assert not (KUBELET_FOLDER / "device-plugins" / "test.sock").exists()  # the host has its own folder
 
 
-def test_a_container_survives_the_death_of_its_kubelet(cluster: Cluster, kube_namespace: str) -> None:
+def test_a_container_survives_the_end_of_its_kubelet(cluster: Cluster, kube_namespace: str) -> None:
     cluster.api.create(pod("p", namespace=kube_namespace, node="n1"))
     before = cluster.wait_for_pod("p", namespace=kube_namespace)
     node = cluster.node("n1")
@@ -78,7 +76,7 @@ def test_a_container_survives_the_death_of_its_kubelet(cluster: Cluster, kube_na
     assert node.exec("p", ["echo", "alive"], namespace=kube_namespace) == "alive\n"
 
 
-def test_a_paused_kubelet_answers_when_it_is_resumed(cluster: Cluster) -> None:
+def test_a_paused_kubelet_answers_after_it_is_resumed(cluster: Cluster) -> None:
     node = cluster.node("n2")
     with node.kubelet.paused():
         assert "\nState:\tT" in Path(f"/proc/{node.kubelet.pid}/status").read_text()
@@ -86,7 +84,7 @@ def test_a_paused_kubelet_answers_when_it_is_resumed(cluster: Cluster) -> None:
     node.kubelet.wait_until(lambda: node.server.answers("/healthz"), timeout_s=10)
 
 
-def test_the_scheduler_asks_the_extender_it_is_restarted_with(cluster: Cluster, kube_namespace: str) -> None:
+def test_the_scheduler_uses_the_extender_it_is_restarted_with(cluster: Cluster, kube_namespace: str) -> None:
     with _extender_that_allows("n2") as url:
         cluster.restart_scheduler(
             extenders=[{"urlPrefix": url, "filterVerb": "filter", "nodeCacheCapable": True}],
@@ -98,14 +96,14 @@ def test_the_scheduler_asks_the_extender_it_is_restarted_with(cluster: Cluster, 
             cluster.restart_scheduler()
 
 
-def test_a_service_account_may_do_nothing_until_it_is_given_rights(cluster: Cluster, kube_namespace: str) -> None:
+def test_a_service_account_has_no_rights_by_default(cluster: Cluster, kube_namespace: str) -> None:
     token = _service_account(cluster, kube_namespace)
     with pytest.raises(HTTPError, match=f"system:serviceaccount:{kube_namespace}:a") as refused:
         cluster.server(token).get("/api/v1/nodes")
     assert refused.value.status == 403
 
 
-def test_a_kubelet_lists_its_pods_only_to_those_who_have_the_right(cluster: Cluster, kube_namespace: str) -> None:
+def test_a_kubelet_lists_its_pods_only_to_authorized_users(cluster: Cluster, kube_namespace: str) -> None:
     kubelet = Server(cluster.node("n1").kubelet_url, _service_account(cluster, kube_namespace))
     with pytest.raises(HTTPError, match="403"):
         kubelet.get("/pods")
@@ -135,11 +133,11 @@ def _container(item: dict[str, Any]) -> dict[str, Any]:
     return dict(container)
 
 
-# ruff: noqa: N802, ARG002 - below are the methods gRPC and http.server call, with their names and arguments
+# ruff: noqa: N802, ARG002 - gRPC and http.server prescribe the names and arguments of the methods below
 
 
 class _Plugin(services.DevicePluginServicer):
-    """Two healthy devices, granted as device nodes and an environment variable."""
+    """A plugin with healthy devices, which it allocates as device nodes and an environment variable."""
 
     def __init__(self, devices: Path) -> None:
         self._devices = devices
@@ -200,8 +198,8 @@ def _plugin(node: Node, devices: Path) -> Iterator[None]:
 def _extender_that_allows(node: str) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = {"NodeNames": [name for name in asked["NodeNames"] if name == node], "FailedNodes": {}}
+            args = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answer = {"NodeNames": [name for name in args["NodeNames"] if name == node], "FailedNodes": {}}
             body = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")

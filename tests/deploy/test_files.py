@@ -1,8 +1,14 @@
 """The files beside the chart say nothing that is not so."""
 
 import json
+import subprocess
+import sys
 import tomllib
+import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,16 +19,59 @@ from device_plugin.driver import ChipState
 from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
 from tests.deploy.helm import CHART, REPOSITORY
 
+SANDBOX = REPOSITORY / "sandbox"
 
-def test_the_image_is_made_of_every_package_and_nothing_else() -> None:
+
+def read_project(folder: Path) -> dict[str, Any]:
+    document = tomllib.loads((folder / "pyproject.toml").read_text())
+    project: dict[str, Any] = document["project"]
+    return project
+
+
+def build_wheel(project: Path, folder: Path) -> tuple[set[str], Message]:
+    """Build a project's wheel without the network; return its top-level names and its metadata."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(build, cwd=project, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        names = {name.partition("/")[0] for name in wheel.namelist()}
+        (info,) = (name for name in names if name.endswith(".dist-info"))
+        return names - {info}, message_from_bytes(wheel.read(f"{info}/METADATA"))
+
+
+def test_the_image_contains_the_default_wheel_and_no_sandbox() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     files = ["pyproject.toml", "uv.lock", project["project"]["readme"], *project["project"]["license-files"]]
+    # uv checks the lock file against the metadata of every workspace member.
+    files += [f"{member}/pyproject.toml" for member in project["tool"]["uv"]["workspace"]["members"]]
     lines = [line.split() for line in (REPOSITORY / "Dockerfile").read_text().splitlines()]
     copied = [word.rstrip("/") for line in lines if line[:1] == ["COPY"] for word in line[1:-1] if "=" not in word]
     assert sorted(copied) == sorted([*packages, *files, "/opt/ascend-affinity"])
     allowed = [line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert sorted(allowed) == sorted([*packages, *files])
+    assert "sandbox" not in packages
+    assert "--extra" not in (REPOSITORY / "Dockerfile").read_text()
+
+
+def test_the_default_wheel_contains_the_programs_and_no_sandbox(tmp_path: Path) -> None:
+    names, metadata = build_wheel(REPOSITORY, tmp_path)
+    assert names == {"allocator", "ascend", "device_plugin", "npuctl", "protos"}
+    requirements = [str(each) for each in metadata.get_all("Requires-Dist") or ()]
+    assert not [each for each in requirements if "sandbox" in each and "extra ==" not in each]
+
+
+def test_the_extra_installs_the_wheel_of_the_sandbox(tmp_path: Path) -> None:
+    names, metadata = build_wheel(SANDBOX, tmp_path)
+    assert names == {"sandbox"}
+    project = read_project(REPOSITORY)
+    assert project["optional-dependencies"] == {"sandbox": [f"{metadata['Name']}=={metadata['Version']}"]}
+    assert f"{project['name']}=={project['version']}" in (metadata.get_all("Requires-Dist") or ())
+
+
+def test_make_demo_installs_the_extra() -> None:
+    recipe = (REPOSITORY / "Makefile").read_text().partition("\ndemo:")[2].partition("\n\n")[0]
+    assert "--no-dev --extra sandbox python -m sandbox.demo" in recipe
 
 
 def test_the_image_runs_as_nobody_in_particular() -> None:
@@ -31,10 +80,11 @@ def test_the_image_runs_as_nobody_in_particular() -> None:
     assert users == ["USER 65532:65532"]
 
 
-def test_chart_and_programs_have_one_version() -> None:
-    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+def test_chart_programs_and_sandbox_have_one_version() -> None:
+    version = read_project(REPOSITORY)["version"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert read_project(SANDBOX)["version"] == version
 
 
 def test_the_charts_simulated_chips_are_what_the_driver_reads(tmp_path: Path) -> None:

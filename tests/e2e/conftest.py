@@ -1,4 +1,4 @@
-"""One scenario suite, two worlds: what holds in the sandbox must hold on a real cluster."""
+"""The scenarios run in two worlds: on the sandbox and on a real cluster."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a module share a world, and so the event loop it lives on."""
+    """Run the tests of a module on one event loop, because they share a world."""
     for item in items:
         if item.path.parent == HERE:
             item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 async def shared_world(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:
-    """Two nodes, a scheduler, and both programs, as the module's ``SETUP`` says: by default 910A servers."""
+    """Two nodes, a scheduler and both programs, configured by the module's ``SETUP``; by default 910A servers."""
     setup = getattr(request.module, "SETUP", Setup())
     folder = tmp_path_factory.mktemp("world")
     making: AbstractAsyncContextManager[World] = (
@@ -42,6 +42,6 @@ async def shared_world(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def world(shared_world: World) -> AsyncIterator[World]:
-    """The world: no pods, all chips healthy and offered, both programs running."""
+    """The world without pods, with all chips healthy and allocatable, and both programs running."""
     yield shared_world
     await shared_world.mend()

@@ -1,4 +1,4 @@
-"""A node as the scenarios see it: its kubelet, its device plugin, its chips, and what a container there sees."""
+"""A node of the scenarios: its kubelet, its device plugin, its chips and its containers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from tests.e2e.programs import Program
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """What a container sees: its environment, and the davinci nodes below /dev."""
+    """The inside of a container: its environment, and the davinci devices in /dev."""
 
     env: Mapping[str, str]
     devices: frozenset[str]
@@ -34,19 +34,19 @@ class WorldNode(ABC):
 
     @abstractmethod
     async def restart_kubelet(self) -> None:
-        """Restart the kubelet; its containers stay."""
+        """Restart the kubelet; its containers keep running."""
 
     @abstractmethod
     async def container(self, pod: Pod) -> ContainerView:
-        """What the pod's container sees."""
+        """Return the inside of the pod's container."""
 
     async def ledger(self) -> dict[str, tuple[int, ...]]:
-        """The kubelet's own ledger: ``namespace/name`` to physical ids."""
+        """Return the kubelet's own ledger: physical chip ids by ``namespace/name`` of the pod."""
         pods = (await read_ledger(self.pod_resources_socket)).pods
         return {key: tuple(sorted(chip for ids in held.values() for chip in ids)) for key, held in pods.items() if held}
 
     async def mend(self, product: Product) -> None:
-        """All chips healthy, whatever the plugin has seen of them forgotten, and the plugin running."""
+        """Make all chips healthy, discard the plugin's memory of faults, and start the plugin if it does not run."""
         healthy = SimulatedServer.full(product)
         if msgspec.json.decode(self.state_file.read_bytes(), type=SimulatedServer) != healthy:
             await self.plugin.stop()
@@ -55,7 +55,7 @@ class WorldNode(ABC):
             await self.plugin.start()
 
     def edit_chip(self, chip_id: int, **fields: Any) -> None:
-        """Change a simulated chip while the plugin runs."""
+        """Change fields of a simulated chip while the plugin runs."""
         server = msgspec.json.decode(self.state_file.read_bytes(), type=SimulatedServer)
         for name, value in fields.items():
             setattr(server.chips[chip_id], name, value)

@@ -1,4 +1,4 @@
-"""Our two programs as the scenarios run them: the installed console scripts, as processes that can be killed."""
+"""Our two programs in the scenarios: the installed console scripts, run as processes that can be killed."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from device_plugin.rules.injection import MANAGER_NODE
 
 BIN: Final = Path(sys.executable).parent
 DEVICE_NODES: Final = (MANAGER_NODE, *(f"davinci{chip_id}" for chip_id in range(ASCEND_910B_16.chips)))
-"""Of the largest server."""
+"""The device nodes of the largest server."""
 
 
 class Program(ABC):
@@ -22,7 +22,7 @@ class Program(ABC):
     @property
     @abstractmethod
     def runs(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether it runs."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -30,15 +30,15 @@ class Program(ABC):
 
     @abstractmethod
     async def kill(self) -> None:
-        """Kill it at once (SIGKILL)."""
+        """Kill it with SIGKILL."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """Ask it to end, and wait."""
+        """Stop it with SIGTERM and wait for its end."""
 
 
 async def is_ready(url: str) -> bool:
-    """Whether a program's readiness probe says so."""
+    """Whether a program's readiness probe succeeds."""
     try:
         async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz", ssl=False) as answer:
             return answer.status == 200
@@ -57,7 +57,7 @@ def plugin_command(
     http_address: str,
     **flags: str,
 ) -> list[str]:
-    """The command line of a device plugin; without a file of simulated chips it has a real driver's library."""
+    """Return the command line of a device plugin; without a state file of simulated chips it uses the DCMI library."""
     driver = ("simulated", "--simulated-state", str(state_file)) if state_file is not None else ("dcmi",)
     return [
         *(str(program), "--kubeconfig", str(kubeconfig), "--node-name", node),
@@ -70,7 +70,7 @@ def plugin_command(
 def allocator_command(
     program: Path, *, kubeconfig: Path, address: str, grpc_address: str = "127.0.0.1:0", **flags: str
 ) -> list[str]:
-    """The command line of the allocator."""
+    """Return the command line of the allocator."""
     return [
         *(str(program), "--kubeconfig", str(kubeconfig)),
         *("--extender-address", address, "--grpc-address", grpc_address),
@@ -79,7 +79,7 @@ def allocator_command(
 
 
 def write_kubeconfig(path: Path, server: str, token: str) -> Path:
-    """A kubeconfig file for whoever the token belongs to."""
+    """Write a kubeconfig file for the user of the token."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",

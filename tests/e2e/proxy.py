@@ -1,6 +1,6 @@
-"""A proxy in front of the API server that can hold single requests back, so that a program can be killed at that point.
+"""A proxy of the API server that can hold individual requests, so that a program can be killed at that point.
 
-The programs talk to it in plain HTTP with their own token; it passes everything on, watches chunk by chunk.
+The programs use it over plain HTTP with their own tokens. It forwards everything, watches chunk by chunk.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-_NOT_PASSED_ON = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
+_NOT_FORWARDED = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
 
 
 @dataclass(slots=True)
 class Gate:
-    """A point where matching requests stop.
+    """A point at which matching requests are held.
 
     Attributes:
-        method: of the requests.
-        path: matched anywhere in path and query.
-        after: stop after the API server has answered, instead of before it is asked.
-        reached: set when a request has stopped.
-        opened: set to let requests go on.
+        method: the method of the requests.
+        path: searched in path and query.
+        after: hold the response of the API server instead of the request.
+        reached: set when a request is held.
+        opened: set to let held requests continue.
     """
 
     method: str
@@ -37,7 +37,7 @@ class Gate:
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def stop_here(self) -> None:
+    async def hold(self) -> None:
         self.reached.set()
         await self.opened.wait()
 
@@ -47,7 +47,7 @@ class ApiProxy:
 
     Args:
         upstream: base address of the API server.
-        ca: verifies its certificate; None for plain HTTP.
+        ca: the certificate authority of the API server; None for plain HTTP.
     """
 
     def __init__(self, upstream: str, ca: Path | None = None) -> None:
@@ -61,7 +61,7 @@ class ApiProxy:
             connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl), auto_decompress=False
         )
         app = web.Application(client_max_size=16 * 1024 * 1024)
-        app.router.add_route("*", "/{path:.*}", self._pass_on)
+        app.router.add_route("*", "/{path:.*}", self._forward)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -77,7 +77,7 @@ class ApiProxy:
 
     @asynccontextmanager
     async def gate(self, method: str, path: str, *, after: bool = False) -> AsyncIterator[Gate]:
-        """Hold matching requests back until the block ends, or the gate is opened."""
+        """Hold matching requests until the block ends or the gate is opened."""
         gate = Gate(method, re.compile(path), after)
         self._gates.append(gate)
         try:
@@ -86,22 +86,22 @@ class ApiProxy:
             self._gates.remove(gate)
             gate.opened.set()
 
-    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
         gates = [each for each in self._gates if each.method == request.method and each.path.search(request.path_qs)]
         body = await request.read()
         for gate in gates:
             if not gate.after:
-                await gate.stop_here()
-        headers = {name: text for name, text in request.headers.items() if name.lower() not in _NOT_PASSED_ON}
+                await gate.hold()
+        headers = {name: text for name, text in request.headers.items() if name.lower() not in _NOT_FORWARDED}
         timeout = aiohttp.ClientTimeout(total=None)
         async with self._session.request(
             request.method, self._upstream + request.path_qs, headers=headers, data=body, timeout=timeout
         ) as answer:
             for gate in gates:
                 if gate.after:
-                    await gate.stop_here()
-            passed = {name: text for name, text in answer.headers.items() if name.lower() not in _NOT_PASSED_ON}
-            response = web.StreamResponse(status=answer.status, headers=passed)
+                    await gate.hold()
+            forwarded = {name: text for name, text in answer.headers.items() if name.lower() not in _NOT_FORWARDED}
+            response = web.StreamResponse(status=answer.status, headers=forwarded)
             await response.prepare(request)
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)

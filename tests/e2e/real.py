@@ -1,4 +1,4 @@
-"""The scenarios' world on the real cluster: etcd, kube-apiserver, kube-scheduler, kubelets, containers."""
+"""The real world: etcd, kube-apiserver, kube-scheduler, kubelets and containers."""
 
 import asyncio
 import base64
@@ -84,13 +84,13 @@ class RealWorld(World):
 async def real_world(
     cluster: Cluster, folder: Path, setup: Setup, *, driver: Callable[[], list[FakeChip]] | None = None
 ) -> AsyncIterator[RealWorld]:
-    """Both programs on the shared real cluster; afterwards it is as it was.
+    """Run both programs on the shared real cluster, and restore the cluster afterwards.
 
     Args:
         cluster: the cluster.
         folder: for files.
-        setup: what the scenario needs.
-        driver: the chips of a node, told of by the real driver's binding to a fake library; without it, simulated.
+        setup: the configuration.
+        driver: the chips of a node, which a fake DCMI library reports to the real driver; None simulates the driver.
     """
     world = RealWorld(setup, folder)
     async with AsyncExitStack() as stack:
@@ -102,7 +102,7 @@ async def real_world(
         world.add_allocators(kubeconfig, lambda name, command: RealProgram(cluster.process(name, command)))
         world.nodes = [_node(node, kubeconfig, setup, folder, driver) for node in cluster.nodes]
         programs = [*world.allocators, *(node.plugin for node in world.nodes)]
-        stack.push_async_callback(_remove_traces, world)
+        stack.push_async_callback(_restore_cluster, world)
         for program in programs:
             stack.push_async_callback(program.stop)
         stack.push_async_callback(world.clear)
@@ -143,7 +143,7 @@ def _node(
 
 
 def _webhook(world: World) -> dict[str, Any]:
-    """As the chart has it, but for all namespaces, and for all who make Bindings."""
+    """Return the webhook configuration of the chart, but for all namespaces and all users."""
     authority = base64.b64encode(world.authority.cert.read_bytes()).decode()
     rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/binding"]}
     return {
@@ -164,8 +164,8 @@ def _webhook(world: World) -> dict[str, Any]:
     }
 
 
-async def _remove_traces(world: World) -> None:
-    """Other modules of this cluster have servers of another kind, and our programs take no label back."""
+async def _restore_cluster(world: World) -> None:
+    """Remove what our programs leave on the cluster, such as labels: other test modules use other products."""
     labels = dict.fromkeys((CHIP_NAME, CHIP_MEMORY, SERVER_TYPE_LABEL, DRIVER_VERSION, SUPER_POD_LABEL))
     for node in world.nodes:
         await world.client.patch(NODES, node.name, {"metadata": {"labels": labels}})

@@ -1,4 +1,4 @@
-"""The scenarios' world in the sandbox: API server, kubelets and scheduler here, our programs as processes."""
+"""The sandbox world: API server, scheduler and kubelets in this process, our programs as child processes."""
 
 import asyncio
 import base64
@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from ascend.kube.objects import Pod
-from sandbox.apiserver.jsonpatch import apply_json_patch
+from sandbox.apiserver.patches import json_patch
 from sandbox.apiserver.registry import AdmissionHook
 from sandbox.apiserver.resources import Resource
 from sandbox.apiserver.status import forbidden
@@ -37,7 +37,7 @@ class SandboxProgram(Program):
 
     @property
     def pid(self) -> int:
-        """The process's id; it must have been started."""
+        """The process id; the program must have been started."""
         assert self._process is not None, f"{self._name} was never started"
         return self._process.pid
 
@@ -62,7 +62,7 @@ class SandboxProgram(Program):
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
             status = await self._process.wait()
-            assert number is signal.SIGKILL or status == 0, f"{self._name} ended with {status}; see {self._log}"
+            assert number is signal.SIGKILL or status == 0, f"{self._name} exited with status {status}; see {self._log}"
 
 
 class SandboxWorldNode(WorldNode):
@@ -92,10 +92,10 @@ class SandboxWorld(World):
 
 @asynccontextmanager
 async def sandbox_world(folder: Path, setup: Setup) -> AsyncIterator[SandboxWorld]:
-    """Two nodes, a scheduler and both programs, from nothing."""
+    """Start two nodes, a scheduler and both programs."""
     world = SandboxWorld(setup, folder)
     async with AsyncExitStack() as stack:
-        # Unix sockets have short paths only, pytest's folders long ones.
+        # The paths of pytest's temporary directories are too long for sockets.
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
         cluster = await stack.enter_async_context(SandboxCluster(short, ("n1", "n2"), product=setup.product))
         world.client = cluster.client
@@ -111,14 +111,14 @@ async def sandbox_world(folder: Path, setup: Setup) -> AsyncIterator[SandboxWorl
         await asyncio.gather(*(program.start() for program in programs))
         await world.all_ready()
         if setup.by_webhook:
-            cluster.server.admission.append(_shown_to(world.webhook_url))
+            cluster.server.admission.append(_webhook(world.webhook_url))
         yield world
 
 
-def _shown_to(url: str) -> AdmissionHook:
-    """What the API server does that has a webhook for Bindings."""
+def _webhook(url: str) -> AdmissionHook:
+    """Return an admission hook that calls a mutating webhook for Bindings, as the API server does."""
 
-    async def show(operation: str, resource: Resource, subresource: str, document: dict[str, Any]) -> dict[str, Any]:
+    async def call(operation: str, resource: Resource, subresource: str, document: dict[str, Any]) -> dict[str, Any]:
         if subresource != "binding":
             return document
         name, namespace = document["metadata"]["name"], document["metadata"].get("namespace", "default")
@@ -128,11 +128,11 @@ def _shown_to(url: str) -> AdmissionHook:
             response = (await answer.json())["response"]
         if not response["allowed"]:
             raise forbidden(resource, name, f"admission webhook denied the request: {response['status']['message']}")
-        steps = json.loads(base64.b64decode(response.get("patch", "W10=")))
-        patched: dict[str, Any] = apply_json_patch(document, steps)
+        operations = json.loads(base64.b64decode(response.get("patch", "W10=")))
+        patched: dict[str, Any] = json_patch(document, operations)
         return patched
 
-    return show
+    return call
 
 
 def _node(node: SandboxNode, kubeconfig: Path, folder: Path) -> SandboxWorldNode:

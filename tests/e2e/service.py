@@ -1,4 +1,4 @@
-"""What a Service does on a cluster with a network: one address that leads to whichever allocator is ready."""
+"""Replaces a Service, which needs a cluster network: one address that forwards to the allocator that is ready."""
 
 import asyncio
 from contextlib import suppress
@@ -14,8 +14,8 @@ class Service:
     """Use as an async context manager.
 
     Attributes:
-        backends: base addresses of those that may be ready.
-        address: host and port to connect to.
+        backends: base addresses of the allocators.
+        address: host and port of this service.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Service:
         await self._server.wait_closed()
 
     async def leader(self) -> str | None:
-        """The base address of one that is ready."""
+        """Return the base address of a ready allocator, or None."""
         for url in self.backends:
             if await is_ready(url):
                 return url
@@ -58,14 +58,14 @@ class Service:
             host, port = leader.rpartition("/")[2].split(":")
             back_reader, back_writer = await asyncio.open_connection(host, int(port))
             try:
-                passing = [asyncio.create_task(_pass(*way)) for way in ((reader, back_writer), (back_reader, writer))]
+                copying = [asyncio.create_task(_copy(*way)) for way in ((reader, back_writer), (back_reader, writer))]
                 try:
-                    # Either end that closes closes both, as the death of a pod behind a Service does.
-                    await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+                    # If one end closes, both close, as when a pod behind a Service dies.
+                    await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    for each in passing:
+                    for each in copying:
                         each.cancel()
-                    await asyncio.gather(*passing, return_exceptions=True)
+                    await asyncio.gather(*copying, return_exceptions=True)
             finally:
                 back_writer.close()
         except OSError:
@@ -74,7 +74,7 @@ class Service:
             writer.close()
 
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(OSError):
         while chunk := await reader.read(_CHUNK):
             writer.write(chunk)

@@ -1,6 +1,6 @@
-"""The leader stands still in the middle of its work: the other one goes on, and no chip is given twice.
+"""The leader is stopped during a Binding: the other allocator takes over, and no chip is allocated twice.
 
-On a real cluster, with the admission policy itself, the same is shown in tests/deploy/test_admission.py.
+tests/deploy/test_admission.py shows the same on a real cluster, with the admission policy itself.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ LEASE_S = 3
 
 
 class Candidate:
-    """One of two allocators, a process of its own behind a proxy of its own."""
+    """One of two allocators, as a process with a proxy of its own."""
 
     def __init__(self, folder: Path, name: str, api: ApiProxy) -> None:
         (port,) = free_ports(1)
@@ -104,7 +104,7 @@ async def until_ready(candidate: Candidate) -> None:
 
 
 def fence(server: ApiServer, client: KubeClient) -> asyncio.Queue[str]:
-    """The rule of the chart's admission policy, for an API server that has no policies; whom it denies is queued."""
+    """Add the rule of the chart's admission policy as a hook; it queues the names of the pods that it denies."""
     denied: asyncio.Queue[str] = asyncio.Queue()
 
     async def hook(_operation: str, _resource: object, subresource: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -112,29 +112,29 @@ def fence(server: ApiServer, client: KubeClient) -> asyncio.Queue[str]:
             lease = await client.get(LEASES, "ascend-allocator", "kube-system")
             if document["metadata"]["annotations"].get(FENCE) != lease.spec.holder_identity:
                 denied.put_nowait(document["metadata"]["name"])
-                raise forbidden(POD_RESOURCE, document["metadata"]["name"], "its allocator does not lead (any more)")
+                raise forbidden(POD_RESOURCE, document["metadata"]["name"], "its allocator is not the leader")
         return document
 
     server.admission.append(hook)
     return denied
 
 
-async def test_a_binding_that_a_stopped_leader_had_on_its_way_takes_nobodys_chips(tmp_path: Path) -> None:
+async def test_a_stopped_leaders_binding_is_denied_after_a_failover(tmp_path: Path) -> None:
     async with two(tmp_path) as (server, client, first, second):
         denied = fence(server, client)
         late, taken = [await server.create(pod_manifest(name, 8)) for name in ("late", "taken")]
-        async with first.api.gate("POST", "/pods/late/binding") as on_its_way:
-            asking = asyncio.create_task(first.bind(late, "n1"))
-            await on_its_way.reached.wait()
+        async with first.api.gate("POST", "/pods/late/binding") as in_flight:
+            binding = asyncio.create_task(first.bind(late, "n1"))
+            await in_flight.reached.wait()
             first.signal(signal.SIGSTOP)
             await until_ready(second)
             assert await second.bind(taken, "n1") == ""
             assert denied.empty()
-        # The gate is open: the Binding arrives, after its chips have become another pod's.
+        # The gate is open: the Binding arrives after its chips were allocated to another pod.
         assert await asyncio.wait_for(denied.get(), 10) == "late"
         first.signal(signal.SIGCONT)
         assert await first.ended() == 1
-        await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.gather(binding, return_exceptions=True)
         bound = [await client.get(PODS, name, "default") for name in ("late", "taken")]
         assert [pod.spec.node_name for pod in bound] == ["", "n1"]
         assert "NotEnoughChips" in await second.bind(late, "n1")

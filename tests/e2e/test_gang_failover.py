@@ -1,4 +1,4 @@
-"""The leader dies in the middle of a gang: the other one goes on with it where it was, and nobody gets in between."""
+"""The leader dies while it binds a gang: the other allocator continues the gang, and no other pod gets its chips."""
 
 from ascend.annotations import RANK
 from tests.e2e.test_gangs import FAKES, FOUR, check_four
@@ -7,16 +7,16 @@ from tests.e2e.world import Setup, World
 SETUP = Setup(allocators=2)
 
 
-async def test_a_gang_of_four_servers_survives_the_leader_that_dies_in_its_middle(world: World) -> None:
+async def test_a_gang_is_completed_after_its_leader_dies(world: World) -> None:
     await world.add_fake_nodes(*FAKES)
     names = [f"train-{number}" for number in range(4)]
     async with world.api.gate("POST", "/pods/train-1/binding", after=True) as made:
-        # The last two come with a gate, so that the leader binds the first two alone.
+        # The last two have a scheduling gate, so that the leader binds only the first two.
         for name in names[:2]:
             await world.create(name, 8, annotations=FOUR)
         for name in names[2:]:
             await world.create(name, 8, annotations=FOUR, schedulingGates=[{"name": "test/wait"}])
-        await made.reached.wait()  # the Binding is made, its answer is never seen
+        await made.reached.wait()  # the Binding is stored, and its response is lost
         await world.kill_leader()
     await world.eventually(world.allocator_ready, "another allocator leads")
     before = {pod.name: pod for pod in [await world.pod(name) for name in names[:2]]}

@@ -1,4 +1,4 @@
-"""Gangs through kube-scheduler as it comes: nobody starts before all can, and then all do."""
+"""Gangs with the stock kube-scheduler: no pod starts before all pods of the gang fit."""
 
 from ascend.annotations import ALLOCATED, DISTRIBUTED, MIN_AVAILABLE, RANK
 from ascend.kube.objects import Pod
@@ -11,7 +11,7 @@ FAKES = ("fake-1", "fake-2")
 
 
 async def check_together(world: World) -> list[Pod]:
-    """Both pods run, each with a node of its own, and say what their job's rank table is built from."""
+    """Check that both pods run on different nodes and have the annotations of their job's rank table."""
     pods = [await check_hand_over(world, f"train-{number}", 8) for number in range(2)]
     assert {pod.spec.node_name for pod in pods} == {node.name for node in world.nodes}
     assert sorted(pod.metadata.annotations[RANK] for pod in pods) == ["0", "1"]
@@ -20,7 +20,7 @@ async def check_together(world: World) -> list[Pod]:
 
 
 async def check_four(world: World) -> dict[str, Pod]:
-    """The four pods of a job have a server each, whole; those on real ones run with its chips. By name."""
+    """Check that four pods have a whole server each, and that those on real nodes run; return them by name."""
 
     async def bound() -> dict[str, Pod] | None:
         pods = {pod.name: pod for pod in await world.pods() if pod.name.startswith("train-")}
@@ -45,7 +45,7 @@ async def test_a_gang_waits_for_its_last_pod_and_then_starts_together(world: Wor
     await check_together(world)
 
 
-async def test_a_gang_that_does_not_fit_whole_takes_nothing_until_it_does(world: World) -> None:
+async def test_a_gang_that_does_not_fit_as_a_whole_takes_no_chips(world: World) -> None:
     await world.create("other", 1)
     await world.running("other")
     for number in range(2):
@@ -57,9 +57,9 @@ async def test_a_gang_that_does_not_fit_whole_takes_nothing_until_it_does(world:
     await check_together(world)
 
 
-async def test_a_gang_survives_the_allocators_death_between_its_pods(world: World) -> None:
+async def test_a_gang_is_completed_after_the_allocator_is_killed(world: World) -> None:
     await world.create("train-0", 8, annotations=GANG)
-    # The second comes with a gate, so that the first is bound alone.
+    # The second has a scheduling gate, so that only the first is bound.
     await world.create("train-1", 8, annotations=GANG, schedulingGates=[{"name": "test/wait"}])
     first = await world.running("train-0")
     await world.allocator.kill()
@@ -71,7 +71,7 @@ async def test_a_gang_survives_the_allocators_death_between_its_pods(world: Worl
     await world.pending_because("thief")
 
 
-async def test_a_gang_of_four_servers_takes_real_and_fake_ones_once_the_last_is_free(world: World) -> None:
+async def test_a_gang_of_four_servers_starts_once_the_last_server_is_free(world: World) -> None:
     await world.add_fake_nodes(*FAKES)
     await world.create("other", 1, nodeSelector={"kubernetes.io/hostname": world.nodes[1].name})
     await world.running("other")

@@ -1,4 +1,4 @@
-"""A scheduler of one's own asks for chips by gRPC: it binds the pod itself, or has it bound."""
+"""A custom scheduler requests chips by gRPC; it binds the pod itself, or lets the allocator bind it."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -23,9 +23,9 @@ async def created(world: World, name: str, chips: int) -> tuple[Pod, pb.PodRef]:
 
 
 async def once_known(world: World, call: Callable[[], Awaitable[R]]) -> R:
-    """The answer, asked again while the allocator's watch has not shown it the pod."""
+    """Call until the allocator's watch has received the pod; return the response."""
 
-    async def ask() -> R | None:
+    async def attempt() -> R | None:
         try:
             return await call()
         except grpc.aio.AioRpcError as error:
@@ -33,17 +33,17 @@ async def once_known(world: World, call: Callable[[], Awaitable[R]]) -> R:
                 return None
             raise
 
-    return await world.eventually(ask, "the allocator knows the pod")
+    return await world.eventually(attempt, "the allocator knows the pod")
 
 
-async def test_a_scheduler_of_ones_own_gets_chips_by_grpc_and_its_pods_exactly_those(world: World) -> None:
+async def test_pods_of_a_custom_scheduler_get_exactly_the_chips_from_grpc(world: World) -> None:
     first, second = (node.name for node in world.nodes)
     for name, chip in (("a", 0), ("b", 4)):
         await world.bind(await world.create(name, 1, schedulerName="none"), first, chip, predicate_time=time.time_ns())
         await check_hand_over(world, name, 1)
     async with grpc.aio.insecure_channel(world.grpc_address) as channel:
         stub = AllocatorStub(channel)
-        # Six are free on the first node, but three in each ring. It binds this one itself.
+        # The first node has six free chips, but only three in each ring. The scheduler binds this pod itself.
         pod, ref = await created(world, "four", 4)
         filtered = await once_known(world, lambda: stub.Filter(pb.FilterRequest(pod=ref)))
         assert list(filtered.nodes) == [second]
@@ -57,7 +57,7 @@ async def test_a_scheduler_of_ones_own_gets_chips_by_grpc_and_its_pods_exactly_t
         await stub.Confirm(pb.ConfirmRequest(pod=ref, node=kept.node))
         four = await check_hand_over(world, "four", 4)
         assert four.metadata.annotations[RESOURCE] == ",".join(kept.chips)
-        # What is kept for one pod is refused to another, until it is given back; this one it has bound.
+        # Chips reserved for one pod are refused to another until they are released. The allocator binds this pod.
         _, hesitant = await created(world, "hesitant", 4)
         kept = await once_known(world, lambda: stub.Allocate(pb.AllocateRequest(pod=hesitant)))
         _, ref = await created(world, "four-more", 4)

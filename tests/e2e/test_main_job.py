@@ -1,4 +1,4 @@
-"""The main job: placed by the scheduler, bound with its chips, handed exactly those chips by the kubelet."""
+"""The main job: a pod is scheduled, bound with its chips, and gets exactly those chips from the kubelet."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ LEFT, RIGHT = ASCEND_910A.rings
 
 
 async def check_hand_over(world: World, name: str, count: int) -> Pod:
-    """Everybody says the same of the pod's chips: annotation, claim, kubelet, container; and they fit in a ring."""
+    """Check that annotations, kubelet and container agree on the pod's chips, and that a ring links them."""
     pod = await world.running(name)
     chips = annotated(pod, RESOURCE)
     assert chips.bit_count() == count
@@ -39,14 +39,14 @@ async def check_hand_over(world: World, name: str, count: int) -> Pod:
 async def test_a_node_registers_and_reports(world: World) -> None:
     for node in world.nodes:
         assert await world.allocatable(node.name) == 8
-        report = await world.report(node.name)  # refuses a wrong CheckCode
+        report = await world.report(node.name)  # fails for a wrong CheckCode
         assert (report.free, report.unhealthy) == (0xFF, 0)
         infos = json.loads((await world.node_object(node.name)).metadata.annotations[BASE_DEVICE_INFOS])
         assert list(infos) == [f"Ascend910-{chip_id}" for chip_id in range(8)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
-async def test_a_pod_sees_exactly_the_chips_written_on_it(world: World, count: int) -> None:
+async def test_a_container_gets_exactly_the_chips_in_the_annotation(world: World, count: int) -> None:
     await world.create("train", count)
     pod = await check_hand_over(world, "train", count)
 
@@ -56,12 +56,12 @@ async def test_a_pod_sees_exactly_the_chips_written_on_it(world: World, count: i
     await world.eventually(reported, "the node reports the chips as used")
 
 
-async def test_same_size_pods_bound_against_their_predicate_times_are_not_swapped(world: World) -> None:
-    # The reference swapped 7 of 17 such pairs (spec/baseline-device-plugin.md §2.4), which tests/conformance repeats.
+async def test_pods_bound_in_reverse_predicate_time_order_are_not_swapped(world: World) -> None:
+    # MindCluster swapped 7 of 17 pairs (spec/baseline-device-plugin.md §2.4), which tests/conformance reproduces.
     async def five_pairs(node: str) -> None:
         before: tuple[str, ...] = ()
         for attempt in range(5):
-            # While these start, those before end.
+            # These start while the previous pair ends.
             left, right = ((0, 1), (4, 5)) if attempt % 2 else ((2, 3), (6, 7))
             first = await world.create(f"first-{node}-{attempt}", 2, schedulerName="none")
             second = await world.create(f"second-{node}-{attempt}", 2, schedulerName="none")
@@ -77,7 +77,7 @@ async def test_same_size_pods_bound_against_their_predicate_times_are_not_swappe
     await asyncio.gather(*(five_pairs(node.name) for node in world.nodes))
 
 
-async def test_twelve_pods_at_once_share_two_nodes(world: World) -> None:
+async def test_twelve_pods_created_at_once_share_two_nodes(world: World) -> None:
     sizes = [1, 1, 2, 2, 4, 4, 1, 2, 4, 1, 2, 8]
     names = [f"pod-{number}" for number in range(12)]
     await asyncio.gather(*(world.create(name, size) for name, size in zip(names, sizes, strict=True)))
@@ -94,7 +94,7 @@ async def test_twelve_pods_at_once_share_two_nodes(world: World) -> None:
         waiting = [sizes[names.index(pod.name)] for pod in pods if not pod.spec.node_name]
         return placed if not any(fits(size, mask) for size in waiting for mask in free.values()) else None
 
-    placed = await world.eventually(settled, "no waiting pod would fit any more")
+    placed = await world.eventually(settled, "no pending pod fits")
     taken: dict[str, int] = {}
     for pod in placed:
         await check_hand_over(world, pod.name, sizes[names.index(pod.name)])
@@ -108,13 +108,13 @@ async def test_twelve_pods_at_once_share_two_nodes(world: World) -> None:
 
 
 def fits(size: int, free: int) -> bool:
-    """The ring rule, said once more: up to four chips in one ring, or the whole server."""
+    """The ring rule, implemented independently: up to four chips in one ring, or the whole server."""
     if size <= 4:
         return max((free & LEFT).bit_count(), (free & RIGHT).bit_count()) >= size
     return free == 0xFF
 
 
-async def test_a_free_chip_that_fails_is_given_to_nobody_until_it_recovers(world: World) -> None:
+async def test_a_free_chip_that_fails_is_not_allocated_until_it_recovers(world: World) -> None:
     broken, other = world.nodes
     await world.create("other", 8, nodeSelector={"kubernetes.io/hostname": other.name})
     await world.running("other")
@@ -124,7 +124,7 @@ async def test_a_free_chip_that_fails_is_given_to_nobody_until_it_recovers(world
         report = await world.report(broken.name)
         return report.unhealthy == unhealthy and await world.allocatable(broken.name) == offered
 
-    await world.eventually(lambda: reported(0b100, 7), "the failure is reported and offered")
+    await world.eventually(lambda: reported(0b100, 7), "the failure is reported and reduces the allocatable chips")
     (fault,) = (await world.report(broken.name)).faults
     assert (fault.npu_name, fault.fault_code) == ("Ascend910-2", "80E18402")
     await world.create("four", 4)
@@ -132,11 +132,11 @@ async def test_a_free_chip_that_fails_is_given_to_nobody_until_it_recovers(world
     await world.create("four-more", 4)
     await world.pending_because("four-more")
     broken.edit_chip(2, health="Healthy", fault_codes=[])
-    await world.eventually(lambda: reported(0, 8), "the recovery is reported and offered")
+    await world.eventually(lambda: reported(0, 8), "the recovery is reported and the chip is allocatable")
     assert annotated(await check_hand_over(world, "four-more", 4), REAL) == LEFT
 
 
-async def test_a_chip_that_fails_in_use_leaves_its_pod_alone_and_is_not_given_again(world: World) -> None:
+async def test_a_chip_that_fails_in_use_keeps_its_pod_and_is_not_reallocated(world: World) -> None:
     node, other = world.nodes
     await world.create("other", 8, nodeSelector={"kubernetes.io/hostname": other.name})
     await world.running("other")
@@ -156,7 +156,7 @@ async def test_a_chip_that_fails_in_use_leaves_its_pod_alone_and_is_not_given_ag
     assert chips not in given
 
 
-async def test_a_forged_pod_gets_nothing_that_another_pod_holds(world: World) -> None:
+async def test_a_forged_annotation_does_not_get_chips_of_another_pod(world: World) -> None:
     await world.create("holder", 4)
     holder = await world.running("holder")
     forged = {RESOURCE: holder.metadata.annotations[RESOURCE], PREDICATE_TIME: "1"}
@@ -173,13 +173,13 @@ async def test_a_forged_pod_gets_nothing_that_another_pod_holds(world: World) ->
     )
 
 
-async def test_a_pod_put_on_a_node_by_hand_is_told_why_it_gets_no_chips(world: World) -> None:
+async def test_a_pod_with_a_node_name_set_by_hand_is_rejected_with_the_reason(world: World) -> None:
     await world.create("by-hand", 2, nodeName=world.nodes[0].name)
     refused = await world.failed("by-hand")
     assert "was not placed by the allocator" in refused.status.message
 
 
-async def test_the_chips_of_a_deleted_pod_are_free_again(world: World) -> None:
+async def test_the_chips_of_a_deleted_pod_are_allocated_again(world: World) -> None:
     for node in world.nodes:
         await world.create(f"all-{node.name}", 8)
     first, second = [await world.running(f"all-{node.name}") for node in world.nodes]

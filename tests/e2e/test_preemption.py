@@ -1,4 +1,4 @@
-"""A pod of higher priority gets its ring from the real kube-scheduler, which by itself only counts."""
+"""Preemption with the real kube-scheduler, which by itself only counts chips."""
 
 import time
 from collections.abc import AsyncIterator
@@ -30,8 +30,8 @@ async def shared_world(cluster: Cluster, tmp_path_factory: pytest.TempPathFactor
         yield real
 
 
-async def test_the_victims_are_those_whose_chips_make_the_ring(world: World) -> None:
-    # Free are 3, 6 and 7. By number, the end of `least` (chip 2) is enough for four; it leaves no ring of four.
+async def test_the_victims_are_the_pods_whose_chips_complete_a_ring(world: World) -> None:
+    # Chips 3, 6 and 7 are free. By count, evicting `least` (chip 2) frees enough for four, but not four in one ring.
     node = world.nodes[0].name
     for name, chips, priority in (
         ("least", (2,), "least"),
@@ -50,7 +50,7 @@ async def test_the_victims_are_those_whose_chips_make_the_ring(world: World) -> 
         await world.pod("right")
 
 
-async def test_nobody_is_displaced_by_a_pod_that_would_not_fit_all_the_same(world: World) -> None:
+async def test_no_pod_is_evicted_if_the_preemptor_would_not_fit_anyway(world: World) -> None:
     node, other = (each.name for each in world.nodes)
     important = await world.create("important", 2, schedulerName="none", priorityClassName="urgent")
     await world.bind(important, node, 0, 4, predicate_time=time.time_ns())
@@ -59,7 +59,7 @@ async def test_nobody_is_displaced_by_a_pod_that_would_not_fit_all_the_same(worl
     pod = await world.create("victim", 4, schedulerName="none")
     await world.bind(pod, node, 1, 2, 5, 6, predicate_time=time.time_ns())
     await world.running("victim")
-    # Without the victim six are free, by number enough; but the important one holds a chip of either ring.
+    # Without the victim six chips are free, enough by count; but `important` holds a chip of each ring.
     await world.create("urgent", 4, priorityClassName="modest", nodeSelector={"kubernetes.io/hostname": node})
     await world.pending_because("urgent")
     assert (await world.pod("victim")).status.phase == "Running"

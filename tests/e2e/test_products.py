@@ -1,6 +1,6 @@
-"""Servers other than the 910A, from the driver to the container: each is placed by its own rule.
+"""Products other than the 910A, from the driver to the container: the pods of each are placed by its own rule.
 
-On the real cluster the chips are told of by the binding to the driver's library, in the sandbox they are simulated.
+On the real cluster the driver reads the chips from a fake DCMI library; in the sandbox the driver is simulated.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from tests.e2e.world import Setup, World, annotated
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A server in pieces beside an empty one of its kind, and pods in their order.
+    """A partly used server beside an empty one of the same product, and pods to place on them.
 
     Attributes:
-        product: the two servers.
+        product: the product of both servers.
         server_type: their label.
-        driver: their chips, as the driver's library tells of them.
-        held: chips of the first server that somebody else has.
-        refused: sizes for which the first server has chips enough, and why they will not do.
-        placed: which server each pod gets, and which chips there, in the order of the rule.
+        driver: their chips, as the DCMI library reports them.
+        held: chips of the first server that another pod holds.
+        refused: requests for which the first server has enough free chips, and why they do not fit.
+        placed: for each pod the index of its server, and its chips in the order of the rule.
     """
 
     product: Product
@@ -48,8 +48,8 @@ class Scenario:
 
 
 SCENARIOS = [
-    # Any chips of the full mesh will do: the pieces are taken first, so that the other server stays whole for eight.
-    # Who counts takes the emptier one; and the four are in no ring of a 910A.
+    # In the full mesh any chips fit. The partly used server is filled first, which keeps the other one free for eight.
+    # A scheduler that only counts takes the emptier server; and no 910A ring has these four chips.
     Scenario(
         ASCEND_910B_8,
         "Ascend910B-20",
@@ -58,8 +58,8 @@ SCENARIOS = [
         refused={},
         placed=((0, (0, 2, 4, 5)), (1, tuple(range(8))), (0, (7,))),
     ),
-    # Ten are free, five in each ring; of the pairs i and i+8 only 6 and 7 are. The last five fit one ring of the first
-    # server exactly, and none of the second.
+    # Ten chips are free, five in each ring; of the pairs i and i+8 only 6 and 7 are free. The pod with five chips fits
+    # exactly in one ring of the first server, and in no ring of the second.
     Scenario(
         ASCEND_910B_16,
         "Ascend910B-20",
@@ -72,7 +72,7 @@ SCENARIOS = [
         },
         placed=((1, (0, 8, 1, 9, 2, 10, 3, 11, 4, 12)), (0, (3, 4, 5, 6, 7)), (1, (5, 6, 7))),
     ),
-    # Ten dies are free, but only two cards are whole. A single die takes the half of a broken card.
+    # Ten dies are free, but only two cards have both. A pod with a single die gets one of a partly used card.
     Scenario(
         ASCEND_A3_16,
         "Ascend910A3-24",
@@ -106,7 +106,7 @@ async def scenario(request: pytest.FixtureRequest, where: str, tmp_path: Path) -
 
 
 async def check_servers(world: World, expected: Scenario) -> None:
-    """The servers are known for what they are: by their labels, their reports, and to the allocator."""
+    """Check that labels, reports and the allocator have the right product."""
     async with grpc.aio.insecure_channel(world.grpc_address) as channel:
         state = await AllocatorStub(channel).GetState(pb.GetStateRequest())
     assert {node.node: (node.product, len(node.chips)) for node in state.nodes} == {
@@ -118,7 +118,7 @@ async def check_servers(world: World, expected: Scenario) -> None:
 
 
 async def check_container(world: World, name: str, chips: tuple[int, ...]) -> str:
-    """A pod was given these chips in this order, and everybody says so, its container above all; its node."""
+    """Check that a pod has these chips in this order, in its annotations and in its container; return its node."""
     pod = await world.running(name)
     assert pod.metadata.annotations[RESOURCE] == ",".join(f"Ascend910-{chip}" for chip in chips)
     assert annotated(pod, REAL) == annotated(pod, KUBELET_IDS) == chip_set(chips)

@@ -1,4 +1,4 @@
-"""Either program, or the kubelet, ends at the worst moment: nothing is given twice, nothing is lost."""
+"""A program or the kubelet is killed at the worst moment: no chip is allocated twice, and none is lost."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from tests.e2e.test_main_job import REAL, check_hand_over
 from tests.e2e.world import World, annotated
 
 
-async def test_after_a_kubelet_restart_pods_keep_their_chips_and_new_ones_work(world: World) -> None:
+async def test_after_a_kubelet_restart_pods_keep_their_chips(world: World) -> None:
     await world.create("before", 4)
     before = await world.running("before")
     node = world.node(before.spec.node_name)
@@ -23,7 +23,7 @@ async def test_after_a_kubelet_restart_pods_keep_their_chips_and_new_ones_work(w
     assert not annotated(before, REAL) & annotated(after, REAL)
 
 
-async def test_a_plugin_killed_after_it_answered_still_claims_the_pod(world: World) -> None:
+async def test_a_plugin_killed_after_allocate_still_claims_the_pod(world: World) -> None:
     node = world.nodes[0]
     pod = await world.create("train", 2, schedulerName="none")
     async with world.api.gate("PATCH", "/pods/train") as claim:
@@ -34,18 +34,18 @@ async def test_a_plugin_killed_after_it_answered_still_claims_the_pod(world: Wor
     assert annotated(await check_hand_over(world, "train", 2), REAL) == 0b01100000
 
 
-async def test_a_plugin_killed_while_it_answers_loses_no_chip(world: World) -> None:
-    # The kubelet refuses a pod whose plugin dies in the middle of its admission; its controller makes a new one.
+async def test_a_plugin_killed_during_allocate_loses_no_chip(world: World) -> None:
+    # The kubelet rejects a pod whose plugin dies during its admission; the controller of the pod creates another one.
     node = world.nodes[0]
     async with world.api.gate("GET", f"/pods.*spec.nodeName%3D{node.name}.*watch") as unseen:
         await node.plugin.kill()
         await node.plugin.start()
         await unseen.reached.wait()
         await world.all_ready()
-        async with world.api.gate("GET", f"/pods.*spec.nodeName%3D{node.name}$") as asking:
+        async with world.api.gate("GET", f"/pods.*spec.nodeName%3D{node.name}$") as listing:
             pod = await world.create("train", 8, schedulerName="none")
             await world.bind(pod, node.name, *range(8), predicate_time=time.time_ns())
-            await asking.reached.wait()
+            await listing.reached.wait()
             await node.plugin.kill()
     await world.failed("train")
     await node.plugin.start()
@@ -56,7 +56,7 @@ async def test_a_plugin_killed_while_it_answers_loses_no_chip(world: World) -> N
 
 
 @pytest.mark.parametrize("bound", [False, True], ids=["before the binding", "after the binding"])
-async def test_an_allocator_killed_around_a_binding_gives_no_chip_twice_and_loses_none(
+async def test_an_allocator_killed_around_a_binding_allocates_no_chip_twice(
     world: World,
     bound: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:

@@ -1,4 +1,4 @@
-"""A cluster with both programs in it, as the scenarios see it: the sandbox and the real one look alike."""
+"""A cluster with both programs, with one interface for the sandbox and the real cluster."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,18 +28,18 @@ from tests.e2e.service import Service
 
 R = TypeVar("R")
 
-PATIENCE_S = 40.0
+TIMEOUT_S = 40.0
 LEASE_S = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a scenario needs.
+    """The configuration of a world.
 
     Attributes:
-        product: of both nodes.
-        by_webhook: the scheduler asks nobody; the API server shows its Bindings to the allocator.
-        allocators: how many run; of several one leads.
+        product: the product of both nodes.
+        by_webhook: the scheduler has no extender; the API server sends its Bindings to the allocator's webhook.
+        allocators: the number of allocators; one of several leads.
     """
 
     product: Product = ASCEND_910A
@@ -49,17 +49,17 @@ class Setup:
 
 @dataclass
 class World(ABC):
-    """A cluster with both programs in it.
+    """A cluster with both programs.
 
     Attributes:
-        setup: what it was made for.
-        folder: for files of its own.
+        setup: its configuration.
+        folder: for its files.
         client: the API server, as an administrator.
-        api: the proxy the programs talk to it through.
+        api: the proxy through which the programs use the API server.
         nodes: the nodes.
         allocators: the allocators; the first is started first.
-        service: leads to the one that is ready.
-        grpc_address: where the first allocator serves gRPC.
+        service: forwards to the allocator that is ready.
+        grpc_address: the gRPC address of the first allocator.
     """
 
     setup: Setup
@@ -74,34 +74,34 @@ class World(ABC):
 
     @abstractmethod
     def pod_manifest(self, name: str, chips: int, **spec: Any) -> dict[str, Any]:
-        """A pod with one container that sleeps."""
+        """Return a pod with one container that sleeps."""
 
     def node(self, name: str) -> WorldNode:
-        """The node of that name."""
+        """Return the node with a name."""
         return next(node for node in self.nodes if node.name == name)
 
     async def create(self, name: str, chips: int, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> Pod:
-        """Create a pod that asks for chips."""
+        """Create a pod that requests chips."""
         manifest = self.pod_manifest(name, chips, **spec)
         manifest["metadata"]["annotations"] = dict(annotations or {})
         return await self.client.create(PODS, manifest, "default")
 
     async def add_fake_nodes(self, *names: str) -> None:
-        """Add 910A servers that nobody runs: pods can be bound to them, and stay as they are then."""
+        """Add 910A servers without a kubelet: pods can be bound to them, but do not start."""
         for name in names:
             self._fakes.append(name)
             await self.client.create(NODES, fake_node(name))
 
     async def open_gate(self, name: str) -> None:
-        """Take a pod's scheduling gates away."""
+        """Remove a pod's scheduling gates."""
         await self.client.patch(PODS, name, {"spec": {"schedulingGates": None}}, namespace="default")
 
     async def delete(self, *names: str) -> None:
-        """Delete pods and wait until their kubelets have ended them."""
+        """Delete pods and wait until their kubelets have stopped them."""
         for name in names:
             await self.client.delete(PODS, name, "default")
         for name in names:
-            await self.eventually(lambda name=name: self._gone(name), f"pod {name} is gone")  # type: ignore[misc]  # bound
+            await self.eventually(partial(self._gone, name), f"pod {name} is gone")
 
     async def _gone(self, name: str) -> bool:
         try:
@@ -111,15 +111,15 @@ class World(ABC):
         return False
 
     async def pod(self, name: str) -> Pod:
-        """The pod as it is now."""
+        """Return the current pod."""
         return await self.client.get(PODS, name, "default")
 
     async def pods(self) -> list[Pod]:
-        """All pods."""
+        """Return all pods."""
         return await self.client.list_objects(PODS, "default")
 
     async def running(self, name: str) -> Pod:
-        """The pod once it runs and is claimed."""
+        """Wait until a pod runs and is claimed; return it."""
 
         async def check() -> Pod | None:
             pod = await self.pod(name)
@@ -130,7 +130,7 @@ class World(ABC):
         return await self.eventually(check, f"pod {name} runs and is claimed")
 
     async def failed(self, name: str) -> Pod:
-        """The pod once its kubelet has refused it."""
+        """Wait until the kubelet has rejected a pod; return it."""
 
         async def check() -> Pod | None:
             pod = await self.pod(name)
@@ -139,7 +139,7 @@ class World(ABC):
         return await self.eventually(check, f"pod {name} has failed")
 
     async def pending_because(self, name: str) -> str:
-        """Why the pod is pending, as an Event tells."""
+        """Wait for the Event that says why a pod is pending; return its note."""
         pod = await self.pod(name)
 
         async def check() -> str | None:
@@ -154,52 +154,53 @@ class World(ABC):
         return await self.eventually(check, f"an Event says why pod {name} is pending")
 
     async def report(self, node: str) -> DeviceReport:
-        """The node's report."""
+        """Return the node's report."""
         return decode_report((await self.client.get(CONFIG_MAPS, config_map_name(node), NAMESPACE)).data)
 
     async def node_object(self, node: str) -> Node:
-        """The Node."""
+        """Return the Node object."""
         return await self.client.get(NODES, node)
 
     async def allocatable(self, node: str) -> int:
-        """How many chips the kubelet offers; 0 while the resource is not registered."""
+        """Return the node's allocatable chips; 0 while the resource is not registered."""
         return (await self.node_object(node)).allocatable_chips or 0
 
     async def bind(self, pod: Pod, node: str, *chips: int, predicate_time: int) -> None:
-        """Bind a pod as another scheduler would."""
+        """Bind a pod as another scheduler does."""
         names = ",".join(f"Ascend910-{chip_id}" for chip_id in chips)
         annotations = {RESOURCE: names, "predicate-time": str(predicate_time)}
         await self.client.bind(namespace="default", name=pod.name, uid=pod.uid, node=node, annotations=annotations)
 
     async def eventually(self, check: Callable[[], Awaitable[R | None]], what: str) -> R:
-        """Wait until a check gives something true; its value.
+        """Wait until a check returns a true value; return that value.
 
         Raises:
-            AssertionError: not in time.
+            AssertionError: it did not in time.
         """
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             if found := await check():
                 return found
-            assert time.monotonic() < deadline_s, f"it did not come true within {PATIENCE_S:.0f} s that {what}"
+            assert time.monotonic() < deadline_s, f"timed out after {TIMEOUT_S:.0f} s waiting until {what}"
             await asyncio.sleep(0.03)
 
     async def all_ready(self) -> None:
-        """Wait until both programs do their work: every node offers its chips and the allocator knows them."""
+        """Wait until both programs are ready: all chips are allocatable and the allocator knows them."""
         for node in self.nodes:
-            await self.eventually(lambda node=node: is_ready(node.plugin_url), f"{node.name}'s plugin is ready")  # type: ignore[misc]
-            await self.eventually(lambda node=node: self._offers(node), f"{node.name} offers its chips")  # type: ignore[misc]
+            await self.eventually(partial(is_ready, node.plugin_url), f"the plugin of {node.name} is ready")
+            all_allocatable = partial(self._all_allocatable, node)
+            await self.eventually(all_allocatable, f"all chips of {node.name} are allocatable")
         await self.eventually(self.allocator_ready, "the allocator is ready")
 
-    async def _offers(self, node: WorldNode) -> bool:
+    async def _all_allocatable(self, node: WorldNode) -> bool:
         return await self.allocatable(node.name) == self.setup.product.chips
 
     async def allocator_ready(self) -> bool:
-        """Whether the probe of an allocator says so."""
+        """Whether an allocator is ready."""
         return await self.service.leader() is not None
 
     async def kill_leader(self) -> None:
-        """Kill the allocator that leads."""
+        """Kill the leading allocator."""
         leader = await self.service.leader()
         assert leader is not None, "no allocator leads"
         await self.allocators[self.service.backends.index(leader)].kill()
@@ -207,7 +208,7 @@ class World(ABC):
     async def clear(self) -> None:
         """Delete all pods and fake nodes, and wait until they are gone."""
         for pod in await self.pods():
-            # Nobody would end a pod of a fake node.
+            # A fake node has no kubelet that completes the deletion.
             at_once = {"gracePeriodSeconds": "0"} if pod.spec.node_name in self._fakes else {}
             with suppress(NotFound, Conflict):
                 path = PODS.path(namespace="default", name=pod.name)
@@ -221,7 +222,7 @@ class World(ABC):
             await self.client.delete(NODES, self._fakes.pop())
 
     async def mend(self) -> None:
-        """Whatever a test did: both programs run on healthy, empty nodes."""
+        """Undo what a test did: both programs run again, and all nodes are healthy and empty."""
         await self.clear()
         await asyncio.gather(*(node.mend(self.setup.product) for node in self.nodes))
         for allocator in self.allocators:
@@ -236,7 +237,7 @@ class World(ABC):
         await self.eventually(all_free, "all chips are reported free")
 
     def add_allocators(self, kubeconfig: Path, launch: Callable[[str, list[str]], Program]) -> None:
-        """Add as many allocators as the scenario needs, not started yet."""
+        """Add the allocators of the setup, without starting them."""
         for number in range(1, self.setup.allocators + 1):
             address, grpc_address = (f"127.0.0.1:{port}" for port in free_ports(2))
             flags: dict[str, str] = {}
@@ -255,25 +256,25 @@ class World(ABC):
 
     @cached_property
     def authority(self) -> Authority:
-        """Vouches for the allocators."""
+        """The certificate authority of the allocators."""
         return Authority(self.folder)
 
     @property
     def extender_url(self) -> str | None:
-        """What the scheduler asks; None where it asks nobody."""
+        """The extender's address for the scheduler; None for a scheduler without an extender."""
         return None if self.setup.by_webhook else f"http://{self.service.address}/scheduler"
 
     @property
     def webhook_url(self) -> str:
-        """Whom the API server shows Bindings to."""
+        """The webhook to which the API server sends Bindings."""
         return f"https://{self.service.address}/webhook/bindings"
 
     @property
     def allocator(self) -> Program:
-        """The one allocator, or the first of several."""
+        """The only allocator, or the first of several."""
         return self.allocators[0]
 
 
 def annotated(pod: Pod, key: str) -> int:
-    """The set of chips in an annotation."""
+    """Return the set of chips in an annotation."""
     return chip_set(parse_names(pod.metadata.annotations[key]))

@@ -1,4 +1,4 @@
-"""A client for the tests: requests, patches and watches, and the smallest objects."""
+"""An API client for tests, and minimal objects."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer with a decoded body."""
+    """An HTTP response with a decoded body."""
 
     status: int
     body: Any
@@ -28,7 +28,7 @@ class Answer:
 
 
 class Watch:
-    """An open watch, read event by event."""
+    """An open watch, whose events are read one by one."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -42,7 +42,7 @@ class Watch:
         return [(kind, document["metadata"]["name"]) for kind, document in events]
 
     async def rest(self) -> list[tuple[str, Json]]:
-        """All events until the server ends the stream."""
+        """Return all events until the server ends the stream."""
         lines = (await self.response.content.read()).splitlines()
         return [(event["type"], event["object"]) for event in map(json.loads, lines)]
 
@@ -70,17 +70,13 @@ class Client:
     async def json_patch(self, path: str, *operations: Json) -> Answer:
         return await self("PATCH", path, list(operations), kind="application/json-patch+json")
 
-    async def apply(self, path: str, intent: Json, manager: str, *, force: bool = False) -> Answer:
-        query = f"?fieldManager={manager}&force={str(force).lower()}"
-        return await self("PATCH", path + query, intent, kind="application/apply-patch+yaml")
-
     async def watch(self, path: str) -> Watch:
         joint = "&" if "?" in path else "?"
         self._watches.append(Watch(await self.session.get(f"{self.url}{path}{joint}watch=true")))
         return self._watches[-1]
 
     def close(self) -> None:
-        """Leave all watches."""
+        """Close all watches."""
         for watch in self._watches:
             watch.response.close()
 

@@ -1,4 +1,4 @@
-"""A server and clients that speak to it."""
+"""An API server and its clients."""
 
 from collections.abc import AsyncIterator, Callable
 

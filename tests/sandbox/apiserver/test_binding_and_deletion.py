@@ -1,4 +1,4 @@
-"""How a pod gets its node, and how objects go."""
+"""The binding of pods, and the deletion of objects."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ async def test_a_binding_sets_node_annotations_and_condition_in_one_change(clien
     assert bound["metadata"]["generation"] == 1
 
 
-async def test_a_binding_is_refused_where_a_precondition_fails(client: Client) -> None:
+async def test_a_binding_is_refused_if_a_precondition_fails(client: Client) -> None:
     await client("POST", PODS, a_pod("p"))
     for wrong in ({"uid": "another"}, {"resourceVersion": "1"}):
         answer = await bind(client, "p", **wrong, annotations={"a": "1"})
@@ -44,7 +44,7 @@ async def test_a_binding_is_refused_where_a_precondition_fails(client: Client) -
     assert "annotations" not in pod["metadata"]
 
 
-async def test_a_binding_is_refused_for_pods_that_are_bound_gated_going_or_missing(client: Client) -> None:
+async def test_bound_gated_deleted_and_missing_pods_refuse_a_binding(client: Client) -> None:
     await client("POST", PODS, a_pod("bound"))
     await bind(client, "bound")
     await client("POST", PODS, a_pod("gated", schedulingGates=[{"name": "a.b/gate"}]))
@@ -62,14 +62,14 @@ async def test_a_binding_is_refused_for_pods_that_are_bound_gated_going_or_missi
     assert (await client("POST", f"{PODS}/bound/binding", other_name)).status == 400
 
 
-async def test_the_older_bindings_collection_binds_too(client: Client) -> None:
+async def test_the_older_bindings_resource_binds_too(client: Client) -> None:
     await client("POST", PODS, a_pod("p"))
     binding = {"metadata": {"name": "p"}, "target": {"name": "n1"}}
     assert (await client("POST", "/api/v1/namespaces/default/bindings", binding)).status == 201
     assert (await client("GET", f"{PODS}/p")).body["spec"]["nodeName"] == "n1"
 
 
-async def test_a_pod_on_a_node_goes_in_two_steps(client: Client) -> None:
+async def test_a_bound_pod_is_deleted_in_two_steps(client: Client) -> None:
     version = (await client("POST", PODS, a_pod("p", nodeName="n1"))).version
     watch = await client.watch(f"{PODS}?resourceVersion={version}")
     marked = (await client("DELETE", f"{PODS}/p", {"gracePeriodSeconds": 20})).body["metadata"]
@@ -86,7 +86,7 @@ async def test_a_pod_on_a_node_goes_in_two_steps(client: Client) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-async def test_a_pod_without_a_node_or_with_nothing_running_goes_at_once(client: Client, phase: str) -> None:
+async def test_an_unbound_or_finished_pod_is_deleted_at_once(client: Client, phase: str) -> None:
     await client("POST", PODS, a_pod("unbound"))
     gone = await client("DELETE", f"{PODS}/unbound")
     assert (gone.status, gone.body["kind"]) == (200, "Pod")
@@ -97,7 +97,7 @@ async def test_a_pod_without_a_node_or_with_nothing_running_goes_at_once(client:
     assert (await client("GET", f"{PODS}/over")).status == 404
 
 
-async def test_a_delete_honours_its_preconditions(client: Client) -> None:
+async def test_a_delete_obeys_its_preconditions(client: Client) -> None:
     metadata = (await client("POST", CONFIGMAPS, a_configmap("c"))).body["metadata"]
     for wrong in ({"uid": "another"}, {"resourceVersion": "1"}):
         answer = await client("DELETE", f"{CONFIGMAPS}/c", {"preconditions": wrong})
@@ -107,7 +107,7 @@ async def test_a_delete_honours_its_preconditions(client: Client) -> None:
     assert answer.body["details"] == {"name": "c", "kind": "configmaps", "uid": metadata["uid"]}
 
 
-async def test_finalizers_keep_an_object_until_they_are_gone(client: Client) -> None:
+async def test_an_object_remains_until_its_finalizers_are_removed(client: Client) -> None:
     await client("POST", CONFIGMAPS, {"metadata": {"name": "c", "finalizers": ["a.b/hold"]}})
     marked = await client("DELETE", f"{CONFIGMAPS}/c")
     assert marked.body["metadata"]["deletionTimestamp"]
@@ -116,16 +116,16 @@ async def test_finalizers_keep_an_object_until_they_are_gone(client: Client) -> 
     assert (await client("GET", f"{CONFIGMAPS}/c")).status == 404
 
 
-async def test_a_namespace_takes_its_objects_along(client: Client, server: ApiServer) -> None:
+async def test_deleting_a_namespace_deletes_its_objects(client: Client, server: ApiServer) -> None:
     await client("POST", "/api/v1/namespaces", {"metadata": {"name": "team"}})
     await client("POST", "/api/v1/namespaces/team/configmaps", a_configmap("c"))
     await client("POST", CONFIGMAPS, a_configmap("stays"))
     assert (await client("DELETE", "/api/v1/namespaces/team")).body["status"]["phase"] == "Terminating"
-    assert [entry.name for entry in server.store.everything_in("team")] == []
+    assert [entry.name for entry in server.store.objects_in("team")] == []
     assert (await client("GET", f"{CONFIGMAPS}/stays")).status == 200
 
 
-async def test_a_collection_is_deleted_by_selector(client: Client) -> None:
+async def test_a_collection_can_be_deleted_by_selector(client: Client) -> None:
     for name in ("a", "b"):
         await client("POST", CONFIGMAPS, {"metadata": {"name": name, "labels": {"which": name}}})
     answer = await client("DELETE", f"{CONFIGMAPS}?labelSelector=which%3Da")

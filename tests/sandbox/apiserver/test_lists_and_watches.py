@@ -1,4 +1,4 @@
-"""Lists in pages, and watches in all the ways they begin, go on and end."""
+"""Lists in pages, and how watches start, continue and end."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PODS = "/api/v1/namespaces/default/pods"
 CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
 
 
-async def test_a_list_carries_the_version_and_items_without_kind(client: Client, server: ApiServer) -> None:
+async def test_a_list_has_a_resource_version_and_items_without_kind(client: Client, server: ApiServer) -> None:
     await client("POST", CONFIGMAPS, a_configmap("b"))
     await client("POST", CONFIGMAPS, a_configmap("a"))
     body = (await client("GET", CONFIGMAPS)).body
@@ -20,7 +20,7 @@ async def test_a_list_carries_the_version_and_items_without_kind(client: Client,
     assert all("kind" not in item and "apiVersion" not in item for item in body["items"])
 
 
-async def test_lists_cover_one_namespace_or_all_and_follow_selectors(client: Client) -> None:
+async def test_lists_cover_one_namespace_or_all_and_obey_selectors(client: Client) -> None:
     await client("POST", PODS, a_pod("a", nodeName="n1"))
     await client("POST", "/api/v1/namespaces/kube-system/pods", a_pod("b", nodeName="n2"))
     await client("POST", PODS, {**a_pod(""), "metadata": {"name": "c", "labels": {"app": "x"}}})
@@ -34,10 +34,10 @@ async def test_lists_cover_one_namespace_or_all_and_follow_selectors(client: Cli
     assert await names("/api/v1/pods?fieldSelector=spec.nodeName%3D,status.phase%3DPending") == ["c"]
     assert await names("/api/v1/pods?labelSelector=app+in+(x,y)") == ["c"]
     assert await names("/api/v1/pods?resourceVersion=0&labelSelector=!app&limit=1") == ["a", "b"]
-    assert await names("/api/v1/namespaces/nowhere/pods") == []
+    assert await names("/api/v1/namespaces/missing/pods") == []
 
 
-async def test_pages_show_the_state_of_the_first(client: Client) -> None:
+async def test_all_pages_show_the_state_of_the_first_page(client: Client) -> None:
     for name in "abc":
         await client("POST", CONFIGMAPS, a_configmap(name))
     first = (await client("GET", f"{CONFIGMAPS}?limit=1")).body
@@ -49,9 +49,7 @@ async def test_pages_show_the_state_of_the_first(client: Client) -> None:
     assert second["metadata"] == {"resourceVersion": first["metadata"]["resourceVersion"]}
 
 
-async def test_a_page_of_a_forgotten_state_is_expired_and_offers_to_go_on_inconsistently(
-    client: Client, server: ApiServer
-) -> None:
+async def test_an_expired_page_comes_with_a_token_for_an_inconsistent_list(client: Client, server: ApiServer) -> None:
     for name in "abc":
         await client("POST", CONFIGMAPS, a_configmap(name))
     token = (await client("GET", f"{CONFIGMAPS}?limit=1")).body["metadata"]["continue"]
@@ -75,11 +73,11 @@ async def test_a_page_of_a_forgotten_state_is_expired_and_offers_to_go_on_incons
         ("watch=true&timeoutSeconds=abc", 400),
     ],
 )
-async def test_a_list_that_makes_no_sense_is_refused(client: Client, query: str, status: int) -> None:
+async def test_an_invalid_list_request_is_refused(client: Client, query: str, status: int) -> None:
     assert (await client("GET", f"{CONFIGMAPS}?{query}")).status == status
 
 
-async def test_a_watch_goes_on_after_the_version_it_is_given(client: Client) -> None:
+async def test_a_watch_starts_after_the_given_resource_version(client: Client) -> None:
     await client("POST", CONFIGMAPS, a_configmap("a"))
     version = (await client("GET", CONFIGMAPS)).version
     await client("POST", CONFIGMAPS, a_configmap("b"))
@@ -99,7 +97,7 @@ async def test_a_watch_goes_on_after_the_version_it_is_given(client: Client) -> 
 
 
 @pytest.mark.parametrize("start", ["", "resourceVersion=0"])
-async def test_a_watch_from_nowhere_begins_with_what_there_is(client: Client, start: str) -> None:
+async def test_a_watch_without_a_version_starts_with_the_current_objects(client: Client, start: str) -> None:
     await client("POST", CONFIGMAPS, a_configmap("b"))
     await client("POST", CONFIGMAPS, a_configmap("a"))
     watch = await client.watch(f"{CONFIGMAPS}?allowWatchBookmarks=true&{start}")
@@ -111,7 +109,7 @@ async def test_a_watch_from_nowhere_begins_with_what_there_is(client: Client, st
     assert await watch.names(1) == [("ADDED", "c")]
 
 
-async def test_a_watch_from_a_forgotten_version_gets_one_error_event(client: Client, server: ApiServer) -> None:
+async def test_a_watch_from_an_expired_version_gets_one_error_event(client: Client, server: ApiServer) -> None:
     version = (await client("POST", CONFIGMAPS, a_configmap("a"))).version
     await client("POST", CONFIGMAPS, a_configmap("b"))
     server.compact()
@@ -123,17 +121,17 @@ async def test_a_watch_from_a_forgotten_version_gets_one_error_event(client: Cli
     assert status["message"].startswith(f"too old resource version: {version} (")
 
 
-async def test_history_is_bounded(connect: Connect) -> None:
-    async with ApiServer(history_limit=2) as small:
-        small_client = connect(small.url)
-        version = (await small_client("POST", CONFIGMAPS, a_configmap("a"))).version
+async def test_the_history_is_limited(connect: Connect) -> None:
+    async with ApiServer(history_limit=2) as server:
+        client = connect(server.url)
+        version = (await client("POST", CONFIGMAPS, a_configmap("a"))).version
         for value in "123":
-            await small_client.merge(f"{CONFIGMAPS}/a", {"data": {"x": value}})
-        watch = await small_client.watch(f"{CONFIGMAPS}?resourceVersion={version}")
+            await client.merge(f"{CONFIGMAPS}/a", {"data": {"x": value}})
+        watch = await client.watch(f"{CONFIGMAPS}?resourceVersion={version}")
         assert [kind for kind, _ in await watch.rest()] == ["ERROR"]
 
 
-async def test_entering_and_leaving_a_selection_are_added_and_deleted(client: Client) -> None:
+async def test_starting_or_ceasing_to_match_a_selector_is_added_or_deleted(client: Client) -> None:
     version = (await client("POST", CONFIGMAPS, a_configmap("a"))).version
     watch = await client.watch(f"{CONFIGMAPS}?labelSelector=t%3D1&resourceVersion={version}")
     await client.merge(f"{CONFIGMAPS}/a", {"metadata": {"labels": {"t": "1"}}})
@@ -147,7 +145,7 @@ async def test_entering_and_leaving_a_selection_are_added_and_deleted(client: Cl
     assert events[2][1]["metadata"]["resourceVersion"] == left.version
 
 
-async def test_a_watch_of_one_node_sees_a_pod_when_it_is_bound(client: Client) -> None:
+async def test_a_watch_of_one_node_receives_a_pod_when_it_is_bound(client: Client) -> None:
     watch = await client.watch("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1")
     for name, node in (("elsewhere", "n2"), ("here", "n1")):
         await client("POST", PODS, a_pod(name))
@@ -166,7 +164,7 @@ async def test_a_watch_with_a_time_limit_ends_with_a_bookmark(client: Client, se
     assert bookmark == {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"resourceVersion": version}}
 
 
-async def test_bookmarks_come_regularly_and_carry_what_was_delivered(connect: Connect) -> None:
+async def test_bookmarks_come_regularly_and_have_the_latest_version(connect: Connect) -> None:
     async with ApiServer(bookmark_interval_s=0.01) as server:
         near = connect(server.url)
         watch = await near.watch(f"/api/v1/nodes?resourceVersion={server.store.version}&allowWatchBookmarks=true")

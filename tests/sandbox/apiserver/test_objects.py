@@ -1,4 +1,4 @@
-"""Create, read, replace, patch: what clients rely on in single objects."""
+"""Create, read, replace and patch single objects."""
 
 import pytest
 
@@ -11,7 +11,7 @@ NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 
 
-async def test_a_created_pod_gets_identity_defaults_and_the_status_pending(client: Client) -> None:
+async def test_a_created_pod_gets_a_uid_defaults_and_the_phase_pending(client: Client) -> None:
     answer = await client("POST", PODS, {**a_pod("p"), "status": {"phase": "Running"}})
     assert answer.status == 201
     assert (answer.body["kind"], answer.body["apiVersion"]) == ("Pod", "v1")
@@ -25,7 +25,7 @@ async def test_a_created_pod_gets_identity_defaults_and_the_status_pending(clien
     assert (await client("GET", f"{PODS}/p")).body == answer.body
 
 
-async def test_limits_become_requests_and_only_cpu_and_memory_make_the_qos_class(client: Client) -> None:
+async def test_limits_become_requests_and_only_cpu_and_memory_set_the_qos_class(client: Client) -> None:
     pod = a_pod("p")
     pod["spec"]["containers"][0]["resources"] = {"limits": {"huawei.com/Ascend910": "2"}}
     answer = await client("POST", PODS, pod)
@@ -36,7 +36,7 @@ async def test_limits_become_requests_and_only_cpu_and_memory_make_the_qos_class
     assert (await client("POST", PODS, pod)).body["status"]["qosClass"] == "Guaranteed"
 
 
-async def test_generate_name_gives_a_name(client: Client) -> None:
+async def test_generate_name_creates_a_unique_name(client: Client) -> None:
     first = await client("POST", PODS, {**a_pod(""), "metadata": {"generateName": "job-"}})
     second = await client("POST", PODS, {**a_pod(""), "metadata": {"generateName": "job-"}})
     names = {first.body["metadata"]["name"], second.body["metadata"]["name"]}
@@ -62,7 +62,7 @@ async def test_generate_name_gives_a_name(client: Client) -> None:
         ({**a_pod(""), "metadata": {"name": "p", "resourceVersion": "5"}}, 500, ""),
     ],
 )
-async def test_a_create_is_refused_as_the_real_server_refuses_it(
+async def test_an_invalid_create_is_refused_as_by_the_real_server(
     client: Client, document: dict[str, object], status: int, reason: str
 ) -> None:
     assert (await client("POST", PODS, a_pod("taken"))).status == 201
@@ -70,19 +70,19 @@ async def test_a_create_is_refused_as_the_real_server_refuses_it(
     assert (answer.status, answer.reason, answer.body["code"]) == (status, reason, status)
 
 
-async def test_a_create_in_a_missing_namespace_says_which(client: Client) -> None:
+async def test_a_create_in_a_missing_namespace_is_refused(client: Client) -> None:
     answer = await client("POST", "/api/v1/namespaces/missing/pods", a_pod("p"))
     assert (answer.status, answer.body["message"]) == (404, 'namespaces "missing" not found')
 
 
-async def test_a_configmap_above_one_mebibyte_and_a_body_above_three_are_refused(client: Client) -> None:
+async def test_configmaps_above_1_mib_and_bodies_above_3_mib_are_refused(client: Client) -> None:
     answer = await client("POST", CONFIGMAPS, a_configmap("c", a="x" * 1_100_000))
     assert (answer.status, answer.reason) == (422, "Invalid")
     answer = await client("POST", CONFIGMAPS, a_configmap("c", a="x" * 3_200_000))
     assert (answer.status, answer.reason) == (413, "RequestEntityTooLarge")
 
 
-async def test_what_is_not_there_is_not_found(client: Client) -> None:
+async def test_missing_objects_and_resources_are_not_found(client: Client) -> None:
     answer = await client("GET", f"{PODS}/nope")
     assert answer.status == 404
     assert answer.body == {
@@ -104,7 +104,7 @@ async def test_what_is_not_there_is_not_found(client: Client) -> None:
         assert (response.status, await response.text()) == (404, "404 page not found\n")
 
 
-async def test_a_put_with_an_old_resource_version_or_another_uid_is_a_conflict(client: Client) -> None:
+async def test_a_put_with_an_old_resource_version_or_wrong_uid_conflicts(client: Client) -> None:
     created = (await client("POST", CONFIGMAPS, a_configmap("c", a="1"))).body
     newer = (await client("PUT", f"{CONFIGMAPS}/c", {**created, "data": {"a": "2"}})).body
     answer = await client("PUT", f"{CONFIGMAPS}/c", {**created, "data": {"a": "3"}})
@@ -119,9 +119,7 @@ async def test_a_put_with_an_old_resource_version_or_another_uid_is_a_conflict(c
     assert (await client("PUT", f"{CONFIGMAPS}/other", a_configmap("c"))).status == 400
 
 
-async def test_an_update_that_changes_nothing_keeps_the_resource_version_and_tells_nobody(
-    client: Client, server: ApiServer
-) -> None:
+async def test_an_update_without_a_change_keeps_the_resource_version(client: Client, server: ApiServer) -> None:
     created = await client("POST", CONFIGMAPS, a_configmap("c", a="1"))
     before = server.store.version
     assert (await client("PUT", f"{CONFIGMAPS}/c", created.body)).version == created.version
@@ -130,7 +128,7 @@ async def test_an_update_that_changes_nothing_keeps_the_resource_version_and_tel
     assert server.store.version == before
 
 
-async def test_a_lease_can_be_put_into_being_but_not_overwritten_blindly(client: Client) -> None:
+async def test_a_put_creates_a_lease_but_needs_a_version_to_replace_it(client: Client) -> None:
     lease = {"metadata": {"name": "leader"}, "spec": {"holderIdentity": "a"}}
     created = await client("PUT", f"{LEASES}/leader", lease)
     assert created.status == 201
@@ -142,7 +140,7 @@ async def test_a_lease_can_be_put_into_being_but_not_overwritten_blindly(client:
     assert (await client("PUT", f"{LEASES}/leader", created.body)).status == 409
 
 
-async def test_a_patch_honours_the_resource_version_and_the_uid_it_names(client: Client) -> None:
+async def test_a_patch_obeys_its_resource_version_and_uid(client: Client) -> None:
     pod = (await client("POST", PODS, a_pod("p"))).body["metadata"]
     annotate = {"annotations": {"huawei.com/x": "1"}}
     stale = await client.merge(f"{PODS}/p", {"metadata": {**annotate, "resourceVersion": "1"}})
@@ -158,7 +156,7 @@ async def test_a_patch_honours_the_resource_version_and_the_uid_it_names(client:
     assert "annotations" not in removed.body["metadata"]
 
 
-async def test_a_json_patch_is_guarded_by_its_test_operations(client: Client) -> None:
+async def test_a_json_patch_is_refused_if_its_test_operation_fails(client: Client) -> None:
     uid = (await client("POST", PODS, a_pod("p"))).body["metadata"]["uid"]
     add = {"op": "add", "path": "/metadata/annotations", "value": {"a/b": "1"}}
     answer = await client.json_patch(f"{PODS}/p", {"op": "test", "path": "/metadata/uid", "value": "another"}, add)
@@ -169,9 +167,41 @@ async def test_a_json_patch_is_guarded_by_its_test_operations(client: Client) ->
     assert (await client.json_patch(f"{PODS}/p", replace)).body["metadata"]["annotations"] == {"a/b": "2"}
 
 
-async def test_a_patch_of_an_unknown_type_or_without_sense_is_refused(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("patch", "status"),
+    [
+        ({"op": "add"}, 400),
+        ("add", 400),
+        (["add"], 422),
+        ([[]], 422),
+        ([{"path": "/metadata/labels"}], 422),
+        ([{"op": "add", "path": "metadata", "value": 1}], 422),
+        ([{"op": "add", "path": "/metadata/labels/~3", "value": "1"}], 422),
+        ([{"op": "remove", "path": "/metadata/labels"}], 422),
+        ([{"op": "remove", "path": "/metadata"}], 400),
+        ([{"op": "remove", "path": ""}], 422),
+        ([{"op": "replace", "path": "", "value": [1]}], 422),
+        (
+            [{"op": "copy", "from": "", "path": "/spec/containers/0/x"}, {"op": "test", "path": "/spec", "value": 1}],
+            422,
+        ),
+        ([{"op": "add", "path": "/spec/containers/7", "value": {}}], 422),
+    ],
+)
+async def test_a_bad_json_patch_is_refused_and_changes_nothing(
+    client: Client, server: ApiServer, patch: object, status: int
+) -> None:
     await client("POST", PODS, a_pod("p"))
-    assert (await client("PATCH", f"{PODS}/p", {}, kind="application/json")).reason == "UnsupportedMediaType"
+    before = server.store.version
+    answer = await client("PATCH", f"{PODS}/p", patch, kind="application/json-patch+json")
+    assert (answer.status, answer.body["kind"]) == (status, "Status")
+    assert server.store.version == before
+
+
+async def test_an_invalid_patch_or_one_of_an_unknown_type_is_refused(client: Client) -> None:
+    await client("POST", PODS, a_pod("p"))
+    for kind in ("application/json", "application/apply-patch+yaml"):
+        assert (await client("PATCH", f"{PODS}/p", {}, kind=kind)).reason == "UnsupportedMediaType"
     assert (await client.merge(f"{PODS}/p", [1])).reason == "BadRequest"
     assert (await client.merge(f"{PODS}/p", {"metadata": {"name": "q"}})).reason == "BadRequest"
     assert (await client.merge(f"{PODS}/p", {"metadata": {"annotations": {"a": 1}}})).reason == "Invalid"
@@ -179,7 +209,7 @@ async def test_a_patch_of_an_unknown_type_or_without_sense_is_refused(client: Cl
     assert (await client("POST", PODS, a_pod("q"), kind="text/csv")).reason == "UnsupportedMediaType"
 
 
-async def test_a_verb_that_a_path_does_not_have_is_not_allowed(client: Client) -> None:
+async def test_an_unsupported_verb_is_not_allowed(client: Client) -> None:
     await client("POST", PODS, a_pod("p"))
     absent = [("PUT", PODS), ("POST", f"{PODS}/p"), ("DELETE", f"{PODS}/p/status"), ("POST", "/api/v1/pods")]
     for method, path in absent:
@@ -187,7 +217,7 @@ async def test_a_verb_that_a_path_does_not_have_is_not_allowed(client: Client) -
         assert (answer.status, answer.reason) == (405, "MethodNotAllowed")
 
 
-async def test_a_pod_spec_cannot_be_changed_but_for_image_and_gates(client: Client) -> None:
+async def test_only_images_and_scheduling_gates_of_a_pod_spec_can_change(client: Client) -> None:
     await client("POST", PODS, a_pod("p", schedulingGates=[{"name": "a.b/gate"}]))
     for spec in ({"nodeName": "n1"}, {"priority": 7}, {"schedulingGates": [{"name": "a.b/other"}]}):
         answer = await client.merge(f"{PODS}/p", {"spec": spec})
@@ -198,7 +228,7 @@ async def test_a_pod_spec_cannot_be_changed_but_for_image_and_gates(client: Clie
     assert (image.status, image.body["metadata"]["generation"]) == (200, 3)
 
 
-async def test_status_is_written_only_through_its_subresource_which_writes_nothing_but_it_and_labels(
+async def test_the_status_subresource_writes_only_status_and_annotations(
     client: Client,
 ) -> None:
     node = {"metadata": {"name": "n1"}, "status": {"capacity": {"huawei.com/Ascend910": "8"}}}
@@ -216,7 +246,7 @@ async def test_status_is_written_only_through_its_subresource_which_writes_nothi
     assert (await client.strategic(f"{NODES}/n1/status", ready)).body["status"]["conditions"][0]["status"] == "True"
 
 
-async def test_a_pod_status_update_keeps_spec_and_qos_class(client: Client) -> None:
+async def test_a_pod_status_update_keeps_the_spec_and_the_qos_class(client: Client) -> None:
     pod = (await client("POST", PODS, a_pod("p"))).body
     sent = {**pod, "spec": {**pod["spec"], "nodeName": "n9"}, "status": {"phase": "Running"}}
     updated = (await client("PUT", f"{PODS}/p/status", sent)).body
@@ -225,36 +255,14 @@ async def test_a_pod_status_update_keeps_spec_and_qos_class(client: Client) -> N
     assert updated["metadata"]["generation"] == 1
 
 
-async def test_a_dry_run_answers_but_writes_nothing(client: Client, server: ApiServer) -> None:
+async def test_a_dry_run_is_answered_but_stores_nothing(client: Client, server: ApiServer) -> None:
     before = server.store.version
     assert (await client("POST", f"{CONFIGMAPS}?dryRun=All", a_configmap("c"))).status == 201
     assert (await client("GET", f"{CONFIGMAPS}/c")).status == 404
     assert server.store.version == before
 
 
-async def test_server_side_apply_creates_owns_conflicts_and_gives_up_fields(client: Client) -> None:
-    def intent(**data: str) -> dict[str, object]:
-        return {"apiVersion": "v1", "kind": "ConfigMap", **a_configmap("c", **data)}
-
-    created = await client.apply(f"{CONFIGMAPS}/c", intent(a="1", b="1"), "plugin")
-    assert created.status == 201
-    again = await client.apply(f"{CONFIGMAPS}/c", intent(a="1", b="1"), "plugin")
-    assert (again.status, again.version) == (200, created.version)
-    other = await client.apply(f"{CONFIGMAPS}/c", intent(b="2"), "other")
-    assert other.status == 409
-    assert other.body["message"] == 'Apply failed with 1 conflict: conflict with "plugin": .data.b'
-    forced = await client.apply(f"{CONFIGMAPS}/c", intent(b="2"), "other", force=True)
-    assert forced.body["data"] == {"a": "1", "b": "2"}
-    shrunk = await client.apply(f"{CONFIGMAPS}/c", intent(c="3"), "plugin")
-    assert shrunk.body["data"] == {"b": "2", "c": "3"}
-    await client.merge(f"{CONFIGMAPS}/c?fieldManager=person", {"data": {"c": "4"}})
-    taken = await client.apply(f"{CONFIGMAPS}/c", intent(c="3"), "plugin")
-    assert 'conflict with "person": .data.c' in taken.body["message"]
-    nameless = await client("PATCH", f"{CONFIGMAPS}/c", intent(), kind="application/apply-patch+yaml")
-    assert (nameless.status, nameless.reason) == (422, "Invalid")
-
-
-async def test_an_event_is_seen_in_both_groups(client: Client) -> None:
+async def test_an_event_is_served_in_both_api_groups(client: Client) -> None:
     event = {"metadata": {"name": "e"}, "regarding": {"kind": "Pod", "name": "p"}, "note": "said", "type": "Normal"}
     assert (await client("POST", "/apis/events.k8s.io/v1/namespaces/default/events", event)).status == 201
     listed = await client("GET", "/api/v1/events?fieldSelector=involvedObject.name%3Dp")
@@ -263,7 +271,7 @@ async def test_an_event_is_seen_in_both_groups(client: Client) -> None:
     assert (newer.body["note"], newer.body["apiVersion"]) == ("said", "events.k8s.io/v1")
 
 
-async def test_the_texts_of_an_event_have_limits_in_bytes(client: Client) -> None:
+async def test_the_fields_of_an_event_are_limited_in_bytes(client: Client) -> None:
     path = "/apis/events.k8s.io/v1/namespaces/default/events"
     event = {"metadata": {"generateName": "e-"}, "regarding": {"kind": "Pod", "name": "p"}, "type": "Normal"}
     timed = {**event, "eventTime": "2026-01-01T00:00:00.000000Z"}

@@ -59,7 +59,7 @@ def test_a_field_selector_matches_as_in_kubernetes(selector: str, *, matches: bo
     assert all(term.matches(pod) for term in parse_field_selector(selector, PODS)) == matches
 
 
-def test_an_unknown_field_is_refused_in_the_words_of_the_server() -> None:
+def test_an_unknown_field_is_refused_with_the_message_of_the_server() -> None:
     with pytest.raises(StatusError, match=r"field label not supported: spec\.foo"):
         parse_field_selector("spec.foo=a", PODS)
     with pytest.raises(StatusError, match=r'"spec\.foo" is not a known field selector'):

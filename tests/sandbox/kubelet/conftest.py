@@ -1,3 +1,5 @@
+"""A cluster of one node with the sandbox's kubelet, and a device plugin that is controlled by the test."""
+
 import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -25,7 +27,7 @@ async def server(clock: Clock) -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    # pytest's own directories are too long for the path of a socket.
+    # The paths of pytest's temporary directories are too long for sockets.
     with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as path:
         yield Path(path)
 

@@ -1,4 +1,4 @@
-"""What a test does to a cluster of one node, and how it waits for the outcome in the API server."""
+"""A cluster of one node as the tests use it: they change objects and wait for the results in the API server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,7 +19,7 @@ NODE = "node-1"
 
 
 class Clock:
-    """The API server's clock, standing still until it is set."""
+    """The clock of the API server; tests set its time."""
 
     def __init__(self) -> None:
         self.time = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,7 +53,7 @@ def pod(name: str, chips: int = 0, **spec: Any) -> JsonObject:
 
 
 class Watcher:
-    """Waits for objects of one kind to be as expected."""
+    """Waits for a condition on the objects of one kind."""
 
     def __init__(self, client: KubeClient, resource: Resource[Any]) -> None:
         self.reflector = Reflector(client, resource, self)
@@ -88,7 +88,7 @@ class Cluster:
         return created
 
     async def register(self, plugin: Plugin) -> None:
-        """Register and wait until the Node shows the devices: before, pods run without or are kept out."""
+        """Register and wait until the Node shows the devices; earlier pods would run without devices or be rejected."""
         await plugin.register()
         await self.kubelet.until(lambda: self.kubelet.allocatable(plugin.resource) == len(plugin.health))
 

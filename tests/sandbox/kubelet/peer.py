@@ -1,4 +1,4 @@
-"""A device plugin as small as one can be: what the kubelet sees of it is set by the test."""
+"""A minimal device plugin whose behaviour the test controls."""
 
 import asyncio
 import itertools
@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 
 class Refused(Exception):
-    """Answer the call with this gRPC error."""
+    """Raised to answer a call with a gRPC error."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -114,11 +114,11 @@ class Plugin(services.DevicePluginServicer):
     async def GetPreferredAllocation(  # noqa: N802
         self, request: pb.PreferredAllocationRequest, context: "_ServicerContext"
     ) -> pb.PreferredAllocationResponse:
-        (asked,) = request.container_requests
-        self.available.append(list(asked.available_deviceIDs))
+        (wanted,) = request.container_requests
+        self.available.append(list(wanted.available_deviceIDs))
         try:
             chosen = self.prefer(
-                list(asked.available_deviceIDs), list(asked.must_include_deviceIDs), asked.allocation_size
+                list(wanted.available_deviceIDs), list(wanted.must_include_deviceIDs), wanted.allocation_size
             )
         except Refused as refused:
             await context.abort(refused.code, refused.text)
@@ -127,12 +127,12 @@ class Plugin(services.DevicePluginServicer):
         )
 
     async def Allocate(self, request: pb.AllocateRequest, context: "_ServicerContext") -> pb.AllocateResponse:  # noqa: N802
-        (asked,) = request.container_requests
-        self.allocated.append(list(asked.devices_ids))
+        (wanted,) = request.container_requests
+        self.allocated.append(list(wanted.devices_ids))
         if self.answers_for_no_container:
             return pb.AllocateResponse()
         try:
-            return pb.AllocateResponse(container_responses=[await self.allocate(list(asked.devices_ids))])
+            return pb.AllocateResponse(container_responses=[await self.allocate(list(wanted.devices_ids))])
         except Refused as refused:
             await context.abort(refused.code, refused.text)
             raise

@@ -1,3 +1,5 @@
+"""Admission of pods, and which devices their containers get."""
+
 import asyncio
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from tests.sandbox.kubelet.node import NODE, Cluster, container, pod
 from tests.sandbox.kubelet.peer import RESOURCE, Plugin, Refused
 
 
-async def test_a_pod_gets_the_devices_it_asks_for_and_runs(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_a_pod_gets_the_devices_it_requests_and_runs(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
     await cluster.run("a", chips=2)
     running = await cluster.pod("a", lambda each: each.phase == "Running")
     (held,) = kubelet.ledger().values()
@@ -31,7 +33,7 @@ async def test_the_plugins_preference_is_what_is_allocated(cluster: Cluster, kub
     assert set(plugin.available[0]) == set(plugin.health)
 
 
-async def test_a_preference_is_cut_to_what_is_free_and_topped_up(
+async def test_a_preference_is_limited_to_free_devices_and_completed(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     plugin.prefer = lambda _available, _chosen, _size: ["Ascend910-3"]
@@ -44,7 +46,9 @@ async def test_a_preference_is_cut_to_what_is_free_and_topped_up(
     assert "Ascend910-3" not in held
 
 
-async def test_a_plugin_without_the_option_is_not_asked_for_its_preference(cluster: Cluster, kubelet: Kubelet) -> None:
+async def test_the_preference_of_a_plugin_without_the_option_is_not_requested(
+    cluster: Cluster, kubelet: Kubelet
+) -> None:
     async with Plugin(kubelet.socket_dir, prefers=False) as plugin:
         await cluster.register(plugin)
         await cluster.run("a", chips=2)
@@ -52,16 +56,12 @@ async def test_a_plugin_without_the_option_is_not_asked_for_its_preference(clust
         assert len(plugin.allocated) == 1
 
 
-async def test_the_last_devices_are_asked_about_too_under_the_default_topology_policy(
-    cluster: Cluster, plugin: Plugin
-) -> None:
+async def test_the_default_policy_requests_a_preference_without_a_choice(cluster: Cluster, plugin: Plugin) -> None:
     await cluster.run("a", chips=8)
     assert len(plugin.available) == 1
 
 
-async def test_the_last_devices_are_not_asked_about_where_devices_are_aligned(
-    client: KubeClient, directory: Path
-) -> None:
+async def test_another_policy_requests_a_preference_only_with_a_choice(client: KubeClient, directory: Path) -> None:
     async with Kubelet(NODE, client, directory, seed=1, topology_policy="best-effort") as kubelet:
         cluster = Cluster(client, kubelet)
         async with Plugin(kubelet.socket_dir) as plugin:
@@ -72,7 +72,7 @@ async def test_the_last_devices_are_not_asked_about_where_devices_are_aligned(
 
 
 @pytest.mark.parametrize("call", ["prefer", "allocate"])
-async def test_an_error_of_the_plugin_fails_the_pod_in_the_plugins_words(
+async def test_an_error_of_the_plugin_fails_the_pod_with_its_message(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin, call: str
 ) -> None:
     def refuse(*_: object) -> list[str]:
@@ -93,7 +93,7 @@ async def test_an_error_of_the_plugin_fails_the_pod_in_the_plugins_words(
     assert kubelet.ledger() == {}
 
 
-async def test_an_answer_for_no_container_fails_the_pod(cluster: Cluster, plugin: Plugin) -> None:
+async def test_a_response_for_no_container_fails_the_pod(cluster: Cluster, plugin: Plugin) -> None:
     plugin.answers_for_no_container = True
     await cluster.create(pod("a", chips=1))
     failed = await cluster.pod("a", lambda each: each.phase == "Failed")
@@ -101,7 +101,7 @@ async def test_an_answer_for_no_container_fails_the_pod(cluster: Cluster, plugin
     assert "no containers return in allocation response" in failed.status["message"]
 
 
-async def test_a_checkpoint_that_can_not_be_written_fails_the_pod(
+async def test_a_checkpoint_that_cannot_be_written_fails_the_pod(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     checkpoint = kubelet.socket_dir / "kubelet_internal_checkpoint"
@@ -113,7 +113,7 @@ async def test_a_checkpoint_that_can_not_be_written_fails_the_pod(
     assert len(plugin.allocated) == 1
 
 
-async def test_what_an_earlier_container_got_stays_until_the_rejected_pod_is_freed_lazily(
+async def test_a_rejected_pods_earlier_container_holds_devices_until_freed(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     async def once(devices: list[str]) -> pb.ContainerAllocateResponse:
@@ -130,7 +130,7 @@ async def test_what_an_earlier_container_got_stays_until_the_rejected_pod_is_fre
     assert set(kubelet.ledger()) == {("default/b", "main")}
 
 
-async def test_pods_are_admitted_one_at_a_time_and_listed_right_before(
+async def test_pods_are_listed_right_before_admission_one_at_a_time(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     seen: list[list[str]] = []
@@ -151,7 +151,7 @@ async def test_pods_are_admitted_one_at_a_time_and_listed_right_before(
     assert seen == [["default/z"], ["default/z", "default/y"], ["default/z", "default/y", "default/x"]]
 
 
-async def test_held_admission_neither_lists_nor_admits(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_held_pods_are_neither_listed_nor_admitted(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
     with cluster.admission_held():
         await cluster.create(pod("a", chips=1))
         await cluster.create(pod("b"))
@@ -162,7 +162,7 @@ async def test_held_admission_neither_lists_nor_admits(cluster: Cluster, kubelet
     assert len(plugin.allocated) == 1
 
 
-async def test_a_node_with_too_few_devices_refuses_before_any_device_is_given(cluster: Cluster, plugin: Plugin) -> None:
+async def test_a_node_with_too_few_devices_rejects_before_any_allocation(cluster: Cluster, plugin: Plugin) -> None:
     await cluster.run("a", chips=6)
     await cluster.create(pod("b", chips=4))
     failed = await cluster.pod("b", lambda each: each.phase == "Failed")
@@ -173,7 +173,7 @@ async def test_a_node_with_too_few_devices_refuses_before_any_device_is_given(cl
     assert len(plugin.allocated) == 1
 
 
-async def test_an_explicit_zero_refuses(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_an_explicit_zero_rejects_the_pod(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
     await plugin.stop()
     await kubelet.until(lambda: set(kubelet.devices(RESOURCE).values()) == {"Unhealthy"})
     await cluster.node(lambda _capacity, allocatable: allocatable.get(RESOURCE) == "0")
@@ -182,13 +182,13 @@ async def test_an_explicit_zero_refuses(cluster: Cluster, kubelet: Kubelet, plug
     assert failed.status["reason"] == f"OutOf{RESOURCE}"
 
 
-async def test_a_resource_that_was_never_registered_is_skipped_in_silence(cluster: Cluster, kubelet: Kubelet) -> None:
+async def test_a_request_for_an_unregistered_resource_is_ignored(cluster: Cluster, kubelet: Kubelet) -> None:
     await cluster.run("a", chips=4)
     assert kubelet.ledger() == {}
     assert "ASCEND_VISIBLE_DEVICES" not in kubelet.container("default/a", "main").env
 
 
-async def test_devices_turn_unhealthy_between_predicate_and_allocation_in_the_kubelets_words(
+async def test_a_device_that_fails_during_admission_fails_the_pod(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     await cluster.run("a", chips=7)
@@ -212,7 +212,7 @@ async def test_devices_turn_unhealthy_between_predicate_and_allocation_in_the_ku
     )
 
 
-async def test_a_finished_init_containers_devices_serve_the_containers_after_it(
+async def test_later_containers_reuse_a_finished_init_containers_devices(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     await cluster.run("a", chips=4, initContainers=[container("prepare", chips=2)])
@@ -221,7 +221,7 @@ async def test_a_finished_init_containers_devices_serve_the_containers_after_it(
     assert [len(each) for each in plugin.allocated] == [2, 4]
 
 
-async def test_a_sidecar_keeps_its_devices_for_itself(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_a_sidecar_does_not_share_its_devices(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
     sidecar = container("beside", chips=2, restartPolicy="Always")
     await cluster.run("a", chips=4, initContainers=[sidecar])
     ledger = kubelet.ledger()
@@ -229,7 +229,7 @@ async def test_a_sidecar_keeps_its_devices_for_itself(cluster: Cluster, kubelet:
     assert len(plugin.allocated) == 2
 
 
-async def test_a_pod_is_kept_out_by_its_node_selector(cluster: Cluster, kubelet: Kubelet) -> None:
+async def test_a_pod_whose_node_selector_does_not_match_is_rejected(cluster: Cluster, kubelet: Kubelet) -> None:
     await cluster.create(pod("a", nodeSelector={"accelerator-type": "card"}))
     failed = await cluster.pod("a", lambda each: each.phase == "Failed")
     assert failed.status["reason"] == "NodeAffinity"
@@ -250,7 +250,7 @@ async def test_the_same_seed_makes_the_same_choices(client: KubeClient, director
     assert chosen[0] == chosen[1]
 
 
-async def test_a_plugin_that_hangs_up_during_a_call_fails_that_pod_and_the_kubelet_goes_on(
+async def test_a_plugin_that_disconnects_during_a_call_fails_only_that_pod(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     called = asyncio.Event()

@@ -1,3 +1,5 @@
+"""Containers: what they get from Allocate responses, and how they restart and end."""
+
 from pathlib import Path
 
 import grpc
@@ -18,7 +20,7 @@ def answer(plugin: Plugin, response: pb.ContainerAllocateResponse) -> None:
     plugin.allocate = give
 
 
-async def test_a_container_gets_what_the_plugin_answered(
+async def test_a_container_gets_everything_in_the_allocate_response(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin, directory: Path
 ) -> None:
     node = directory / "davinci3"
@@ -46,7 +48,7 @@ async def test_a_container_gets_what_the_plugin_answered(
     assert running.cdi_devices == ("huawei.com/npu=3",)
 
 
-async def test_of_two_resources_that_set_the_same_variable_one_wins_whole(cluster: Cluster, kubelet: Kubelet) -> None:
+async def test_one_of_two_resources_that_set_the_same_variable_wins(cluster: Cluster, kubelet: Kubelet) -> None:
     async with (
         Plugin(kubelet.socket_dir, resource="a.com/x") as one,
         Plugin(kubelet.socket_dir, resource="b.com/y") as two,
@@ -61,7 +63,7 @@ async def test_of_two_resources_that_set_the_same_variable_one_wins_whole(cluste
         assert (env["x"], env["y"]) == ("x", "y")
 
 
-async def test_a_device_that_is_not_on_the_host_fails_the_container_and_not_the_pod(
+async def test_a_device_missing_on_the_host_fails_the_container_not_the_pod(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin, directory: Path
 ) -> None:
     missing = directory / "davinci9"
@@ -80,7 +82,7 @@ async def test_a_device_that_is_not_on_the_host_fails_the_container_and_not_the_
     assert len(plugin.allocated) == 1
 
 
-async def test_host_paths_are_looked_up_below_the_hosts_root(client: KubeClient, directory: Path) -> None:
+async def test_host_paths_are_looked_up_below_the_host_root(client: KubeClient, directory: Path) -> None:
     (directory / "host" / "dev").mkdir(parents=True)
     (directory / "host" / "dev" / "davinci0").touch()
     async with (
@@ -95,7 +97,7 @@ async def test_host_paths_are_looked_up_below_the_hosts_root(client: KubeClient,
         assert "/dev/davinci0" in kubelet.container("default/a", "main").devices
 
 
-async def test_a_crashed_container_is_started_from_the_cached_answer(
+async def test_a_crashed_container_restarts_with_the_cached_response(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     await cluster.run("a", chips=2)
@@ -107,7 +109,7 @@ async def test_a_crashed_container_is_started_from_the_cached_answer(
     assert len(plugin.allocated) == 1
 
 
-async def test_pre_start_is_called_at_every_start_and_holds_back_the_container(
+async def test_pre_start_is_called_at_every_start_and_can_prevent_it(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     plugin.options.pre_start_required = True
@@ -123,18 +125,20 @@ async def test_pre_start_is_called_at_every_start_and_holds_back_the_container(
     assert stuck.phase == "Pending"
 
 
-async def test_a_deleted_pod_is_stopped_and_then_gone(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_a_deleted_pod_is_stopped_and_then_removed(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
     await cluster.run("a", chips=8)
     await cluster.delete("a")
     await cluster.gone("a")
     await kubelet.until(lambda: not kubelet.has_container("default/a", "main"))
-    assert set(kubelet.ledger()) == {("default/a", "main")}  # freed lazily, and here nothing has asked yet
+    assert set(kubelet.ledger()) == {
+        ("default/a", "main")
+    }  # freed by the next admission or List, which has not happened yet
     await cluster.run("b", chips=8)
     assert set(kubelet.ledger()) == {("default/b", "main")}
     assert len(plugin.allocated) == 2
 
 
-async def test_a_new_pod_of_an_old_name_is_not_taken_for_the_old_one(
+async def test_a_pod_recreated_with_the_same_name_is_a_different_pod(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     first = await cluster.run("a", chips=8)

@@ -1,3 +1,5 @@
+"""The APIs that read the kubelet's state: pod-resources and ``GET /pods``."""
+
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
@@ -32,7 +34,7 @@ async def pods_of(kubelet: Kubelet, **headers: str) -> tuple[int, dict[str, Any]
         return response.status, await response.json() if response.status == 200 else {}
 
 
-async def test_pod_resources_show_what_active_pods_hold(
+async def test_pod_resources_list_the_devices_of_active_pods(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin, lister: "services.PodResourcesListerAsyncStub"
 ) -> None:
     plugin.numa = {"Ascend910-0": 1}
@@ -53,7 +55,7 @@ async def test_pod_resources_show_what_active_pods_hold(
     }
 
 
-async def test_listing_frees_what_finished_pods_held(
+async def test_listing_frees_the_devices_of_finished_pods(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin, lister: "services.PodResourcesListerAsyncStub"
 ) -> None:
     await cluster.run("a", chips=2)
@@ -64,7 +66,7 @@ async def test_listing_frees_what_finished_pods_held(
     assert len(plugin.allocated) == 1
 
 
-async def test_one_pod_can_be_asked_for_and_an_unknown_one_is_a_plain_error(
+async def test_get_returns_one_pod_and_an_error_for_an_unknown_one(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin, lister: "services.PodResourcesListerAsyncStub"
 ) -> None:
     await cluster.run("a", chips=2)
@@ -77,7 +79,7 @@ async def test_one_pod_can_be_asked_for_and_an_unknown_one_is_a_plain_error(
     assert caught.value.details() == "pod x in namespace default not found"
 
 
-async def test_allocatable_resources_are_the_healthy_devices_in_use_or_not(
+async def test_allocatable_resources_are_all_healthy_devices(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin, lister: "services.PodResourcesListerAsyncStub"
 ) -> None:
     await cluster.run("a", chips=2)
@@ -89,7 +91,7 @@ async def test_allocatable_resources_are_the_healthy_devices_in_use_or_not(
     assert shown == set(plugin.health) - {"Ascend910-7"}
 
 
-async def test_asking_too_often_is_rejected(lister: "services.PodResourcesListerAsyncStub") -> None:
+async def test_requests_above_the_rate_limit_are_rejected(lister: "services.PodResourcesListerAsyncStub") -> None:
     calls = [lister.List(pb.ListPodResourcesRequest()) for _ in range(100)]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     refused = [each for each in outcomes if isinstance(each, grpc.aio.AioRpcError)]
@@ -97,24 +99,24 @@ async def test_asking_too_often_is_rejected(lister: "services.PodResourcesLister
     assert {each.code() for each in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
-async def test_the_list_of_pods_holds_the_pod_under_admission(
+async def test_the_list_of_pods_contains_the_pod_under_admission(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
-    asked = []
+    listed = []
 
     async def look(devices: list[str]) -> Any:
         _, body = await pods_of(kubelet)
-        asked.append({each["metadata"]["name"] for each in body["items"]})
+        listed.append({each["metadata"]["name"] for each in body["items"]})
         return await plugin._allocate(devices)
 
     plugin.allocate = look
     for name in ("a", "b"):
         await cluster.create(pod(name, chips=1))
     await kubelet.until(lambda: kubelet.has_container("default/b", "main"))
-    assert asked == [{"a"}, {"a", "b"}]
+    assert listed == [{"a"}, {"a", "b"}]
 
 
-async def test_the_list_of_pods_is_whole(cluster: Cluster, kubelet: Kubelet) -> None:
+async def test_the_list_of_pods_has_all_fields(cluster: Cluster, kubelet: Kubelet) -> None:
     body = pod("a", terminationGracePeriodSeconds=0)
     body["metadata"]["annotations"] = {"huawei.com/Ascend910": "Ascend910-0"}
     created = await cluster.create(body)
@@ -128,13 +130,13 @@ async def test_the_list_of_pods_is_whole(cluster: Cluster, kubelet: Kubelet) -> 
     assert item["spec"]["terminationGracePeriodSeconds"] == 0
 
 
-async def test_the_list_of_pods_asks_for_a_token(kubelet: Kubelet) -> None:
+async def test_the_list_of_pods_requires_a_token(kubelet: Kubelet) -> None:
     kubelet.pods_answer.token = "secret"
     assert (await pods_of(kubelet))[0] == 401
     assert (await pods_of(kubelet, Authorization="Bearer secret"))[0] == 200
 
 
-async def test_the_list_of_pods_can_be_forbidden_slow_or_wrong(cluster: Cluster, kubelet: Kubelet) -> None:
+async def test_the_list_of_pods_can_be_forbidden_delayed_or_changed(cluster: Cluster, kubelet: Kubelet) -> None:
     await cluster.run("a")
     kubelet.pods_answer.forbidden = True
     assert (await pods_of(kubelet))[0] == 403
@@ -149,7 +151,7 @@ async def test_the_list_of_pods_can_be_forbidden_slow_or_wrong(cluster: Cluster,
     assert (await pods_of(kubelet))[1]["items"] == []
 
 
-async def test_the_list_of_pods_can_show_what_the_kubelet_has_come_to(
+async def test_the_list_of_pods_can_show_the_kubelets_own_statuses(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     await plugin.stop()
@@ -160,7 +162,7 @@ async def test_the_list_of_pods_can_show_what_the_kubelet_has_come_to(
     assert answer["items"][0]["status"]["phase"] == "Failed"
 
 
-async def test_both_addresses_stay_the_same_over_a_restart(
+async def test_a_restart_does_not_change_the_addresses_of_both_apis(
     kubelet: Kubelet, lister: "services.PodResourcesListerAsyncStub"
 ) -> None:
     url = kubelet.pods_url

@@ -1,3 +1,5 @@
+"""Registration of device plugins, their ListAndWatch streams, and the devices that the Node then shows."""
+
 from pathlib import Path
 
 import grpc
@@ -5,17 +7,16 @@ import pytest
 
 from ascend.errors import InvalidValue
 from ascend.kube.client import KubeClient
-from sandbox.apiserver import ApiServer
 from sandbox.kubelet import Kubelet
-from tests.sandbox.kubelet.node import NODE, Cluster, pod
+from tests.sandbox.kubelet.node import NODE, Cluster
 from tests.sandbox.kubelet.peer import RESOURCE, Plugin, Refused
 
 
-async def test_the_node_is_ready_and_shows_no_resource_before_a_registration(cluster: Cluster) -> None:
+async def test_a_node_shows_no_resource_before_a_plugin_registers(cluster: Cluster) -> None:
     await cluster.node(lambda capacity, _allocatable: capacity and RESOURCE not in capacity)
 
 
-async def test_capacity_counts_all_devices_and_allocatable_the_healthy_ones(cluster: Cluster, plugin: Plugin) -> None:
+async def test_capacity_counts_all_devices_and_allocatable_healthy_ones(cluster: Cluster, plugin: Plugin) -> None:
     await cluster.node(lambda capacity, allocatable: (capacity.get(RESOURCE), allocatable.get(RESOURCE)) == ("8", "8"))
     plugin.health["Ascend910-5"] = "Unhealthy"
     plugin.health["Ascend910-6"] = "healthy"
@@ -35,13 +36,13 @@ async def test_an_unsupported_version_is_refused(kubelet: Kubelet) -> None:
 
 
 @pytest.mark.parametrize("name", ["Ascend910", "kubernetes.io/npu", "x.kubernetes.io/npu", "requests.huawei.com/npu"])
-async def test_a_name_that_is_no_extended_resource_is_refused(kubelet: Kubelet, name: str) -> None:
+async def test_a_resource_name_that_is_not_extended_is_refused(kubelet: Kubelet, name: str) -> None:
     async with Plugin(kubelet.socket_dir, resource=name) as plugin:
         with pytest.raises(grpc.aio.AioRpcError, match="is invalid"):
             await plugin.register()
 
 
-async def test_a_plugin_that_fails_its_options_is_not_registered(kubelet: Kubelet) -> None:
+async def test_a_plugin_whose_options_call_fails_is_not_registered(kubelet: Kubelet) -> None:
     async with Plugin(kubelet.socket_dir) as plugin:
         plugin.options_error = Refused(grpc.StatusCode.INTERNAL, "not yet")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -52,13 +53,13 @@ async def test_a_plugin_that_fails_its_options_is_not_registered(kubelet: Kubele
         assert kubelet.devices(RESOURCE) == {}
 
 
-async def test_a_socket_nobody_listens_on_is_given_up(kubelet: Kubelet) -> None:
+async def test_a_registration_fails_if_nothing_listens_on_the_socket(kubelet: Kubelet) -> None:
     async with Plugin(kubelet.socket_dir) as plugin:
         with pytest.raises(grpc.aio.AioRpcError, match="failed to dial device plugin"):
-            await plugin.register(endpoint="nobody.sock")
+            await plugin.register(endpoint="unused.sock")
 
 
-async def test_the_end_of_the_stream_makes_all_devices_unhealthy_and_nobody_dials_again(
+async def test_the_end_of_a_stream_makes_all_devices_unhealthy_for_good(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     plugin.end_streams()
@@ -67,7 +68,7 @@ async def test_the_end_of_the_stream_makes_all_devices_unhealthy_and_nobody_dial
     assert plugin.streams == 1
 
 
-async def test_a_plugin_that_registers_again_is_back(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_a_plugin_that_registers_again_can_allocate(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
     await plugin.stop()
     await kubelet.until(lambda: set(kubelet.devices(RESOURCE).values()) == {"Unhealthy"})
     async with Plugin(kubelet.socket_dir, devices=4) as successor:
@@ -87,7 +88,7 @@ async def test_the_late_end_of_the_old_stream_disconnects_the_new_plugin(kubelet
         await successor.cancelled.wait()
 
 
-async def test_a_later_kubelet_tells_old_and_new_plugin_apart(client: KubeClient, directory: Path) -> None:
+async def test_kubelet_1_37_distinguishes_the_old_and_the_new_plugin(client: KubeClient, directory: Path) -> None:
     async with (
         Kubelet(NODE, client, directory, seed=1, reregistration_race=False) as kubelet,
         Plugin(kubelet.socket_dir, devices=8) as plugin,
@@ -103,9 +104,7 @@ async def test_a_later_kubelet_tells_old_and_new_plugin_apart(client: KubeClient
         assert len(successor.allocated) == 1
 
 
-async def test_a_resource_whose_plugin_stays_away_is_shown_as_an_explicit_zero(
-    client: KubeClient, directory: Path
-) -> None:
+async def test_a_resource_without_its_plugin_becomes_an_explicit_zero(client: KubeClient, directory: Path) -> None:
     async with Kubelet(NODE, client, directory, seed=1, stop_grace_s=0.05) as kubelet:
         async with Plugin(kubelet.socket_dir) as plugin:
             await plugin.register()
@@ -117,7 +116,7 @@ async def test_a_resource_whose_plugin_stays_away_is_shown_as_an_explicit_zero(
         assert kubelet.devices(RESOURCE) == {}
 
 
-async def test_the_start_removes_sockets_and_nothing_else(client: KubeClient, directory: Path) -> None:
+async def test_the_kubelet_removes_only_sockets_at_its_start(client: KubeClient, directory: Path) -> None:
     kubelet = Kubelet(NODE, client, directory, seed=1)
     kubelet.socket_dir.mkdir()
     (kubelet.socket_dir / "DEPRECATION").write_text("kept")
@@ -128,7 +127,7 @@ async def test_the_start_removes_sockets_and_nothing_else(client: KubeClient, di
         assert plugin.endpoint not in names
 
 
-async def test_a_restart_gives_kubelet_sock_a_new_identity(kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_a_restart_creates_kubelet_sock_with_a_new_inode(kubelet: Kubelet, plugin: Plugin) -> None:
     before = kubelet.plugin_socket.stat()
     await kubelet.restart()
     after = kubelet.plugin_socket.stat()
@@ -137,23 +136,12 @@ async def test_a_restart_gives_kubelet_sock_a_new_identity(kubelet: Kubelet, plu
     assert not (kubelet.socket_dir / plugin.endpoint).exists()
 
 
-async def test_a_directory_too_deep_for_a_socket_is_refused(client: KubeClient) -> None:
+async def test_a_directory_with_a_path_too_long_for_sockets_is_refused(client: KubeClient) -> None:
     with pytest.raises(InvalidValue, match="107 bytes"):
         Kubelet(NODE, client, Path("/tmp") / ("x" * 100), seed=1)
 
 
-async def test_a_kubelet_connects_by_itself_with_a_kubeconfig(
-    server: ApiServer, client: KubeClient, directory: Path
-) -> None:
-    async with Kubelet("node-2", server.kubeconfig(), directory / "2", seed=1) as kubelet:
-        cluster = Cluster(client, kubelet)
-        created = await cluster.create(pod("a", nodeName="node-2"))
-        await kubelet.until(lambda: kubelet.has_container(created.key, "main"))
-
-
-async def test_a_stream_that_fails_at_once_leaves_an_explicit_zero_and_is_not_opened_again(
-    cluster: Cluster, kubelet: Kubelet
-) -> None:
+async def test_a_stream_that_fails_at_once_leaves_an_explicit_zero(cluster: Cluster, kubelet: Kubelet) -> None:
     # Kubernetes' own test of a broken plugin (spec/kubernetes.md §5.5, F5): the registration itself succeeds.
     async with Plugin(kubelet.socket_dir) as plugin:
         plugin.list_error = Refused(grpc.StatusCode.INTERNAL, "broken")

@@ -1,3 +1,5 @@
+"""Restarts of the kubelet and reboots of the node: the checkpoint, and what happens to pods."""
+
 import asyncio
 import base64
 import json
@@ -14,7 +16,7 @@ from tests.sandbox.kubelet.node import Clock, Cluster, pod
 from tests.sandbox.kubelet.peer import RESOURCE, Plugin
 
 
-async def test_the_checkpoint_says_who_holds_what(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_the_checkpoint_contains_the_allocations(cluster: Cluster, kubelet: Kubelet, plugin: Plugin) -> None:
     plugin.numa = {"Ascend910-0": 0, "Ascend910-1": 1}
     plugin.send()
     plugin.prefer = lambda _available, _chosen, _size: ["Ascend910-0", "Ascend910-1", "Ascend910-2"]
@@ -29,7 +31,7 @@ async def test_the_checkpoint_says_who_holds_what(cluster: Cluster, kubelet: Kub
     assert isinstance(checkpoint["Checksum"], int)
 
 
-async def test_every_message_of_the_plugin_is_checkpointed(kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_every_list_and_watch_message_updates_the_checkpoint(kubelet: Kubelet, plugin: Plugin) -> None:
     plugin.health["Ascend910-0"] = "Unhealthy"
     plugin.send()
     await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-0"] == "Unhealthy")
@@ -37,7 +39,7 @@ async def test_every_message_of_the_plugin_is_checkpointed(kubelet: Kubelet, plu
     assert checkpoint["Data"]["RegisteredDevices"] == {RESOURCE: sorted(set(plugin.health) - {"Ascend910-0"})}
 
 
-async def test_running_pods_keep_their_devices_and_containers_without_another_allocate(
+async def test_running_pods_keep_their_devices_without_another_allocate(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     await cluster.run("a", chips=2)
@@ -56,27 +58,27 @@ async def test_running_pods_keep_their_devices_and_containers_without_another_al
     assert len(plugin.allocated) == 2
 
 
-async def test_what_an_earlier_kubelet_offered_is_not_taken_for_the_new_one_s_offer(
+async def test_a_restarted_kubelet_does_not_report_its_predecessors_devices(
     server: ApiServer, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     assert kubelet.allocatable(RESOURCE) == len(plugin.health)
-    said, may_say = asyncio.Event(), asyncio.Event()
+    updating, may_update = asyncio.Event(), asyncio.Event()
 
-    async def hold_up(_operation: str, resource: Resource, subresource: str, document: JsonObject) -> JsonObject:
+    async def delay_update(_operation: str, resource: Resource, subresource: str, document: JsonObject) -> JsonObject:
         if (resource.plural, subresource) == ("nodes", "status"):
-            said.set()
-            await may_say.wait()
+            updating.set()
+            await may_update.wait()
         return document
 
-    server.admission.append(hold_up)
+    server.admission.append(delay_update)
     await kubelet.restart()
-    await said.wait()
+    await updating.wait()
     assert kubelet.allocatable(RESOURCE) is None
-    may_say.set()
+    may_update.set()
     await kubelet.until(lambda: kubelet.allocatable(RESOURCE) == 0)
 
 
-async def test_a_new_pod_after_a_restart_is_refused_until_the_plugin_is_back(
+async def test_new_pods_are_rejected_until_the_plugin_registers_again(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     await kubelet.restart()
@@ -87,7 +89,7 @@ async def test_a_new_pod_after_a_restart_is_refused_until_the_plugin_is_back(
     assert not plugin.allocated
 
 
-async def test_after_a_reboot_a_pod_fails_where_the_plugin_is_late(
+async def test_after_a_reboot_pods_fail_if_the_plugin_has_not_registered(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     await cluster.run("a", chips=2)
@@ -98,7 +100,7 @@ async def test_after_a_reboot_a_pod_fails_where_the_plugin_is_late(
     assert len(plugin.allocated) == 1
 
 
-async def test_pods_deleted_while_the_kubelet_was_down_are_freed_later(
+async def test_devices_of_pods_deleted_during_a_kubelet_outage_are_freed(
     cluster: Cluster, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     await cluster.run("a", chips=8)
@@ -127,9 +129,7 @@ async def test_a_corrupt_checkpoint_is_ignored(
         await cluster.run("a", chips=1)
 
 
-async def test_pods_there_are_at_the_start_come_by_creation_time(
-    cluster: Cluster, kubelet: Kubelet, clock: Clock
-) -> None:
+async def test_existing_pods_are_admitted_by_creation_time(cluster: Cluster, kubelet: Kubelet, clock: Clock) -> None:
     await kubelet.stop()
     for name, second in (("a", 30), ("b", 10), ("c", 20)):
         clock.time = datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC)

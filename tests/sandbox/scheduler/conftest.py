@@ -1,3 +1,5 @@
+"""A cluster whose nodes are only objects, an extender that is controlled by the test, and a manual clock."""
+
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,7 +9,7 @@ import pytest
 from ascend.kube.client import KubeClient
 from sandbox.apiserver import ApiServer
 from tests.sandbox.scheduler.extender import FakeExtender
-from tests.sandbox.scheduler.world import Patience, World
+from tests.sandbox.scheduler.world import ManualClock, World
 
 
 @pytest.fixture
@@ -26,8 +28,8 @@ async def extender(client: KubeClient) -> AsyncIterator[FakeExtender]:
 
 
 @pytest.fixture
-def patience() -> Patience:
-    return Patience()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""An extender as small as one can be: it answers what the test says and remembers what it was asked."""
+"""A minimal scheduler extender: the test sets its responses, and it records the requests."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,3 +1,5 @@
+"""How the scheduler calls its extender."""
+
 import asyncio
 
 import pytest
@@ -6,7 +8,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import JsonObject
 from sandbox.scheduler import Scheduler
 from tests.sandbox.scheduler.extender import FakeExtender
-from tests.sandbox.scheduler.world import RESOURCE, Patience, World, pod, scheduled
+from tests.sandbox.scheduler.world import RESOURCE, ManualClock, World, pod, scheduled
 
 
 async def test_a_pod_is_filtered_scored_and_bound_by_the_extender(
@@ -20,16 +22,16 @@ async def test_a_pod_is_filtered_scored_and_bound_by_the_extender(
         assert await world.bound("a") == "n2"
         note = await world.event(lambda each: each.reason == "Scheduled")
     assert extender.verbs() == ["filter", "prioritize", "bind"]
-    (_, asked), (_, scored), (_, bound) = extender.calls
-    assert asked["Nodes"] is None
-    assert set(asked["NodeNames"]) == set(scored["NodeNames"]) == {"n1", "n2", "n3"}
-    assert asked["Pod"]["metadata"]["uid"] == created.uid
-    assert asked["Pod"]["spec"]["containers"][0]["resources"]["limits"] == {RESOURCE: "2"}
+    (_, filtered), (_, scored), (_, bound) = extender.calls
+    assert filtered["Nodes"] is None
+    assert set(filtered["NodeNames"]) == set(scored["NodeNames"]) == {"n1", "n2", "n3"}
+    assert filtered["Pod"]["metadata"]["uid"] == created.uid
+    assert filtered["Pod"]["spec"]["containers"][0]["resources"]["limits"] == {RESOURCE: "2"}
     assert bound == {"PodName": "a", "PodNamespace": "default", "PodUID": created.uid, "Node": "n2"}
     assert note.note == "Successfully assigned default/a to n2"
 
 
-async def test_a_single_node_is_not_scored(client: KubeClient, world: World, extender: FakeExtender) -> None:
+async def test_a_single_feasible_node_is_not_scored(client: KubeClient, world: World, extender: FakeExtender) -> None:
     await world.node("n1")
     await world.node("n2")
     extender.refused = {"n2": "no ring has 4 free chips"}
@@ -39,7 +41,7 @@ async def test_a_single_node_is_not_scored(client: KubeClient, world: World, ext
     assert extender.verbs() == ["filter", "bind"]
 
 
-async def test_a_pod_without_the_resource_is_none_of_the_extenders_business(
+async def test_the_extender_is_not_called_for_pods_without_the_resource(
     client: KubeClient, world: World, extender: FakeExtender
 ) -> None:
     await world.node("n1", chips=None)
@@ -49,7 +51,7 @@ async def test_a_pod_without_the_resource_is_none_of_the_extenders_business(
     assert extender.calls == []
 
 
-async def test_nodes_that_fail_the_scheduler_are_not_shown_to_the_extender(
+async def test_the_extender_gets_only_nodes_that_pass_the_schedulers_filters(
     client: KubeClient, world: World, extender: FakeExtender
 ) -> None:
     await world.node("n1", chips=2)
@@ -64,7 +66,7 @@ async def test_nodes_that_fail_the_scheduler_are_not_shown_to_the_extender(
     assert extender.calls[0][1]["NodeNames"] == ["n5"]
 
 
-async def test_the_reasons_of_scheduler_and_extender_are_counted_in_one_sentence(
+async def test_reasons_of_scheduler_and_extender_are_in_one_message(
     client: KubeClient, world: World, extender: FakeExtender
 ) -> None:
     await world.node("n1", chips=2)
@@ -73,77 +75,75 @@ async def test_the_reasons_of_scheduler_and_extender_are_counted_in_one_sentence
     extender.refused = {"n2": "no ring has 4 free chips", "n3": "no ring has 4 free chips"}
     extender.unresolvable = {"n3": "chip health is unknown", "n4": "chip health is unknown"}
     await world.create(pod("a", 4))
-    sentence = (
+    message = (
         f"0/4 nodes are available: 1 Insufficient {RESOURCE}, 1 no ring has 4 free chips, 2 chip health is unknown."
     )
     async with Scheduler(client, extender.url, seed=1):
-        assert await world.refused("a") == sentence
+        assert await world.refused("a") == message
         event = await world.event(lambda each: each.reason == "FailedScheduling")
-    assert (event.type, event.note, event.regarding["name"]) == ("Warning", sentence, "a")
+    assert (event.type, event.note, event.regarding["name"]) == ("Warning", message, "a")
     assert extender.verbs() == ["filter"]
 
 
-async def test_an_error_of_the_filter_fails_the_cycle_and_is_tried_again_after_the_backoff(
-    client: KubeClient, world: World, extender: FakeExtender, patience: Patience
+async def test_a_filter_error_fails_the_cycle_and_the_pod_is_requeued(
+    client: KubeClient, world: World, extender: FakeExtender, clock: ManualClock
 ) -> None:
     await world.node("n1")
-    extender.error = "the view is not complete"
+    extender.error = "the cache is not synced"
     await world.create(pod("a", 1))
-    async with Scheduler(client, extender.url, seed=1, wait=patience) as scheduler:
-        assert await world.refused("a", "SchedulerError") == "the view is not complete"
+    async with Scheduler(client, extender.url, seed=1, wait=clock) as scheduler:
+        assert await world.refused("a", "SchedulerError") == "the cache is not synced"
         extender.error = ""
-        patience.end()
+        clock.end()
         assert await world.bound("a") == "n1"
         assert scheduler.cycles == 2
-    assert patience.asked_s == [1.0]
+    assert clock.waits_s == [1.0]
 
 
 @pytest.mark.parametrize("status", [404, 500])
-async def test_an_answer_that_is_not_200_fails_the_cycle(
-    client: KubeClient, world: World, extender: FakeExtender, patience: Patience, status: int
+async def test_a_response_that_is_not_200_fails_the_cycle(
+    client: KubeClient, world: World, extender: FakeExtender, clock: ManualClock, status: int
 ) -> None:
     await world.node("n1")
     extender.status = status
     await world.create(pod("a", 1))
-    async with Scheduler(client, extender.url, seed=1, wait=patience):
+    async with Scheduler(client, extender.url, seed=1, wait=clock):
         message = await world.refused("a", "SchedulerError")
     assert message == f"failed filter with extender at URL {extender.url}/filter, code {status}"
 
 
-async def test_an_extender_that_is_not_there_fails_the_cycle_until_it_is(
-    client: KubeClient, world: World, patience: Patience
-) -> None:
+async def test_an_unreachable_extender_fails_the_cycle(client: KubeClient, world: World, clock: ManualClock) -> None:
     await world.node("n1")
     extender = FakeExtender(client)
     async with extender:
         url = extender.url
     await world.create(pod("a", 1))
-    async with Scheduler(client, url, seed=1, wait=patience):
+    async with Scheduler(client, url, seed=1, wait=clock):
         assert f'Post "{url}/filter"' in await world.refused("a", "SchedulerError")
         await world.event(lambda each: each.reason == "FailedScheduling")
         await extender.listen()
         try:
-            patience.end()
+            clock.end()
             assert await world.bound("a") == "n1"
         finally:
             await extender.close()
 
 
-async def test_the_backoff_doubles_up_to_its_limit(
-    client: KubeClient, world: World, extender: FakeExtender, patience: Patience
+async def test_the_backoff_doubles_up_to_its_maximum(
+    client: KubeClient, world: World, extender: FakeExtender, clock: ManualClock
 ) -> None:
     await world.node("n1")
     extender.error = "no"
     await world.create(pod("a", 1))
-    async with Scheduler(client, extender.url, seed=1, wait=patience) as scheduler:
+    async with Scheduler(client, extender.url, seed=1, wait=clock) as scheduler:
         for cycle in range(1, 7):
-            await patience.asked(cycle)
-            patience.end()
+            await clock.waits(cycle)
+            clock.end()
         await scheduler.until(lambda: scheduler.cycles == 7)
-    assert patience.asked_s[:6] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert clock.waits_s[:6] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
 
-async def test_the_next_pods_cycle_goes_on_while_one_is_being_bound(
+async def test_scheduling_cycles_continue_while_a_pod_is_being_bound(
     client: KubeClient, world: World, extender: FakeExtender
 ) -> None:
     await world.node("n1", chips=8)
@@ -165,7 +165,7 @@ async def test_the_next_pods_cycle_goes_on_while_one_is_being_bound(
     assert extender.verbs() == ["filter", "bind", "filter", "bind"]
 
 
-async def test_a_pod_that_is_being_bound_counts_on_its_node(
+async def test_a_pod_that_is_being_bound_counts_as_assumed_on_its_node(
     client: KubeClient, world: World, extender: FakeExtender
 ) -> None:
     await world.node("n1", chips=8)
@@ -184,22 +184,22 @@ async def test_a_pod_that_is_being_bound_counts_on_its_node(
         await world.bound("a")
 
 
-async def test_a_refused_bind_is_forgotten_and_tried_again(
-    client: KubeClient, world: World, extender: FakeExtender, patience: Patience
+async def test_a_pod_whose_bind_fails_is_no_longer_assumed_and_is_requeued(
+    client: KubeClient, world: World, extender: FakeExtender, clock: ManualClock
 ) -> None:
     await world.node("n1", chips=8)
-    extender.bind_error = "chip 3 has failed meanwhile"
+    extender.bind_error = "chip 3 has failed"
     await world.create(pod("a", 8))
-    async with Scheduler(client, extender.url, seed=1, wait=patience) as scheduler:
-        assert await world.refused("a", "SchedulerError") == "chip 3 has failed meanwhile"
+    async with Scheduler(client, extender.url, seed=1, wait=clock) as scheduler:
+        assert await world.refused("a", "SchedulerError") == "chip 3 has failed"
         extender.bind_error = ""
-        patience.end()
+        clock.end()
         assert await world.bound("a") == "n1"
         await scheduler.until(lambda: not scheduler.binding)
     assert extender.verbs() == ["filter", "bind", "filter", "bind"]
 
 
-async def test_a_bind_whose_answer_is_lost_is_not_done_again(
+async def test_a_bind_whose_response_is_lost_is_not_repeated(
     client: KubeClient, world: World, extender: FakeExtender
 ) -> None:
     await world.node("n1", chips=8)

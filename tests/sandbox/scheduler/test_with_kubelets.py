@@ -1,3 +1,5 @@
+"""The scheduler, its extender and two kubelets together."""
+
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ def offers(kubelet: Kubelet) -> bool:
     return kubelet.allocatable(RESOURCE) == 8
 
 
-async def test_pods_go_from_creation_to_running_containers_until_the_cluster_is_full_and_on_after_a_deletion(
+async def test_pods_run_until_the_cluster_is_full_and_again_after_a_deletion(
     client: KubeClient, world: World, extender: FakeExtender
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as path:

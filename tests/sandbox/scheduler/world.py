@@ -1,4 +1,4 @@
-"""A cluster of nodes that are only objects, the pods in it, and time that passes when a test says so."""
+"""A cluster whose nodes are only objects, its pods, and a clock that the test advances."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,26 +22,26 @@ class Event(KubeObject, frozen=True, kw_only=True):
     regarding: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Patience:
-    """A clock for back-offs: waits end when the test says so."""
+class ManualClock:
+    """A clock for backoffs: a wait ends when the test ends it."""
 
     def __init__(self) -> None:
-        self.asked_s: list[float] = []
+        self.waits_s: list[float] = []
         self._waits: list[asyncio.Future[None]] = []
-        self._asked = asyncio.Event()
+        self._waiting = asyncio.Event()
 
     async def __call__(self, seconds: float) -> None:
-        self.asked_s.append(seconds)
+        self.waits_s.append(seconds)
         wait = asyncio.get_running_loop().create_future()
         self._waits.append(wait)
-        self._asked.set()
+        self._waiting.set()
         await wait
 
-    async def asked(self, times: int) -> None:
+    async def waits(self, times: int) -> None:
         async with asyncio.timeout(10.0):
-            while len(self.asked_s) < times:
-                self._asked.clear()
-                await self._asked.wait()
+            while len(self.waits_s) < times:
+                self._waiting.clear()
+                await self._waiting.wait()
 
     def end(self) -> None:
         waits, self._waits = self._waits, []

@@ -1,15 +1,13 @@
-"""Starts and stops the containers of admitted pods; every pod on its own, none holds up admission."""
+"""The pod workers: start and stop the containers of admitted pods, each pod on its own, without delaying admission."""
 
 import asyncio
 from collections.abc import Callable
-from datetime import datetime
 
 from ascend.errors import AscendError
 from sandbox.kubelet.allocation import DeviceManager
-from sandbox.kubelet.podbook import PodBook
-from sandbox.kubelet.reports import PodReports
+from sandbox.kubelet.pod_status import PodStatusWriter, derive_status
+from sandbox.kubelet.pod_store import PodStore
 from sandbox.kubelet.runtime import CreateFailure, Runtime
-from sandbox.kubelet.statuses import derive_status
 from sandbox.pods import ContainerSpec, FullPod
 
 
@@ -17,63 +15,57 @@ class PodWorkers:
     """One worker per pod.
 
     Args:
-        book: the pods.
+        pod_store: the pods.
         runtime: their containers.
-        devices: what the containers get.
-        reports: how their status gets to the API server.
-        node_ip: the node's address.
-        now: wall clock.
+        devices: the device manager.
+        statuses: writes pod statuses.
         changed: called after every change.
     """
 
     def __init__(
         self,
-        book: PodBook,
+        pod_store: PodStore,
         runtime: Runtime,
         devices: DeviceManager,
-        reports: PodReports,
+        statuses: PodStatusWriter,
         *,
-        node_ip: str,
-        now: Callable[[], datetime],
         changed: Callable[[], None],
     ) -> None:
-        self._book = book
+        self._pod_store = pod_store
         self._runtime = runtime
         self._devices = devices
-        self._reports = reports
-        self._node_ip = node_ip
-        self._now = now
+        self._statuses = statuses
         self._changed = changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, dict[str, tuple[str, str]]] = {}
 
     def start(self, pod: FullPod) -> None:
-        """Start what does not run yet of a pod, in the background."""
+        """Start the containers of a pod that do not run yet, in the background."""
         self._tasks[pod.uid] = asyncio.create_task(self._start(pod), name=f"start {pod.key}")
 
     async def restart(self, pod: FullPod, name: str) -> None:
-        """A container has crashed, or could not be created: start it again, with what the plugins said at first."""
+        """Restart a container that crashed or could not be created, with the cached Allocate response."""
         await self._settle(pod.uid)
         self._runtime.end(pod.uid, name, exit_code=1)
         spec = next(each for each in (*pod.init_containers, *pod.containers) if each.name == name)
         await self._create(pod, spec)
-        self._report(pod)
+        self._update_status(pod)
 
     async def finish(self, pod: FullPod, exit_code: int) -> None:
-        """All containers of a pod end by themselves."""
+        """Let all containers of a pod exit by themselves."""
         await self._settle(pod.uid)
         self._runtime.end_all(pod.uid, exit_code)
-        self._report(pod)
+        self._update_status(pod)
 
     async def stop(self, pod: FullPod) -> None:
-        """The pod is deleted: stop its containers, then let the API server forget it."""
+        """Stop the containers of a terminating pod, then complete its deletion in the API server."""
         await self._cancel(pod.uid)
         self._runtime.end_all(pod.uid)
-        self._book.stop(pod.uid)
-        self._report(pod, delete=True)
+        self._pod_store.mark_stopped(pod.uid)
+        self._update_status(pod, delete=True)
 
     async def remove(self, pod: FullPod) -> None:
-        """The API server has the pod no more, whether or not it told us before."""
+        """Remove a pod that the API server has deleted, terminated before or not."""
         await self._cancel(pod.uid)
         self._runtime.end_all(pod.uid)
         self._runtime.remove(pod.uid)
@@ -81,23 +73,23 @@ class PodWorkers:
         self._changed()
 
     async def close(self) -> None:
-        """The kubelet exits; containers run on."""
+        """Stop the workers when the kubelet exits; containers keep running."""
         for uid in list(self._tasks):
             await self._cancel(uid)
 
     async def _start(self, pod: FullPod) -> None:
-        self._report(pod)
+        self._update_status(pod)
         for spec in pod.init_containers:
             if self._runtime.find(pod.uid, spec.name) is None:
                 if not await self._create(pod, spec):
-                    self._report(pod)
+                    self._update_status(pod)
                     return
                 if not spec.is_sidecar:
                     self._runtime.end(pod.uid, spec.name, exit_code=0)
         for spec in pod.containers:
             if not self._runtime.is_running(pod.uid, spec.name):
                 await self._create(pod, spec)
-        self._report(pod)
+        self._update_status(pod)
 
     async def _create(self, pod: FullPod, spec: ContainerSpec) -> bool:
         failures = self._failures.setdefault(pod.uid, {})
@@ -114,16 +106,15 @@ class PodWorkers:
         failures.pop(spec.name, None)
         return True
 
-    def _report(self, pod: FullPod, *, delete: bool = False) -> None:
-        # A pod that was rejected or has finished keeps what was said about it last.
-        if self._book.is_active(pod.uid) or (delete and self._has_containers(pod)):
-            failures = self._failures.get(pod.uid, {})
-            status = derive_status(pod, self._runtime, failures, node_ip=self._node_ip, now=self._now())
-            status["startTime"] = self._book.status(pod.uid).get("startTime", status["startTime"])
-            self._book.say(pod.uid, status)
-            self._reports.report(pod, status, delete=delete)
+    def _update_status(self, pod: FullPod, *, delete: bool = False) -> None:
+        # A rejected or finished pod keeps its last status.
+        if self._pod_store.is_active(pod.uid) or (delete and self._has_containers(pod)):
+            status = derive_status(pod, self._runtime, self._failures.get(pod.uid, {}))
+            status["startTime"] = self._pod_store.status(pod.uid).get("startTime", status["startTime"])
+            self._pod_store.set_status(pod.uid, status)
+            self._statuses.write(pod, status, delete=delete)
         elif delete:
-            self._reports.report(pod, None, delete=True)
+            self._statuses.write(pod, None, delete=True)
         self._changed()
 
     def _has_containers(self, pod: FullPod) -> bool:

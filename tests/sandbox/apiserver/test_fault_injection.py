@@ -1,4 +1,4 @@
-"""What a test can make the server do: refuse, forget, stall, drop, admit."""
+"""What tests can control: authentication, injected failures, watches, and admission hooks."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
 PODS = "/api/v1/namespaces/default/pods"
 
 
-async def test_only_known_tokens_get_in_but_everybody_may_probe(connect: Connect) -> None:
+async def test_requests_need_a_known_token_and_probes_do_not(connect: Connect) -> None:
     async with ApiServer(tokens={"good": "allocator"}) as server:
         session = connect(server.url).session
         for token, status in (("", 401), ("bad", 401), ("good", 200)):
@@ -32,11 +32,11 @@ async def test_only_known_tokens_get_in_but_everybody_may_probe(connect: Connect
         assert kubeconfig["users"][0]["user"] == {"token": "good"}
 
 
-async def test_requests_are_counted_by_user_and_by_what_they_ask(connect: Connect) -> None:
+async def test_requests_are_counted_by_user_and_by_verb_and_resource(connect: Connect) -> None:
     async with ApiServer(tokens={"good": "allocator", "other": "kubelet"}) as server:
         session = connect(server.url).session
-        asked = ["", "?limit=1", "?watch=true&timeoutSeconds=1", "/missing", "/missing/status"]
-        for path in asked:
+        paths = ["", "?limit=1", "?watch=true&timeoutSeconds=1", "/missing", "/missing/status"]
+        for path in paths:
             headers = {"Authorization": "Bearer good"}
             async with session.get(f"{server.url}{PODS}{path}", headers=headers):
                 pass
@@ -52,7 +52,7 @@ async def test_requests_are_counted_by_user_and_by_what_they_ask(connect: Connec
         }
 
 
-async def test_injected_failures_hit_the_next_matching_requests_only(client: Client, server: ApiServer) -> None:
+async def test_injected_failures_apply_to_the_next_matching_requests_only(client: Client, server: ApiServer) -> None:
     server.fail_next("POST", "/configmaps", 429, times=2, retry_after_s=3)
     assert (await client("GET", CONFIGMAPS)).status == 200
     for _ in range(2):
@@ -63,14 +63,14 @@ async def test_injected_failures_hit_the_next_matching_requests_only(client: Cli
     assert (await client("GET", f"{CONFIGMAPS}?watch=true")).reason == "InternalError"
 
 
-async def test_an_answer_can_be_lost_after_the_deed(client: Client, server: ApiServer) -> None:
+async def test_an_answer_can_be_lost_after_the_request_was_executed(client: Client, server: ApiServer) -> None:
     server.lose_answer("POST", "/configmaps")
     with pytest.raises(aiohttp.ClientError):
         await client("POST", CONFIGMAPS, a_configmap("a"))
     assert (await client("GET", f"{CONFIGMAPS}/a")).status == 200
 
 
-async def test_dropped_watches_break(client: Client, server: ApiServer) -> None:
+async def test_dropped_watches_lose_their_connection(client: Client, server: ApiServer) -> None:
     watch = await client.watch(CONFIGMAPS)
     await server.watches.wait_for_count(1)
     server.drop_watches()
@@ -79,7 +79,7 @@ async def test_dropped_watches_break(client: Client, server: ApiServer) -> None:
     await server.watches.wait_for_count(0)
 
 
-async def test_a_client_that_goes_away_is_forgotten(client: Client, server: ApiServer) -> None:
+async def test_a_watch_ends_when_its_client_disconnects(client: Client, server: ApiServer) -> None:
     watch = await client.watch(CONFIGMAPS)
     await server.watches.wait_for_count(1)
     watch.response.close()
@@ -99,7 +99,7 @@ async def test_paused_watches_deliver_nothing_until_resumed(client: Client, serv
     assert (kind, document["metadata"]["name"]) == ("ADDED", "a")
 
 
-async def test_a_watcher_that_cannot_keep_up_is_cut_off(connect: Connect) -> None:
+async def test_a_watch_with_too_many_undelivered_events_is_closed(connect: Connect) -> None:
     async with ApiServer(watcher_limit=3) as server:
         watch = await connect(server.url).watch("/api/v1/nodes")
         await server.watches.wait_for_count(1)
@@ -110,7 +110,7 @@ async def test_a_watcher_that_cannot_keep_up_is_cut_off(connect: Connect) -> Non
             await watch.response.content.read()
 
 
-async def test_a_delayed_path_waits_and_others_do_not(client: Client, server: ApiServer) -> None:
+async def test_only_requests_for_a_delayed_path_wait(client: Client, server: ApiServer) -> None:
     server.delay("/configmaps", 3600)
     slow = asyncio.create_task(client("GET", CONFIGMAPS))
     assert (await client("GET", PODS)).status == 200
@@ -120,13 +120,13 @@ async def test_a_delayed_path_waits_and_others_do_not(client: Client, server: Ap
     assert (await client("GET", CONFIGMAPS)).status == 200
 
 
-async def test_admission_hooks_change_and_refuse(client: Client, server: ApiServer) -> None:
+async def test_admission_hooks_can_change_and_deny_requests(client: Client, server: ApiServer) -> None:
     seen: list[tuple[str, str, str]] = []
 
     async def hook(operation: str, resource: Resource, subresource: str, document: dict[str, Any]) -> dict[str, Any]:
         seen.append((operation, document["kind"], subresource))
         if operation == "DELETE":
-            raise forbidden(resource, document["metadata"]["name"], "it stays")
+            raise forbidden(resource, document["metadata"]["name"], "it is protected")
         if subresource == "binding":
             metadata = {**document["metadata"], "annotations": {"hooked": "yes"}}
             return {**document, "metadata": metadata}
@@ -138,27 +138,27 @@ async def test_admission_hooks_change_and_refuse(client: Client, server: ApiServ
     await client("POST", f"{PODS}/p/binding", binding)
     assert (await client("GET", f"{PODS}/p")).body["metadata"]["annotations"] == {"hooked": "yes"}
     refused = await client("DELETE", f"{PODS}/p")
-    assert (refused.status, refused.body["message"]) == (403, 'pods "p" is forbidden: it stays')
+    assert (refused.status, refused.body["message"]) == (403, 'pods "p" is forbidden: it is protected')
     assert seen == [("CREATE", "Pod", ""), ("CREATE", "Binding", "binding"), ("DELETE", "Pod", "")]
 
 
-async def test_an_update_overtaken_while_a_hook_runs_starts_over(client: Client, server: ApiServer) -> None:
+async def test_an_update_starts_again_if_the_object_changes_during_a_hook(client: Client, server: ApiServer) -> None:
     stale = (await client("POST", CONFIGMAPS, a_configmap("c", a="1"))).body
 
-    async def overtake(_: str, resource: Resource, __: str, document: dict[str, Any]) -> dict[str, Any]:
+    async def change_meanwhile(_: str, resource: Resource, __: str, document: dict[str, Any]) -> dict[str, Any]:
         server.admission.clear()
         assert resource is CONFIGMAP_KIND
         await client.merge(f"{CONFIGMAPS}/c", {"data": {"b": "2"}})
         return document
 
-    server.admission.append(overtake)
+    server.admission.append(change_meanwhile)
     merged = await client.merge(f"{CONFIGMAPS}/c", {"data": {"a": "3"}})
     assert merged.body["data"] == {"a": "3", "b": "2"}
-    server.admission.append(overtake)
+    server.admission.append(change_meanwhile)
     assert (await client("PUT", f"{CONFIGMAPS}/c", stale)).status == 409
 
 
-async def test_discovery_tells_kubectl_what_there_is(client: Client) -> None:
+async def test_discovery_lists_version_groups_and_resources(client: Client) -> None:
     assert (await client("GET", "/version")).body["gitVersion"] == "v1.34.4"
     assert (await client("GET", "/api")).body["versions"] == ["v1"]
     groups = (await client("GET", "/apis")).body["groups"]
@@ -168,7 +168,7 @@ async def test_discovery_tells_kubectl_what_there_is(client: Client) -> None:
     assert {"pods", "pods/status", "pods/binding", "nodes", "nodes/status"} <= {row["name"] for row in rows}
 
 
-async def test_many_watchers_of_one_node_each_are_told_only_of_their_pods(server: ApiServer, client: Client) -> None:
+async def test_watchers_of_one_node_receive_only_the_pods_of_that_node(server: ApiServer, client: Client) -> None:
     selections = [f"/api/v1/pods?fieldSelector=spec.nodeName%3Dn{number}" for number in range(50)]
     watches = [await client.watch(selection) for selection in selections]
     await server.watches.wait_for_count(50)

@@ -1,6 +1,6 @@
-"""The pod-resources API: the device manager's ledger for whoever may open its socket (spec/kubernetes.md §2)."""
+"""The pod-resources API: lists the devices that containers hold (spec/kubernetes.md §2)."""
 
-from collections.abc import Callable
+import time
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -9,7 +9,7 @@ from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as services
 from sandbox.kubelet.allocation import DeviceManager
 from sandbox.kubelet.ledger import NO_NUMA_NODE, Ledger
-from sandbox.kubelet.podbook import PodBook
+from sandbox.kubelet.pod_store import PodStore
 from sandbox.pods import FullPod
 
 if TYPE_CHECKING:
@@ -20,40 +20,36 @@ BURST: Final = 10.0
 
 
 class PodResources(services.PodResourcesListerServicer):
-    """Serves who holds what.
+    """Serves the devices of pods, at a limited rate.
 
     Args:
-        book: the pods.
-        ledger: what their containers hold.
-        devices: frees what finished pods held, before every List.
-        monotonic: clock of the rate limit.
+        pod_store: the pods.
+        ledger: the devices that their containers hold.
+        devices: frees the devices of finished pods before every List.
     """
 
-    def __init__(
-        self, book: PodBook, ledger: Ledger, devices: DeviceManager, *, monotonic: Callable[[], float]
-    ) -> None:
-        self._book = book
+    def __init__(self, pod_store: PodStore, ledger: Ledger, devices: DeviceManager) -> None:
+        self._pod_store = pod_store
         self._ledger = ledger
         self._devices = devices
-        self._monotonic = monotonic
         self._tokens = BURST
-        self._filled_s = monotonic()
+        self._filled_s = time.monotonic()
 
     async def List(  # noqa: N802 - name of the RPC
         self,
-        request: pb.ListPodResourcesRequest,  # noqa: ARG002 - it is empty
+        request: pb.ListPodResourcesRequest,  # noqa: ARG002 - it has no fields
         context: "_ServicerContext",
     ) -> pb.ListPodResourcesResponse:
-        """What active pods hold. A pod under admission is there already, without devices (server_v1.go, 1.34)."""
+        """Return the devices of active pods. A pod under admission is listed without devices (server_v1.go, 1.34)."""
         await self._limit(context)
-        pods = self._book.active()
+        pods = self._pod_store.active()
         self._devices.free_inactive()
         return pb.ListPodResourcesResponse(pod_resources=[self._pod(each) for each in pods])
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: "_ServicerContext") -> pb.GetPodResourcesResponse:  # noqa: N802 - name of the RPC
-        """What one pod holds; an unknown pod is a plain error, not NOT_FOUND."""
+        """Return the devices of one pod; an unknown pod is an error UNKNOWN, not NOT_FOUND."""
         await self._limit(context)
-        for pod in self._book.pods.values():
+        for pod in self._pod_store.pods.values():
             if (pod.metadata.namespace, pod.name) == (request.pod_namespace, request.pod_name):
                 return pb.GetPodResourcesResponse(pod_resources=self._pod(pod))
         text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
@@ -62,10 +58,10 @@ class PodResources(services.PodResourcesListerServicer):
 
     async def GetAllocatableResources(  # noqa: N802 - name of the RPC
         self,
-        request: pb.AllocatableResourcesRequest,  # noqa: ARG002 - it is empty
+        request: pb.AllocatableResourcesRequest,  # noqa: ARG002 - it has no fields
         context: "_ServicerContext",
     ) -> pb.AllocatableResourcesResponse:
-        """All healthy devices, in use or not."""
+        """Return all healthy devices, in use or not."""
         await self._limit(context)
         devices = [
             _device(resource, node, device)
@@ -76,7 +72,7 @@ class PodResources(services.PodResourcesListerServicer):
         return pb.AllocatableResourcesResponse(devices=devices)
 
     def _pod(self, pod: FullPod) -> pb.PodResources:
-        # Init containers that end are not listed.
+        # Init containers that are no sidecars are not listed.
         containers = [*(each for each in pod.init_containers if each.is_sidecar), *pod.containers]
         return pb.PodResources(
             name=pod.name,
@@ -96,7 +92,7 @@ class PodResources(services.PodResourcesListerServicer):
         )
 
     async def _limit(self, context: "_ServicerContext") -> None:
-        now_s = self._monotonic()
+        now_s = time.monotonic()
         self._tokens = min(BURST, self._tokens + (now_s - self._filled_s) * QUERIES_PER_S)
         self._filled_s = now_s
         if self._tokens < 1.0:
@@ -105,7 +101,7 @@ class PodResources(services.PodResourcesListerServicer):
 
 
 def _device(resource: str, node: int, device: str) -> pb.ContainerDevices:
-    # Every device has an entry of its own: readers merge by resource name (container_manager.go).
+    # Every device has its own entry; clients merge them by resource name (container_manager.go).
     entry = pb.ContainerDevices(resource_name=resource, device_ids=[device])
     if node != NO_NUMA_NODE:
         entry.topology.nodes.add(ID=node)

@@ -1,4 +1,4 @@
-"""The kubelet's own list of pods, and what it last said about each of them."""
+"""The pods that this kubelet knows, and the status it last determined for each of them."""
 
 from collections.abc import Mapping
 
@@ -6,11 +6,11 @@ from ascend.kube.objects import JsonObject
 from sandbox.pods import TERMINAL_PHASES, FullPod
 
 
-class PodBook:
-    """The pods this kubelet knows, in the order it came to know them.
+class PodStore:
+    """The pods of this kubelet, in the order in which they came.
 
-    A pod is *active* unless its containers are known to be gone for good: the kubelet rejected it, it finished, or it
-    was stopped for deletion (spec/kubernetes.md §1.6 "Freed devices", §2).
+    A pod is *active*, and may hold devices, until the kubelet rejects it, it finishes, or its containers are stopped
+    for its deletion (spec/kubernetes.md §1.6 "Freed devices", §2).
     """
 
     def __init__(self) -> None:
@@ -21,34 +21,34 @@ class PodBook:
 
     @property
     def pods(self) -> Mapping[str, FullPod]:
-        """All pods by uid, as the API server last had them."""
+        """All pods by uid, as last received from the API server."""
         return self._pods
 
     def put(self, pod: FullPod) -> None:
-        """A pod is new or has changed."""
+        """Add or replace a pod."""
         self._pods[pod.uid] = pod
         self._keys[pod.uid] = pod.key
 
     def remove(self, uid: str) -> None:
-        """The API server has a pod no more."""
+        """Remove a pod that the API server has deleted."""
         self._pods.pop(uid, None)
         self._statuses.pop(uid, None)
         self._stopped.discard(uid)
 
-    def say(self, uid: str, status: JsonObject) -> None:
-        """The kubelet has come to a status of a pod, on its way to the API server."""
+    def set_status(self, uid: str, status: JsonObject) -> None:
+        """Set the status that the kubelet determined; the API server may not have it yet."""
         self._statuses[uid] = status
 
-    def stop(self, uid: str) -> None:
-        """The pod's containers are stopped for good."""
+    def mark_stopped(self, uid: str) -> None:
+        """Record that the pod's containers are stopped for its deletion."""
         self._stopped.add(uid)
 
     def key(self, uid: str) -> str:
-        """``namespace/name`` of a pod, gone or not; the uid itself where it was never seen."""
+        """Return ``namespace/name`` of a pod, even of a deleted one; the uid if the pod is unknown."""
         return self._keys.get(uid, uid)
 
     def status(self, uid: str) -> JsonObject:
-        """A pod's status with what the kubelet has come to laid over what the API server has."""
+        """Return a pod's status: that of the API server, overlaid with that of the kubelet."""
         pod = self._pods.get(uid)
         return {**(pod.status if pod is not None else {}), **self._statuses.get(uid, {})}
 
@@ -59,5 +59,5 @@ class PodBook:
         return not terminal and uid not in self._stopped
 
     def active(self) -> list[FullPod]:
-        """The pods that may hold devices."""
+        """Return the active pods."""
         return [pod for uid, pod in self._pods.items() if self.is_active(uid)]

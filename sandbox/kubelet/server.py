@@ -1,4 +1,4 @@
-"""``GET /pods`` of the kubelet: its own list of pods over HTTP, and the ways in which that can go wrong."""
+"""The kubelet's HTTP server with ``GET /pods``, its own list of pods, and the faults that tests inject there."""
 
 import asyncio
 import random
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from ascend.kube.objects import JsonObject
-from sandbox.kubelet.podbook import PodBook
+from sandbox.kubelet.pod_store import PodStore
 
 
 @dataclass(slots=True)
 class PodsAnswer:
-    """How ``GET /pods`` is answered; a test sets what it needs.
+    """How ``GET /pods`` is answered; tests change it.
 
     Attributes:
-        token: the bearer token that is required; none where empty.
-        forbidden: answer 403, as without the right to ``nodes/proxy``.
-        rewrite: changes the list before it is sent: a kubelet that lies.
-        status_overlay: answer with what the kubelet has come to; the real one answers with what the API server last
-            said, so a pod it has just rejected still looks pending for a moment (kubelet.go GetPods).
-        requests: how many requests came.
+        token: the required bearer token; empty for none.
+        forbidden: answer 403, as without access to ``nodes/proxy``.
+        rewrite: changes the list before it is sent, to simulate a faulty kubelet.
+        status_overlay: return the statuses that the kubelet determined. The real kubelet returns those of the API
+            server, so for a moment a pod that it has just rejected is still Pending (kubelet.go GetPods).
+        requests: the number of requests received.
     """
 
     token: str = ""
@@ -29,36 +29,38 @@ class PodsAnswer:
     rewrite: Callable[[list[JsonObject]], list[JsonObject]] | None = None
     status_overlay: bool = False
     requests: int = 0
-    _open: asyncio.Event = field(default_factory=asyncio.Event)
+    _released: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._open.set()
+        self._released.set()
 
     def hold(self) -> None:
-        """Be slow: requests wait from now on."""
-        self._open.clear()
+        """Do not answer requests until ``release``."""
+        self._released.clear()
 
     def release(self) -> None:
-        """Answer what waits, and from now on at once."""
-        self._open.set()
+        """Answer the waiting requests, and later ones at once."""
+        self._released.set()
 
     async def wait(self) -> None:
-        """Return when an answer may be given."""
-        await self._open.wait()
+        """Wait until requests may be answered."""
+        await self._released.wait()
 
 
 class PodServer:
     """Serves ``/pods`` on 127.0.0.1.
 
     Args:
-        book: the list of pods.
+        pod_store: the pods.
         answer: how to answer.
-        rng: the real list comes out of a Go map, in any order.
-        changed: called after every request has come in.
+        rng: shuffles the list, because the real one comes from a Go map.
+        changed: called for every request.
     """
 
-    def __init__(self, book: PodBook, answer: PodsAnswer, rng: random.Random, *, changed: Callable[[], None]) -> None:
-        self._book = book
+    def __init__(
+        self, pod_store: PodStore, answer: PodsAnswer, rng: random.Random, *, changed: Callable[[], None]
+    ) -> None:
+        self._pod_store = pod_store
         self._answer = answer
         self._rng = rng
         self._changed = changed
@@ -68,7 +70,7 @@ class PodServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0)
 
     async def start(self, port: int) -> int:
-        """Listen; answers the port, chosen by the system where ``port`` is 0."""
+        """Listen on a port and return it; with ``port`` 0 the system chooses one."""
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True).start()
         bound: int = self._runner.addresses[0][1]
@@ -89,9 +91,9 @@ class PodServer:
                 status=403, text="Forbidden (user=system:anonymous, verb=get, resource=nodes, subresource(s)=[proxy])"
             )
         await answer.wait()
-        pods = list(self._book.pods.values())
+        pods = list(self._pod_store.pods.values())
         self._rng.shuffle(pods)
-        items = [each.as_json(self._book.status(each.uid) if answer.status_overlay else None) for each in pods]
+        items = [each.as_json(self._pod_store.status(each.uid) if answer.status_overlay else None) for each in pods]
         if answer.rewrite is not None:
             items = answer.rewrite(items)
         return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})

@@ -1,14 +1,10 @@
-"""What the server itself writes into objects: defaults, statuses, and which part of an update counts.
+"""The create and update strategies of the kinds: defaults, initial status, and which fields an update may change.
 
-Source: k/k pkg/registry/core/{pod,node,namespace}/strategy.go, pkg/apis/core/v1/defaults.go, and answers of 1.34.4.
-Functions change the document they are given, which belongs to the request.
+Source: k/k pkg/registry/core/{pod,node,namespace}/strategy.go, pkg/apis/core/v1/defaults.go, and responses of 1.34.4.
+The functions change the document they are given, which belongs to the request.
 """
 
-from typing import Any
-
-from sandbox.apiserver.resources import NAMESPACES, NODES, PODS, Resource
-
-Json = dict[str, Any]
+from sandbox.apiserver.resources import NAMESPACES, NODES, PODS, Json, Resource
 
 _POD_DEFAULTS: Json = {
     "restartPolicy": "Always",
@@ -30,7 +26,7 @@ _QOS_RESOURCES = ("cpu", "memory")
 
 
 def fill_defaults(resource: Resource, document: Json) -> None:
-    """Write the defaults of a kind, on create and on every update."""
+    """Set the defaults of a kind, on create and on every update."""
     if resource is PODS:
         _fill_pod_spec(document.setdefault("spec", {}))
     elif resource is NODES:
@@ -60,19 +56,19 @@ def _fill_pod_spec(spec: Json) -> None:
             resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
 
 
-def prepare_create(resource: Resource, document: Json, now: str) -> None:
-    """What only a create does: a pod always begins Pending, whatever status it was sent with."""
+def prepare_for_create(resource: Resource, document: Json, now: str) -> None:
+    """Set the initial status: a new pod is always Pending, whatever status the client sent."""
     if resource is not PODS:
         return
     spec = document["spec"]
     document["metadata"]["generation"] = 1
-    document["status"] = {"phase": "Pending", "qosClass": qos_class(spec)}
+    document["status"] = {"phase": "Pending", "qosClass": _qos_class(spec)}
     if spec.get("schedulingGates"):
         document["status"]["conditions"] = [{**_GATED, "lastTransitionTime": now}]
 
 
-def qos_class(spec: Json) -> str:
-    """BestEffort, Burstable or Guaranteed, by cpu and memory only: extended resources do not count."""
+def _qos_class(spec: Json) -> str:
+    """Return BestEffort, Burstable or Guaranteed; only cpu and memory count, extended resources do not."""
     containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
     requests = [container.get("resources", {}).get("requests") or {} for container in containers]
     limits = [container.get("resources", {}).get("limits") or {} for container in containers]
@@ -86,10 +82,10 @@ def qos_class(spec: Json) -> str:
     return "Guaranteed" if guaranteed else "Burstable"
 
 
-def prepare_update(resource: Resource, subresource: str, document: Json, before: Json) -> None:
-    """Keep what this kind of update may not touch: the main resource leaves status alone, `/status` all but it.
+def prepare_for_update(resource: Resource, subresource: str, document: Json, before: Json) -> None:
+    """Restore what this update may not change: the status for the main resource, everything else for `/status`.
 
-    Labels and annotations are taken from both, for pods too (seen on 1.34.4).
+    Both may change labels and annotations, of pods too (seen on 1.34.4).
     """
     if subresource == "status":
         _restore(document, before, "spec")
@@ -105,7 +101,7 @@ def prepare_update(resource: Resource, subresource: str, document: Json, before:
 
 
 def restore_server_metadata(document: Json, before: Json) -> None:
-    """Take over what only the server writes."""
+    """Restore the metadata that only the server writes."""
     for key in _SERVER_METADATA:
         _restore(document["metadata"], before["metadata"], key)
 
@@ -117,8 +113,8 @@ def _restore(part: Json, before: Json, key: str) -> None:
         part.pop(key, None)
 
 
-def tidy(document: Json) -> None:
-    """Leave out what Go's `omitempty` leaves out of metadata, and managed fields, which this server does not show."""
+def drop_empty_metadata(document: Json) -> None:
+    """Drop the empty metadata that Go's `omitempty` drops, and managedFields, which this server does not track."""
     metadata = document["metadata"]
     metadata.pop("managedFields", None)
     metadata.pop("selfLink", None)
