@@ -83,6 +83,12 @@ class Reason(StrEnum):
         member.cure = cure
         return member
 
+    @classmethod
+    def find(cls, word: str) -> "Reason | None":
+        """The reason with this word; None for other words, such as those of the API server."""
+        member = cls._value2member_map_.get(word)
+        return member if isinstance(member, cls) else None
+
     @property
     def is_deliberate(self) -> bool:
         """Whether an administrator may have wanted it: worth knowing rather than mending."""

@@ -113,7 +113,14 @@ async def check_servers(world: World, expected: Scenario) -> None:
         node.name: (expected.product.name, expected.product.chips) for node in world.nodes
     }
     for node in world.nodes:
-        assert (await world.node_object(node.name)).metadata.labels[SERVER_TYPE_LABEL] == expected.server_type
+
+        async def labelled(name: str = node.name) -> bool | None:
+            return (await world.node_object(name)).metadata.labels.get(
+                SERVER_TYPE_LABEL
+            ) == expected.server_type or None
+
+        # The plugin writes the Node after the report; a real Node object still has the labels of the scenario before.
+        await world.eventually(labelled, f"the label of node {node.name} is {expected.server_type}")
         assert (await world.report(node.name)).free == expected.product.all_chips
 
 
