@@ -84,7 +84,7 @@ class Reason(StrEnum):
         return member
 
     @classmethod
-    def find(cls, word: str) -> "Reason | None":
+    def of(cls, word: str) -> "Reason | None":
         """The reason with this word; None for other words, such as those of the API server."""
         member = cls._value2member_map_.get(word)
         return member if isinstance(member, cls) else None
