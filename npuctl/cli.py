@@ -189,7 +189,7 @@ def doctor(
     problems.
     """
     # Not above: looking at a cluster from afar needs nothing of the node's side.
-    from npuctl.doctor import diagnose, diagnose_cluster
+    from npuctl.doctor.command import diagnose, diagnose_cluster
     from npuctl.source import Source
 
     def run() -> int:

@@ -12,7 +12,7 @@ from ascend.annotations import REAL
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.observe.probes import serve_http
 from npuctl.cli import app
-from npuctl.inquiry import inquire
+from npuctl.doctor.allocator import inquire
 from sandbox.apiserver import ApiServer
 from tests.allocator.authority import Authority
 from tests.allocator.harness import running

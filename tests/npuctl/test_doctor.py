@@ -20,13 +20,13 @@ from ascend.chips import RESOURCE
 from ascend.deviceinfo import DEVICE_INFO, NAMESPACE, config_map_name, decode_report, encode_report
 from ascend.kube.objects import CONFIG_MAPS, NODES
 from ascend.observe.probes import add_probes, serve_http
-from device_plugin.doctor import Check, Finding, examine
-from device_plugin.doctor.chips import look_at_injection, look_at_nodes, look_for_library
-from device_plugin.doctor.finding import carry_out
-from device_plugin.doctor.kubelet import look_at_readiness
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
-from npuctl.doctor import render
+from npuctl.doctor.chips import look_at_injection, look_at_nodes, look_for_library
+from npuctl.doctor.command import render
+from npuctl.doctor.finding import Check, Finding, carry_out
+from npuctl.doctor.kubelet import look_at_readiness
+from npuctl.doctor.node import examine
 from tests.device_plugin.api import NODE, until
 from tests.device_plugin.conftest import folder
 from tests.device_plugin.whole import Whole, whole_node

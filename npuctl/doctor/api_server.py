@@ -9,10 +9,10 @@ from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_r
 from ascend.errors import ApiError, AscendError, InvalidReport, InvalidValue, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Node
-from device_plugin.doctor.finding import Check, Finding
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.rules.rights import KUBELET_PODS, Right, rights
 from device_plugin.settings import Settings
+from npuctl.doctor.finding import Check, Finding
 
 API, RIGHTS, PODS, REPORT = "API server", "rights", "kubelet's pods", "report"
 

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Callable, Mapping
 
-from device_plugin.doctor import chips, kubelet
-from device_plugin.doctor.cluster import ClusterSide
-from device_plugin.doctor.finding import Check, Finding, carry_out
 from device_plugin.settings import Settings
+from npuctl.doctor import chips, kubelet
+from npuctl.doctor.api_server import ClusterSide
+from npuctl.doctor.finding import Check, Finding, carry_out
 
 
 async def examine(

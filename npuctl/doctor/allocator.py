@@ -9,7 +9,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from ascend.errors import InvalidValue
-from device_plugin.doctor import Finding
+from npuctl.doctor.finding import Finding
 
 CHECK = "allocator"
 

@@ -11,8 +11,7 @@ from ascend.chips import chip_ids, chip_name, chip_set, join_names, parse_names
 from ascend.deviceinfo import NAMESPACE, config_map_name, node_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.kube.objects import Pod
-from device_plugin.doctor import Finding
-from device_plugin.doctor.finding import Severity
+from npuctl.doctor.finding import Finding, Severity
 from npuctl.output import group, some
 from npuctl.planning import plan
 from npuctl.snapshot import Allocation, Snapshot

@@ -16,10 +16,11 @@ from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue
 from ascend.observe.logs import configure_logs
-from device_plugin.doctor import Finding, examine
 from device_plugin.settings import Settings
-from npuctl.checkup import check_up
-from npuctl.inquiry import inquire
+from npuctl.doctor.allocator import inquire
+from npuctl.doctor.cluster import check_up
+from npuctl.doctor.finding import Finding
+from npuctl.doctor.node import examine
 from npuctl.output import Output, show
 from npuctl.source import Source
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ascend.chips import chip_name
 from ascend.errors import DriverError
-from device_plugin.doctor.finding import Check, Finding
 from device_plugin.driver.dcmi.library import find
 from device_plugin.driver.trust import trusted
 from device_plugin.drivers import make_driver
@@ -15,6 +14,7 @@ from device_plugin.inventory import CHIP_S, DISCOVER_S, Inspector
 from device_plugin.rules.injection import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, detect
 from device_plugin.rules.inventory import Scan
 from device_plugin.settings import Settings
+from npuctl.doctor.finding import Check, Finding
 
 LIBRARY, CHIPS, NODES, INJECTION = "driver library", "chips", "device nodes", "containers"
 
