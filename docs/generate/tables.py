@@ -1,6 +1,5 @@
 """The tables of settings, metrics and rights."""
 
-import time
 import typing
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -16,7 +15,8 @@ from allocator.metrics import AllocatorMetrics
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.settings import RELOADED, fixed_settings
 from device_plugin.rules.rights import KUBELET_PODS, rights
-from npuctl.snapshot import Allocation, Snapshot
+from npuctl.offline_allocator import OfflineAllocator
+from npuctl.reading.objects import ClusterObjects
 
 _BOUNDS: Final = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _KINDS: Final = {bool: "true or false", float: "number", int: "number"}
@@ -94,7 +94,7 @@ def _metrics(registry: CollectorRegistry) -> Iterator[tuple[Metric, tuple[str, .
 
 def allocator_registry() -> CollectorRegistry:
     """Return the registry of an allocator that has seen nothing yet."""
-    empty = Allocation.of(Snapshot(), fixed_settings(AllocatorSettings, None, {}), time.time)
+    empty = OfflineAllocator(ClusterObjects(), fixed_settings(AllocatorSettings, None, {}), 0)
     return AllocatorMetrics(empty.ledger, lambda: 0.0, empty.cluster.index).registry
 
 

@@ -1,39 +1,40 @@
-"""Asks a running allocator how it is: whether it answers schedulers, and whether its books agree with the cluster."""
+"""The checks of a running allocator: whether it serves schedulers, and whether its state matches the API server's."""
 
 import ssl
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from ascend.errors import InvalidValue
+from ascend.grammar import count
 from npuctl.doctor.finding import Finding
 
-CHECK = "allocator"
+CHECK: Final = "allocator"
 
-_PATIENCE = aiohttp.ClientTimeout(total=8.0)
-_DIFFERENCES = "ascend_allocator_state_differences"
-_AGE_S = "ascend_allocator_snapshot_age_seconds"
-_QUIET_S = 120.0
-"""Watches are heard of at least every minute, when nothing happens."""
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=8.0)
+_DIFFERENCES: Final = "ascend_allocator_state_differences"
+_AGE_S: Final = "ascend_allocator_snapshot_age_seconds"
+_QUIET_S: Final = 120.0
+"""Every watch receives at least a bookmark each minute."""
 
-
-_REACH = "reach it by kubectl port-forward, and give its address by --allocator: https://… where it serves TLS"
-_TRUST = (
+_REACH: Final = "use kubectl port-forward, and give its address by --allocator: https://… if it serves TLS"
+_TRUST: Final = (
     "give the authority of its certificate by --allocator-ca (ca.crt of the Secret that the chart makes), and the "
-    "address by a name that the certificate is for"
+    "address by a name in the certificate"
 )
 
 
-async def inquire(address: str, authority: Path | None = None) -> list[Finding]:
-    """Look at an allocator.
+async def check_allocator(address: str, authority: Path | None = None) -> list[Finding]:
+    """Check an allocator.
 
     Args:
-        address: where it serves probes and metrics, as in ``http://127.0.0.1:8080``; without a scheme it is asked
-            by TLS where there is an authority.
-        authority: the certificates, as a PEM file, that vouch for it; None for those that the system trusts.
+        address: where it serves probes and metrics, as in ``http://127.0.0.1:8080``. Without a scheme, it is https if
+            an authority is given, else http.
+        authority: a PEM file with the authority of its certificate; None for the system's.
 
     Raises:
         InvalidValue: the authority can't be read.
@@ -43,25 +44,24 @@ async def inquire(address: str, authority: Path | None = None) -> list[Finding]:
     base = f"{scheme}{address.rstrip('/')}"
     try:
         connector = aiohttp.TCPConnector(ssl=tls)
-        async with aiohttp.ClientSession(timeout=_PATIENCE, connector=connector) as http:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector) as http:
             async with http.get(f"{base}/readyz") as answer:
-                ready, waits_for = answer.status == HTTPStatus.OK, (await answer.text()).strip()
+                ready, page = answer.status == HTTPStatus.OK, (await answer.text()).strip()
             async with http.get(f"{base}/metrics") as answer:
                 metrics = await answer.text()
         values = {
             sample.name: sample.value for each in text_string_to_metric_families(metrics) for sample in each.samples
         }
     except aiohttp.ClientConnectorCertificateError as error:
-        told = f"the certificate at {base} is not trusted: {error.certificate_error}"
-        return [Finding(CHECK, "problem", told, _TRUST)]
+        sentence = f"the certificate of {base} is not trusted: {error.certificate_error}"
+        return [Finding(CHECK, "problem", sentence, _TRUST)]
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        told = f"{base} does not answer as an allocator does: {str(error) or type(error).__name__}"
-        return [Finding(CHECK, "problem", told, _REACH)]
+        sentence = f"{base} does not answer like an allocator: {str(error) or type(error).__name__}"
+        return [Finding(CHECK, "problem", sentence, _REACH)]
     if not ready:
-        return [
-            Finding(CHECK, "problem", f"{base} is not ready: {waits_for}", "its log says more; one of two only waits")
-        ]
-    return [Finding(CHECK, "ok", f"{base} is ready"), *_books(values)]
+        advice = "its log says more; if it is not the leader, check the leader instead"
+        return [Finding(CHECK, "problem", f"{base} is not ready: {page}", advice)]
+    return [Finding(CHECK, "ok", f"{base} is ready"), *_state(values)]
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:
@@ -71,13 +71,14 @@ def _trusting(authority: Path) -> ssl.SSLContext:
         raise InvalidValue(f"--allocator-ca: {authority} can't be used: {error}") from error
 
 
-def _books(values: dict[str, float]) -> Iterator[Finding]:
+def _state(values: dict[str, float]) -> Iterator[Finding]:
     differences, age_s = values.get(_DIFFERENCES), values.get(_AGE_S)
     if differences:
-        told = f"its state differs from the API server's objects in {differences:g} points"
-        yield Finding(CHECK, "problem", told, "its log names them; restart it, and report this: it must not happen")
+        sentence = f"its state differs from the API server's objects in {count(int(differences), 'point')}"
+        advice = "its log names them; restart it, and report this: it is a defect of the allocator"
+        yield Finding(CHECK, "problem", sentence, advice)
     elif differences is not None:
-        yield Finding(CHECK, "ok", "its state is what the API server's objects give")
+        yield Finding(CHECK, "ok", "its state matches the API server's objects")
     if age_s is not None and age_s > _QUIET_S:
-        told = f"it has not heard of the API server for {age_s:.0f} s, on one of its watches"
-        yield Finding(CHECK, "warning", told, "look at the network between them")
+        sentence = f"one of its watches has received nothing from the API server for {age_s:.0f} s"
+        yield Finding(CHECK, "warning", sentence, "check the network between them")

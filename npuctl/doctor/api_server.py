@@ -1,12 +1,14 @@
-"""The API server, what we may do there, the kubelet's list of pods, and whether node and report agree."""
+"""The checks that need the API server: rights, the kubelet's list of pods, and whether node and report agree."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
 from ascend.errors import ApiError, AscendError, InvalidReport, InvalidValue, NotFound, Unreachable
+from ascend.grammar import count
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Node
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
@@ -16,17 +18,18 @@ from npuctl.doctor.finding import Check, Finding
 
 API, RIGHTS, PODS, REPORT = "API server", "rights", "kubelet's pods", "report"
 
-OLD_S = 330
-"""Reports are written at least every five minutes."""
-AHEAD_S = 60
-"""Clocks of one cluster are not further apart."""
+OLD_S: Final = 330
+"""Reports are written at least every 300 s."""
+
+AHEAD_S: Final = 60
+"""The clocks of a cluster differ by less."""
 
 
-class ClusterSide:
-    """The checks that need the API server; the first that finds it away spares the others.
+class ApiServerChecks:
+    """The checks that need the API server. If it can't be reached, the others are skipped.
 
     Args:
-        settings: the plugin's.
+        settings: the device plugin's.
         now_s: wall clock, Unix seconds.
     """
 
@@ -37,39 +40,39 @@ class ClusterSide:
         self._node: Node | None = None
 
     def checks(self) -> Iterator[Check]:
-        """The checks, in the order in which one explains the next."""
-        yield Check(API, self._look_at_api)
-        yield Check(RIGHTS, self._look_at_rights, deadline_s=30.0)
-        yield Check(PODS, self._look_at_pods)
-        yield Check(REPORT, self._look_at_report)
+        """Yield the checks; each one can explain the findings of the next."""
+        yield Check(API, self._check_api)
+        yield Check(RIGHTS, self._check_rights, deadline_s=30.0)
+        yield Check(PODS, self._check_pods)
+        yield Check(REPORT, self._check_report)
 
     async def close(self) -> None:
         """Close connections."""
         if self._client is not None:
             await self._client.close()
 
-    async def _look_at_api(self) -> Sequence[Finding]:
+    async def _check_api(self) -> Sequence[Finding]:
         name = self._settings.node_name
         try:
             client = await KubeClient.connect(self._settings.kubeconfig)
         except InvalidValue as error:
-            advice = "name a kubeconfig by --kubeconfig or $KUBECONFIG, or run this in the plugin's pod"
+            advice = "give a kubeconfig by --kubeconfig or $KUBECONFIG, or run this in the plugin's pod"
             return [Finding(API, "problem", error.message, advice)]
         self._client = client
         try:
             self._node = await client.get(NODES, name, timeout_s=8.0)
         except NotFound:
-            told = f"{client.url} answers, but has no Node {name!r}"
-            return [Finding(API, "problem", told, "give the node's name by --node-name (see `kubectl get nodes`)")]
+            sentence = f"{client.url} answers, but has no Node {name!r}"
+            return [Finding(API, "problem", sentence, "give the node's name by --node-name (see `kubectl get nodes`)")]
         except ApiError as error:
-            told = f"{client.url} answers, but refuses to show Node {name!r}: {error.message}"
-            return [Finding(API, "problem", told, "see the rights below")]
+            sentence = f"{client.url} answers, but refuses to show Node {name!r}: {error.message}"
+            return [Finding(API, "problem", sentence, "see the rights below")]
         except Unreachable as error:
             await self._forget_client()
-            advice = "look at the network, the address and the certificates; running pods are not affected"
+            advice = "check the network, the address and the certificates; running pods are not affected"
             return [Finding(API, "problem", error.message, advice)]
         if not self._node.is_ready:
-            return [Finding(API, "warning", f"{client.url} answers; Node {name} is not Ready", "look at its kubelet")]
+            return [Finding(API, "warning", f"{client.url} answers; Node {name} is not Ready", "check its kubelet")]
         return [Finding(API, "ok", f"{client.url} answers; Node {name} is Ready")]
 
     async def _forget_client(self) -> None:
@@ -77,7 +80,7 @@ class ClusterSide:
             await self._client.close()
             self._client = None
 
-    async def _look_at_rights(self) -> Sequence[Finding]:
+    async def _check_rights(self) -> Sequence[Finding]:
         client = self._client
         if client is None:
             return [_skipped(RIGHTS)]
@@ -97,10 +100,10 @@ class ClusterSide:
             if not any([await may(right) for right in KUBELET_PODS]):
                 findings.append(_denied(" or ".join(map(str, KUBELET_PODS)), KUBELET_PODS[0].why))
         except (ApiError, Unreachable) as error:
-            return [Finding(RIGHTS, "problem", f"they can't be asked for: {error}", "")]
+            return [Finding(RIGHTS, "problem", f"can't be checked: {error}", "")]
         return findings or [Finding(RIGHTS, "ok", f"all {len(wanted) + 1} are granted")]
 
-    async def _look_at_pods(self) -> Sequence[Finding]:
+    async def _check_pods(self) -> Sequence[Finding]:
         if self._client is None:
             return [_skipped(PODS)]
         settings = self._settings
@@ -112,11 +115,11 @@ class ClusterSide:
                 pods = await kubelet.list()
         except (Unreachable, OSError) as error:
             advice = "grant get on nodes/pods (nodes/proxy before Kubernetes 1.33), and let the node reach its own port"
-            told = f"{error}; pods of the same size can only be told apart by the order of their binding"
-            return [Finding(PODS, "warning", told, advice)]
-        return [Finding(PODS, "ok", f"{url} lists {len(pods)} pods")]
+            sentence = f"{error}; pods of the same size can only be told apart by the order of their Bindings"
+            return [Finding(PODS, "warning", sentence, advice)]
+        return [Finding(PODS, "ok", f"{url} lists {count(len(pods), 'pod')}")]
 
-    async def _look_at_report(self) -> Sequence[Finding]:
+    async def _check_report(self) -> Sequence[Finding]:
         if self._client is None:
             return [_skipped(REPORT)]
         name = f"{NAMESPACE}/{config_map_name(self._settings.node_name)}"
@@ -125,9 +128,9 @@ class ClusterSide:
             report = decode_report(data)
         except NotFound:
             advice = "the plugin writes it as soon as it runs; see our plugin above"
-            return [Finding(REPORT, "problem", f"ConfigMap {name} is not there", advice)]
+            return [Finding(REPORT, "problem", f"there is no ConfigMap {name}", advice)]
         except InvalidReport as error:
-            advice = "somebody has edited it; delete it, the plugin writes it anew"
+            advice = "it was edited; delete it, the plugin writes it again"
             return [Finding(REPORT, "problem", f"ConfigMap {name}: {error.message}", advice)]
         except AscendError as error:
             return [Finding(REPORT, "problem", f"ConfigMap {name} can't be read: {error.message}", "")]
@@ -137,16 +140,17 @@ class ClusterSide:
 
 def _freshness(name: str, report: DeviceReport, now_s: float) -> Finding:
     if not report.update_time_s:
-        told = f"ConfigMap {name} says that the plugin has ended"
-        return Finding(REPORT, "problem", told, "start it again; nothing is scheduled here meanwhile")
+        sentence = f"ConfigMap {name} says that the plugin has ended"
+        return Finding(REPORT, "problem", sentence, "start it again; no pod with chips is scheduled here until then")
     age_s = int(now_s - report.update_time_s)
     if age_s > OLD_S:
-        told = f"ConfigMap {name} is {age_s} s old, and is to be written every 300 s"
-        return Finding(REPORT, "problem", told, "see our plugin above, and its log")
+        sentence = f"ConfigMap {name} is {age_s} s old, but is written every 300 s"
+        return Finding(REPORT, "problem", sentence, "see our plugin above, and its log")
     if age_s < -AHEAD_S:
-        told = f"ConfigMap {name} is dated {-age_s} s ahead of the clock here"
-        return Finding(REPORT, "warning", told, "set the clocks: a dead plugin's report is believed for so much longer")
-    return Finding(REPORT, "ok", f"ConfigMap {name} is {max(age_s, 0)} s old and its CheckCode is right")
+        sentence = f"ConfigMap {name} is dated {-age_s} s ahead of this clock"
+        advice = "set the clocks: the report of a plugin that has died is used for that much longer"
+        return Finding(REPORT, "warning", sentence, advice)
+    return Finding(REPORT, "ok", f"ConfigMap {name} is {max(age_s, 0)} s old and its CheckCode is correct")
 
 
 def _agreement(report: DeviceReport, node: Node) -> Iterator[Finding]:
@@ -158,18 +162,20 @@ def _agreement(report: DeviceReport, node: Node) -> Iterator[Finding]:
     try:
         chips = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))
     except InvalidValue as error:
-        yield Finding(REPORT, "problem", f"Node {node.name}: {error.message}", "the plugin writes it anew on its start")
+        yield Finding(
+            REPORT, "problem", f"Node {node.name}: {error.message}", "the plugin writes it again when it starts"
+        )
         return
     healthy = len(chips) - report.unhealthy.bit_count()
     if offered != healthy:
-        told = f"the kubelet offers {offered} chips, the report has {healthy} healthy ones of {len(chips)}"
-        yield Finding(REPORT, "warning", told, "look again in a few seconds; if it stays, restart the plugin")
+        sentence = f"the kubelet offers {count(offered, 'chip')}, the report has {healthy} healthy of {len(chips)}"
+        yield Finding(REPORT, "warning", sentence, "check again in a few seconds; if it stays, restart the plugin")
     else:
-        yield Finding(REPORT, "ok", f"kubelet and report agree: {healthy} of {len(chips)} chips are healthy")
+        yield Finding(REPORT, "ok", f"kubelet and report agree: {healthy} of {count(len(chips), 'chip')} healthy")
 
 
 def _skipped(check: str) -> Finding:
-    return Finding(check, "warning", "not looked at: the API server can't be reached", "")
+    return Finding(check, "warning", "skipped: the API server can't be reached", "")
 
 
 def _denied(right: str, why: str) -> Finding:

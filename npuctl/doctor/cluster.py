@@ -1,197 +1,201 @@
-"""What is wrong with a cluster: nodes that can't be used, reports nobody renews, pods with other chips than written."""
+"""The checks of a cluster: unusable nodes, device reports that are not renewed, pods with other chips than recorded."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Final
 
 from allocator.rules.request import counted_chips
 from allocator.settings import Settings
 from allocator.state.node import NodeRecord, Server
 from ascend.annotations import REAL, read_grant
 from ascend.chips import chip_ids, chip_name, chip_set, join_names, parse_names
-from ascend.deviceinfo import NAMESPACE, config_map_name, node_name
+from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import InvalidValue, Refusal
+from ascend.grammar import count
 from ascend.kube.objects import Pod
 from npuctl.doctor.finding import Finding, Severity
+from npuctl.offline_allocator import NOT_AN_NPU_NODE, OfflineAllocator
 from npuctl.output import group, some
-from npuctl.planning import plan
-from npuctl.snapshot import Allocation, Snapshot
+from npuctl.plan.placement import plan_pods
+from npuctl.reading.objects import ClusterObjects
 
-OLD_S = 330
-"""Device plugins renew their reports every five minutes at least."""
+OLD_S: Final = 330
+"""Device plugins renew their reports at least every 300 s."""
 
-_NO_NPUS = frozenset({"NotAnNpuNode", "UnknownNode"})
+_INTENDED: Final = frozenset({"NodeNotReady", "NodeCordoned", "NodeSeparating"})
+"""Reasons that an operator may have caused on purpose, so only a warning."""
 
-_OPERATORS = frozenset({"NodeNotReady", "NodeCordoned", "NodeSeparating"})
-"""Reasons that an operator may well have wanted: something to know, not to mend."""
-
-_ADVICE = {
-    "InvalidReport": "somebody has edited it; delete the ConfigMap, the device plugin writes it anew",
+_CHECK_PLUGIN: Final = "check the device plugin of that node: npuctl doctor there says what is wrong"
+_UNREADABLE_POD: Final = "delete that pod; it was not bound by the allocator"
+_ADVICE: Final = {
+    "InvalidReport": "it was edited; delete the ConfigMap, the device plugin writes it again",
     "NoBaseDeviceInfos": "restart the device plugin of that node: it writes the annotation",
-    "StaleReport": "look at the device plugin of that node: npuctl doctor there says what is wrong",
-    "ResourceNotOffered": "look at the device plugin of that node: npuctl doctor there says what is wrong",
-    "UnreadablePod": "delete the pod that is named; it was not bound by the allocator",
-    "NodeNotReady": "look at the kubelet of that node",
-    "NodeCordoned": "kubectl uncordon, if its maintenance is over",
+    "StaleReport": _CHECK_PLUGIN,
+    "ResourceNotOffered": _CHECK_PLUGIN,
+    "UnreadablePod": _UNREADABLE_POD,
+    "NodeNotReady": "check the kubelet of that node",
+    "NodeCordoned": "kubectl uncordon it, if its maintenance is over",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Patient:
-    """What is looked at: the objects, and what the allocator makes of them."""
+@dataclass(frozen=True)
+class _Cluster:
+    """The objects, and what the allocator makes of them."""
 
-    snapshot: Snapshot
+    objects: ClusterObjects
     settings: Settings
     now_ns: int
-    allocation: Allocation
+    allocator: OfflineAllocator
 
-    def npu_nodes(self) -> Iterator[NodeRecord]:
-        """By name."""
-        for _, record in sorted(self.allocation.cluster.nodes.items()):
-            if not (isinstance(record.offer, Refusal) and record.offer.reason in _NO_NPUS):
-                yield record
-
-    def chip_pods(self) -> Iterator[Pod]:
-        """Live pods on nodes that count chips, by name."""
-        for pod in self.snapshot.pods:
-            if pod.spec.node_name and pod.is_live and counted_chips(pod):
-                yield pod
+    @cached_property
+    def npu_nodes(self) -> list[NodeRecord]:
+        """The NPU nodes, ordered by name."""
+        return [
+            record
+            for _, record in sorted(self.allocator.cluster.nodes.items())
+            if not (isinstance(record.offer, Refusal) and record.offer.reason in NOT_AN_NPU_NODE)
+        ]
 
 
-def check_up(snapshot: Snapshot, settings: Settings, now_ns: int) -> list[Finding]:
-    """Look at a cluster from afar.
+def check_cluster(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[Finding]:
+    """Check a cluster by its objects.
 
     Args:
-        snapshot: its objects.
+        objects: its objects.
         settings: the allocator's.
-        now_ns: the present, Unix nanoseconds.
+        now_ns: the time, Unix nanoseconds.
     """
-    patient = _Patient(snapshot, settings, now_ns, Allocation.of(snapshot, settings, lambda: now_ns / 1e9))
-    return [finding for check in _CHECKS for finding in check(patient)]
+    cluster = _Cluster(objects, settings, now_ns, OfflineAllocator(objects, settings, now_ns))
+    return [finding for check in _CHECKS for finding in check(cluster)]
 
 
-def _nodes(patient: _Patient) -> Iterator[Finding]:
-    records = list(patient.npu_nodes())
-    refusals = {record.name: record.offer for record in records if isinstance(record.offer, Refusal)}
-    if not records:
-        advice = "run the device plugin on the nodes with NPUs"
-        yield Finding("nodes", "problem", "no node reports chips", advice)
+def _check_nodes(cluster: _Cluster) -> Iterator[Finding]:
+    refusals = {each.name: each.offer for each in cluster.npu_nodes if isinstance(each.offer, Refusal)}
+    if not cluster.npu_nodes:
+        yield Finding("nodes", "problem", "no node reports chips", "run the device plugin on the nodes with NPUs")
         return
-    yield Finding("nodes", "ok", f"{len(records) - len(refusals)} of {len(records)} NPU nodes can be used")
+    usable = len(cluster.npu_nodes) - len(refusals)
+    yield Finding("nodes", "ok", f"{usable} of {count(len(cluster.npu_nodes), 'NPU node')} can be used")
     for each in group(refusals):
-        severity: Severity = "warning" if each.reason in _OPERATORS else "problem"
-        told = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
-        yield Finding("nodes", severity, told, _ADVICE.get(each.reason, f"see {each.reason} in docs/reasons.md"))
+        severity: Severity = "warning" if each.reason in _INTENDED else "problem"
+        sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
+        yield Finding("nodes", severity, sentence, _ADVICE.get(each.reason, f"see {each.reason} in docs/reasons.md"))
 
 
-def _reports(patient: _Patient) -> Iterator[Finding]:
-    nodes = {node.name for node in patient.snapshot.nodes}
-    reported = {
-        name
-        for each in patient.snapshot.config_maps
-        if each.metadata.namespace == NAMESPACE and (name := node_name(each.name)) is not None
-    }
-    missing = [record.name for record in patient.npu_nodes() if record.name not in reported]
-    now_s = patient.now_ns // 10**9
+def _check_reports(cluster: _Cluster) -> Iterator[Finding]:
+    nodes, reports = {node.name for node in cluster.objects.nodes}, cluster.objects.reports
+    now_s = cluster.now_ns // 10**9
+    missing = [each.name for each in cluster.npu_nodes if each.name not in reports]
     old = [
-        record.name
-        for record in patient.npu_nodes()
-        if record.updated_s and record.stale is None and now_s - record.updated_s > OLD_S
+        each.name
+        for each in cluster.npu_nodes
+        if each.updated_s and each.stale is None and now_s - each.updated_s > OLD_S
     ]
-    ahead = [record.name for record in patient.npu_nodes() if (record.updated_s or 0) - now_s > OLD_S]
-    left = [f"{NAMESPACE}/{config_map_name(name)}" for name in sorted(reported - nodes)]
+    ahead = [each.name for each in cluster.npu_nodes if (each.updated_s or 0) - now_s > OLD_S]
+    left = [f"{NAMESPACE}/{config_map_name(name)}" for name in sorted(reports.keys() - nodes)]
     if missing:
-        advice = "all their chips count as healthy; their device plugins are to write reports"
+        advice = "all their chips count as healthy; check the device plugins of these nodes, which write the reports"
         yield Finding("reports", "warning", f"no ConfigMap {config_map_name('<node>')}: {some(missing)}", advice)
     if old:
-        told = f"older than {OLD_S} s, and to be renewed every 300 s: {some(old)}"
-        yield Finding("reports", "warning", told, "npuctl doctor on these nodes says what is wrong")
+        sentence = f"older than {OLD_S} s, but renewed every 300 s: {some(old)}"
+        yield Finding("reports", "warning", sentence, "npuctl doctor on these nodes says what is wrong")
     if ahead:
-        told = f"of a time yet to come: {some(ahead)}"
-        advice = "set the clocks of these nodes; were their device plugins to end, that would be noticed late"
-        yield Finding("reports", "warning", told, advice)
+        advice = "set the clocks of these nodes; until then the end of their device plugins is noticed late"
+        yield Finding("reports", "warning", f"timestamp in the future: {some(ahead)}", advice)
     if left:
-        yield Finding("reports", "warning", f"of nodes that are not there: {some(left)}", "delete these ConfigMaps")
+        yield Finding("reports", "warning", f"the node does not exist: {some(left)}", "delete these ConfigMaps")
     if not (missing or old or ahead or left):
-        yield Finding("reports", "ok", f"all {len(reported)} are of nodes that are there, and not old")
+        yield Finding("reports", "ok", f"{count(len(reports), 'report')}, none old, each of an existing node")
 
 
-def _kubelets(patient: _Patient) -> Iterator[Finding]:
-    odd = 0
-    for record in patient.npu_nodes():
+def _check_kubelets(cluster: _Cluster) -> Iterator[Finding]:
+    different = 0
+    for record in cluster.npu_nodes:
         if not isinstance(record.server, Server) or not isinstance(record.unhealthy, int):
             continue
         healthy = (record.server.reported & ~record.unhealthy).bit_count()
         if record.server.allocatable != healthy:
-            odd += 1
-            told = f"the kubelet of node {record.name} offers {record.server.allocatable} chips, {healthy} are healthy"
-            advice = "look again in a few seconds; if it stays, restart the device plugin of that node"
-            yield Finding("kubelets", "warning", told, advice)
-    if not odd:
-        yield Finding("kubelets", "ok", "all offer as many chips as are healthy")
+            different += 1
+            offered = count(record.server.allocatable, "chip")
+            sentence = f"the kubelet of node {record.name} offers {offered}, but {healthy} are healthy"
+            advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
+            yield Finding("kubelets", "warning", sentence, advice)
+    if not different:
+        yield Finding("kubelets", "ok", "each offers as many chips as are healthy")
 
 
-def _holders(patient: _Patient) -> Iterator[Finding]:
+def _check_holders(cluster: _Cluster) -> Iterator[Finding]:
     twice = 0
-    for record in patient.npu_nodes():
+    for record in cluster.npu_nodes:
         holdings = sorted(record.holdings.values(), key=lambda each: each.pod)
-        for number, first in enumerate(holdings):
-            for second in holdings[number + 1 :]:
-                if both := first.chips & second.chips:
-                    twice += 1
-                    told = f"{join_names(chip_ids(both))} of node {record.name}: held by {first.pod} and {second.pod}"
-                    yield Finding("chips", "problem", told, "delete one of these pods")
+        for first, second in combinations(holdings, 2):
+            if both := first.chips & second.chips:
+                twice += 1
+                sentence = f"{join_names(chip_ids(both))} of node {record.name}: held by {first.pod} and {second.pod}"
+                yield Finding("chips", "problem", sentence, "delete one of these pods")
     if not twice:
         yield Finding("chips", "ok", "none is held by two pods")
 
 
-def _pods(patient: _Patient) -> Iterator[Finding]:
-    fine = 0
-    for pod in patient.chip_pods():
-        found = _pod(pod)
-        if found is None:
-            fine += 1
-        else:
-            yield found
-    yield Finding("pods", "ok", f"{fine} hold their chips as written, or are about to")
+def _check_pods(cluster: _Cluster) -> Iterator[Finding]:
+    right = 0
+    for pod in cluster.objects.pods:
+        if pod.spec.node_name and pod.is_live and counted_chips(pod):
+            found = _check_pod(pod)
+            if found is None:
+                right += 1
+            else:
+                yield found
+    hold = "holds its" if right == 1 else "hold their"
+    yield Finding("pods", "ok", f"{count(right, 'pod')} {hold} chips as recorded, or will soon")
 
 
-def _pod(pod: Pod) -> Finding | None:
+def _check_pod(pod: Pod) -> Finding | None:
     where = f"pod {pod.key} on node {pod.spec.node_name}"
     try:
         grant = read_grant(pod.metadata.annotations)
         real = chip_set(parse_names(pod.metadata.annotations.get(REAL, ""), REAL))
     except InvalidValue as error:
-        return Finding("pods", "problem", f"{where}: {error}", _ADVICE["UnreadablePod"])
+        return Finding("pods", "problem", f"{where}: {error}", _UNREADABLE_POD)
     if grant is None and not real:
-        advice = "its scheduler did not ask the allocator; give it one that does"
+        advice = "its scheduler did not ask the allocator; use a scheduler that does"
         return Finding("pods", "problem", f"{where} was bound without chips", advice)
     if pod.status.phase != "Running":
         return None
     if not real:
-        advice = "the device plugin of that node did not claim it; its log says why"
-        return Finding("pods", "problem", f"{where} runs, but has no {REAL}", advice)
+        advice = "the device plugin of that node did not claim it; the plugin's log says why"
+        return Finding("pods", "problem", f"{where} runs, but has no annotation {REAL}", advice)
     if grant is not None and real != grant.chip_set:
-        told = f"{where} was given {_names(real)} instead of {_names(grant.chip_set)}"
-        return Finding("pods", "warning", told, "the log of the device plugin there says why; what it has counts")
+        sentence = f"{where} was given {_names(real)} instead of {_names(grant.chip_set)}"
+        advice = "the device plugin's log says why; the chips it was given count"
+        return Finding("pods", "warning", sentence, advice)
     return None
 
 
-def _waiting(patient: _Patient) -> Iterator[Finding]:
-    pending = plan(patient.snapshot, patient.settings, patient.now_ns).pending
+def _check_waiting(cluster: _Cluster) -> Iterator[Finding]:
+    pending = plan_pods(cluster.objects, cluster.settings, cluster.now_ns).pending
     if not pending:
-        yield Finding("waiting", "ok", "every pod that asks for chips has a place, or one is free")
+        yield Finding("waiting", "ok", "every pod that requests chips has a place, or one is free")
         return
-    reasons: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for pod in pending:
-        reasons.setdefault(pod.reason, []).append(f"{pod.namespace}/{pod.name}")
-    for reason, pods in sorted(reasons.items(), key=lambda each: (-len(each[1]), each[0])):
-        more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
-        told = f"{reason}: {pods[0]}{more} wait{'' if more else 's'} for chips"
-        yield Finding("waiting", "warning", told, f"npuctl explain {pods[0]}")
+        by_reason.setdefault(pod.reason, []).append(f"{pod.namespace}/{pod.name}")
+    for reason, pods in sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0])):
+        more = f" and {len(pods) - 1} more wait" if len(pods) > 1 else " waits"
+        yield Finding("waiting", "warning", f"{reason}: {pods[0]}{more} for chips", f"npuctl explain {pods[0]}")
 
 
 def _names(chips: int) -> str:
     return ",".join(map(chip_name, chip_ids(chips)))
 
 
-_CHECKS: tuple[Callable[[_Patient], Iterator[Finding]], ...] = (_nodes, _reports, _kubelets, _holders, _pods, _waiting)
+_CHECKS: Final[tuple[Callable[[_Cluster], Iterator[Finding]], ...]] = (
+    _check_nodes,
+    _check_reports,
+    _check_kubelets,
+    _check_holders,
+    _check_pods,
+    _check_waiting,
+)

@@ -1,13 +1,12 @@
-"""The command ``npuctl doctor``: carries out the checks of a node or of a cluster and lays them out for eyes."""
+"""Carries out ``npuctl doctor`` and lays out its findings."""
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
-from pydantic import Field
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,27 +14,18 @@ from rich.text import Text
 from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue
+from ascend.grammar import count
 from ascend.observe.logs import configure_logs
-from device_plugin.settings import Settings
-from npuctl.doctor.allocator import inquire
-from npuctl.doctor.cluster import check_up
+from npuctl.doctor.allocator import check_allocator
+from npuctl.doctor.cluster import check_cluster
 from npuctl.doctor.finding import Finding
-from npuctl.doctor.node import examine
+from npuctl.doctor.node import NodeSettings, check_node
 from npuctl.output import Output, show
-from npuctl.source import Source
+from npuctl.reading.source import Source
 
-PROGRAM = "npuctl doctor"
+PROGRAM: Final = "npuctl doctor"
 
-_MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
-
-
-class DoctorSettings(Settings):
-    """Tell what is wrong with this node, in words. The settings are those of ascend-device-plugin."""
-
-    node_name: str = Field(
-        default_factory=os.uname().nodename.lower,
-        description="this node's name; the host's name if not given",
-    )
+_MARKS: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
 
 class _Diagnosis(msgspec.Struct):
@@ -45,60 +35,59 @@ class _Diagnosis(msgspec.Struct):
     findings: Sequence[Finding]
 
 
-async def diagnose(arguments: Sequence[str], output: Output) -> int:
-    """Check this node and print what was found.
+async def diagnose_node(arguments: Sequence[str], output: Output) -> int:
+    """Check this node and print the findings.
 
     Args:
-        arguments: flags as of ascend-device-plugin.
+        arguments: flags of ascend-device-plugin.
         output: how to print.
 
     Returns:
-        The exit status: 0, 1 where there are problems, 2 where it was called wrongly.
+        The exit status: 0, 1 if there are problems, 2 if a flag is wrong.
     """
     try:
-        settings = SettingsSource(DoctorSettings, PROGRAM, arguments).read()
+        settings = SettingsSource(NodeSettings, PROGRAM, arguments).read()
     except InvalidValue as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return EXIT_USAGE
     configure_logs(PROGRAM, level="ERROR", stream=sys.stderr)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    progress = Console(stderr=True)
-    with progress.status("looking around") as status:
-        findings = await examine(settings, begin=lambda check: status.update(f"looking at the {check.name}"))
-    return _tell(settings.node_name, findings, output)
+    with Console(stderr=True).status("checking", spinner="line") as status:  # a spinner that ASCII has
+        findings = await check_node(settings, begin=lambda check: status.update(f"checking: {check.name}"))
+    return _report(settings.node_name, findings, output)
 
 
 async def diagnose_cluster(source: Source, allocator: str | None, authority: Path | None, output: Output) -> int:
-    """Check a cluster from afar and print what was found.
+    """Check a cluster and print the findings.
 
     Args:
         source: where its objects come from.
-        allocator: the address of a running allocator to ask; none, if None.
-        authority: the certificates that vouch for it; None for those that the system trusts.
+        allocator: the address of a running allocator to check; None: none.
+        authority: the certificate authority of the allocator; None for the system's.
         output: how to print.
 
     Returns:
-        The exit status: 0, or 1 where there are problems.
+        The exit status: 0, or 1 if there are problems.
 
     Raises:
-        InvalidValue: the input can't be used.
+        InvalidValue: the input is invalid.
         ApiError: the API server refused.
-        Unreachable: it doesn't answer.
+        Unreachable: the API server did not answer.
     """
-    findings = check_up(await source.read(), source.settings, source.now_ns)
+    findings = check_cluster(await source.read(), source.settings, source.now_ns)
     if allocator is not None:
-        findings += await inquire(allocator, authority)
-    return _tell("cluster", findings, output)
+        findings += await check_allocator(allocator, authority)
+    return _report("cluster", findings, output)
 
 
-def _tell(name: str, findings: Sequence[Finding], output: Output) -> int:
+def _report(name: str, findings: Sequence[Finding], output: Output) -> int:
     problems, warnings = (sum(each.severity == severity for each in findings) for severity in ("problem", "warning"))
     show(_Diagnosis(name, problems, warnings, findings), output, lambda: render(name, findings))
     return EXIT_FAILURE if problems else 0
 
 
-def render(node: str, findings: Sequence[Finding]) -> RenderableType:
-    """The findings, laid out for eyes: a line each, and below it what to do."""
+def render(name: str, findings: Sequence[Finding]) -> RenderableType:
+    """Lay out findings: a line each, and below it what to do."""
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -117,9 +106,9 @@ def render(node: str, findings: Sequence[Finding]) -> RenderableType:
     problems = sum(finding.severity == "problem" for finding in findings)
     warnings = sum(finding.severity == "warning" for finding in findings)
     summary = Text.assemble(
-        (f"{node}: ", "bold"),
-        (f"{problems} problems" if problems != 1 else "1 problem", "bold red" if problems else "green"),
+        (f"{name}: ", "bold"),
+        (count(problems, "problem"), "bold red" if problems else "green"),
         ", ",
-        (f"{warnings} warnings" if warnings != 1 else "1 warning", "yellow" if warnings else "green"),
+        (count(warnings, "warning"), "yellow" if warnings else "green"),
     )
     return Group(table, summary)

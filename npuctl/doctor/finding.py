@@ -1,4 +1,4 @@
-"""A finding, and a check that tells some."""
+"""A check and its findings."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,10 +14,10 @@ class Finding(msgspec.Struct, frozen=True):
     """What a check has found.
 
     Attributes:
-        check: what was looked at.
-        severity: ``problem``: pods can't get chips, or get wrong ones; ``warning``: something to know.
+        check: the name of the check.
+        severity: ``problem``: pods get no chips, or wrong ones; ``warning``: they do, but an operator should know.
         sentence: what was found.
-        advice: what to do; empty where nothing is to be done.
+        advice: what to do; empty if there is nothing to do.
     """
 
     check: str
@@ -32,8 +32,8 @@ class Check:
 
     Attributes:
         name: what is looked at.
-        look: tells what is found.
-        deadline_s: how long it may take.
+        look: returns what is found.
+        deadline_s: seconds it may take.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Check:
     deadline_s: float = 10.0
 
 
-async def carry_out(check: Check) -> Sequence[Finding]:
-    """The findings of a check; one that takes too long or breaks is a finding itself."""
+async def run_check(check: Check) -> Sequence[Finding]:
+    """Return the findings of a check; a timeout or an exception is a finding too."""
     try:
         async with asyncio.timeout(check.deadline_s):
             return await check.look()
     except TimeoutError:
         return [Finding(check.name, "problem", f"no answer within {check.deadline_s:g} s")]
-    except Exception as error:  # noqa: BLE001 - a check that breaks must not keep the others from being made
+    except Exception as error:  # noqa: BLE001 - a check that fails must not prevent the others
         return [Finding(check.name, "problem", f"the check itself failed: {type(error).__name__}: {error}")]

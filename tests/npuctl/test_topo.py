@@ -1,4 +1,4 @@
-"""Who holds which chip, for people and for programs."""
+"""``npuctl topo``: health and holders of chips."""
 
 import asyncio
 import json
@@ -18,9 +18,9 @@ from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import FaultTime, chip_fault
 from ascend.kube.objects import KubeObject, Metadata, Node
 from npuctl.cli import app
-from npuctl.render import node_map
-from npuctl.snapshot import Snapshot
-from npuctl.view import ChipView, NodeView, node_views
+from npuctl.reading.objects import ClusterObjects
+from npuctl.topo.chip_map import node_map
+from npuctl.topo.nodes import ChipView, NodeView, node_views
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import node, pod, report
 from tests.npuctl import manifests
@@ -35,21 +35,21 @@ def show(*views: NodeView) -> str:
 
 def views(*objects: KubeObject) -> list[NodeView]:
     """At the time the reports are of."""
-    return node_views(Snapshot.of(objects), fixed_settings(Settings, None, {}), 10**9)
+    return node_views(ClusterObjects.of(objects), fixed_settings(Settings, None, {}), 10**9)
 
 
-def test_chips_are_told_with_ring_health_and_holder() -> None:
+def test_a_chip_has_ring_health_and_holder() -> None:
     (view,) = views(node("n1"), pod("train", 2, node="n1", chips=(4, 5)), report("n1", unhealthy=(1,)))
     assert (view.node, view.product, view.reason) == ("n1", "910A", None)
     assert view.chips[1] == ChipView("Ascend910-1", 0, healthy=False, holders=(), health="unhealthy")
     assert view.chips[4] == ChipView("Ascend910-4", 1, healthy=True, holders=("default/train",))
 
 
-def test_nodes_without_npus_are_left_out() -> None:
+def test_nodes_without_npus_are_not_shown() -> None:
     assert views(Node(metadata=Metadata(name="plain"))) == []
 
 
-def test_a_node_that_only_its_report_tells_of_is_shown() -> None:
+def test_a_node_known_only_from_its_report_is_shown() -> None:
     plain = structs.replace(node("n1"), metadata=Metadata(name="n1"))
     held = pod("train", 1, node="n1", chips=(3,))
     (view,) = views(plain, report("n1", data=encode_report(DeviceReport(0xF7, 0, 0, update_time_s=1))), held)
@@ -58,13 +58,13 @@ def test_a_node_that_only_its_report_tells_of_is_shown() -> None:
     assert (view.product, view.reason, len(view.chips)) == ("910A", "NoBaseDeviceInfos", 7)
 
 
-def test_a_node_that_can_not_be_used_says_why() -> None:
+def test_an_unusable_node_shows_its_reason() -> None:
     (view,) = views(node("n1"), report("n1", data={"DeviceInfoCfg": "{}"}))
     assert view.reason == "InvalidReport"
     assert "not used: ConfigMap kube-system/mindx-dl-deviceinfo-n1" in show(view)
 
 
-def test_the_map_shows_a_line_per_ring() -> None:
+def test_the_map_has_a_line_per_ring() -> None:
     shown = views(node("n1"), pod("train", 2, node="n1", chips=(4, 5)), report("n1", unhealthy=(1,)))
     lines = show(*shown).splitlines()
     assert "n1  910A  5 of 8 free  1 unhealthy" in lines[0]
@@ -77,7 +77,7 @@ def test_two_holders_of_one_chip_are_a_conflict() -> None:
     assert "[3 CONFLICT default/a default/b]" in show(*views(node("n1"), *holders))
 
 
-def test_chips_that_are_ill_are_marked_by_how_they_are_with_the_codes_of_their_faults() -> None:
+def test_unhealthy_chips_have_marks_and_fault_codes() -> None:
     made = DeviceReport(
         free=0xF0,
         unhealthy=chip_set([0]),
@@ -99,10 +99,10 @@ def test_chips_that_are_ill_are_marked_by_how_they_are_with_the_codes_of_their_f
     shown = show(view)
     assert "[0 ✗] [1 ↻] [2 ⊘] [3 · ≁]" in shown
     assert "Ascend910-0 unhealthy: 80E18402" in shown
-    assert "1 node, 5 of 8 chips free, 3 unhealthy; ✗ unhealthy; ⊘ taken out" in shown
+    assert "1 node, 5 of 8 chips free, 3 unhealthy; ✗ unhealthy; ⊘ separated: removed from use" in shown
 
 
-def test_a_chip_that_is_left_to_its_pod_is_marked_and_not_free() -> None:
+def test_a_separating_chip_has_a_mark_and_is_not_free() -> None:
     fault = chip_fault(chip_id=3, level="PreSeparateNPU", codes={})
     told = report("n1", data=encode_report(DeviceReport(0xF7, 0, 0, update_time_s=1, faults=(fault,))))
     (view,) = views(node("n1"), told, pod("train", 1, node="n1", chips=(3,)))
@@ -112,7 +112,7 @@ def test_a_chip_that_is_left_to_its_pod_is_marked_and_not_free() -> None:
         ("default/train",),
     )
     assert "[3 train ⊖]" in show(view)
-    assert "⊖ for no pod but the one that holds it" in show(view)
+    assert "⊖ separating: only for the pod that holds it" in show(view)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,12 @@ def test_a_chip_that_is_left_to_its_pod_is_marked_and_not_free() -> None:
         ({"accelerator-type": "chip1-node16"}, 16, ["[0 ·]", "[8 ·]"]),
     ],
 )
-def test_the_map_shows_what_links_the_chips_of_each_product(
-    labels: dict[str, str], chips: int, lines: list[str]
-) -> None:
+def test_the_map_has_a_line_per_group_of_linked_chips(labels: dict[str, str], chips: int, lines: list[str]) -> None:
     shown = show(*views(node("n1", labels=labels, chips=range(chips), allocatable=chips))).splitlines()
     assert [line.strip("│ ")[: len(start)] for line, start in zip(shown[1:-2], lines, strict=True)] == lines
 
 
-def test_chips_of_nodes_that_are_not_used_are_not_counted_as_free() -> None:
+def test_chips_of_unusable_nodes_do_not_count_as_free() -> None:
     shown = show(*views(node("n1"), node("n2", ready=False), pod("train", 2, node="n2", chips=(4, 5))))
     assert "2 nodes, 8 of 16 chips free, 1 node not used" in shown
     assert "[4 train] [5 train]" in shown
@@ -180,13 +178,13 @@ async def test_the_command_prints_a_map_for_people(kubeconfig: Path) -> None:
     assert "n1  910A  8 of 8 free" in out
 
 
-async def test_an_unknown_node_is_an_error_that_names_it(kubeconfig: Path) -> None:
+async def test_an_unknown_node_is_named(kubeconfig: Path) -> None:
     status, _, err = await npuctl("topo", "n7", "--kubeconfig", str(kubeconfig))
     assert status == 2
     assert "n7" in err
 
 
-async def test_a_cluster_that_can_not_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cluster_that_can_not_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, _, err = await program("topo", "--kubeconfig", str(tmp_path / "none"))
     assert status == 1
     assert err == f"npuctl: no usable access to the API server: there is no file {tmp_path / 'none'}\n"
@@ -220,7 +218,7 @@ def odd(folder: Path) -> str:
     [("topo",), ("plan", "--candidates"), ("explain", "default/[/n[/]x"), ("doctor", "--cluster")],
     ids=lambda command: command[0],
 )
-def test_names_are_printed_as_they_are_on_any_terminal(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_names_are_printed_unchanged_on_any_terminal(command: tuple[str, ...], tmp_path: Path) -> None:
     out, plain = (on_a_terminal(encoding, *command, "-f", odd(tmp_path)) for encoding in ("utf-8", "ascii"))
     assert all(name in out for name in ODD_NAMES)
     assert plain.isascii()
@@ -228,13 +226,13 @@ def test_names_are_printed_as_they_are_on_any_terminal(command: tuple[str, ...],
     assert "?" not in plain
 
 
-def test_marks_can_be_told_apart_on_a_terminal_that_has_none_of_them(tmp_path: Path) -> None:
+def test_marks_have_different_stand_ins_in_ascii(tmp_path: Path) -> None:
     plain = on_a_terminal("ascii", "topo", "-f", odd(tmp_path))
     assert "[1 x] [2 .]" in plain
     assert plain.rstrip().endswith("; x unhealthy")
 
 
-def test_what_a_terminal_has_no_character_for_is_a_question_mark_and_programs_get_utf_8(tmp_path: Path) -> None:
+def test_unknown_characters_become_question_marks_but_json_is_utf_8(tmp_path: Path) -> None:
     path, name = tmp_path / "greek.json", "node-\N{GREEK SMALL LETTER ALPHA}"
     path.write_text(json.dumps(manifests.as_list(manifests.node(name))))
     assert "node-?" in on_a_terminal("ascii", "topo", "-f", str(path))

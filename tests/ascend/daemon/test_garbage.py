@@ -15,7 +15,7 @@ def thawed() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_what_lives_is_not_walked_again() -> None:
+def test_long_lived_objects_are_not_walked_again() -> None:
     kept = [[number] for number in range(1000)]
     spare_what_lives()
     assert len(gc.get_objects()) < len(kept)
@@ -23,7 +23,7 @@ def test_what_lives_is_not_walked_again() -> None:
 
 
 @pytest.mark.looptime
-async def test_what_has_come_since_is_taken_out_after_a_while() -> None:
+async def test_new_objects_are_frozen_after_the_period() -> None:
     task = asyncio.create_task(keep_collections_short())
     await asyncio.sleep(1)
     before = gc.get_freeze_count()
@@ -34,7 +34,7 @@ async def test_what_has_come_since_is_taken_out_after_a_while() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_what_is_let_go_is_freed_all_the_same() -> None:
+def test_frozen_objects_are_freed_when_released() -> None:
     kept = [[number] for number in range(1000)]
     spare_what_lives()
     before = gc.get_freeze_count()

@@ -1,6 +1,7 @@
-"""Lays a cluster's chips out for eyes."""
+"""Lays out the chips of nodes: a panel per node, a line per group of linked chips."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -8,33 +9,33 @@ from rich.table import Table
 from rich.text import Text
 
 from ascend.chips import NAME_PREFIX
-from npuctl.view import ChipView, NodeView
+from ascend.grammar import count
+from npuctl.topo.nodes import ChipView, NodeView
 
-# Neighbouring pods are told apart by colour; which pod has which does not matter.
-_COLOURS = ("cyan", "magenta", "yellow", "blue", "bright_green", "bright_red", "bright_blue", "bright_magenta")
+# Pods are told apart by colour; which pod has which colour does not matter.
+_COLOURS: Final = ("cyan", "magenta", "yellow", "blue", "bright_green", "bright_red", "bright_blue", "bright_magenta")
 
+_IN_LINE: Final = 8
+"""Chips per line if they are not in groups."""
 
-_IN_LINE = 8
-"""Chips in a line where links don't divide them."""
-
-_MARKS = {
+_MARKS: Final = {
     "unhealthy": ("✗", "bold red"),
     "separated": ("⊘", "bold red"),
     "separating": ("⊖", "bold yellow"),
     "recovering": ("↻", "bold yellow"),
     "network-unhealthy": ("≁", "bold yellow"),
 }
-_MEANINGS = {
+_MEANINGS: Final = {
     "unhealthy": "unhealthy",
-    "separated": "taken out",
-    "separating": "for no pod but the one that holds it",
+    "separated": "separated: removed from use",
+    "separating": "separating: only for the pod that holds it",
     "recovering": "being reset",
-    "network-unhealthy": "network unhealthy: no good for jobs of several pods",
+    "network-unhealthy": "network unhealthy: not for distributed jobs",
 }
 
 
 def node_map(views: Sequence[NodeView]) -> RenderableType:
-    """A map of nodes, one line per ring; a chip shows its id and who holds it."""
+    """Lay out nodes; a chip shows its number and the pod that holds it."""
     if not views:
         return Text("no NPU nodes")
     pods = sorted({holder for view in views for chip in view.chips for holder in chip.holders})
@@ -46,10 +47,10 @@ def _totals(views: Sequence[NodeView]) -> Text:
     chips = [chip for view in views for chip in view.chips]
     unusable = sum(view.reason is not None for view in views)
     free = sum(_is_free(chip) for view in views if view.reason is None for chip in view.chips)
-    parts = [f"{len(views)} node{'s' if len(views) != 1 else ''}", f"{free} of {len(chips)} chips free"]
+    parts = [count(len(views), "node"), f"{free} of {count(len(chips), 'chip')} free"]
     unhealthy = sum(not chip.healthy for chip in chips)
     parts += [f"{unhealthy} unhealthy"] if unhealthy else []
-    parts += [f"{unusable} node{'s' if unusable != 1 else ''} not used"] if unusable else []
+    parts += [f"{count(unusable, 'node')} not used"] if unusable else []
     seen = {chip.health for chip in chips}
     legend = [f"{mark} {_MEANINGS[health]}" for health, (mark, _) in _MARKS.items() if health in seen]
     return Text("; ".join([", ".join(parts), *legend]))

@@ -1,4 +1,4 @@
-"""A cluster is read with the rights that the documents ask for, whichever kinds it has."""
+"""Listing a cluster's objects, whichever kinds of pod groups it serves."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from allocator.rules.job import VOLCANO
 from ascend.errors import ApiError
 from ascend.kube.client import KubeClient
-from npuctl.snapshot import Snapshot
+from npuctl.reading.objects import list_objects
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import SERVED, VOLCANO_POD_GROUPS, Resource
 from tests.ascend.kube.objects import write_kubeconfig
@@ -33,25 +33,23 @@ async def client(server: ApiServer, tmp_path: Path) -> AsyncIterator[KubeClient]
         yield connected
 
 
-async def test_a_kind_that_is_not_there_is_none_also_to_who_has_no_right_to_list_it(
-    server: ApiServer, client: KubeClient
-) -> None:
+async def test_a_kind_that_is_not_served_is_no_error_without_rights(server: ApiServer, client: KubeClient) -> None:
     # A real server looks at rights first.
     server.fail_next("GET", "scheduling.x-k8s.io/v1alpha1/podgroups", 403)
-    snapshot = await Snapshot.fetch(client)
-    assert {kind: [each.name for each in groups] for kind, groups in snapshot.groups.items()} == {VOLCANO: ["train"]}
+    objects = await list_objects(client)
+    assert {kind: [each.name for each in groups] for kind, groups in objects.groups.items()} == {VOLCANO: ["train"]}
 
 
-async def test_a_kind_that_is_there_and_may_not_be_listed_is_an_error(client: KubeClient, server: ApiServer) -> None:
+async def test_a_kind_that_is_served_and_forbidden_is_an_error(client: KubeClient, server: ApiServer) -> None:
     server.fail_next("GET", "scheduling.volcano.sh/v1beta1/podgroups", 403)
     with pytest.raises(ApiError) as refused:
-        await Snapshot.fetch(client)
+        await list_objects(client)
     assert refused.value.status == 403
 
 
-async def test_where_discovery_is_closed_too_the_first_refusal_counts(client: KubeClient, server: ApiServer) -> None:
+async def test_without_discovery_the_first_error_counts(client: KubeClient, server: ApiServer) -> None:
     server.fail_next("GET", "scheduling.x-k8s.io/v1alpha1/podgroups", 403)
     server.fail_next("GET", "scheduling.x-k8s.io/v1alpha1$", 401, times=2)
     with pytest.raises(ApiError) as refused:
-        await Snapshot.fetch(client)
+        await list_objects(client)
     assert refused.value.status == 403

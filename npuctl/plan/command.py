@@ -1,6 +1,7 @@
-"""The command ``npuctl plan``: carries out a planning run and lays it out for eyes."""
+"""Carries out ``npuctl plan`` and lays out its answer."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from rich.console import Group as Stack
 from rich.console import RenderableType
@@ -9,63 +10,61 @@ from rich.text import Text
 
 from ascend.chips import NAME_PREFIX
 from ascend.errors import Refusal
+from ascend.grammar import count
 from npuctl.output import Output, group, show, warn
-from npuctl.planning import Candidate, Pending, Plan, plan
-from npuctl.source import Source
+from npuctl.plan.placement import Candidate, PendingPod, PlacementPlan, plan_pods
+from npuctl.reading.source import Source
 
-EXIT_PENDING = 3
-"""Something waits."""
+EXIT_PENDING: Final = 3
+"""A pod has no place."""
 
 
-def make_plan(source: Source, *, candidates: bool, output: Output) -> int:
-    """Plan and print.
+def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
+    """Plan and print the answer.
 
     Args:
         source: where the objects come from.
-        candidates: tell of every node that fits, too.
+        candidates: also list every node that each pod fits on.
         output: how to print.
 
     Returns:
-        The exit status: 0, or 3 where a pod waits.
+        The exit status: 0, or 3 if a pod has no place.
 
     Raises:
-        InvalidValue: the input can't be used.
+        InvalidValue: the input is invalid.
     """
     reading = source.read_files()
-    answer = plan(reading.snapshot, source.settings, source.now_ns, candidates=candidates)
+    plan = plan_pods(reading.objects, source.settings, source.now_ns, candidates=candidates)
     if reading.ignored:
-        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(reading.ignored.items()))
-        warn(f"not looked at: {counts}")
-    show(answer, output, lambda: _table(answer))
-    return EXIT_PENDING if answer.pending else 0
+        warn(f"skipped: {', '.join(f'{number} {kind}' for kind, number in sorted(reading.ignored.items()))}")
+    show(plan, output, lambda: _render(plan))
+    return EXIT_PENDING if plan.pending else 0
 
 
-def _table(answer: Plan) -> RenderableType:
-    if not answer.pods and not answer.pending:
+def _render(plan: PlacementPlan) -> RenderableType:
+    if not plan.pods and not plan.pending:
         return Text("no pod waits for chips")
     parts: list[RenderableType] = []
-    if answer.pods:
+    if plan.pods:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for title in ("POD", "JOB", "NODE", "CHIPS"):
             table.add_column(title, overflow="fold")
-        for pod in answer.pods:
+        for pod in plan.pods:
             table.add_row(f"{pod.namespace}/{pod.name}", pod.job, pod.node, _chips(pod.chips))
             for each in pod.candidates or ():
                 table.add_row("", "", *_candidate(each), style="dim")
         parts.append(table)
-    parts += [_pending(pod) for pod in answer.pending]
+    parts += [_pending(pod) for pod in plan.pending]
     return Stack(*parts)
 
 
-def _pending(pod: Pending) -> RenderableType:
+def _pending(pod: PendingPod) -> RenderableType:
     head = Text.assemble(
         (f"{pod.namespace}/{pod.name}", "bold"), " waits: ", (pod.reason, "yellow"), f": {pod.message}"
     )
     lines = Table.grid(padding=(0, 1))
     for each in group({node: Refusal(why.reason, why.message) for node, why in pod.nodes.items()}):
-        lines.add_row(
-            f"  {len(each.nodes)} nodes" if len(each.nodes) != 1 else "  1 node", Text(f"{each} ({each.names()})")
-        )
+        lines.add_row(f"  {count(len(each.nodes), 'node')}", Text(f"{each} ({each.names()})"))
     return Stack(head, lines)
 
 

@@ -1,23 +1,24 @@
-"""Splits files into the documents they hold: YAML or JSON, whatever their end says."""
+"""Splits files into documents: YAML or JSON, whatever the file's extension is."""
 
 import contextlib
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import yaml
 
 from ascend.errors import UNREADABLE, InvalidValue
 
-STDIN = "-"
+STDIN: Final = "-"
 
-_MOST_LEVELS = 1000
-"""Of collections within each other, in any document; what an object may have is less."""
+_MOST_LEVELS: Final = 1000
+"""Nested collections in a document. libyaml overflows the C stack at some tens of thousands."""
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # C where it was built in
-    """YAML as Kubernetes reads it: a time is text."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml is optional in PyYAML
+    """YAML as Kubernetes reads it: a timestamp is a string."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -27,27 +28,27 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_documents(file: str) -> Iterator[object]:
-    """The documents of a file; ``-`` is standard input.
+    """Yield the documents of a file; ``-`` is standard input.
 
     Raises:
-        InvalidValue: it can't be read, or is neither; the message has the file and the document's number.
+        InvalidValue: the file can't be read, or is neither YAML nor JSON; the message has the names of file and
+            document.
     """
     name = "standard input" if file == STDIN else file
     try:
         text = sys.stdin.buffer.read().decode() if file == STDIN else Path(file).read_bytes().decode()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidValue(f"{name}: it can't be read: {reason}") from error
+        raise InvalidValue(f"{name}: can't be read: {reason}") from error
     text = text.removeprefix("\ufeff")
     if text.lstrip().startswith("{"):
-        # JSON is YAML too, but what a large cluster prints would take minutes to read as that.
+        # JSON is also YAML, but the YAML loader takes minutes for the objects of a large cluster.
         documents: list[object] = []
         try:
-            for document in _json_documents(text):
-                documents += (document,)
+            documents.extend(_json_documents(text))
         except UNREADABLE as error:
             if file.endswith(".json"):
-                raise InvalidValue(f"{name}: document {len(documents) + 1}: it is no JSON: {error}") from error
+                raise InvalidValue(f"{name}: document {len(documents) + 1}: not valid JSON: {error}") from error
         else:
             yield from documents
             return
@@ -60,9 +61,9 @@ def read_documents(file: str) -> Iterator[object]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise InvalidValue(f"{name}: document {number + 1}: it is no YAML: {error.problem}{place}") from error
+        raise InvalidValue(f"{name}: document {number + 1}: not valid YAML: {error.problem}{place}") from error
     except (*UNREADABLE, yaml.YAMLError) as error:
-        raise InvalidValue(f"{name}: document {number + 1}: it is no YAML: {error}") from error
+        raise InvalidValue(f"{name}: document {number + 1}: not valid YAML: {error}") from error
 
 
 def _json_documents(text: str) -> Iterator[object]:
@@ -76,14 +77,13 @@ def _json_documents(text: str) -> Iterator[object]:
 
 
 def _check_depth(name: str, text: str) -> None:
-    """See that no document is nested so deep that the loader, in C, would run out of stack and end the process."""
     depth = number = 0
-    with contextlib.suppress(yaml.YAMLError):  # the loader comes to the same place, and says it
+    with contextlib.suppress(yaml.YAMLError):  # the loader finds the same error, and reports it
         for event in yaml.parse(text, Loader=_Loader):
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > _MOST_LEVELS:
-                    raise InvalidValue(f"{name}: document {number}: it is nested over {_MOST_LEVELS} deep")
+                    raise InvalidValue(f"{name}: document {number}: nested more than {_MOST_LEVELS} levels deep")
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
             elif isinstance(event, yaml.DocumentStartEvent):

@@ -1,12 +1,12 @@
-"""What would make a pod fit on a node: the node's objects are changed one way at a time, and judged again.
+"""Finds changes that make a pod fit on a node: each change is made to the node's objects, which are then judged again.
 
-Nothing here knows a rule: what would help is found by asking the code that said no.
+No placement rule is repeated here.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -17,17 +17,17 @@ from ascend.deviceinfo import DEVICE_INFO, MANUALLY_SEPARATED, DeviceReport, dec
 from ascend.errors import InvalidReport, InvalidValue
 from ascend.faults import read_separating
 from ascend.kube.objects import Condition, ConfigMap, Node, Pod
-from npuctl.snapshot import Snapshot
+from npuctl.reading.objects import ClusterObjects
 
-MOST_PODS = 3
-"""No more pods than these are told to end for one that waits."""
+MOST_PODS: Final = 3
+"""A remedy consists of the end of this many pods at most."""
 
 Kind: TypeAlias = Literal["uncordon", "ready", "report", "offer", "end", "repair"]
 
-_SENTENCES: dict[Kind, str] = {
+_SENTENCES: Final[dict[Kind, str]] = {
     "uncordon": "it is uncordoned",
     "ready": "it is Ready",
-    "report": "its device plugin writes a report that is fresh and valid",
+    "report": "its device plugin writes a fresh, valid report",
     "offer": "its device plugin offers its chips to the kubelet",
 }
 
@@ -36,9 +36,9 @@ class Remedy(msgspec.Struct, frozen=True):
     """A change after which the pod would fit on the node.
 
     Attributes:
-        kind: what is to be changed.
+        kind: the kind of change.
         node: the node.
-        targets: pods that end (``namespace/name``) or chips that recover; empty where it is the node itself.
+        targets: pods that end (``namespace/name``) or chips that recover; empty if the node itself changes.
     """
 
     kind: Kind
@@ -46,54 +46,56 @@ class Remedy(msgspec.Struct, frozen=True):
     targets: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """As the condition after "on node n, once …"."""
-        some = " and ".join(self.targets)
+        """Return the condition after "on node n, once …"."""
+        targets, one = " and ".join(self.targets), len(self.targets) == 1
         if self.kind == "end":
-            return f"{some} {'ends' if len(self.targets) == 1 else 'end'}"
+            return f"{targets} {'ends' if one else 'end'}"
         if self.kind == "repair":
-            return f"{some} {'recovers' if len(self.targets) == 1 else 'recover'}"
+            return f"{targets} {'recovers' if one else 'recover'}"
         return _SENTENCES[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A node with all that decides on it: its report and the pods on it."""
+    """A node, its report and its pods: everything that decides whether a pod fits on it."""
 
     node: Node
     report: ConfigMap | None
     pods: tuple[Pod, ...]
 
     def without(self, gone: Sequence[Pod]) -> "Scene":
-        """As it is after pods have ended."""
+        """Return the scene after pods have ended."""
         uids = {pod.uid for pod in gone}
         return replace(self, pods=tuple(pod for pod in self.pods if pod.uid not in uids))
 
-    def snapshot(self) -> Snapshot:
-        """Its objects."""
-        return Snapshot((self.node,), self.pods, (self.report,) if self.report is not None else ())
+    def objects(self) -> ClusterObjects:
+        """Return the objects."""
+        return ClusterObjects((self.node,), self.pods, (self.report,) if self.report is not None else ())
 
 
 def remedies(scene: Scene, fits: Callable[[Scene], bool], now_s: int) -> list[Remedy]:
-    """Every single change that makes a pod fit on a node.
+    """Return every single change that makes a pod fit on a node.
 
     Args:
-        scene: the node as it is, where the pod doesn't fit.
-        fits: whether the pod fits there.
-        now_s: the present, Unix seconds.
+        scene: the node as it is; the pod does not fit on it.
+        fits: whether the pod fits on a scene.
+        now_s: the time, Unix seconds.
     """
     name = scene.node.name
-    found = [Remedy(kind, name) for kind, changed in _of_the_node(scene, now_s) if fits(changed)]
+    found = [Remedy(kind, name) for kind, changed in _node_changes(scene, now_s) if fits(changed)]
     holders = [pod for pod in scene.pods if pod.asks_for_chips]
     found += [Remedy("end", name, (pod.key,)) for pod in holders if fits(scene.without((pod,)))]
-    sick = _sick(scene)
-    found += [Remedy("repair", name, (chip_name(chip),)) for chip in chip_ids(sick) if fits(_cured(scene, 1 << chip))]
-    if not found and sick.bit_count() > 1 and fits(_cured(scene, sick)):
-        found.append(Remedy("repair", name, tuple(map(chip_name, chip_ids(sick)))))
+    unhealthy = _unhealthy(scene)
+    found += [
+        Remedy("repair", name, (chip_name(chip),)) for chip in chip_ids(unhealthy) if fits(_recovered(scene, 1 << chip))
+    ]
+    if not found and unhealthy.bit_count() > 1 and fits(_recovered(scene, unhealthy)):
+        found.append(Remedy("repair", name, tuple(map(chip_name, chip_ids(unhealthy)))))
     return found
 
 
 def pods_to_end(scene: Scene, fits: Callable[[Scene], bool]) -> Remedy | None:
-    """The fewest pods, two or three, whose end makes a pod fit on a node; None where there are none."""
+    """Return the fewest pods, two or three, whose end makes a pod fit on a node; None if there are none."""
     holders = [pod for pod in scene.pods if pod.asks_for_chips]
     for count in range(2, MOST_PODS + 1):
         for gone in itertools.combinations(holders, count):
@@ -102,7 +104,7 @@ def pods_to_end(scene: Scene, fits: Callable[[Scene], bool]) -> Remedy | None:
     return None
 
 
-def _of_the_node(scene: Scene, now_s: int) -> Iterator[tuple[Kind, Scene]]:
+def _node_changes(scene: Scene, now_s: int) -> Iterator[tuple[Kind, Scene]]:
     node, report = scene.node, scene.report
     if node.spec.unschedulable:
         spec = structs.replace(node.spec, unschedulable=False)
@@ -121,7 +123,7 @@ def _of_the_node(scene: Scene, now_s: int) -> Iterator[tuple[Kind, Scene]]:
             yield "report", replace(scene, report=None)
 
 
-def _sick(scene: Scene) -> ChipSet:
+def _unhealthy(scene: Scene) -> ChipSet:
     if scene.report is None:
         return 0
     try:
@@ -132,12 +134,12 @@ def _sick(scene: Scene) -> ChipSet:
     return separating | report.unhealthy | report.network_unhealthy | report.recovering | report.manually_separated
 
 
-def _cured(scene: Scene, chips: ChipSet) -> Scene:
+def _recovered(scene: Scene, chips: ChipSet) -> Scene:
     if scene.report is None:
         return scene
     report = decode_report(scene.report.data)
     unhealthy = report.unhealthy | report.recovering | report.manually_separated
-    cured = replace(
+    recovered = replace(
         report,
         unhealthy=report.unhealthy & ~chips,
         network_unhealthy=report.network_unhealthy & ~chips,
@@ -145,9 +147,9 @@ def _cured(scene: Scene, chips: ChipSet) -> Scene:
         manually_separated=report.manually_separated & ~chips,
         faults=tuple(fault for fault in report.faults if fault.npu_name not in set(map(chip_name, chip_ids(chips)))),
     )
-    # The kubelet offers a chip again as soon as it is healthy.
+    # The kubelet counts a chip as allocatable again as soon as it is healthy.
     offered = (scene.node.allocatable_chips or 0) + (unhealthy & chips).bit_count()
-    return replace(scene, report=_rewritten(scene.report, cured), node=_offering(scene.node, offered))
+    return replace(scene, report=_rewritten(scene.report, recovered), node=_offering(scene.node, offered))
 
 
 def _rewritten(report: ConfigMap, content: DeviceReport) -> ConfigMap:

@@ -1,4 +1,4 @@
-"""Who holds which chip of which node, and how it is: the allocator's own view of a cluster, as plain values."""
+"""The allocator's view of nodes and chips as plain values: health, holders and links of each chip."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,12 @@ from allocator.settings import Settings
 from allocator.state.node import NodeRecord, Server, read_server
 from allocator.state.report import NO_REPORT
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
-from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
+from ascend.deviceinfo import DeviceReport, decode_report
 from ascend.errors import InvalidReport, Refusal
 from ascend.kube.objects import Condition, Node
 from ascend.products import Family
-from npuctl.snapshot import Allocation, Snapshot
+from npuctl.offline_allocator import NOT_AN_NPU_NODE, OfflineAllocator
+from npuctl.reading.objects import ClusterObjects
 
 _GROUPS = {
     Family.RINGS: "ring",
@@ -28,13 +29,13 @@ class ChipView:
     """A chip.
 
     Attributes:
-        name: on the wire.
-        ring: the number of the group of chips that it is linked with.
-        healthy: it may be given to pods.
+        name: its name, as in ``Ascend910-0``.
+        ring: the number of the group of linked chips that it belongs to.
+        healthy: it can be allocated.
         holders: the pods (``namespace/name``) that hold it.
-        health: ``healthy``, ``unhealthy``, ``recovering`` (being reset), ``separated`` (taken out),
-            ``separating`` (left to the pod that holds it) or ``network-unhealthy`` (no good for jobs of several pods).
-        faults: the codes of its faults.
+        health: ``healthy``, ``unhealthy``, ``recovering`` (being reset), ``separated`` (removed from use),
+            ``separating`` (only the pod that holds it may use it) or ``network-unhealthy`` (not for distributed jobs).
+        faults: its fault codes.
     """
 
     name: str
@@ -51,11 +52,11 @@ class NodeView:
 
     Attributes:
         node: its name.
-        product: what kind of server it is.
-        chips: by number.
-        reason: why it can't be used; None where it can.
+        product: the product of the server; empty if it is unknown.
+        chips: its chips by number.
+        reason: why no pod can be placed on it; None if pods can.
         message: the same as a sentence.
-        group: what a group of its linked chips is called: ``ring``, ``mesh`` or ``card``; empty where chips are alike.
+        group: the name of a group of linked chips: ``ring``, ``mesh`` or ``card``; empty if all chips are alike.
     """
 
     node: str
@@ -66,34 +67,32 @@ class NodeView:
     group: str = ""
 
 
-def node_views(snapshot: Snapshot, settings: Settings, now_ns: int) -> list[NodeView]:
-    """The NPU nodes of a cluster by name, read by the same code the allocator decides with.
+def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[NodeView]:
+    """Return the NPU nodes of a cluster by name, as the allocator reads them.
 
     Args:
-        snapshot: the objects.
+        objects: the objects.
         settings: the allocator's.
-        now_ns: the present, Unix nanoseconds.
+        now_ns: the time, Unix nanoseconds.
     """
-    cluster = Allocation.of(snapshot, settings, lambda: now_ns / 1e9).cluster
-    reports = _reports(snapshot)
+    cluster = OfflineAllocator(objects, settings, now_ns).cluster
+    reports = _reports(objects)
     views = [_view(record, reports.get(name)) for name, record in sorted(cluster.nodes.items())]
-    return [view for view in views if view.reason not in {"NotAnNpuNode", "UnknownNode"}]
+    return [view for view in views if view.reason not in NOT_AN_NPU_NODE]
 
 
-def _reports(snapshot: Snapshot) -> dict[str, DeviceReport]:
+def _reports(objects: ClusterObjects) -> dict[str, DeviceReport]:
     reports = {}
-    for each in snapshot.config_maps:
-        name = node_name(each.name)
-        if name is not None and each.metadata.namespace == NAMESPACE:
-            try:
-                reports[name] = decode_report(each.data)
-            except InvalidReport:
-                continue  # the node's record says what is wrong with it
+    for name, each in objects.reports.items():
+        try:
+            reports[name] = decode_report(each.data)
+        except InvalidReport:
+            continue  # the reason of the node says what is wrong
     return reports
 
 
-def _in_use(node: Node) -> Node:
-    """The node as if it were in use: what chips it has, it has also while it is not."""
+def _as_usable(node: Node) -> Node:
+    """The node as if it could be used, because its chips are shown also while it can't."""
     status = structs.replace(
         node.status,
         conditions=[Condition("Ready", "True")],
@@ -106,18 +105,18 @@ def _in_use(node: Node) -> Node:
 def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
     offer = record.offer
     reason, message = (offer.reason, offer.message) if isinstance(offer, Refusal) else (None, None)
-    server = None if record.node is None else read_server(_in_use(record.node), record.report, record.held)
+    server = None if record.node is None else read_server(_as_usable(record.node), record.report, record.held)
     if not isinstance(server, Server):
         return NodeView(record.name, "", (), reason, message)
-    told = NO_REPORT if isinstance(record.report, Refusal) else record.report
-    barred = told.unhealthy | told.separating
+    reported = NO_REPORT if isinstance(record.report, Refusal) else record.report
+    unusable = reported.unhealthy | reported.separating
     chips = []
     for chip_id in chip_ids(server.reported):
         chip, name = chip_set((chip_id,)), chip_name(chip_id)
         ring = next(number for number, ring in enumerate(server.product.rings) if ring & chip)
         holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
-        health, faults = _health(chip, report, told.separating), _faults(name, report)
-        chips.append(ChipView(name, ring, not barred & chip, holders, health, faults))
+        health, faults = _health(chip, report, reported.separating), _faults(name, report)
+        chips.append(ChipView(name, ring, not unusable & chip, holders, health, faults))
     group = _GROUPS[server.product.family]
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
 
