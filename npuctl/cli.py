@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
+from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
 from npuctl.output import Output, written_out
 
@@ -66,8 +68,19 @@ def _pods(context: typer.Context, incomplete: str) -> list[str]:
     return pod_names(incomplete, typed["namespace"], source)
 
 
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
+    if wanted:
+        typer.echo(f"npuctl {version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
 @app.callback(help=_HELP)
-def _npuctl() -> None:
+def _npuctl(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     pass
 
 
@@ -232,9 +245,13 @@ def main() -> None:
         from npuctl.completion import end_in_time
 
         end_in_time("")
+    _run(app)
+
+
+def _run(command: Callable[[], None]) -> None:
     try:
         with written_out():
-            app()
+            command()
     except AscendError as error:
         sys.stderr.write(f"npuctl: {error}\n")
         sys.exit(EXIT_FAILURE)
@@ -250,7 +267,7 @@ def main_for_kubectl_completion() -> None:
     limit = end_in_time(no_candidates())
     lines = complete_for_kubectl(get_command(app), sys.argv[1:])
     limit.cancel()
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    _run(lambda: sys.stdout.writelines(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

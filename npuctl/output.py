@@ -13,6 +13,7 @@ import msgspec
 import yaml
 from rich.console import Console, RenderableType
 
+from ascend.daemon.run import EXIT_FAILURE
 from ascend.errors import AscendError, Refusal
 
 _PIPE_WIDTH: Final = 140
@@ -82,7 +83,8 @@ def written_out() -> Iterator[None]:
     """Write standard output out at the end of the block.
 
     Raises:
-        OutputFailed: it can't be written to. A reader that has closed its end of a pipe is no failure.
+        OutputFailed: it can't be written to.
+        SystemExit: nobody reads the pipe any more.
     """
     try:
         try:
@@ -95,7 +97,7 @@ def written_out() -> Iterator[None]:
         # Else Python would try to write the rest at its exit, and print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
-            sys.exit(0)
+            sys.exit(EXIT_FAILURE)
         raise OutputFailed(f"standard output can't be written to: {error.strerror}") from error
 
 

@@ -1,6 +1,7 @@
 """The objects of a cluster that the commands look at, and how they are listed from an API server."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -12,8 +13,8 @@ import msgspec
 from allocator.groups import KINDS
 from allocator.settings import Settings
 from allocator.state.report import node_of_health
-from ascend.deviceinfo import NAMESPACE, node_name
-from ascend.errors import UNREADABLE, ApiError, NotFound, Unreachable
+from ascend.deviceinfo import NAMESPACE, decode_report, node_name
+from ascend.errors import UNREADABLE, ApiError, InvalidReport, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import (
     BATCH_JOBS,
@@ -81,6 +82,14 @@ class ClusterObjects:
             for each in self.config_maps
             if each.metadata.namespace == NAMESPACE and (name := node_name(each.name)) is not None
         }
+
+    def newest_report_s(self) -> int | None:
+        """Return when the newest device report was written, Unix seconds; None if there is none."""
+        times = []
+        for each in self.reports.values():
+            with contextlib.suppress(InvalidReport):
+                times.append(decode_report(each.data).update_time_s)
+        return max((time for time in times if time > 0), default=None)
 
     def unused_health_reports(self, settings: Settings) -> tuple[str, ...]:
         """The names of NodeD's ConfigMaps that are used here, but not by an allocator with these settings."""

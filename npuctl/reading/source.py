@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
 
@@ -12,6 +12,7 @@ from yaml import YAMLError
 from allocator.settings import Settings
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue, Unreachable
+from ascend.grammar import count
 from ascend.kube.client import KubeClient
 from ascend.kube.identity import kubeconfig_paths
 from npuctl.output import some, warn
@@ -19,6 +20,7 @@ from npuctl.reading.manifests import Reading, read_manifests
 from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects, list_objects
 
 DEFAULT_NAMESPACE: Final = "default"
+_DAY_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Source:
     Attributes:
         settings: the allocator's.
         now_ns: the time at which the objects are judged, Unix nanoseconds.
+        now_given: the time was given, and is not the clock's.
         files: the files to read; if there are none, a cluster is read.
         kubeconfig: the path of the kubeconfig; None: as kubectl finds it.
         context: the context of the kubeconfig; None: the current one.
@@ -35,6 +38,7 @@ class Source:
 
     settings: Settings
     now_ns: int
+    now_given: bool = False
     files: tuple[str, ...] = ()
     kubeconfig: str | None = None
     context: str | None = None
@@ -64,7 +68,7 @@ class Source:
             InvalidValue: an option is invalid.
         """
         settings = fixed_settings(Settings, config, dict(map(_setting, values)))
-        return cls(settings, read_time(now), tuple(files), kubeconfig, context)
+        return cls(settings, read_time(now), now is not None, tuple(files), kubeconfig, context)
 
     async def read(self) -> ClusterObjects:
         """Read the objects.
@@ -93,7 +97,20 @@ class Source:
                 f"NodeD's ConfigMaps in {HEALTH_NAMESPACE} are used ({some(unused)}), as by an allocator with "
                 f"node_health_namespace={HEALTH_NAMESPACE}; an allocator without that setting ignores them"
             )
+        if not self.now_given:
+            self._warn_of_the_clock(reading.objects)
         return reading
+
+    def _warn_of_the_clock(self, objects: ClusterObjects) -> None:
+        newest_s = objects.newest_report_s()
+        age_s = self.now_ns // 10**9 - (newest_s or 0)
+        if newest_s is not None and age_s > self.settings.max_report_age_s:
+            newest = datetime.fromtimestamp(newest_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            age = count(age_s // _DAY_S, "day") if age_s >= _DAY_S else f"{age_s} s"
+            warn(
+                f"the newest device report in the files is of {newest}, {age} before now, so all are stale; give the "
+                f"time of the files by --now {newest}"
+            )
 
     async def connect(self) -> KubeClient:
         """Return a client of the cluster.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ascend.daemon.garbage import PERIOD_S, keep_collections_short, spare_what_lives
+from ascend.daemon.garbage import PERIOD_S, freeze_live_objects, keep_collections_short
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def thawed() -> Iterator[None]:
 
 def test_long_lived_objects_are_not_walked_again() -> None:
     kept = [[number] for number in range(1000)]
-    spare_what_lives()
+    freeze_live_objects()
     assert len(gc.get_objects()) < len(kept)
     assert gc.get_freeze_count() > len(kept)
 
@@ -36,7 +36,7 @@ async def test_new_objects_are_frozen_after_the_period() -> None:
 
 def test_frozen_objects_are_freed_when_released() -> None:
     kept = [[number] for number in range(1000)]
-    spare_what_lives()
+    freeze_live_objects()
     before = gc.get_freeze_count()
     kept.clear()
     assert gc.get_freeze_count() <= before - 1000
