@@ -113,7 +113,12 @@ def plan(
 @app.command()
 def explain(
     *,
-    pod: Annotated[str, typer.Argument(help="The pod: its name, or namespace/name.", autocompletion=_pods)],
+    pod: Annotated[
+        str,
+        typer.Argument(
+            metavar="POD", help="The pod: NAME, NAMESPACE/NAME or pod/NAME; or job/NAME.", autocompletion=_pods
+        ),
+    ],
     namespace: Annotated[
         str | None, typer.Option("-n", "--namespace", help="The pod's namespace.", show_default="the context's")
     ] = None,
@@ -125,7 +130,7 @@ def explain(
     now: _Now = None,
     output: _OutputOption = Output.TABLE,
 ) -> None:
-    """Show why a pod waits, by node, and what would help.
+    """Show why a pod (or each pod of a job) waits, by node, and what would help.
 
     Exit status 0: it has a place, or fits on a node; 3: it fits on no node; 2: there is no such pod.
     """

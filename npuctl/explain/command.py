@@ -1,19 +1,20 @@
 """Carries out ``npuctl explain`` and lays out its answer."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ascend.chips import NAME_PREFIX
-from ascend.errors import InvalidValue
 from ascend.grammar import count
-from ascend.kube.objects import Pod
 from npuctl.explain.explanation import Explanation, explain
-from npuctl.output import Output, show
+from npuctl.explain.target import find_target
+from npuctl.output import Output, show, some
 from npuctl.reading.source import Source
 
 EXIT_WAITS: Final = 3
@@ -23,43 +24,60 @@ _NOTHING_TO_DO: Final = {
     "none": "requests no chips: the allocator does not handle it",
     "terminating": "is being deleted: no scheduler binds it any more",
 }
+_STATES: Final = {"none": "without chips", "waits": "waiting", "fits": "not bound yet"}
 _TRIED: Final = "the end of up to three pods, the recovery of chips, a node that is Ready, uncordoned and has a report"
 _MOST_REMEDIES: Final = 5
 _MOST_CANDIDATES: Final = 3
 
 
-async def run_explain(name: str, namespace: str | None, source: Source, output: Output) -> int:
-    """Explain a pod and print the answer.
+class _JobExplanation(msgspec.Struct):
+    job: str
+    pods: tuple[Explanation, ...]
+
+
+async def run_explain(argument: str, namespace: str | None, source: Source, output: Output) -> int:
+    """Explain a pod or the pods of a job, and print the answer.
 
     Args:
-        name: the pod's name, or ``namespace/name``.
-        namespace: the pod's namespace; the default of the source if not given.
+        argument: the pod or job, as for ``find_target``.
+        namespace: its namespace; the default of the source if not given.
         source: where the objects come from.
         output: how to print.
 
     Returns:
-        The exit status: 0, or 3 if the pod waits and fits on no node.
+        The exit status: 0, or 3 if a pod waits and fits on no node.
 
     Raises:
         InvalidValue: there is no such pod, or the input is invalid.
     """
     objects = await source.read()
-    pod = _find(objects.pods, name, namespace, source.namespace)
-    answer = explain(pod, objects, source.settings, source.now_ns)
-    show(answer, output, lambda: render(answer))
-    return EXIT_WAITS if answer.state == "waits" else 0
+    target = find_target(argument, namespace, objects.pods, source.namespace)
+    answers = tuple(explain(pod, objects, source.settings, source.now_ns) for pod in target.pods)
+    if target.job is None:
+        (answer,) = answers
+        show(answer, output, lambda: render(answer))
+    else:
+        job = _JobExplanation(target.job, answers)
+        show(job, output, lambda: _render_job(job))
+    return EXIT_WAITS if any(answer.state == "waits" for answer in answers) else 0
 
 
-def _find(pods: tuple[Pod, ...], name: str, namespace: str | None, default: Callable[[], str]) -> Pod:
-    left, slash, right = name.partition("/")
-    if slash and namespace is not None and namespace != left:
-        raise InvalidValue(f"pod {name} is not in the namespace {namespace}")
-    key = f"{left}/{right}" if slash else f"{namespace or default()}/{name}"
-    found = next((pod for pod in pods if pod.key == key), None)
-    if found is None:
-        elsewhere = ", ".join(pod.key for pod in pods if pod.name == (right or left))
-        raise InvalidValue(f"there is no pod {key}" + (f"; there is {elsewhere}" if elsewhere else ""))
-    return found
+def _render_job(job: _JobExplanation) -> RenderableType:
+    """Lay out the pods of a job; those with the same explanation once."""
+    states = Counter(answer.state for answer in job.pods)
+    summary = ", ".join(f"{number} {_STATES.get(state, state)}" for state, number in states.items())
+    parts: list[RenderableType] = [Text(f"job {job.job}, {count(len(job.pods), 'pod')}: {summary}", style="bold")]
+    alike: dict[object, list[Explanation]] = {}
+    for answer in job.pods:
+        groups = tuple((group.reason, group.nodes) for group in answer.groups)
+        key = (answer.state, answer.reason, answer.request, answer.gates, answer.node, answer.chips, groups)
+        alike.setdefault(key, []).append(answer)
+    for first, *others in alike.values():
+        parts += [Text(""), render(first)]
+        if others:
+            names = some([f"{other.namespace}/{other.name}" for other in others])
+            parts.append(Text(f"\nthe same for {count(len(others), 'other pod')}: {names}"))
+    return Stack(*parts)
 
 
 def render(answer: Explanation) -> RenderableType:
@@ -74,10 +92,13 @@ def render(answer: Explanation) -> RenderableType:
             parts.append(Text(f"  job {answer.job} is placed as a whole: each of these makes room for one of its pods"))
     if answer.state == "fits":
         parts += [Text("\nbest nodes:", style="bold"), _candidates(answer)]
-        if answer.scheduler:
-            parts.append(Text(f"\nits scheduler says: {answer.scheduler}"))
-        else:
-            parts.append(Text("\nif it stays unbound, look at its scheduler: kubectl describe pod shows its events"))
+        if not answer.gates:
+            says = f"its scheduler says: {answer.scheduler}"
+            look = "if it stays unbound, look at its scheduler: kubectl describe pod shows its events"
+            parts.append(Text(f"\n{says if answer.scheduler else look}"))
+    if answer.gates:
+        gates = f"its scheduling {'gate' if len(answer.gates) == 1 else 'gates'}: {', '.join(answer.gates)}"
+        parts.append(Text(f"\nit is gated: no scheduler looks at it before somebody removes {gates}", style="yellow"))
     return Stack(*parts)
 
 

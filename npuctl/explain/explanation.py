@@ -44,6 +44,7 @@ class Explanation(msgspec.Struct, frozen=True):
         message: the same as a sentence.
         gang: it is placed together with other pods of its job, or not at all.
         scheduler: the message of its scheduler.
+        gates: its scheduling gates; schedulers ignore it while it has any.
         groups: the nodes that refuse it by reason, the most frequent reason first.
         nodes: every node that refuses it.
         candidates: every node it fits on, best first.
@@ -63,6 +64,7 @@ class Explanation(msgspec.Struct, frozen=True):
     message: str = ""
     gang: bool = False
     scheduler: str = ""
+    gates: tuple[str, ...] = ()
     groups: tuple[Group, ...] = ()
     nodes: dict[str, Reason] = {}
     candidates: tuple[Candidate, ...] = ()
@@ -95,6 +97,7 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
     refused = allocator.refusals(pod)
     explanation = structs.replace(
         explanation,
+        gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         gang=allocator.engine.is_of_gang(pod),
         groups=group(refused),
         nodes=reasons(refused),

@@ -319,3 +319,107 @@ def test_a_named_context_gives_the_namespace_whatever_is_current(current: str | 
     assert meant("sandbox") == "default"
     assert meant("none of these") == "default"
     assert meant(None) == "default"
+
+
+def gated(name: str, *gates: str) -> Json:
+    manifest = pod(name, 4)
+    manifest["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+    condition = {"type": "PodScheduled", "status": "False", "message": "Scheduling is blocked due to gates"}
+    manifest["status"] = {"conditions": [condition]}
+    return manifest
+
+
+def test_a_gated_pod_names_its_gates(tmp_path: Path) -> None:
+    gates = ("kueue.x-k8s.io/admission", "example.com/quota")
+    answer = explain(tmp_path, node("n1"), gated("train", *gates))
+    assert (answer["state"], answer["gates"]) == ("fits", list(gates))
+    said = people(tmp_path, node("n1"), gated("train", *gates))
+    assert said.splitlines()[-1] == (
+        "it is gated: no scheduler looks at it before somebody removes its scheduling gates: "
+        "kueue.x-k8s.io/admission, example.com/quota"
+    )
+    assert "its scheduler" not in said
+    waits = people(tmp_path, node("n1", ready=False), gated("train", gates[0]))
+    assert "train requests 4 chips and waits: NodeNotReady" in waits
+    assert waits.splitlines()[-1].endswith("removes its scheduling gate: kueue.x-k8s.io/admission")
+
+
+def owned(name: str, kind: str, owner: str, count: int | None = 8, **more: Any) -> Json:
+    reference = {"apiVersion": "x/v1", "kind": kind, "name": owner, "uid": f"uid-{owner}", "controller": True}
+    return pod(name, count, ownerReferences=[reference], **more)
+
+
+@pytest.mark.parametrize(
+    ("argument", "made"),
+    [
+        ("pod/train", pod("train", 8)),
+        ("pods/train", pod("train", 8)),
+        ("po/train", pod("train", 8)),
+        ("default/train", pod("train", 8)),
+        ("job/train", pod("train", 8, namespace="job")),
+    ],
+)
+def test_a_pod_may_be_named_as_with_kubectl(argument: str, made: Json, tmp_path: Path) -> None:
+    answer = explain(tmp_path, node("n1"), made, name=argument)
+    assert (answer["name"], answer["state"]) == ("train", "fits")
+
+
+@pytest.mark.parametrize(
+    ("argument", "members"),
+    [
+        ("job/big", [owned(f"big-{at}", "Job", "big") for at in range(2)]),
+        ("jobs/big", [owned(f"big-{at}", "Job", "big") for at in range(2)]),
+        ("job.batch/big", [owned(f"big-{at}", "Job", "big") for at in range(2)]),
+        ("sts/big", [owned(f"big-{at}", "StatefulSet", "big") for at in range(2)]),
+        ("job/big", [owned(f"big-{at}", "StatefulSet", "big") for at in range(2)]),
+        ("replicaset/big", [owned(f"big-{at}", "ReplicaSet", "big") for at in range(2)]),
+        ("deploy/big", [owned(f"a-{at}", "ReplicaSet", "big-77", labels={"pod-template-hash": "77"}) for at in (0, 1)]),
+        ("pytorchjob/big", [owned(f"big-{at}", "PyTorchJob", "big") for at in range(2)]),
+        ("jobset/big", [pod(f"big-{at}", 8, labels={"jobset.sigs.k8s.io/jobset-name": "big"}) for at in range(2)]),
+        ("podgroup/big", [member(f"big-{at}", "big") for at in range(2)]),
+        ("vcjob/big", [member(f"big-{at}", "big") for at in range(2)]),
+    ],
+)
+def test_the_pods_of_a_job_are_explained(argument: str, members: list[Json], tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    others = [owned("other-0", "Job", "other"), owned("big-9", "Job", "big", namespace="team")]
+    path.write_text(json.dumps(as_list(node("n1", ready=False), *members, *others)))
+    done = CliRunner().invoke(app, ["explain", argument, "-f", str(path), "--now", NOW, "-o", "json"])
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["job"]) == (3, "default/big")
+    assert [each["name"] for each in answer["pods"]] == sorted(each["metadata"]["name"] for each in members)
+    assert {each["state"] for each in answer["pods"]} == {"waits"}
+
+
+def test_pods_of_a_job_with_the_same_explanation_are_printed_once(tmp_path: Path) -> None:
+    members = [owned(f"big-{at}", "Job", "big") for at in range(6)]
+    placed = owned("big-7", "Job", "big", node="n1", chips=range(8))
+    launcher = owned("launcher", "Job", "big", None)
+    said = people(tmp_path, node("n1"), *members, placed, launcher, name="job/big")
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert lines[0] == "job default/big, 7 pods: 6 waiting, 1 placed"
+    assert [line.partition(":")[0] for line in lines if line.startswith("pod ")] == [
+        "pod default/big-0 requests 8 chips and waits",
+        "pod default/big-7 is on node n1 with chips 0,1,2,3,4,5,6,7",
+    ]
+    assert "the same for 5 other pods: default/big-1, default/big-2, default/big-3 and 2 more" in lines
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("job/none", "there are no pods of job default/none"),
+        (
+            "team/none",
+            "there is no pod team/none; give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job",
+        ),
+        ("team/train", "there is no pod team/train; there is default/train; give a pod as NAME"),
+        ("deployment/none", "there is no pod deployment/none; give a pod as"),
+    ],
+)
+def test_a_job_that_does_not_exist_says_what_is_accepted(argument: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(pod("train", 1))))
+    done = CliRunner().invoke(app, ["explain", argument, "-f", str(path)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
