@@ -1,6 +1,7 @@
 """The commands ``npuctl``, ``kubectl npu`` and ``kubectl_complete-npu``: names, options and exit statuses."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
 from npuctl.output import Output, written_out
+from npuctl.topo.choice import Choice, Sort, View
 
 _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decides."
 
@@ -150,6 +152,13 @@ def explain(
 def topo(
     *,
     nodes: Annotated[list[str] | None, typer.Argument(help="Show only these nodes.", show_default=False)] = None,
+    selector: Annotated[str, typer.Option("-l", "--selector", help="Show only nodes with these labels.")] = "",
+    unhealthy: Annotated[
+        bool, typer.Option("--unhealthy", help="Show only nodes with unhealthy chips, or that can't be used.")
+    ] = False,
+    sort: Annotated[Sort, typer.Option(help="The order of the nodes.")] = Sort.NAME,
+    view: Annotated[View, typer.Option(help="The layout of the table; auto fits the screen.")] = View.AUTO,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Show them again every few seconds.")] = False,
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
     context: _Context = None,
@@ -160,13 +169,20 @@ def topo(
 ) -> None:
     """Show nodes, rings and chips: which pods hold them, and which are unhealthy."""
     from npuctl.reading.source import Source
-    from npuctl.topo.command import run_topo
+    from npuctl.topo.command import run_topo, watch_topo
 
     def run() -> int:
         source = Source.of(
             files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
         )
-        return asyncio.run(run_topo(nodes or (), source, output))
+        choice = Choice(nodes or (), selector, unhealthy, sort, view)
+        if not watch:
+            return asyncio.run(run_topo(choice, source, output))
+        if output is not Output.TABLE:
+            raise InvalidValue("--watch prints tables only")
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(watch_topo(choice, source))
+        return 0
 
     _exit(run)
 

@@ -11,13 +11,18 @@ from typing import Final
 
 import msgspec
 import yaml
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
 
 from ascend.daemon.run import EXIT_FAILURE
 from ascend.errors import AscendError, Refusal
 
 _PIPE_WIDTH: Final = 140
 """Columns if standard output is not a terminal."""
+
+_MOST_COLUMNS: Final = 10_000
+"""Columns of a line that is not broken."""
 
 _MOST_NAMES: Final = 3
 
@@ -46,7 +51,7 @@ def show(answer: object, output: Output, table: Callable[[], RenderableType]) ->
         table: makes what people see.
     """
     if output is Output.TABLE:
-        make_console().print(table())
+        make_console().print(table(), crop=False)
         return
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # programs expect it whatever the locale is
@@ -99,6 +104,44 @@ def written_out() -> Iterator[None]:
         if isinstance(error, BrokenPipeError):
             sys.exit(EXIT_FAILURE)
         raise OutputFailed(f"standard output can't be written to: {error.strerror}") from error
+
+
+class FittingTable:
+    """A table that drops columns until its lines fit. Lines that still don't fit are not broken, as with kubectl.
+
+    Args:
+        titles: the titles of the columns.
+        numeric: the columns that are aligned to the right.
+        drop: the columns that may be dropped, in this order.
+    """
+
+    def __init__(self, titles: Sequence[str], *, numeric: Sequence[str] = (), drop: Sequence[str] = ()) -> None:
+        self._titles = titles
+        self._numeric = numeric
+        self._drop = drop
+        self._rows: list[tuple[Sequence[RenderableType], str]] = []
+
+    def add_row(self, *cells: RenderableType, style: str = "") -> None:
+        """Add a row with a cell for each title."""
+        self._rows.append((cells, style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for dropped in range(len(self._drop) + 1):
+            table = self._table(self._drop[:dropped])
+            width = Measurement.get(console, options.update(max_width=_MOST_COLUMNS), table).maximum
+            if width <= options.max_width:
+                break
+        yield from console.render(table, options.update(width=width, max_width=width))
+
+    def _table(self, dropped: Sequence[str]) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+        kept = [position for position, title in enumerate(self._titles) if title not in dropped]
+        for position in kept:
+            title = self._titles[position]
+            table.add_column(title, no_wrap=True, justify="right" if title in self._numeric else "left")
+        for cells, style in self._rows:
+            table.add_row(*(cells[position] for position in kept), style=style)
+        return table
 
 
 class Group(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from rich.text import Text
 from ascend.chips import NAME_PREFIX
 from ascend.errors import Refusal
 from ascend.grammar import count
-from npuctl.output import Output, group, show, warn
+from npuctl.output import FittingTable, Output, group, show, warn
 from npuctl.plan.placement import Candidate, PendingPod, PlacementPlan, plan_pods
 from npuctl.reading.source import Source
 
@@ -46,9 +46,7 @@ def _render(plan: PlacementPlan) -> RenderableType:
         return Text("no pod waits for chips")
     parts: list[RenderableType] = []
     if plan.pods:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("POD", "JOB", "NODE", "CHIPS"):
-            table.add_column(title, overflow="fold")
+        table = FittingTable(("POD", "JOB", "NODE", "CHIPS"), drop=("JOB",))
         for pod in plan.pods:
             table.add_row(f"{pod.namespace}/{pod.name}", pod.job, pod.node, _chips(pod.chips))
             for each in pod.candidates or ():

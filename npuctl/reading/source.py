@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
@@ -69,6 +69,10 @@ class Source:
         """
         settings = fixed_settings(Settings, config, dict(map(_setting, values)))
         return cls(settings, read_time(now), now is not None, tuple(files), kubeconfig, context)
+
+    def at_present(self) -> Self:
+        """Return the source with the clock's present time, unless a time was given."""
+        return self if self.now_given else replace(self, now_ns=time.time_ns())
 
     async def read(self) -> ClusterObjects:
         """Read the objects.

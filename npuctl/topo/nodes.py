@@ -45,6 +45,11 @@ class ChipView:
     health: str = "healthy"
     faults: tuple[str, ...] = ()
 
+    @property
+    def is_free(self) -> bool:
+        """It can be allocated, and no pod holds it."""
+        return self.healthy and not self.holders
+
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
@@ -65,6 +70,31 @@ class NodeView:
     reason: str | None
     message: str | None
     group: str = ""
+
+    @property
+    def groups(self) -> dict[int, list[ChipView]]:
+        """The chips by the number of their group."""
+        groups: dict[int, list[ChipView]] = {}
+        for chip in self.chips:
+            groups.setdefault(chip.ring, []).append(chip)
+        return dict(sorted(groups.items()))
+
+    @property
+    def free(self) -> int:
+        """The number of healthy chips that no pod holds."""
+        return sum(chip.is_free for chip in self.chips)
+
+    @property
+    def unhealthy(self) -> int:
+        """The number of chips that can't be allocated because of their health."""
+        return sum(not chip.healthy for chip in self.chips)
+
+    @property
+    def largest(self) -> int | None:
+        """The most free chips in one ring or mesh; None for other products."""
+        if self.group not in {"ring", "mesh"}:
+            return None
+        return max((sum(chip.is_free for chip in linked) for linked in self.groups.values()), default=0)
 
 
 def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[NodeView]:

@@ -19,15 +19,18 @@ from ascend.faults import FaultTime, chip_fault
 from ascend.kube.objects import KubeObject, Metadata, Node
 from npuctl.cli import app
 from npuctl.reading.objects import ClusterObjects
+from npuctl.reading.source import Source
 from npuctl.topo.chip_map import node_map
+from npuctl.topo.choice import Choice
+from npuctl.topo.command import watch_topo
 from npuctl.topo.nodes import ChipView, NodeView, node_views
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import node, pod, report
 from tests.npuctl import manifests
 
 
-def show(*views: NodeView) -> str:
-    console = Console(width=100, color_system=None, record=True)
+def show(*views: NodeView, width: int = 100) -> str:
+    console = Console(width=width, color_system=None, record=True)
     with console.capture() as captured:
         console.print(node_map(views))
     return captured.get()
@@ -74,7 +77,9 @@ def test_the_map_has_a_line_per_ring() -> None:
 
 def test_two_holders_of_one_chip_are_a_conflict() -> None:
     holders = [pod("a", 1, node="n1", chips=(3,)), pod("b", 1, node="n1", chips=(3,))]
-    assert "[3 CONFLICT default/a default/b]" in show(*views(node("n1"), *holders))
+    shown = show(*views(node("n1"), *holders))
+    assert "[3 CONFLICT]" in shown
+    assert "Ascend910-3 is held by default/a and default/b" in shown
 
 
 def test_unhealthy_chips_have_marks_and_fault_codes() -> None:
@@ -137,15 +142,20 @@ def test_chips_of_unusable_nodes_do_not_count_as_free() -> None:
 
 
 @pytest.fixture
-async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
-    async with ApiServer() as server:
-        infos = json.dumps({f"Ascend910-{chip_id}": {"IP": "", "SuperDeviceID": 0} for chip_id in range(8)})
-        status = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"huawei.com/Ascend910": "8"}}
-        metadata = {"name": "n1", "annotations": {"baseDeviceInfos": infos}}
-        await server.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
-        path = tmp_path / "kubeconfig.json"
-        path.write_text(json.dumps(server.kubeconfig()))
-        yield path
+async def server() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def kubeconfig(server: ApiServer, tmp_path: Path) -> Path:
+    infos = json.dumps({f"Ascend910-{chip_id}": {"IP": "", "SuperDeviceID": 0} for chip_id in range(8)})
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"huawei.com/Ascend910": "8"}}
+    metadata = {"name": "n1", "annotations": {"baseDeviceInfos": infos}}
+    await server.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
+    path = tmp_path / "kubeconfig.json"
+    path.write_text(json.dumps(server.kubeconfig()))
+    return path
 
 
 async def npuctl(*arguments: str) -> tuple[int, str, str]:
@@ -246,3 +256,132 @@ def on_a_terminal(encoding: str, *arguments: str) -> str:
     assert done.exception is None or isinstance(done.exception, SystemExit)
     assert done.stderr == ""
     return done.stdout_bytes.decode(encoding)
+
+
+def test_names_and_cells_are_never_split_on_a_narrow_terminal() -> None:
+    holders = [pod(f"train-{chip:03}", 1, node="n1", chips=(chip,)) for chip in range(7)]
+    shown = show(*views(node("n1"), *holders, report("n1", unhealthy=(7,))), width=38).splitlines()
+    assert max(map(len, shown)) <= 38
+    text = " ".join(shown)
+    assert all(f"[{chip} train-{chip:03}]" in text for chip in range(7))
+    assert "[7 ✗]" in text
+    assert [line[2:8] for line in shown if "ring" in line] == ["ring 0", "ring 1"]
+    assert shown[0].startswith("╭─ n1 ─")
+    assert "910A  0 of 8 free  1 unhealthy" in text
+    assert len(show(*views(node("n1")), width=40).splitlines()) == 5
+
+
+def test_a_name_longer_than_the_terminal_is_cut_and_not_wrapped() -> None:
+    shown = show(*views(node("n1"), pod("a" * 60, 1, node="n1", chips=(0,))), width=40).splitlines()
+    (line,) = (line for line in shown if "aaa" in line)
+    assert "[0 aaaa" in line
+    assert "…" in line
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    """A file with a cluster of 60 nodes of two products: one chip is held, one is unhealthy, and a node is cordoned."""
+    path = tmp_path / "large.json"
+    nodes = [manifests.node(f"a{number:02}", zone="x" if number % 2 else "y") for number in range(40)]
+    nodes += [manifests.node(f"b{number:02}", kind="module-910b-8") for number in range(19)]
+    nodes.append(manifests.node("b19", kind="module-910b-8", cordoned=True))
+    nodes[7] = manifests.node("a07", chips=7, zone="x", disk="ssd")
+    held = manifests.pod("held", 1, node="a00", chips=[0])
+    path.write_text(json.dumps(manifests.as_list(*nodes, held, manifests.report("a07", unhealthy=0b1))))
+    return str(path)
+
+
+def topo(file: str, *flags: str) -> str:
+    done = CliRunner().invoke(app, ["topo", "-f", file, "--now", "2026-01-01T00:00:00Z", *flags])
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+def words(out: str) -> list[list[str]]:
+    return [line.split() for line in out.splitlines()]
+
+
+def test_nodes_beyond_a_screen_are_summed_up_by_product(large: str) -> None:
+    lines = topo(large).splitlines()
+    assert words(topo(large))[:3] == [
+        ["PRODUCT", "NODES", "USABLE", "EMPTY", "CHIPS", "FREE", "UNHEALTHY", "LARGEST"],
+        ["910A", "40", "40", "38", "320", "318", "1", "4"],
+        ["910B-8", "20", "19", "19", "160", "152", "0", "-"],
+    ]
+    assert lines[3] == "1 node NodeCordoned: b19"
+    assert lines[4] == "60 nodes, 470 of 480 chips free, 1 unhealthy, 1 node not used"
+    assert lines[-1].startswith("--view nodes has a line per node")
+
+
+def test_nodes_that_fit_a_screen_by_lines_have_a_line_each(large: str) -> None:
+    lines = words(topo(large, "-l", "zone"))
+    assert lines[0] == ["NODE", "PRODUCT", "FREE", "CHIPS", "UNHEALTHY", "LARGEST", "STATUS"]
+    assert lines[1] == ["a00", "910A", "7", "8", "0", "4", "ok"]
+    assert lines[8] == ["a07", "910A", "7", "8", "1", "4", "ok"]
+    assert len(lines) == 1 + 40 + 3
+    assert words(topo(large, "--view", "nodes"))[60] == ["b19", "910B-8", "8", "8", "0", "-", "NodeCordoned"]
+
+
+def test_named_nodes_and_the_map_view_show_chips(large: str) -> None:
+    assert "[0 held]" in topo(large, "a00")
+    assert topo(large, "--view", "map").count("910A") == 40
+    many = [f"a{number:02}" for number in range(40)]
+    assert topo(large, *many).count("910A") == 40
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--unhealthy",), ["a07", "b19"]),
+        (("-l", "disk=ssd"), ["a07"]),
+        (("-l", "disk,zone!=y"), ["a07"]),
+        (("-l", "accelerator-type in (module-910b-8),!zone", "--unhealthy"), ["b19"]),
+        (("-l", "zone notin (x,y)", "--unhealthy"), ["b19"]),
+        (("-l", "zone==x", "--sort", "free", "--unhealthy"), ["a07"]),
+        (("--sort", "unhealthy", "-l", "zone in (x)"), ["a07", "a01", "a03"]),
+        (("--sort", "free"), ["a01", "a02", "a03"]),
+        (("a00", "a01", "--sort", "free"), ["a01", "a00"]),
+    ],
+)
+def test_nodes_are_selected_and_sorted(large: str, flags: tuple[str, ...], expected: list[str]) -> None:
+    found = [each["node"] for each in json.loads(topo(large, "-o", "json", *flags))["nodes"]]
+    assert found[: len(expected)] == expected
+    assert len(found) == len(expected) or "--sort" in flags
+
+
+@pytest.mark.parametrize("selector", ["=", "a b", "a in x", "a>1", "a=b,", "a in (b"])
+def test_an_invalid_selector_is_named(large: str, selector: str) -> None:
+    done = CliRunner().invoke(app, ["topo", "-f", large, "-l", selector])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("npuctl: --selector: ")
+    assert done.stderr.count("\n") == 1
+
+
+async def test_a_watched_cluster_is_printed_again_when_it_changes(
+    kubeconfig: Path, server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("npuctl.topo.command.WATCH_S", 0.01)
+    out = ""
+
+    async def printed(text: str) -> None:
+        nonlocal out
+        async with asyncio.timeout(20):
+            while text not in out:
+                await asyncio.sleep(0.01)
+                out += capsys.readouterr().out
+
+    watching = asyncio.create_task(watch_topo(Choice(), Source.of(kubeconfig=str(kubeconfig))))
+    await printed("8 of 8 free")
+    server.fail_next("GET", "/nodes", 500, times=3)
+    await server.create(manifests.pod("late", "2", node="n1", chips=[0, 1]))
+    await printed("[0 late] [1 late]")
+    assert out.count("8 of 8 free") == 1
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.parametrize("flags", [("-f", "none.yaml"), ("-o", "json")])
+def test_watch_needs_a_cluster_and_a_table(flags: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["topo", "--watch", *flags])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("npuctl: --watch ")
