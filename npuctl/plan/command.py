@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec import structs
 from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.table import Table
@@ -11,8 +12,9 @@ from rich.text import Text
 from ascend.chips import NAME_PREFIX
 from ascend.errors import Refusal
 from ascend.grammar import count
-from npuctl.output import FittingTable, Output, group, show, warn
+from npuctl.output import FittingTable, Output, group, show, some, warn
 from npuctl.plan.placement import Candidate, PendingPod, PlacementPlan, plan_pods
+from npuctl.plan.workloads import expand
 from npuctl.reading.source import Source
 
 EXIT_PENDING: Final = 3
@@ -28,23 +30,27 @@ def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
         output: how to print.
 
     Returns:
-        The exit status: 0, or 3 if a pod has no place.
+        The exit status: 0, or 3 if a pod has no place, or the pods of a workload with chips are not known.
 
     Raises:
         InvalidValue: the input is invalid.
     """
     reading = source.read_files()
-    plan = plan_pods(reading.objects, source.settings, source.now_ns, candidates=candidates)
-    if reading.ignored:
-        warn(f"skipped: {', '.join(f'{number} {kind}' for kind, number in sorted(reading.ignored.items()))}")
+    expansion = expand(reading.unsubmitted, reading.objects)
+    plan = plan_pods(expansion.objects, source.settings, source.now_ns, candidates=candidates)
+    plan = structs.replace(plan, unplanned=expansion.unplanned)
+    if skipped := reading.ignored - expansion.kinds:
+        warn(f"skipped: {', '.join(f'{number} {kind}' for kind, number in sorted(skipped.items()))}")
+    if expansion.without_chips:
+        warn(f"the pods of {some(expansion.without_chips)} request no chips")
     show(plan, output, lambda: _render(plan))
-    return EXIT_PENDING if plan.pending else 0
+    return EXIT_PENDING if plan.pending or plan.unplanned else 0
 
 
 def _render(plan: PlacementPlan) -> RenderableType:
-    if not plan.pods and not plan.pending:
-        return Text("no pod waits for chips")
     parts: list[RenderableType] = []
+    if not plan.pods and not plan.pending and not plan.unplanned:
+        parts.append(Text("no pod waits for chips"))
     if plan.pods:
         table = FittingTable(("POD", "JOB", "NODE", "CHIPS"), drop=("JOB",))
         for pod in plan.pods:
@@ -53,6 +59,10 @@ def _render(plan: PlacementPlan) -> RenderableType:
                 table.add_row("", "", *_candidate(each), style="dim")
         parts.append(table)
     parts += [_pending(pod) for pod in plan.pending]
+    parts += [
+        Text(f"{each.kind} {each.namespace}/{each.name} requests chips, but was not planned: {each.message}", "yellow")
+        for each in plan.unplanned
+    ]
     return Stack(*parts)
 
 

@@ -86,12 +86,22 @@ class RescheduledJob(msgspec.Struct, frozen=True):
     blocks: dict[str, Block]
 
 
+class UnplannedWorkload(msgspec.Struct, frozen=True):
+    """A workload that requests chips and whose pods are not known."""
+
+    kind: str
+    namespace: str
+    name: str
+    message: str
+
+
 class PlacementPlan(msgspec.Struct, frozen=True):
     """The answer; pods in the order in which they were decided on."""
 
     pods: tuple[Placement, ...]
     pending: tuple[PendingPod, ...]
     rescheduled: tuple[RescheduledJob, ...] = ()
+    unplanned: tuple[UnplannedWorkload, ...] = ()
 
 
 def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> PlacementPlan:

@@ -74,6 +74,21 @@ class ClusterObjects:
             tuple(each for each in ordered if isinstance(each, StatefulSet | BatchJob)),
         )
 
+    def plus(self, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]]) -> Self:
+        """Return these objects and more; of objects with the same kind and name these count.
+
+        Args:
+            objects: nodes, pods, ConfigMaps and controllers of pods.
+            groups: pod groups by kind.
+        """
+        mine = (*self.nodes, *self.pods, *self.config_maps, *self.owners)
+        merged = {(type(each), each.key): each for each in (*objects, *mine)}
+        merged_groups = {
+            kind: {each.key: each for each in (*groups.get(kind, ()), *self.groups.get(kind, ()))}.values()
+            for kind in {**self.groups, **groups}
+        }
+        return type(self).of(merged.values(), merged_groups)
+
     @property
     def reports(self) -> dict[str, ConfigMap]:
         """The ConfigMaps with device reports, by node."""

@@ -66,6 +66,7 @@ def test_a_pod_gets_the_chips_and_annotations_of_its_binding(npuctl: Npuctl) -> 
         ],
         "pending": [],
         "rescheduled": [],
+        "unplanned": [],
     }
 
 
