@@ -36,7 +36,7 @@ __all__ = ["folder"]
 
 @pytest.fixture
 async def whole(folder: Path) -> AsyncIterator[Whole]:
-    """A node with a plugin at work."""
+    """A node with a running plugin."""
     async with whole_node(folder) as node, node.plugin() as plugin:
         await until(lambda: plugin.snapshots.value is not None)
         await report_there(node)

@@ -1,4 +1,4 @@
-"""``npuctl explain``: why a pod waits, node by node, and what would help."""
+"""``npuctl explain``: why a pod waits, by node, and what would help."""
 
 import asyncio
 import json

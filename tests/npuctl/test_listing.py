@@ -15,12 +15,12 @@ from tests.ascend.kube.objects import write_kubeconfig
 from tests.npuctl.manifests import pod_group
 
 QUOTAS = Resource("scheduling.x-k8s.io", "v1alpha1", "elasticquotas", "elasticquota", "ElasticQuota")
-"""Of the same group as the pod groups of the coscheduling plugin, and there without them."""
+"""A kind of the same API group as the pod groups of the coscheduling plugin."""
 
 
 @pytest.fixture(params=[(), (QUOTAS,)], ids=["no such group", "no such kind"])
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[ApiServer]:
-    """Has the pod groups of Volcano, and not those of the coscheduling plugin."""
+    """A server with the pod groups of Volcano, but not those of the coscheduling plugin."""
     resources = (*SERVED, VOLCANO_POD_GROUPS, *request.param)
     async with ApiServer(tokens={"secret": "reader"}, resources=resources) as running:
         await running.create(pod_group("train", 2))
@@ -34,7 +34,7 @@ async def client(server: ApiServer, tmp_path: Path) -> AsyncIterator[KubeClient]
 
 
 async def test_a_kind_that_is_not_served_is_no_error_without_rights(server: ApiServer, client: KubeClient) -> None:
-    # A real server looks at rights first.
+    # A real server checks rights first.
     server.fail_next("GET", "scheduling.x-k8s.io/v1alpha1/podgroups", 403)
     objects = await list_objects(client)
     assert {kind: [each.name for each in groups] for kind, groups in objects.groups.items()} == {VOLCANO: ["train"]}

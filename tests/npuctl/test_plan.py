@@ -1,4 +1,4 @@
-"""``npuctl plan``: the allocator's decisions on files, its answers for people and programs, its exit codes."""
+"""``npuctl plan``: the allocator's decisions on files, their output, and exit statuses."""
 
 import json
 import subprocess
@@ -265,7 +265,7 @@ def test_every_command_warns_about_a_group_of_unknown_version(command: tuple[str
 
 def test_a_pod_is_placed_on_a_node_that_matches_its_selector(npuctl: Npuctl) -> None:
     nodes = [node("n1"), node("n2", zone="b"), node("n3", zone="a", disk="hdd"), node("n4", zone="a", disk="ssd")]
-    # Another node is the best of all: it has a ring that is half full.
+    # n1 would be the best node: it has a ring that is half full.
     half = pod("half", 2, node="n1", chips=(0, 1))
     wanted = pod("train", 2, selector={"zone": "a", "disk": "ssd"})
     (planned,) = npuctl.plan(*nodes, half, wanted, flags=("--candidates",))["pods"]
@@ -445,7 +445,7 @@ def test_yaml_and_json_have_the_same_content(npuctl: Npuctl) -> None:
 
 def test_the_command_is_repeatable_byte_for_byte(npuctl: Npuctl) -> None:
     file = npuctl.write(node("node-a"), node("node-b"), *(pod(f"p-{n}", 2) for n in range(9)))
-    # One program that answers three times: to start one takes longer than all of its answers.
+    # One process prints all three formats, because its start takes longest.
     program = """
 import io, sys
 from npuctl.cli import app

@@ -37,7 +37,7 @@ def show(*views: NodeView, width: int = 100) -> str:
 
 
 def views(*objects: KubeObject) -> list[NodeView]:
-    """At the time the reports are of."""
+    """The views at the time of the reports."""
     return node_views(ClusterObjects.of(objects), fixed_settings(Settings, None, {}), 10**9)
 
 
@@ -159,13 +159,13 @@ async def kubeconfig(server: ApiServer, tmp_path: Path) -> Path:
 
 
 async def npuctl(*arguments: str) -> tuple[int, str, str]:
-    """Exit status, standard output and error of the command, run beside this loop."""
+    """Run the command in a thread; return exit status, standard output and error."""
     done = await asyncio.to_thread(CliRunner().invoke, app, arguments)
     return done.exit_code, done.stdout, done.stderr
 
 
 async def program(*arguments: str) -> tuple[int | None, str, str]:
-    """The same of a program of its own."""
+    """Run the command as a process; return exit status, standard output and error."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "npuctl.cli", *arguments),
         stdout=asyncio.subprocess.PIPE,
@@ -209,11 +209,11 @@ async def test_a_cluster_that_can_not_be_read_is_one_line(tmp_path: Path, monkey
 
 
 ODD_NAMES = ("n[/]x", "n[red]y", ":smile:")
-"""Files may have any; to a library that prints, some of them are orders."""
+"""Names that are markup to rich; files may have them."""
 
 
 def odd(folder: Path) -> str:
-    """A file with them, and a chip that is ill."""
+    """A file with these names, and unhealthy chips."""
     path = folder / "odd.json"
     nodes = [manifests.node(name, chips=7) for name in ODD_NAMES]
     reports = [manifests.report(name, unhealthy=0b10) for name in ODD_NAMES]

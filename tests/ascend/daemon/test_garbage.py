@@ -1,4 +1,4 @@
-"""Collections don't walk what a daemon keeps."""
+"""Long-lived objects are excluded from garbage collection."""
 
 import asyncio
 import gc

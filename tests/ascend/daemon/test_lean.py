@@ -1,4 +1,4 @@
-"""What a daemon's libraries load along stays out of it, and nothing else changes."""
+"""Imports of a daemon without the unused parts of its libraries."""
 
 import gc
 import subprocess

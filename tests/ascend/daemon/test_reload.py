@@ -1,4 +1,4 @@
-"""Settings that change while a program runs."""
+"""Reloading settings while a program runs."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from tests.device_plugin.api import running, until
 
 
 class Settings(DaemonSettings):
-    """A program's."""
+    """A program's settings."""
 
     model_config = SettingsConfigDict(env_prefix="T_", extra="forbid")
 
@@ -26,7 +26,7 @@ class Settings(DaemonSettings):
 
 
 class Program:
-    """A program that takes settings over."""
+    """A program that reloads its settings."""
 
     def __init__(self, file: Path, *flags: str) -> None:
         source = SettingsSource(Settings, "p", ["--config", str(file), *flags])

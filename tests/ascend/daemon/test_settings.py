@@ -1,4 +1,4 @@
-"""How a program reads its settings, and what it says of wrong ones."""
+"""Reading a program's settings, and the errors of wrong ones."""
 
 from importlib.metadata import version
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a daemon says of itself over HTTP."""
+"""The HTTP endpoints of a daemon."""
 
 import socket
 
@@ -32,7 +32,7 @@ async def test_each_page_has_its_own_checks_and_names_the_failed_ones() -> None:
         assert (await ask("/startupz"))[0] == 200
         assert await ask("/livez") == (503, "[-] scanner: it stands still\n")
         assert (await ask("/readyz"))[0] == 200
-        # Once started, a program is not starting again.
+        # A program starts only once.
         said["start"] = "chips are gone"
         assert (await ask("/startupz"))[0] == 200
 
