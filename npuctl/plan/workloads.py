@@ -214,6 +214,7 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
     controllers = ((pod.metadata.namespace, pod.metadata.controller) for pod in objects.pods)
     owners = {(namespace, owner.kind, owner.name) for namespace, owner in controllers if owner is not None}
     made: list[KubeObject] = []
+    taken = {pod.key for pod in objects.pods}
     unplanned, without_chips, kinds = [], [], Counter[str]()
     for each in workloads:
         kind, requests_chips = each.origin.kind, _requests_chips(each.manifest, set())
@@ -235,9 +236,17 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
             message = "it is suspended, so its controller creates no pods"
             unplanned.append(UnplannedWorkload(kind, namespace, name, message))
         else:
-            made += create(_Controller(each.version, kind, namespace, name), manifest.spec)
+            for created in create(_Controller(each.version, kind, namespace, name), manifest.spec):
+                made.append(_renamed(created, kind) if created.key in taken and isinstance(created, Pod) else created)
+                taken.add(made[-1].key)
     groups = [each for each in made if isinstance(each, PodGroup)]
     return Expansion(objects.plus(made, {VOLCANO: groups}), tuple(unplanned), tuple(without_chips), kinds)
+
+
+def _renamed(pod: Pod, kind: str) -> Pod:
+    """Return a pod whose name another pod has already, with the kind of its workload before its name."""
+    name = f"{kind.lower()}-{pod.name}"
+    return structs.replace(pod, metadata=structs.replace(pod.metadata, name=name, uid=f"{kind} {pod.uid}"))
 
 
 def _is_suspended(spec: dict[str, Any]) -> bool:

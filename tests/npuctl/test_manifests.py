@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
 from npuctl.plan.placement import plan_pods
+from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import Reading, read_manifests
 from npuctl.reading.source import Source
 from tests.npuctl.manifests import as_list, node, pod, pod_group, report
@@ -298,6 +299,21 @@ def test_files_that_can_not_be_read_are_named(folder: Path) -> None:
         read_manifests([str(folder)])
 
 
+_JOBS: list[Any] = [
+    {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "j"},
+        "spec": {"template": pod("p"), "suspend": False},
+    },
+    {
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": {"name": "v"},
+        "spec": {"tasks": [{"template": pod("p"), "replicas": 2}], "minAvailable": 1, "runPolicy": {}},
+    },
+]
+
 _ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -310,7 +326,7 @@ _ANYTHING = st.recursive(
 def test_any_value_in_any_field_is_read_or_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    whole = data.draw(st.sampled_from([node("n"), pod("p"), report("n"), pod_group("g", 1), as_list(pod("p"))]))
+    whole = data.draw(st.sampled_from([node("n"), pod("p"), report("n"), pod_group("g", 1), as_list(pod("p")), *_JOBS]))
     manifest = json.loads(json.dumps(whole))
     place: Any = manifest
     while True:
@@ -323,7 +339,8 @@ def test_any_value_in_any_field_is_read_or_refused(
     path = tmp_path_factory.mktemp("any") / "objects.yaml"
     path.write_text(json.dumps(manifest))
     try:
-        objects = read_manifests([str(path)]).objects
+        reading = read_manifests([str(path)])
+        objects = expand(reading.unsubmitted, reading.objects).objects
     except InvalidValue as refused:
         told = refused.message
         assert f"{path}: document 1" in told

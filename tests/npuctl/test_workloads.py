@@ -146,6 +146,13 @@ def test_labels_annotations_and_namespace_of_the_template_are_on_the_pods(tmp_pa
     assert [(each["namespace"], each["job"]) for each in answer["pods"]] == [("team", "team/gang")] * 2
 
 
+def test_workloads_with_the_same_name_have_different_pods(tmp_path: Path) -> None:
+    deployment = workload("Deployment", "apps/v1", {"template": template(1)})
+    answer = plan(tmp_path, pod("train-0", 1, uid="u"), job(1), deployment)
+    assert sorted(names(answer)) == ["deployment-train-0", "job-train-0", "train-0"]
+    assert len({(each["node"], *each["chips"]) for each in answer["pods"]}) == 3
+
+
 @pytest.mark.parametrize("change", ["uid", "owned"])
 def test_a_workload_of_a_cluster_is_not_expanded(tmp_path: Path, change: str) -> None:
     manifest = job(parallelism=2, completions=2)
