@@ -55,7 +55,7 @@ def pod_names(typed: str, namespace: str | None, source: Source) -> list[str]:
         pods = asyncio.run(_pods(source, searched))
     except Exception:  # noqa: BLE001 - a traceback would be printed into the line that is being typed
         return []
-    names = (each.name for each in pods if each.metadata.namespace == searched and each.asks_for_chips)
+    names = (each.name for each in pods if each.metadata.namespace == searched and each.requests_chips)
     return sorted(text for name in names if (text := f"{left}{slash}{name}").startswith(typed))
 
 

@@ -74,7 +74,7 @@ class OfflineAllocator:
 
     def waits(self, pod: Pod) -> bool:
         """Whether a pod waits for the allocator's decision; schedulers ignore pods that are being deleted."""
-        return pod.is_live and not pod.is_terminating and not pod.spec.node_name and self.engine.concerns(pod)
+        return pod.is_live and not pod.is_terminating and not pod.spec.node_name and self.engine.handles(pod)
 
     def job_of(self, pod: Pod) -> Job:
         """The job that a pod belongs to."""
@@ -88,7 +88,7 @@ class OfflineAllocator:
         """
         if not pod.spec.node_selector or self.engine.is_of_gang(pod):
             return self.engine.place(pod)
-        ask = self.engine.ask(pod)
+        ask = self.engine.request_of(pod)
         try:
             return self.engine.place(pod, self._selected(pod))
         except Refusal:

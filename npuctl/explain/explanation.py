@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
-from allocator.gangs.gangs import INCOMPLETE, NEVER, NO_GROUP
-from allocator.rules.request import Ask, counted_chips
+from allocator.gangs.gangs import NEVER
+from allocator.rules.request import ChipRequest, counted_chips
 from allocator.rules.vacancy import OCCUPIED
 from allocator.settings import Settings
 from ascend.annotations import held_chips
@@ -20,6 +20,7 @@ from npuctl.offline_allocator import MISMATCH, OfflineAllocator
 from npuctl.output import Group, group
 from npuctl.plan.placement import Candidate, Reason, find_candidates, reasons
 from npuctl.reading.objects import ClusterObjects
+from ascend.reasons import Reason
 
 MOST_NODES: Final = 200
 """Remedies are searched on this many nodes at most, those with an occupancy reason first."""
@@ -85,7 +86,7 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
     allocator = OfflineAllocator(objects, settings, now_ns)
     namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
     explanation = Explanation(namespace, name, job, counted_chips(pod), "none", scheduler=_scheduler_message(pod))
-    if not pod.asks_for_chips and not allocator.waits(pod):
+    if not pod.requests_chips and not allocator.waits(pod):
         return explanation
     if not pod.is_live:
         message = pod.status.message or "its containers have ended"
@@ -124,9 +125,9 @@ def _placed(explanation: Explanation, pod: Pod) -> Explanation:
     return structs.replace(placed, chips=chips)
 
 
-def _request(allocator: OfflineAllocator, pod: Pod) -> Ask | None:
+def _request(allocator: OfflineAllocator, pod: Pod) -> ChipRequest | None:
     try:
-        return allocator.engine.ask(pod)
+        return allocator.engine.request_of(pod)
     except Refusal:
         return None
 
@@ -150,7 +151,7 @@ class _Trials:
             if pod.spec.node_name and pod.is_live:
                 self._pods.setdefault(pod.spec.node_name, []).append(pod)
 
-    def search(self, request: Ask, nodes: Iterable[str]) -> list[Remedy]:
+    def search(self, request: ChipRequest, nodes: Iterable[str]) -> list[Remedy]:
         """Return the remedies on these nodes, the smallest changes first."""
         fits = self._judge(request)
         scenes = [self._scene(name) for name in nodes if name in self._nodes]
@@ -165,7 +166,7 @@ class _Trials:
     def _scene(self, name: str) -> Scene:
         return Scene(self._nodes[name], self._reports.get(name), tuple(self._pods.get(name, ())))
 
-    def _judge(self, request: Ask) -> Callable[[Scene], bool]:
+    def _judge(self, request: ChipRequest) -> Callable[[Scene], bool]:
         def fits(scene: Scene) -> bool:
             alone = OfflineAllocator(scene.objects(), self._settings, self._now_ns)
             return alone.cluster.index.best(request) is not None
@@ -173,7 +174,7 @@ class _Trials:
         return fits
 
 
-def _with_remedies(waiting: Explanation, request: Ask | None, trials: _Trials) -> Explanation:
+def _with_remedies(waiting: Explanation, request: ChipRequest | None, trials: _Trials) -> Explanation:
     if request is None:
         return waiting
     why = waiting.nodes
@@ -187,8 +188,8 @@ def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tupl
     job = allocator.job_of(pod)
     labels = ",".join(f"{key}={value}" for key, value in sorted(pod.spec.node_selector.items()))
     cures = {
-        INCOMPLETE: f"create {count(job.min_available - job.present, 'missing pod')} of job {job.key}",
-        NO_GROUP: f"create the {job.kind} {job.key}, or correct the name in the pod",
+        Reason.GANG_INCOMPLETE: f"create {count(job.min_available - job.present, 'missing pod')} of job {job.key}",
+        Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name in the pod",
         MISMATCH: f"label a node that has room with {labels}, or change the pod's node selector",
     }
     found = {waiting.reason, *(each.reason for each in waiting.groups)}

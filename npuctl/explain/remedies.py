@@ -83,7 +83,7 @@ def remedies(scene: Scene, fits: Callable[[Scene], bool], now_s: int) -> list[Re
     """
     name = scene.node.name
     found = [Remedy(kind, name) for kind, changed in _node_changes(scene, now_s) if fits(changed)]
-    holders = [pod for pod in scene.pods if pod.asks_for_chips]
+    holders = [pod for pod in scene.pods if pod.requests_chips]
     found += [Remedy("end", name, (pod.key,)) for pod in holders if fits(scene.without((pod,)))]
     unhealthy = _unhealthy(scene)
     found += [
@@ -96,7 +96,7 @@ def remedies(scene: Scene, fits: Callable[[Scene], bool], now_s: int) -> list[Re
 
 def pods_to_end(scene: Scene, fits: Callable[[Scene], bool]) -> Remedy | None:
     """Return the fewest pods, two or three, whose end makes a pod fit on a node; None if there are none."""
-    holders = [pod for pod in scene.pods if pod.asks_for_chips]
+    holders = [pod for pod in scene.pods if pod.requests_chips]
     for count in range(2, MOST_PODS + 1):
         for gone in itertools.combinations(holders, count):
             if fits(scene.without(gone)):

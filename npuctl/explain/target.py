@@ -60,7 +60,7 @@ def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], defau
     where = namespace or default()
     owned = [pod for pod in pods if pod.metadata.namespace == where and _is_of(pod, kind, right)]
     if owned:
-        return Target([pod for pod in owned if pod.asks_for_chips] or owned, f"{where}/{right}")
+        return Target([pod for pod in owned if pod.requests_chips] or owned, f"{where}/{right}")
     if kind == _JOB:
         raise InvalidValue(f"there are no pods of job {where}/{right}")
     if namespace not in {None, left}:

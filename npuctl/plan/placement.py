@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import structs
 
-from allocator.inscription import inscribe
+from allocator.inscription import binding_annotations
 from allocator.rules.job import JobKey, own_rank
 from allocator.settings import Settings
-from allocator.stamp import Stamps
+from allocator.stamp import PredicateTimes
 from ascend.chips import chip_name
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -114,7 +114,7 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
         candidates: also list every node that each pod fits on.
     """
     allocator = OfflineAllocator(objects, settings, now_ns)
-    stamps = Stamps(lambda: now_ns, allocator.cluster.predicate_times)
+    stamps = PredicateTimes(lambda: now_ns, allocator.cluster.predicate_times)
     placed: list[Placement] = []
     pending: list[PendingPod] = []
     for pod in _in_order(objects.pods, allocator):
@@ -128,7 +128,7 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
             continue
         grant = replace(reservation.grant, predicate_time=stamps.next())
         record = allocator.cluster.nodes.get(reservation.node)
-        annotations = inscribe(pod, grant, allocator.cluster.jobs, record.node if record is not None else None)
+        annotations = binding_annotations(pod, grant, allocator.cluster.jobs, record.node if record is not None else None)
         allocator.cluster.pod_applied(_bound(pod, reservation.node, annotations))
         chips = tuple(map(chip_name, grant.chips))
         placed.append(Placement(namespace, name, job, reservation.node, chips, annotations, offered))

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.chips import RESOURCE
-from ascend.slices import Ask, choose, deal, effective_request
+from ascend.slices import ContainerRequest, choose, deal, effective_request
 from sandbox.pods import FullPod
 
 KINDS = {"i": "init", "s": "sidecar", "a": "app"}
 
 
-def pod(text: str) -> tuple[Ask, ...]:
+def pod(text: str) -> tuple[ContainerRequest, ...]:
     """``i4 s1 a2``: an init container of four, then a sidecar of one, then an app container of two."""
     return tuple(
-        Ask(f"{each}-{number}", KINDS[each[0]], int(each[1:]))  # type: ignore[arg-type]  # one of the kinds
+        ContainerRequest(f"{each}-{number}", KINDS[each[0]], int(each[1:]))  # type: ignore[arg-type]  # one of the kinds
         for number, each in enumerate(text.split())
     )
 
@@ -96,17 +96,17 @@ def test_a_choice_the_kubelet_can_not_follow_is_none(
 
 
 @st.composite
-def pods(draw: st.DrawFn) -> tuple[Ask, ...]:
+def pods(draw: st.DrawFn) -> tuple[ContainerRequest, ...]:
     """Pods of at most 24 chips; init containers and sidecars come before app containers."""
     first = draw(st.lists(st.tuples(st.sampled_from(["init", "sidecar"]), st.integers(1, 4)), max_size=3))
     then = draw(st.lists(st.integers(1, 4), max_size=3))
     kinds = [*first, *(("app", count) for count in then)]
-    return tuple(Ask(f"c{number}", kind, count) for number, (kind, count) in enumerate(kinds))  # type: ignore[arg-type]  # one of the kinds
+    return tuple(ContainerRequest(f"c{number}", kind, count) for number, (kind, count) in enumerate(kinds))  # type: ignore[arg-type]  # one of the kinds
 
 
 @given(pods())
-def test_the_request_is_what_scheduler_and_kubelet_count(asks: tuple[Ask, ...]) -> None:
-    def container(ask: Ask) -> dict[str, object]:
+def test_the_request_is_what_scheduler_and_kubelet_count(asks: tuple[ContainerRequest, ...]) -> None:
+    def container(ask: ContainerRequest) -> dict[str, object]:
         policy = {"restartPolicy": "Always"} if ask.kind == "sidecar" else {}
         return {"name": ask.container, "resources": {"limits": {RESOURCE: str(ask.count)}}, **policy}
 
@@ -118,7 +118,7 @@ def test_the_request_is_what_scheduler_and_kubelet_count(asks: tuple[Ask, ...]) 
 
 
 @given(pods(), st.randoms(use_true_random=False))
-def test_without_init_containers_every_container_gets_its_slice(asks: tuple[Ask, ...], rng: random.Random) -> None:
+def test_without_init_containers_every_container_gets_its_slice(asks: tuple[ContainerRequest, ...], rng: random.Random) -> None:
     asks = tuple(ask for ask in asks if ask.keeps)
     chips = rng.sample(range(24), effective_request(asks))
     kept: dict[str, tuple[int, ...]] = {}
@@ -131,7 +131,7 @@ def test_without_init_containers_every_container_gets_its_slice(asks: tuple[Ask,
 
 
 @given(pods(), st.randoms(use_true_random=False))
-def test_led_by_it_the_kubelet_gives_the_pod_its_chips_and_no_others(asks: tuple[Ask, ...], rng: random.Random) -> None:
+def test_led_by_it_the_kubelet_gives_the_pod_its_chips_and_no_others(asks: tuple[ContainerRequest, ...], rng: random.Random) -> None:
     chips = rng.sample(range(24), effective_request(asks))
     free, reusable = set(range(24)), set[int]()
     kept: dict[str, tuple[int, ...]] = {}

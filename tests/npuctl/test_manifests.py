@@ -124,7 +124,7 @@ metadata: {{name: other, namespace: team, creationTimestamp: null}}
 """
     first, second = read(folder, text).objects.pods
     assert (first.key, first.metadata.creation_timestamp) == ("default/train", "2026-01-01T00:00:00Z")
-    assert [ask.count for ask in first.asks] == [4]
+    assert [ask.count for ask in first.container_requests] == [4]
     assert (second.key, second.metadata.creation_timestamp) == ("team/other", None)
     assert first.uid != second.uid != ""
 
@@ -180,8 +180,8 @@ def test_yaml_aliases_are_normalized_once(folder: Path) -> None:
 def test_a_whole_quantity_of_chips_is_read_in_any_form(folder: Path, written: float | str, count: int) -> None:
     text = json.dumps(as_list(node("n1", chips=8), pod("p", written)))
     objects = read(folder, text).objects
-    assert [ask.count for ask in objects.pods[0].asks] == [count] * bool(count)
-    assert objects.pods[0].asks_for_chips == bool(count)
+    assert [ask.count for ask in objects.pods[0].container_requests] == [count] * bool(count)
+    assert objects.pods[0].requests_chips == bool(count)
 
 
 @pytest.mark.parametrize(
