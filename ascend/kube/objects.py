@@ -134,6 +134,12 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
         return self.resources.limits.get(RESOURCE) or self.resources.requests.get(RESOURCE) or "0"
 
 
+class SchedulingGate(msgspec.Struct, frozen=True):
+    """A gate of a pod: schedulers ignore the pod while it has any."""
+
+    name: str = ""
+
+
 class PodSpec(msgspec.Struct, rename="camel", frozen=True):
     """A pod as specified."""
 
@@ -142,6 +148,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True):
     node_selector: dict[str, str] = {}
     priority: int | None = None
     preemption_policy: str = ""
+    scheduling_gates: list[SchedulingGate] = []
     containers: list[Container] = []
     init_containers: list[Container] = []
 

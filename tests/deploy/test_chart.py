@@ -38,7 +38,7 @@ VARIANTS = {
         *("--set", "devicePlugin.kubelet.caFile=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"),
         *("--set", "devicePlugin.injection=cdi,devicePlugin.cdiDir=/etc/cdi"),
         *("--set", "devicePlugin.health.readmission=manual,devicePlugin.health.recoveryHoldSeconds=30"),
-        *("--set", "devicePlugin.maxUnavailable=10%,devicePlugin.podAnnotations.note=yes"),
+        *("--set", "devicePlugin.maxUnavailable=25%,devicePlugin.podAnnotations.note=yes"),
         *("--set", "devicePlugin.seLinuxOptions.type=container_device_plugin_t"),
         *("--set-json", 'devicePlugin.extraArgs=["--log-level=DEBUG"]'),
         *("--set-json", 'devicePlugin.extraEnv=[{"name":"PYTHONASYNCIODEBUG","value":"1"}]'),
@@ -85,6 +85,7 @@ def test_helm_finds_nothing_to_complain_about(options: tuple[str, ...]) -> None:
         ("devicePlugin.injection=magic", "/devicePlugin/injection"),
         ("devicePlugin.kubelet.authorization=all", "/devicePlugin/kubelet/authorization"),
         ("devicePlugin.kubelet.devicePluginDir=relative", "/devicePlugin/kubelet/devicePluginDir"),
+        ("devicePlugin.driver.simulated.server.product=nonsense", "/devicePlugin/driver/simulated/server/product"),
         ("devicePlugin.maxUnavailable=0", "/devicePlugin/maxUnavailable"),
         ("devicePlugin.nodeSelector=null", "'nodeSelector'"),
         ("devicePlugin.nodeSelector.accelerator=null", "/devicePlugin/nodeSelector"),
@@ -381,6 +382,13 @@ def test_what_of_the_node_is_mounted_is_not_written_to_but_for_the_kubelets_fold
     # The kubelet would put the container's last words into the node's /dev.
     assert not _container(workload)["terminationMessagePath"].startswith("/dev/")
     assert volumes["driver"]["hostPath"]["path"] == "/usr/local/Ascend/driver"
+
+
+def test_an_upgrade_takes_the_same_number_of_rounds_on_a_cluster_of_any_size() -> None:
+    workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
+    assert workload["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == "10%"
+    one = helm.find(helm.render("--set", "devicePlugin.maxUnavailable=1"), "DaemonSet", "device-plugin")
+    assert one["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 1
 
 
 def test_each_probe_asks_its_own_page_and_upgrades_leave_one_plugin_on_a_node() -> None:
