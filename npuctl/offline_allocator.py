@@ -8,26 +8,20 @@ no taints, affinity, CPU or memory.
 from collections import Counter
 from collections.abc import Mapping
 
-from allocator.decide import DecisionEngine
-from allocator.gangs.gangs import NEVER
+from allocator.decision.engine import DecisionEngine
 from allocator.rules.summary import sum_up
 from allocator.rules.vacancy import Fit
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
+from allocator.state.kinds import fill
 from allocator.state.ledger import Ledger
-from allocator.state.previous import PreviousNodes
+from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.reservation import Reservation
-from ascend.deviceinfo import NAMESPACE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.reasons import Category, Reason
 from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
-
-MISMATCH = "NodeSelectorMismatch"
-"""The reason of a node without the labels that the pod's node selector requires."""
-
-NOT_AN_NPU_NODE = frozenset({"NotAnNpuNode", "UnknownNode"})
-"""Reasons of nodes that have no chips."""
 
 
 class OfflineAllocator:
@@ -52,25 +46,10 @@ class OfflineAllocator:
             max_report_age_s=settings.max_report_age_s,
             previous=PreviousNodes() if settings.prefer_previous_node else None,
         )
-        self.engine = DecisionEngine(self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s)
-        self._feed(objects, settings.node_health_namespace or HEALTH_NAMESPACE)
-
-    def _feed(self, objects: ClusterObjects, health_namespace: str) -> None:
-        for node in objects.nodes:
-            self.cluster.node_applied(node)
-        for config_map in objects.config_maps:
-            if config_map.metadata.namespace == NAMESPACE:
-                self.cluster.report_applied(config_map)
-            if config_map.metadata.namespace == health_namespace:
-                self.cluster.health_applied(config_map)
-        for kind, groups in objects.groups.items():
-            for group in groups:
-                self.cluster.jobs.group_applied(kind, group)
-            self.cluster.jobs.watched(kind)
-        for owner in objects.owners:
-            self.cluster.jobs.owner_applied(owner)
-        for pod in objects.pods:
-            self.cluster.pod_applied(pod)
+        self.engine = DecisionEngine(
+            self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s, default_product=settings.default_product
+        )
+        fill(self.cluster, objects.watched(settings.node_health_namespace or HEALTH_NAMESPACE))
 
     def waits(self, pod: Pod) -> bool:
         """Whether a pod waits for the allocator's decision; schedulers ignore pods that are being deleted."""
@@ -88,12 +67,12 @@ class OfflineAllocator:
         """
         if not pod.spec.node_selector or self.engine.is_of_gang(pod):
             return self.engine.place(pod)
-        ask = self.engine.request_of(pod)
+        request = self.engine.request_of(pod)
         try:
             return self.engine.place(pod, self._selected(pod))
         except Refusal:
             reasons = Counter(each.reason for each in self.refusals(pod).values())
-            raise sum_up(pod.key, ask.chips, reasons) from None
+            raise sum_up(pod.key, request.chips, reasons) from None
 
     def refusals(self, pod: Pod) -> dict[str, Refusal]:
         """Why each node that refuses a pod does so; every node refuses an invalid request."""
@@ -106,10 +85,10 @@ class OfflineAllocator:
         if not selector:
             return refused
         selected = self._selected(pod)
-        # Where these are the reason, a label would not help.
-        stronger = NEVER | NOT_AN_NPU_NODE
+        # With these reasons a label would not help.
+        stronger = {Category.INCOMPLETE, Category.NOT_NPU}
         for name, record in nodes.items():
-            if name not in selected and not (name in refused and refused[name].reason in stronger):
+            if name not in selected and not (name in refused and refused[name].reason.category in stronger):
                 refused[name] = _mismatch(selector, record.node.metadata.labels if record.node is not None else {})
         return refused
 
@@ -126,12 +105,7 @@ class OfflineAllocator:
         return [each for each in found if each[0] in selected]
 
     def _selected(self, pod: Pod) -> frozenset[str]:
-        wanted = pod.spec.node_selector.items()
-        return frozenset(
-            name
-            for name, record in self.cluster.nodes.items()
-            if record.node is not None and wanted <= record.node.metadata.labels.items()
-        )
+        return frozenset(self.cluster.labels.selected(pod.spec.node_selector))
 
 
 def _mismatch(selector: Mapping[str, str], labels: Mapping[str, str]) -> Refusal:
@@ -140,4 +114,4 @@ def _mismatch(selector: Mapping[str, str], labels: Mapping[str, str]) -> Refusal
         for key, value in sorted(selector.items())
         if labels.get(key) != value
     )
-    return Refusal(MISMATCH, f"the pod's node selector requires {'; '.join(differences)}")
+    return Refusal(Reason.NODE_SELECTOR_MISMATCH, f"the pod's node selector requires {'; '.join(differences)}")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import yaml
@@ -16,7 +16,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from ascend.daemon.run import EXIT_FAILURE
-from ascend.errors import AscendError, Refusal
+from ascend.errors import AscendError
+from ascend.reasons import Reason
 
 _PIPE_WIDTH: Final = 140
 """Columns if standard output is not a terminal."""
@@ -144,10 +145,24 @@ class FittingTable:
         return table
 
 
+class Refused(Protocol):
+    """Why a node refuses."""
+
+    @property
+    def reason(self) -> Reason:
+        """The reason."""
+        ...
+
+    @property
+    def message(self) -> str:
+        """The sentence."""
+        ...
+
+
 class Group(msgspec.Struct, frozen=True):
     """Nodes that refuse for the same reason; the message is that of the first one."""
 
-    reason: str
+    reason: Reason
     message: str
     nodes: tuple[str, ...]
 
@@ -166,9 +181,9 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def group(refusals: Mapping[str, Refusal]) -> tuple[Group, ...]:
+def group(refusals: Mapping[str, Refused]) -> tuple[Group, ...]:
     """Group nodes by the reason of their refusal, the most frequent reason first."""
-    by_reason: dict[str, list[str]] = {}
+    by_reason: dict[Reason, list[str]] = {}
     for node, refusal in sorted(refusals.items()):
         by_reason.setdefault(refusal.reason, []).append(node)
     ordered = sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0]))

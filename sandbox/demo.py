@@ -25,6 +25,7 @@ from ascend.products import ASCEND_910A
 from device_plugin.app import Plugin
 from device_plugin.rules.injection import VISIBLE_DEVICES
 from device_plugin.settings import Settings as PluginSettings
+from npuctl.output import make_console
 from npuctl.reading.objects import list_objects
 from npuctl.topo.chip_map import node_map
 from npuctl.topo.nodes import node_views
@@ -198,7 +199,7 @@ async def run() -> None:
         settings = AllocatorSettings(
             kubeconfig=str(kubeconfig), extender_address="127.0.0.1:0", grpc_address="127.0.0.1:0"
         )
-        demo = Demo(cluster, settings, console())
+        demo = Demo(cluster, settings, make_console())
         demo.say("a cluster runs in this process: API server, scheduler, two nodes with kubelets; no root is needed")
         allocator = await stack.enter_async_context(AllocatorApp(settings))
         await allocator.synced()

@@ -28,7 +28,6 @@ from pydantic_settings import (
 from ascend.addresses import split_address
 from ascend.errors import InvalidValue
 from ascend.grammar import a
-from ascend.observe.probes import split_address
 
 S = TypeVar("S", bound=BaseSettings)
 

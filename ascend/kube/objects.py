@@ -379,15 +379,27 @@ class Resource(Generic[T]):
 
     Attributes:
         type: the slim view.
+        kind: the kind in manifests.
         prefix: ``api/v1`` or ``apis/<group>/<version>``.
         plural: the name in paths.
         namespaced: whether objects live in namespaces.
     """
 
     type: type[T]
+    kind: str
     prefix: str
     plural: str
     namespaced: bool
+
+    @property
+    def api_version(self) -> str:
+        """The apiVersion in manifests: ``v1`` or ``<group>/<version>``."""
+        return self.prefix.split("/", 1)[1]
+
+    @property
+    def group(self) -> str:
+        """The API group; empty for the core group."""
+        return self.api_version.rpartition("/")[0]
 
     def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """The path of a collection, an object or a subresource; no namespace means all of them.
@@ -402,18 +414,20 @@ class Resource(Generic[T]):
         return "/".join(parts)
 
 
-PODS = Resource(Pod, "api/v1", "pods", namespaced=True)
-NODES = Resource(Node, "api/v1", "nodes", namespaced=False)
-CONFIG_MAPS = Resource(ConfigMap, "api/v1", "configmaps", namespaced=True)
-STATEFUL_SETS = Resource(StatefulSet, "apis/apps/v1", "statefulsets", namespaced=True)
-BATCH_JOBS = Resource(BatchJob, "apis/batch/v1", "jobs", namespaced=True)
-LEASES = Resource(Lease, "apis/coordination.k8s.io/v1", "leases", namespaced=True)
-SERVICES = Resource(KubeObject, "api/v1", "services", namespaced=True)
-ENDPOINT_SLICES = Resource(KubeObject, "apis/discovery.k8s.io/v1", "endpointslices", namespaced=True)
-LEADERS = Resource(KubeObject, "apis/ascend-affinity.io/v1alpha1", "leaders", namespaced=True)
-EVENTS = Resource(KubeObject, "apis/events.k8s.io/v1", "events", namespaced=True)
-VOLCANO_POD_GROUPS = Resource(PodGroup, "apis/scheduling.volcano.sh/v1beta1", "podgroups", namespaced=True)
-COSCHEDULING_POD_GROUPS = Resource(PodGroup, "apis/scheduling.x-k8s.io/v1alpha1", "podgroups", namespaced=True)
+PODS = Resource(Pod, "Pod", "api/v1", "pods", namespaced=True)
+NODES = Resource(Node, "Node", "api/v1", "nodes", namespaced=False)
+CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "api/v1", "configmaps", namespaced=True)
+STATEFUL_SETS = Resource(StatefulSet, "StatefulSet", "apis/apps/v1", "statefulsets", namespaced=True)
+BATCH_JOBS = Resource(BatchJob, "Job", "apis/batch/v1", "jobs", namespaced=True)
+LEASES = Resource(Lease, "Lease", "apis/coordination.k8s.io/v1", "leases", namespaced=True)
+SERVICES = Resource(KubeObject, "Service", "api/v1", "services", namespaced=True)
+ENDPOINT_SLICES = Resource(KubeObject, "EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices", namespaced=True)
+LEADERS = Resource(KubeObject, "Leader", "apis/ascend-affinity.io/v1alpha1", "leaders", namespaced=True)
+EVENTS = Resource(KubeObject, "Event", "apis/events.k8s.io/v1", "events", namespaced=True)
+VOLCANO_POD_GROUPS = Resource(PodGroup, "PodGroup", "apis/scheduling.volcano.sh/v1beta1", "podgroups", namespaced=True)
+COSCHEDULING_POD_GROUPS = Resource(
+    PodGroup, "PodGroup", "apis/scheduling.x-k8s.io/v1alpha1", "podgroups", namespaced=True
+)
 
 JsonObject = dict[str, Any]
 """An object as sent to the API server."""

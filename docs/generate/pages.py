@@ -7,14 +7,16 @@ lines, and add it to ``TABLES`` below. Output of npuctl needs no entry: each con
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from allocator.settings import Settings as AllocatorSettings
+from ascend.reasons import Category
 from device_plugin.metrics import Metrics as DevicePluginMetrics
 from device_plugin.settings import Settings as DevicePluginSettings
 from docs.generate.console import with_output
-from docs.generate.tables import allocator_registry, metrics_table, rights_table, settings_table
+from docs.generate.tables import allocator_registry, metrics_table, reasons_table, rights_table, settings_table
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -29,6 +31,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
         "metrics": lambda: metrics_table(DevicePluginMetrics().registry),
         "rights": rights_table,
     },
+    "reasons.md": {category.name.lower().replace("_", "-"): partial(reasons_table, category) for category in Category},
 }
 
 _TABLE = re.compile(r"(?P<start><!-- (?P<name>[a-z-]+) -->\n).*?(?P<end><!-- /(?P=name) -->)", re.DOTALL)

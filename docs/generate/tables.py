@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings
 from allocator.metrics import AllocatorMetrics
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.settings import RELOADED, fixed_settings
+from ascend.reasons import Category, Reason
 from device_plugin.rules.rights import KUBELET_PODS, rights
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
@@ -106,3 +107,16 @@ def rights_table() -> Iterator[str]:
     for right in rights(manual_readmission=True):
         yield f"| `{right}`{' (only `readmission: manual`)' if right in manual else ''} | {right.why} |"
     yield f"| one of {', '.join(f'`{right}`' for right in KUBELET_PODS)} | {KUBELET_PODS[0].why} |"
+
+
+def reasons_table(category: Category) -> Iterator[str]:
+    """Yield the lines of the table of all reasons of a category; reasons with the same text share a row."""
+    yield "| reason | what it means | what helps | who acts |"
+    yield "|---|---|---|---|"
+    rows: dict[tuple[str, str, str], list[Reason]] = {}
+    for reason in Reason:
+        if reason.category is category:
+            rows.setdefault((reason.meaning, reason.cure, reason.actor), []).append(reason)
+    for (meaning, cure, actor), reasons in rows.items():
+        words = ", ".join(f"`{reason}`" for reason in reasons)
+        yield f"| {words} | {_text(meaning)} | {_text(cure)} | {actor} |"

@@ -15,29 +15,15 @@ from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
+from ascend.reasons import Category, Reason
 from npuctl.doctor.finding import Finding, Severity
-from npuctl.offline_allocator import NOT_AN_NPU_NODE, OfflineAllocator
+from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import group, some
 from npuctl.plan.placement import plan_pods
 from npuctl.reading.objects import ClusterObjects
 
 OLD_S: Final = 330
 """Device plugins renew their reports at least every 300 s."""
-
-_INTENDED: Final = frozenset({"NodeNotReady", "NodeCordoned", "NodeSeparating"})
-"""Reasons that an operator may have caused on purpose, so only a warning."""
-
-_CHECK_PLUGIN: Final = "check the device plugin of that node: npuctl doctor there says what is wrong"
-_UNREADABLE_POD: Final = "delete that pod; it was not bound by the allocator"
-_ADVICE: Final = {
-    "InvalidReport": "it was edited; delete the ConfigMap, the device plugin writes it again",
-    "NoBaseDeviceInfos": "restart the device plugin of that node: it writes the annotation",
-    "StaleReport": _CHECK_PLUGIN,
-    "ResourceNotOffered": _CHECK_PLUGIN,
-    "UnreadablePod": _UNREADABLE_POD,
-    "NodeNotReady": "check the kubelet of that node",
-    "NodeCordoned": "kubectl uncordon it, if its maintenance is over",
-}
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,7 @@ class _Cluster:
         return [
             record
             for _, record in sorted(self.allocator.cluster.nodes.items())
-            if not (isinstance(record.offer, Refusal) and record.offer.reason in NOT_AN_NPU_NODE)
+            if not (isinstance(record.offer, Refusal) and record.offer.reason.category is Category.NOT_NPU)
         ]
 
 
@@ -79,9 +65,9 @@ def _check_nodes(cluster: _Cluster) -> Iterator[Finding]:
     usable = len(cluster.npu_nodes) - len(refusals)
     yield Finding("nodes", "ok", f"{usable} of {count(len(cluster.npu_nodes), 'NPU node')} can be used")
     for each in group(refusals):
-        severity: Severity = "warning" if each.reason in _INTENDED else "problem"
+        severity: Severity = "warning" if each.reason.is_deliberate else "problem"
         sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
-        yield Finding("nodes", severity, sentence, _ADVICE.get(each.reason, f"see {each.reason} in docs/reasons.md"))
+        yield Finding("nodes", severity, sentence, each.reason.cure.replace("`", ""))
 
 
 def _check_reports(cluster: _Cluster) -> Iterator[Finding]:
@@ -158,7 +144,7 @@ def _check_pod(pod: Pod) -> Finding | None:
         grant = read_grant(pod.metadata.annotations)
         real = chip_set(parse_names(pod.metadata.annotations.get(REAL, ""), REAL))
     except InvalidValue as error:
-        return Finding("pods", "problem", f"{where}: {error}", _UNREADABLE_POD)
+        return Finding("pods", "problem", f"{where}: {error}", Reason.UNREADABLE_POD.cure)
     if grant is None and not real:
         advice = "its scheduler did not ask the allocator; use a scheduler that does"
         return Finding("pods", "problem", f"{where} was bound without chips", advice)

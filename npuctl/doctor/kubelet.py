@@ -14,7 +14,6 @@ import grpc
 from ascend.addresses import join_address, split_address
 from ascend.errors import Unreachable
 from ascend.grammar import count
-from ascend.observe.probes import split_address
 from device_plugin.kubelet.calls import CHANNEL_OPTIONS
 from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.kubelet.registration import KUBELET_SOCKET, PREFIX

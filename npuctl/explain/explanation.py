@@ -6,27 +6,25 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
-from allocator.gangs.gangs import NEVER
 from allocator.rules.request import ChipRequest, counted_chips
-from allocator.rules.vacancy import OCCUPIED
 from allocator.settings import Settings
 from ascend.annotations import held_chips
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
-from ascend.reasons import Reason
+from ascend.reasons import Category, Reason
 from npuctl.explain.remedies import Remedy, Scene, pods_to_end, remedies
-from npuctl.offline_allocator import MISMATCH, OfflineAllocator
+from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import Group, group
-from npuctl.plan.placement import Candidate, Reason, find_candidates, reasons
+from npuctl.plan.placement import Candidate, NodeRefusal, find_candidates, reasons
 from npuctl.reading.objects import ClusterObjects
 
 MOST_NODES: Final = 200
 """Remedies are searched on this many nodes at most, those with an occupancy reason first."""
 
-_HOPELESS: Final = NEVER | {"NotAnNpuNode", "InvalidRequest", "WrongProduct", MISMATCH}
-"""Reasons that no change on the node resolves."""
+_HOPELESS: Final = {Category.REQUEST, Category.INCOMPLETE, Category.MISMATCH, Category.NOT_NPU}
+"""Categories of reasons that no change on the node resolves."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -67,7 +65,7 @@ class Explanation(msgspec.Struct, frozen=True):
     scheduler: str = ""
     gates: tuple[str, ...] = ()
     groups: tuple[Group, ...] = ()
-    nodes: dict[str, Reason] = {}
+    nodes: dict[str, NodeRefusal] = {}
     candidates: tuple[Candidate, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     examined: int = 0
@@ -118,10 +116,10 @@ def _placed(explanation: Explanation, pod: Pod) -> Explanation:
     try:
         chips = tuple(map(chip_name, chip_ids(held_chips(pod.metadata.annotations))))
     except InvalidValue as error:
-        return structs.replace(placed, reason="UnreadablePod", message=str(error))
+        return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=str(error))
     if not chips:
         message = f"pod {pod.key} is on node {pod.spec.node_name}, but no annotation says which chips it holds"
-        return structs.replace(placed, reason="UnreadablePod", message=message)
+        return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=message)
     return structs.replace(placed, chips=chips)
 
 
@@ -178,8 +176,8 @@ def _with_remedies(waiting: Explanation, request: ChipRequest | None, trials: _T
     if request is None:
         return waiting
     why = waiting.nodes
-    likely = sorted(why, key=lambda node: (why[node].reason not in OCCUPIED, node))
-    examined = [node for node in likely if why[node].reason not in _HOPELESS][:MOST_NODES]
+    likely = sorted(why, key=lambda node: (why[node].reason.category is not Category.OCCUPIED, node))
+    examined = [node for node in likely if why[node].reason.category not in _HOPELESS][:MOST_NODES]
     return structs.replace(waiting, remedies=tuple(trials.search(request, examined)), examined=len(examined))
 
 
@@ -190,7 +188,7 @@ def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tupl
     cures = {
         Reason.GANG_INCOMPLETE: f"create {count(job.min_available - job.present, 'missing pod')} of job {job.key}",
         Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name in the pod",
-        MISMATCH: f"label a node that has room with {labels}, or change the pod's node selector",
+        Reason.NODE_SELECTOR_MISMATCH: f"label a node that has room with {labels}, or change the pod's node selector",
     }
     found = {waiting.reason, *(each.reason for each in waiting.groups)}
     return tuple(cure for reason, cure in cures.items() if reason in found)

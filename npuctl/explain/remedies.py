@@ -70,7 +70,7 @@ class Scene:
 
     def objects(self) -> ClusterObjects:
         """Return the objects."""
-        return ClusterObjects((self.node,), self.pods, (self.report,) if self.report is not None else ())
+        return ClusterObjects.of([self.node, *self.pods, *([self.report] if self.report is not None else [])])
 
 
 def remedies(scene: Scene, fits: Callable[[Scene], bool], now_s: int) -> list[Remedy]:

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ascend.chips import NAME_PREFIX
-from ascend.errors import Refusal
 from ascend.grammar import count
 from npuctl.output import FittingTable, Output, group, show, some, warn
 from npuctl.plan.placement import Candidate, PendingPod, PlacementPlan, plan_pods
@@ -71,7 +70,7 @@ def _pending(pod: PendingPod) -> RenderableType:
         (f"{pod.namespace}/{pod.name}", "bold"), " waits: ", (pod.reason, "yellow"), f": {pod.message}"
     )
     lines = Table.grid(padding=(0, 1))
-    for each in group({node: Refusal(why.reason, why.message) for node, why in pod.nodes.items()}):
+    for each in group(pod.nodes):
         lines.add_row(f"  {count(len(each.nodes), 'node')}", Text(f"{each} ({each.names()})"))
     return Stack(head, lines)
 

@@ -6,19 +6,19 @@ expires, and the clock stands still, so the same objects give the same answer by
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
 from msgspec import structs
 
-from allocator.inscription import binding_annotations
+from allocator.binding.annotations import Stamper
 from allocator.rules.job import JobKey, own_rank
 from allocator.settings import Settings
-from allocator.stamp import PredicateTimes
+from allocator.state.reservation import Stage
 from ascend.chips import chip_name
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.reasons import Reason
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 
@@ -53,10 +53,10 @@ class Placement(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Reason(msgspec.Struct, frozen=True):
+class NodeRefusal(msgspec.Struct, frozen=True):
     """Why a node refuses a pod."""
 
-    reason: str
+    reason: Reason
     message: str
 
 
@@ -68,7 +68,7 @@ class PendingPod(msgspec.Struct, frozen=True):
     job: str
     reason: str
     message: str
-    nodes: dict[str, Reason]
+    nodes: dict[str, NodeRefusal]
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
         candidates: also list every node that each pod fits on.
     """
     allocator = OfflineAllocator(objects, settings, now_ns)
-    stamps = PredicateTimes(lambda: now_ns, allocator.cluster.predicate_times)
+    stamper = Stamper(allocator.cluster, allocator.ledger, lambda: now_ns)
     placed: list[Placement] = []
     pending: list[PendingPod] = []
     for pod in _in_order(objects.pods, allocator):
@@ -126,13 +126,10 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
             nodes = reasons(allocator.refusals(pod))
             pending.append(PendingPod(namespace, name, job, refusal.reason, refusal.message, nodes))
             continue
-        grant = replace(reservation.grant, predicate_time=stamps.next())
-        record = allocator.cluster.nodes.get(reservation.node)
-        annotations = binding_annotations(
-            pod, grant, allocator.cluster.jobs, record.node if record is not None else None
-        )
-        allocator.cluster.pod_applied(_bound(pod, reservation.node, annotations))
-        chips = tuple(map(chip_name, grant.chips))
+        stamped = stamper.stamp(reservation, Stage.BINDING)
+        annotations = stamper.annotations(pod, stamped)
+        allocator.cluster.pod_applied(_bound(pod, stamped.node, annotations))
+        chips = tuple(map(chip_name, stamped.chips))
         placed.append(Placement(namespace, name, job, reservation.node, chips, annotations, offered))
     return PlacementPlan(tuple(placed), tuple(pending))
 
@@ -152,9 +149,9 @@ def find_candidates(allocator: OfflineAllocator, pod: Pod) -> tuple[Candidate, .
     )
 
 
-def reasons(refusals: dict[str, Refusal]) -> dict[str, Reason]:
+def reasons(refusals: dict[str, Refusal]) -> dict[str, NodeRefusal]:
     """Return refusals by node as plain values, ordered by node."""
-    return {node: Reason(each.reason, each.message) for node, each in sorted(refusals.items())}
+    return {node: NodeRefusal(each.reason, each.message) for node, each in sorted(refusals.items())}
 
 
 def _in_order(pods: Iterable[Pod], allocator: OfflineAllocator) -> list[Pod]:

@@ -14,35 +14,19 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from allocator.groups import KINDS
+from allocator.state.kinds import KINDS
 from ascend.errors import UNREADABLE, InvalidValue
-from ascend.kube.objects import (
-    BATCH_JOBS,
-    CONFIG_MAPS,
-    NODES,
-    PODS,
-    STATEFUL_SETS,
-    KubeObject,
-    PodGroup,
-    Resource,
-    T,
-)
+from ascend.kube.objects import BATCH_JOBS, STATEFUL_SETS, KubeObject, PodGroup, Resource, T
 from npuctl.reading.files import read_documents
 from npuctl.reading.normalizing import normalize, shown
 from npuctl.reading.objects import ClusterObjects
 
 Json: TypeAlias = dict[str, Any]
 
-_CORE: Final = "v1"
-_GROUP_VERSIONS: Final = tuple(resource.prefix.removeprefix("apis/") for resource in KINDS.values())
-_KINDS: Final[dict[tuple[str, str], Resource[Any]]] = {
-    ("Node", _CORE): NODES,
-    ("Pod", _CORE): PODS,
-    ("ConfigMap", _CORE): CONFIG_MAPS,
-    ("StatefulSet", "apps/v1"): STATEFUL_SETS,
-    ("Job", "batch/v1"): BATCH_JOBS,
-    **{("PodGroup", version): resource for version, resource in zip(_GROUP_VERSIONS, KINDS.values(), strict=True)},
+_RESOURCES: Final[dict[tuple[str, str], Resource[Any]]] = {
+    (kind.resource.kind, kind.resource.api_version): kind.resource for kind in KINDS
 }
+_GROUPS: Final = {kind.name: kind.resource for kind in KINDS if kind.is_optional}
 
 _CONTROLLERS: Final = (None, STATEFUL_SETS, BATCH_JOBS)
 """Kinds whose controllers create pods, or may: those that are not read."""
@@ -56,7 +40,7 @@ _FIELD = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
 
 class _Kind(msgspec.Struct, rename="camel"):
     kind: Annotated[str, msgspec.Meta(min_length=1)]
-    api_version: str = _CORE
+    api_version: str = "v1"
 
 
 class NamedMetadata(msgspec.Struct, rename="camel"):
@@ -152,14 +136,15 @@ def read_manifests(files: Iterable[str]) -> Reading:
         for number, document in enumerate(read_documents(file), start=1):
             for origin, manifest in _objects(Origin(file, number), document):
                 version = origin.convert(manifest, _Kind).api_version
-                resource = _KINDS.get((origin.kind, version))
+                resource = _RESOURCES.get((origin.kind, version))
                 metadata = manifest.get("metadata")
                 if resource in _CONTROLLERS and not (isinstance(metadata, dict) and metadata.get("uid")):
                     unsubmitted[origin.kind, version, origin.key] = Unsubmitted(origin, version, manifest)
                 if resource is None:
                     ignored[origin.kind] += 1
                     if origin.kind == "PodGroup":
-                        what = f"{shown(version)} is not supported, only {' and '.join(_GROUP_VERSIONS)} are"
+                        supported = " and ".join(each.api_version for each in _GROUPS.values())
+                        what = f"{shown(version)} is not supported, only {supported} are"
                         # Once per version: there are usually many of one.
                         warnings.setdefault(
                             version,
@@ -174,7 +159,7 @@ def read_manifests(files: Iterable[str]) -> Reading:
                 found[resource.path(), read.key] = read
     groups = {
         group: [each for (path, _), each in found.items() if path == resource.path() and isinstance(each, PodGroup)]
-        for group, resource in KINDS.items()
+        for group, resource in _GROUPS.items()
     }
     objects = ClusterObjects.of(found.values(), groups)
     return Reading(objects, list(unsubmitted.values()), ignored, list(warnings.values()))

@@ -5,32 +5,19 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from itertools import chain
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 
-from allocator.groups import KINDS
 from allocator.settings import Settings
+from allocator.state.kinds import KINDS, WatchedKind, watched_kinds
 from allocator.state.report import node_of_health
 from ascend.deviceinfo import NAMESPACE, decode_report, node_name
 from ascend.errors import UNREADABLE, ApiError, InvalidReport, NotFound, Unreachable
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import (
-    BATCH_JOBS,
-    CONFIG_MAPS,
-    NODES,
-    PODS,
-    STATEFUL_SETS,
-    BatchJob,
-    ConfigMap,
-    KubeObject,
-    Node,
-    Pod,
-    PodGroup,
-    Resource,
-    StatefulSet,
-)
+from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod, PodGroup
 
 _NO_GROUPS: Final[Mapping[str, Iterable[PodGroup]]] = MappingProxyType({})
 
@@ -43,51 +30,79 @@ class ClusterObjects:
     """Kubernetes objects, each kind ordered by name.
 
     Attributes:
-        nodes: the nodes.
-        pods: the pods of all namespaces.
-        config_maps: the nodes' device reports and NodeD's; any others are ignored.
-        groups: pod groups by kind. A kind that is missing here is not served by the cluster; pods of a group of that
-            kind are placed alone.
-        owners: the controllers of pods that say how many pods they have.
+        by_kind: the objects by name of their watched kind (``allocator.state.kinds``); ConfigMaps of all namespaces are
+            under both of their kinds. An optional kind that is missing is not served by the cluster: pods of a group of
+            that kind are placed alone.
     """
 
-    nodes: tuple[Node, ...] = ()
-    pods: tuple[Pod, ...] = ()
-    config_maps: tuple[ConfigMap, ...] = ()
-    groups: Mapping[str, tuple[PodGroup, ...]] = field(default_factory=dict)
-    owners: tuple[StatefulSet | BatchJob, ...] = ()
+    by_kind: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]] = _NO_GROUPS) -> Self:
         """Sort objects by kind and name.
 
         Args:
-            objects: nodes, pods, ConfigMaps and controllers of pods.
-            groups: pod groups by kind.
+            objects: of all kinds but pod groups.
+            groups: pod groups by name of their kind.
         """
-        ordered = sorted(objects, key=lambda each: each.key)
-        return cls(
-            tuple(each for each in ordered if isinstance(each, Node)),
-            tuple(each for each in ordered if isinstance(each, Pod)),
-            tuple(each for each in ordered if isinstance(each, ConfigMap)),
-            {kind: tuple(sorted(some, key=lambda group: group.key)) for kind, some in groups.items()},
-            tuple(each for each in ordered if isinstance(each, StatefulSet | BatchJob)),
-        )
+        ordered = sorted(objects, key=_key)
+        fixed = {
+            kind.name: tuple(each for each in ordered if isinstance(each, kind.resource.type))
+            for kind in KINDS
+            if not kind.is_optional
+        }
+        return cls(fixed | {kind: tuple(sorted(some, key=_key)) for kind, some in groups.items()})
 
     def plus(self, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]]) -> Self:
         """Return these objects and more; of objects with the same kind and name these count.
 
         Args:
-            objects: nodes, pods, ConfigMaps and controllers of pods.
-            groups: pod groups by kind.
+            objects: of all kinds but pod groups.
+            groups: pod groups by name of their kind.
         """
-        mine = (*self.nodes, *self.pods, *self.config_maps, *self.owners)
+        mine = (each for kind in KINDS if not kind.is_optional for each in self.by_kind.get(kind.name, ()))
         merged = {(type(each), each.key): each for each in (*objects, *mine)}
         merged_groups = {
             kind: {each.key: each for each in (*groups.get(kind, ()), *self.groups.get(kind, ()))}.values()
             for kind in {**self.groups, **groups}
         }
         return type(self).of(merged.values(), merged_groups)
+
+    def watched(self, health_namespace: str) -> dict[str, list[Any]]:
+        """The objects that an allocator watches, by name of their kind.
+
+        Args:
+            health_namespace: the namespace of NodeD's ConfigMaps.
+        """
+        return {
+            kind.name: [
+                each
+                for each in self.by_kind[kind.name]
+                if kind.namespace(health_namespace) in {"", each.metadata.namespace}
+            ]
+            for kind in KINDS
+            if kind.name in self.by_kind
+        }
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes."""
+        return self.by_kind.get("nodes", ())
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """The pods of all namespaces."""
+        return self.by_kind.get("pods", ())
+
+    @property
+    def config_maps(self) -> tuple[ConfigMap, ...]:
+        """The ConfigMaps, device reports and NodeD's among them."""
+        return self.by_kind.get("device reports", ())
+
+    @property
+    def groups(self) -> dict[str, tuple[PodGroup, ...]]:
+        """The pod groups by name of their kind."""
+        return {kind.name: self.by_kind[kind.name] for kind in KINDS if kind.is_optional and kind.name in self.by_kind}
 
     @property
     def reports(self) -> dict[str, ConfigMap]:
@@ -125,31 +140,25 @@ async def list_objects(client: KubeClient, health_namespace: str = "") -> Cluste
         ApiError: the API server refused.
         Unreachable: it did not answer.
     """
-    nodes, pods, reports, sets, jobs = await asyncio.gather(
-        client.list_objects(NODES),
-        client.list_objects(PODS),
-        client.list_objects(CONFIG_MAPS, NAMESPACE),
-        client.list_objects(STATEFUL_SETS),
-        client.list_objects(BATCH_JOBS),
-    )
-    health = await client.list_objects(CONFIG_MAPS, health_namespace) if health_namespace else []
-    groups = {}
-    for kind, resource in KINDS.items():
-        found = await _list_groups(client, resource)
-        if found is not None:
-            groups[kind] = found
-    return ClusterObjects.of([*nodes, *pods, *reports, *health, *sets, *jobs], groups)
+    kinds = watched_kinds(health_namespace)
+    found = await asyncio.gather(*(_list_kind(client, kind, health_namespace) for kind in kinds))
+    groups = {kind.name: some for kind, some in zip(kinds, found, strict=True) if kind.is_optional and some is not None}
+    fixed = (some for kind, some in zip(kinds, found, strict=True) if not kind.is_optional and some is not None)
+    return ClusterObjects.of(chain.from_iterable(fixed), groups)
 
 
-async def _list_groups(client: KubeClient, resource: Resource[PodGroup]) -> list[PodGroup] | None:
-    """List the pod groups of a kind; None if the cluster does not serve it."""
+def _key(each: KubeObject) -> str:
+    return each.key
+
+
+async def _list_kind(client: KubeClient, kind: WatchedKind, health_namespace: str) -> list[Any] | None:
+    """List the objects of a kind; None if it is optional and the cluster does not serve it."""
     try:
-        return await client.list_objects(resource)
-    except NotFound:
-        return None
+        return await client.list_objects(kind.resource, kind.namespace(health_namespace))
     except ApiError as error:
         # The API server checks rights first, so a kind it does not serve is forbidden too.
-        if error.status == HTTPStatus.FORBIDDEN and not await _is_served(client, resource):
+        is_forbidden = error.status == HTTPStatus.FORBIDDEN
+        if kind.is_optional and (isinstance(error, NotFound) or (is_forbidden and not await _is_served(client, kind))):
             return None
         raise
 
@@ -162,9 +171,9 @@ class _Kinds(msgspec.Struct):
     resources: list[_Kind]
 
 
-async def _is_served(client: KubeClient, resource: Resource[PodGroup]) -> bool:
+async def _is_served(client: KubeClient, kind: WatchedKind) -> bool:
     """Whether the API server serves a kind, according to its discovery, which every authenticated user may read."""
-    path = f"/{resource.prefix}"
+    path = f"/{kind.resource.prefix}"
     try:
         kinds = msgspec.json.decode(await client.request("GET", path), type=_Kinds)
     except NotFound:
@@ -173,4 +182,4 @@ async def _is_served(client: KubeClient, resource: Resource[PodGroup]) -> bool:
         return True  # the error of the list request says more
     except UNREADABLE as error:
         raise Unreachable(f"the API server's discovery document {path} can't be decoded: {error}") from error
-    return any(each.name == resource.plural for each in kinds.resources)
+    return any(each.name == kind.resource.plural for each in kinds.resources)

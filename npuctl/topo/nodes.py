@@ -12,7 +12,8 @@ from ascend.deviceinfo import DeviceReport, decode_report
 from ascend.errors import InvalidReport, Refusal
 from ascend.kube.objects import Condition, Node
 from ascend.products import Family
-from npuctl.offline_allocator import NOT_AN_NPU_NODE, OfflineAllocator
+from ascend.reasons import Category, Reason
+from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 
 _GROUPS = {
@@ -67,7 +68,7 @@ class NodeView:
     node: str
     product: str
     chips: tuple[ChipView, ...]
-    reason: str | None
+    reason: Reason | None
     message: str | None
     group: str = ""
 
@@ -108,7 +109,7 @@ def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list
     cluster = OfflineAllocator(objects, settings, now_ns).cluster
     reports = _reports(objects)
     views = [_view(record, reports.get(name)) for name, record in sorted(cluster.nodes.items())]
-    return [view for view in views if view.reason not in NOT_AN_NPU_NODE]
+    return [view for view in views if view.reason is None or view.reason.category is not Category.NOT_NPU]
 
 
 def _reports(objects: ClusterObjects) -> dict[str, DeviceReport]:

@@ -221,7 +221,7 @@ def test_an_incomplete_gang_says_how_many_pods_are_missing(api: str, npuctl: Npu
     answer = npuctl.plan(node("n1"), waiting, pod_group("train", 3, group=api))
     (pending,) = answer["pending"]
     assert (pending["reason"], pending["nodes"]["n1"]["reason"]) == ("GangIncomplete", "GangIncomplete")
-    assert "3 pods must be placed together, 1 are there, 2 missing" in pending["message"]
+    assert "3 pods must be placed together; 1 exist, 2 are missing" in pending["message"]
 
 
 @pytest.mark.parametrize(
@@ -305,10 +305,10 @@ def test_a_waiting_gang_names_the_nodes_its_selector_excludes(npuctl: Npuctl) ->
     for each in pending:
         reasons = {name: why["reason"] for name, why in each["nodes"].items()}
         assert reasons == {"n1": "NodeSelectorMismatch", "n2": "GangDoesNotFit", "n3": "NodeSelectorMismatch"}
-    assert "only 1 fit at once; for another one of 8 chips the nodes refuse: 1 NotEnoughChips" in pending[0]["message"]
+    assert "only 1 fits at once; for another one (8 chips) the nodes refuse: 1 NotEnoughChips" in pending[0]["message"]
     (first, _) = npuctl.plan(node("n1"), *members, pod_group("train", 2))["pending"]
     assert first["message"].endswith(
-        "only 0 fit at once; for another one of 8 chips no node has what its node selector asks for"
+        "only 0 fit at once; for another one (8 chips) no node matches its node selector"
     )
     (early,) = npuctl.plan(*nodes, members[0], pod_group("train", 2))["pending"]
     assert {why["reason"] for why in early["nodes"].values()} == {"GangIncomplete"}
@@ -324,34 +324,31 @@ def test_the_pods_of_one_owner_are_one_job(npuctl: Npuctl) -> None:
     ]
 
 
-def test_a_gang_is_planned_on_servers_of_one_product_or_not_at_all(npuctl: Npuctl) -> None:
-    mixed = [node("a"), node("b1", kind="module-910b-8"), node("c", kind="card")]
+def test_a_gang_on_a_mixed_cluster_names_its_product(npuctl: Npuctl) -> None:
+    mixed = [node("a"), node("b1", kind="module-910b-8"), node("b2", kind="module-910b-8"), node("c", kind="card")]
     members = [*(member(f"train-{number}", "train") for number in range(2)), pod_group("train", 2)]
     answer = npuctl.plan(*mixed, *members)
-    assert [each["reason"] for each in answer["pending"]] == ["GangDoesNotFit", "GangDoesNotFit"]
-    assert "only 1 on 910A, 1 on 910-card, 1 on 910B-8 fit at once" in answer["pending"][0]["message"]
-    answer = npuctl.plan(*mixed, node("b2", kind="module-910b-8"), *members, flags=("--candidates",))
+    assert [each["reason"] for each in answer["pending"]] == ["ProductNotNamed", "ProductNotNamed"]
+    assert "910-card or 910A or 910B-8 servers" in answer["pending"][0]["message"]
+
+
+def test_the_default_product_is_for_jobs_that_name_none(npuctl: Npuctl) -> None:
+    mixed = [node("a"), node("b1", kind="module-910b-8"), node("b2", kind="module-910b-8")]
+    members = [*(member(f"train-{number}", "train") for number in range(2)), pod_group("train", 2)]
+    answer = npuctl.plan(*mixed, *members, flags=("--candidates", "--set", "default_product=910B-8"))
     assert [each["node"] for each in answer["pods"]] == ["b1", "b2"]
     assert [[each["node"] for each in one["candidates"]] for one in answer["pods"]] == [["b1", "b2"], ["b2"]]
-
-
-def test_a_restarted_member_joins_its_peers_on_servers_of_their_product(npuctl: Npuctl) -> None:
-    nodes = [node("a"), node("b1", kind="module-910b-8"), node("b2", kind="module-910b-8")]
-    mark = {"scheduling.k8s.io/group-name": "train"}
-    running = pod("train-0", 8, node="b1", chips=range(8), annotations=mark)
-    answer = npuctl.plan(*nodes, running, member("train-1", "train"), pod_group("train", 2))
-    assert [each["node"] for each in answer["pods"]] == ["b2"]
 
 
 def test_the_pods_of_a_stateful_set_are_not_spread_over_products(npuctl: Npuctl) -> None:
     owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "u", "controller": True}
     pods = [pod(f"train-{number}", 8, ownerReferences=[owner]) for number in range(2)]
-    answer = npuctl.plan(node("a"), node("c", kind="card"), *pods)
+    answer = npuctl.plan(node("a"), node("c", kind="card"), *pods, flags=("--set", "default_product=910A"))
     assert [(each["name"], each["node"]) for each in answer["pods"]] == [("train-0", "a")]
     (pending,) = answer["pending"]
     assert pending["nodes"]["c"] == {
         "reason": "WrongProduct",
-        "message": "the other pods of the job are on 910A servers, this is a 910-card server",
+        "message": "the job is for 910A servers, this is a 910-card server",
     }
 
 
