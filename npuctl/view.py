@@ -110,13 +110,13 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
     if not isinstance(server, Server):
         return NodeView(record.name, "", (), reason, message)
     told = NO_REPORT if isinstance(record.report, Refusal) else record.report
-    barred = told.unhealthy | told.separating
+    barred = told.unhealthy | told.pre_separate
     chips = []
     for chip_id in chip_ids(server.reported):
         chip, name = chip_set((chip_id,)), chip_name(chip_id)
         ring = next(number for number, ring in enumerate(server.product.rings) if ring & chip)
         holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
-        health, faults = _health(chip, report, told.separating), _faults(name, report)
+        health, faults = _health(chip, report, told.pre_separate), _faults(name, report)
         chips.append(ChipView(name, ring, not barred & chip, holders, health, faults))
     group = _GROUPS[server.product.family]
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)

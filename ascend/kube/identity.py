@@ -1,8 +1,7 @@
-"""Where the API server is, and who we are to it: the pod's service account, or a kubeconfig (exec plugins included).
+"""Access to the API server: its address and our credentials, from a service account or a kubeconfig.
 
-Kubeconfigs are read by the official client library. A service account is three files in a folder, and is read here:
-the library takes 10 MiB of memory and a tenth of a second, and in a pod, on every node of a cluster, that is for
-nothing.
+Kubeconfigs, including exec plugins, are read by the official client library. A service account is three files in a
+folder, and is read here: the library would take 10 MiB of memory and a tenth of a second, on every node of a cluster.
 """
 
 import contextlib
@@ -25,24 +24,24 @@ if TYPE_CHECKING:
     from kubernetes.aio.client import Configuration
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet mounts it."""
+"""The folder where the kubelet mounts the service account."""
 
 TOKEN_S: Final = 60.0
-"""How long a token is used before its file is read again: the kubelet renews it long before it ends."""
+"""How long a token is used before its file is read again; the kubelet renews it long before it expires."""
 
 Headers = Callable[[], Awaitable[Mapping[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach the API server, and as whom.
+    """Address and credentials for the API server.
 
     Attributes:
         url: its address.
-        tls: verifies it, and carries our certificate if we have one.
-        headers: gives the headers that say who we are, as of now; empty where there are none.
-        proxy: the address of the proxy on the way, if any.
-        server_name: the name its certificate has, where that is not the one in the address.
+        tls: verifies its certificate, and has our client certificate if there is one.
+        headers: returns the current headers for authentication; empty if there are none.
+        proxy: the address of the proxy to use, if any.
+        server_name: the name in its certificate, if it differs from the address.
     """
 
     url: str
@@ -55,15 +54,15 @@ class Access:
 async def load_access(
     kubeconfig: str | None = None, context: str | None = None, *, monotonic: Callable[[], float] = time.monotonic
 ) -> Access:
-    """The way to the API server: from ``kubeconfig``, else ``$KUBECONFIG``, else the pod, else ``~/.kube/config``.
+    """Load the access: from ``kubeconfig``, else ``$KUBECONFIG``, else the pod, else ``~/.kube/config``.
 
     Args:
         kubeconfig: path of a kubeconfig file.
-        context: the context to use; the file's current one if not given.
+        context: the context to use; the file's current context by default.
         monotonic: the clock.
 
     Raises:
-        InvalidValue: none of the sources is usable; says which was tried and why it failed.
+        InvalidValue: no source is usable; the message says which one was tried and why it failed.
     """
     path = kubeconfig or os.environ.get("KUBECONFIG")
     if path is None and (SERVICE_ACCOUNT / "token").exists():
@@ -85,7 +84,7 @@ def _service_account(folder: Path, monotonic: Callable[[], float]) -> Access:
 
 
 class _Token:
-    """A token that is renewed in its file.
+    """A bearer token that is renewed in its file.
 
     Args:
         path: the file.
@@ -102,11 +101,11 @@ class _Token:
         self._text = path.read_text().strip()
 
     async def headers(self) -> Mapping[str, str]:
-        """The token as a header; one that can't be read again is used on."""
+        """The token as a header; if the file can't be read again, the last token is used."""
         now_s = self._monotonic()
         if now_s - self._read_s >= TOKEN_S:
             self._read_s = now_s
-            with contextlib.suppress(OSError):  # the server says when it takes the old one no longer
+            with contextlib.suppress(OSError):  # the server answers 401 once the old token has expired
                 self._text = self._path.read_text().strip() or self._text
         return {"Authorization": f"Bearer {self._text}"}
 
@@ -121,7 +120,7 @@ async def _kubeconfig(path: str | None, context: str | None) -> Access:
         )
         tls = _tls(loaded)
     except (config.ConfigException, OSError, YAMLError, TypeError, ValueError, KeyError, AttributeError) as error:
-        # A half-written file provokes any of these in the library.
+        # The library raises any of these for a half-written file.
         raise InvalidValue(f"no usable access to the API server from {path or '~/.kube/config'}: {error}") from error
 
     async def headers() -> Mapping[str, str]:
@@ -144,7 +143,7 @@ def _tls(loaded: "Configuration") -> ssl.SSLContext:
 
 
 def _environment_proxy(server: SplitResult) -> str | None:
-    """The proxy that HTTPS_PROXY and NO_PROXY (or the like) name for a server, if any."""
+    """The proxy for a server according to HTTPS_PROXY, NO_PROXY and the like, if any."""
     if proxy_bypass(server.hostname or ""):
         return None
     return getproxies().get(server.scheme)
