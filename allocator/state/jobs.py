@@ -1,4 +1,4 @@
-"""All jobs: which pods belong together, from pods, pod groups and owners; each event takes constant time."""
+"""All jobs: groups pods by pod group and owner; each event takes constant time."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -42,7 +42,7 @@ class Jobs:
 
     @property
     def owners(self) -> Mapping[JobKey, int]:
-        """The number of pods each owner is to have."""
+        """The desired number of pods of each owner."""
         return MappingProxyType(self._owners)
 
     @property

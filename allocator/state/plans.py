@@ -1,4 +1,4 @@
-"""The plans of gangs in the ledger: the unused seats of each, and its time to live."""
+"""The plans of gangs in the ledger: their unused seats and times to live."""
 
 import heapq
 from collections.abc import Iterator

@@ -11,7 +11,7 @@ class VersionedCache(Generic[Q, A]):
     """Answers by question, dropped when the state changes.
 
     Args:
-        limit: the most answers kept: a state may stay unchanged for long while ever new questions are asked.
+        limit: the most answers kept: while the state stays unchanged, the number of different questions is unlimited.
     """
 
     def __init__(self, limit: int) -> None:
