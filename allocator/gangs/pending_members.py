@@ -58,8 +58,7 @@ class PendingMembers:
             job: the gang.
         """
         others = job.size - (pod.uid in job.pods)
-        # While all other pods are placed, no others are searched for: a pod that has to leave its own seat, for
-        # example.
+        # If all other pods are placed, there is nothing to search: for example if a pod has to leave its own seat.
         if job.placed_beside(pod.uid) < min(job.min_available, others):
             waiting = [each for each in self._waiting(job) if each.pod.uid != pod.uid]
             insort(waiting, Entry(job.rank_of(pod), pod, request), key=_rank)

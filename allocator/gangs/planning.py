@@ -63,8 +63,7 @@ class Planner:
         self._ledger = ledger
         self._policy = policy
         self._pending = PendingMembers(cluster, ledger, request_of)
-        # A scheduler filters the pods of a gang that does not fit one after the other; each call would plan all of
-        # them.
+        # A scheduler filters the pods of a gang that does not fit one after the other; each would plan all of them.
         self._outcomes: VersionedCache[PlanKey, Refusal | None] = VersionedCache(_LIMIT)
 
     def fits(self, pod: Pod, request: ChipRequest, job: Job) -> bool:

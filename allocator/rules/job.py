@@ -102,8 +102,8 @@ def _job_without_group(pod: Pod) -> JobKey:
 def works_alone(pod: Pod, job: JobKey) -> bool:
     """Whether a pod works independently of its peers, provided that no minimum requires several pods.
 
-    Replicas of a Deployment and pods of a Job without an index do. A pod group with a minimum of 1 does not decide it,
-    since Volcano creates one for every Deployment; then the other marks of the pod decide.
+    Replicas of a Deployment, pods of a Job without an index and pods without an owner do. A pod group with a minimum of
+    1 does not decide it, since Volcano creates one for every Deployment; then the other marks of the pod decide.
 
     Args:
         pod: the pod.

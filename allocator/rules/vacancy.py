@@ -115,7 +115,7 @@ def capacity(vacancy: Vacancy, request: ChipRequest) -> tuple[int, Refusal]:
     return number, verdict
 
 
-def unsuitable_request(product: Product, request: ChipRequest) -> Refusal | None:
+def _invalid_for(product: Product, request: ChipRequest) -> Refusal | None:
     """Why a request is invalid for a product, whatever is free; None if it is valid."""
     if request.products is not None and product.name not in request.products:
         wanted = " or ".join(sorted(request.products))
@@ -135,7 +135,7 @@ def _unsuitable(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
     if request.avoids_sub_healthy and vacancy.sub_healthy:
         sentence = "the node is sub-healthy, and the job's label subHealthyStrategy is not ignore"
         return Refusal(Reason.NODE_SUB_HEALTHY, sentence)
-    return unsuitable_request(vacancy.product, request)
+    return _invalid_for(vacancy.product, request)
 
 
 def _shortage(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:

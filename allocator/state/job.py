@@ -29,7 +29,7 @@ _VERSIONS: Final = count(1)
 
 
 class Cooperation(NamedTuple):
-    """How many pods of a job request chips and work together.
+    """The number of pods of a job that request chips and work together.
 
     Attributes:
         known: the number; None if it is unknown.
@@ -133,7 +133,7 @@ class Job:
         return self._group_minimum
 
     def set_group_minimum(self, minimum: int | None) -> None:
-        """Its pod group was created, changed or deleted."""
+        """Set the minimum of its pod group, after the group was created, changed or deleted."""
         self._group_minimum = minimum
         self.version = next(_VERSIONS)
 
@@ -153,21 +153,21 @@ class Job:
         return self.min_available > 1
 
     def cooperation_with(self, pod: Pod) -> Cooperation:
-        """How many of its pods, this one included, request chips and work together.
+        """The number of its pods, this one included, that request chips and work together.
 
         Must not depend on which pods exist already: the first pod is placed before its peers exist, and its placement
         must still be right when they do.
         """
         if self.is_gang:
             least = max(self._requesting_with(pod), self._owned_with(pod) or 1, stated_replicas(pod) or 1)
-            # Pods that don't exist yet may all request chips; only of existing ones it is known that they don't.
+            # Pods that don't exist yet may all request chips; only existing pods are known to request none.
             return Cooperation(max(least, self.min_available - (self.present - self.size)), least)
         if works_alone(pod, self.key):
             return Cooperation(1, 1)
         owned = self._owned_with(pod)
         if owned is not None and job_of_owner(pod) == self.key:
             return Cooperation(owned, owned)
-        # One of several owners: nothing is known of the others' pods.
+        # The job may have several owners; the numbers of pods of the others are unknown.
         least = max(owned or 1, stated_replicas(pod) or 1)
         return Cooperation(least if least > 1 else None, least)
 
@@ -215,11 +215,11 @@ class Job:
         return sorted(((self.rank_of(pod), pod) for pod in self._pods.values()), key=_by_rank)
 
     def placed_beside(self, uid: str) -> int:
-        """How many of its other live pods that request chips are bound or have a reservation."""
+        """The number of its other live pods that request chips and are bound or have a reservation."""
         return len(self._placed) - (uid in self._placed)
 
     def set_placed(self, uid: str, *, placed: bool) -> None:
-        """Whether a live present pod that requests chips is bound or has a reservation."""
+        """Record whether a live present pod that requests chips is bound or has a reservation."""
         if placed is (uid in self._placed):
             return
         if placed:
@@ -311,7 +311,7 @@ def _minimum(pod: Pod) -> int | None:
 
 
 def _is_as_before(old: Pod, new: Pod) -> bool:
-    """Whether nothing of a pod has changed but its status, phase excepted."""
+    """Whether a pod is unchanged apart from its status; a changed phase counts as a change."""
     metadata = msgspec.structs.replace(old.metadata, resource_version=new.metadata.resource_version)
     return metadata == new.metadata and old.spec == new.spec and old.status.phase == new.status.phase
 

@@ -142,7 +142,7 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
         health = read_health(node.metadata.annotations.get(HEALTH_ANNOTATION, ""))
         return Server(product, reported, _read_allocatable(node), health)
     except Refusal as refusal:
-        return refusal.with_traceback(None)  # it is kept
+        return refusal.with_traceback(None)  # the refusal is stored
 
 
 def _read_product(node: Node, report: NodeReport | Refusal, held: ChipSet) -> Product | None:

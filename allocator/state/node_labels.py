@@ -30,7 +30,7 @@ class NodeLabels:
         self._products: dict[frozenset[tuple[str, str]], frozenset[str]] = {}
 
     def forget(self) -> None:
-        """The labels or the product of a node have changed."""
+        """Drop the caches, after the labels or the product of a node have changed."""
         self.version += 1
         self._names.clear()
         self._products.clear()
