@@ -72,7 +72,9 @@ class _State(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         reservations = GaugeMetricFamily(
-            "ascend_allocator_reservations", "Pods with reserved chips, by state: planned, reserved, binding, assumed, doubtful", labels=["state"]
+            "ascend_allocator_reservations",
+            "Pods with reserved chips, by state: planned, reserved, binding, assumed, doubtful",
+            labels=["state"],
         )
         for stage in Stage:
             reservations.add_metric([stage.value], self._ledger.count(stage))
