@@ -218,7 +218,7 @@ class Plugin:
             self._settings = settings
             self._giver = self._make_giver()
             self._prepare()
-            chips.scanner.period_s, chips.scanner.calm_s = settings.scan_period_s, settings.glance_s
+            chips.scanner.period_s = settings.scan_period_s
             chips.health.tune(hold_s=settings.recovery_hold_s, stale_s=settings.stale_s)
 
         def count(outcome: Outcome) -> None:
@@ -265,13 +265,7 @@ class Plugin:
             kubelet_healthy=self.kubelet_healthy,
             metrics=self.metrics,
         )
-        scanner = Scanner(
-            self._driver,
-            health,
-            period_s=settings.scan_period_s,
-            calm_s=settings.glance_s,
-            recovering=lambda: self.snapshots.value.recovering if self.snapshots.value is not None else 0,
-        )
+        scanner = Scanner(self._driver, health, period_s=settings.scan_period_s)
         return _ChipSide(scanner, health, FaultConfig(health.configure, announce), board, reporter)
 
     def _kubelet_side(

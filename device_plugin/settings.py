@@ -57,14 +57,6 @@ class Settings(DriverSettings, DaemonSettings):
         description="seconds between readings of each chip; at most half of stale_s",
         json_schema_extra=RELOADED,
     )
-    calm_scan_period_s: float = Field(
-        default=4.0,
-        gt=0,
-        le=60,
-        description="seconds between glances at a chip without a fault, while the driver announces faults and nothing "
-        "has happened lately; at most half of stale_s",
-        json_schema_extra=RELOADED,
-    )
     stale_s: float = Field(
         default=10.0,
         gt=0,
@@ -104,8 +96,3 @@ class Settings(DriverSettings, DaemonSettings):
                 "are well would count as unhealthy between two readings"
             )
         return self
-
-    @property
-    def glance_s(self) -> float:
-        """Seconds between glances at a chip; never so many that a chip which is well grows stale in between."""
-        return min(self.calm_scan_period_s, self.stale_s / 2)

@@ -69,7 +69,6 @@ class Inventory:
         board_id: tells variants of a chip type apart; 0 where unknown.
         super_pod_id: -2 where the driver can't tell.
         server_index: the server's index within its SuperPod; -2 where the driver can't tell.
-        complete: every card that is listed has told of its chips.
     """
 
     chip_type: ChipType
@@ -79,7 +78,6 @@ class Inventory:
     board_id: int = 0
     super_pod_id: int = UNKNOWN
     server_index: int = UNKNOWN
-    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +94,6 @@ class ChipState:
     codes: tuple[int, ...] | None = ()
     dropped: bool = False
     link_up: bool | None = None
-
-    @property
-    def is_clean(self) -> bool:
-        """There is nothing wrong with it."""
-        return not self.codes and not self.dropped and self.link_up is not False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +132,6 @@ class Driver(Protocol):
 
         Raises:
             DriverError: it could not be read; says why. A chip that has dropped off is no error.
-        """
-
-    def glance(self, chip: ChipFacts, turn: int) -> ChipState:
-        """How one chip is that had no fault when it was last read: as ``read`` has it, cheaper if it still has none.
-
-        Args:
-            chip: the chip.
-            turn: grows by one with each glance at it, so that glances can look at different things in turn.
-
-        Raises:
-            DriverError: as for ``read``.
         """
 
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:

@@ -160,14 +160,6 @@ class SimulatedDriver:
             tuple(dict.fromkeys(codes)), dropped=simulated.health == "Unhealthy" and not simulated.fault_codes
         )
 
-    def glance(self, chip: ChipFacts, turn: int) -> ChipState:  # noqa: ARG002 - the interface's
-        """How the file says the chip is; there is nothing to save.
-
-        Raises:
-            DriverError: as for ``read``.
-        """
-        return self.read(chip)
-
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:  # noqa: ARG002 - the interface's
         """Refuse: changes of a file are found by polling.
 

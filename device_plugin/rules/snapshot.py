@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ascend.annotations import ChipAddress
 from ascend.chips import ChipSet, chip_set
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.rules.verdict import RECOVERING, Assessment, UpgradeReason, Verdict
+from device_plugin.rules.verdict import Assessment, UpgradeReason, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,6 @@ class Snapshot:
     def spared(self) -> ChipSet:
         """The chips that are healthy only for the pods that run with them: a fault of theirs bars new use."""
         return chip_set(chip.chip_id for chip in self.chips if chip.healthy and chip.verdict.level.bars_new_use)
-
-    @property
-    def recovering(self) -> ChipSet:
-        """The chips without a fault that are still watched before they are used again."""
-        return chip_set(chip.chip_id for chip in self.chips if chip.verdict.reason == RECOVERING)
 
     @property
     def network_unhealthy(self) -> ChipSet:

@@ -9,9 +9,6 @@ from device_plugin.rules.levels import Level
 
 UpgradeKind: TypeAlias = Literal["FaultFrequency", "FaultDuration", "FaultAutofill"]
 
-RECOVERING = "Recovering"
-"""Why a chip is not healthy whose faults are gone, but not for long enough."""
-
 NO_CODE = 0
 """The code of a reason that no fault gave: an operator separated the chip."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from device_plugin.driver import ChipState, FaultEvent
 from device_plugin.rules.levels import CARD_DROP, NETWORK_CODES, Level
 from device_plugin.rules.rulebook import FaultRules
-from device_plugin.rules.verdict import NO_CODE, RECOVERING, FaultRecord, Moment, UpgradeReason, Verdict
+from device_plugin.rules.verdict import NO_CODE, FaultRecord, Moment, UpgradeReason, Verdict
 from device_plugin.state.association import Association
 from device_plugin.state.damping import Damper, Damping
 from device_plugin.state.presence import Presence, Turn
@@ -265,7 +265,7 @@ class ChipHealth:
             return "DriverSilent", f"the driver has not told of it for {policy.stale_s:g} s"
         held = [self._faults, self._silence] if used else [self._faults, self._silence, self._reserve]
         if any(damper.bad for damper in held):
-            return RECOVERING, _recovering([damper for damper in held if damper.bad], policy)
+            return "Recovering", _recovering([damper for damper in held if damper.bad], policy)
         return ("AwaitingReadmission", _READMISSION) if self.awaits else ("", "")
 
     def _why_network(self, found: _Findings, policy: Policy) -> str:

@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -14,7 +14,6 @@ from rich.text import Text
 
 from ascend.chips import ChipSet
 from ascend.deviceinfo import NAMESPACE, config_map_name
-from device_plugin.state.calm import CALM_AFTER_S
 from tests.bench.outcome import Outcome, Run, p50, table
 from tests.bench.plugin_returns import NOTES, another, identity, measure_returns, watched_s
 from tests.bench.plugin_rig import PluginRig, plugin_rig
@@ -177,13 +176,9 @@ async def _faults(run: Run, rig: PluginRig, size: _Size, rng: random.Random, sam
     node, chips = rig.node, rig.node.chips
     chip = itertools.count(rng.randrange(8))
 
-    async def series(
-        what: str, count: int, breaks: Callable[[int], None], prepare: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+    async def series(what: str, count: int, breaks: Callable[[int], None]) -> None:
         for _ in run.steps(what, count):
             which = next(chip) % 8
-            if prepare is not None:
-                await prepare()
             await asyncio.sleep(1.0 + rng.uniform(0, 4.0))  # the last report is over a second old, as it mostly is
             reported, offered = rig.reported(partial(_is_bad, which)), rig.offered(7)
             started_s = time.perf_counter()
@@ -202,15 +197,9 @@ async def _faults(run: Run, rig: PluginRig, size: _Size, rng: random.Random, sam
 
     await series("fault by event", size.faults, chips.fail)
 
-    async def calm() -> None:
-        await asyncio.sleep(CALM_AFTER_S)  # a chip that is read seldom is found out later
-
-    async def trusting() -> None:
-        await anew(chips.lose_events)  # from the first event it misses on, it relies on none
-        await calm()
-
-    await series("card dropped", size.faults, chips.drop, calm)
-    await series("event lost", size.faults, chips.fail, trusting)
+    await series("card dropped", size.faults, chips.drop)
+    await anew(chips.lose_events)
+    await series("event lost", size.faults, chips.fail)
     await anew(chips.refuse_events)
     await series("fault by polling", size.faults, chips.fail)
     await anew(chips.repair_all)
@@ -267,7 +256,6 @@ def _outcome(size: _Size, samples: _Samples) -> Outcome:
         "Allocate: mean by the kubelet's own histogram; the bound its p99 lies below is a bucket's.",
         "allocatable: contains up to 1 s of the kubelet's own delay; not offered before, so the median is no promise.",
         *NOTES,
-        "card dropped, event lost: chips that nothing has happened to for a while, so they are read seldom.",
         *samples.notes,
         *(() if size is _FULL else ("Quick: these numbers mean little.",)),
     )

@@ -123,8 +123,8 @@ def test_a_chip_that_was_not_ready_at_the_start_is_offered_once_it_is(node: Plug
 
 
 def test_a_chip_the_driver_did_not_know_at_the_start_is_offered_after_the_next_start(node: PluginNode) -> None:
-    """Scenario A11: the kubelet takes another set of ids from the same resource. (Without a restart the plugin looks
-    for new chips once a minute, every five minutes while all is calm.)
+    """Scenario A11: the kubelet takes another set of ids from the same resource. (Without a restart the plugin
+    discovers new chips once a minute.)
     """
     node.plugin.process.stop()
     node.chips.take_away(7)

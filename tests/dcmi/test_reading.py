@@ -125,78 +125,9 @@ def test_a_library_without_either_call_tells_nothing_of_a_chip(make_fake: MakeFa
         driver.read(discovered(driver)[0])
 
 
-def cost(fake: FakeDcmi, call: Callable[[], ChipState]) -> tuple[ChipState, dict[str, int]]:
-    """What a call answers, and the functions of the library it took."""
-    before = fake.calls()
-    state = call()
-    return state, {name: count - before.get(name, 0) for name, count in fake.calls().items() if count != before[name]}
-
-
-def test_a_glance_at_a_healthy_chip_is_one_call_by_turns_of_either_kind(make_fake: MakeFake) -> None:
-    fake = make_fake(ascend_910b(1))
-    driver = DcmiDriver()
-    chip = discovered(driver)[0]
-    calls = [cost(fake, lambda turn=turn: driver.glance(chip, turn)) for turn in (1, 2, 3)]  # type: ignore[misc]
-    assert calls == [
-        (ChipState(), {"dcmi_get_device_errorcode_v2": 1}),
-        (ChipState(), {"dcmi_get_device_health": 1}),
-        (ChipState(), {"dcmi_get_device_errorcode_v2": 1}),
-    ]
-
-
-@pytest.mark.parametrize("turn", [1, 2])
-def test_a_glance_of_either_kind_tells_as_much_as_a_reading_of_a_chip_in_trouble(
-    make_fake: MakeFake, turn: int
-) -> None:
-    fake = make_fake(ascend_910b(1))
-    driver = DcmiDriver()
-    chip = discovered(driver)[0]
-    fake.chip(0).codes = {0x80E18402: 2, 0x80E18400: 0}
-    assert driver.glance(chip, turn) == ChipState((0x80E18402, 0x80E18400))
-    fake.chip(0).dropped = True
-    assert driver.glance(chip, turn) == ChipState(dropped=True)
-    fake.chip(0).dropped = False
-    fake.chip(0).codes = ()
-    with fake.fail("dcmi_get_device_errorcode_v2", -8006):
-        if turn == 1:
-            with pytest.raises(DcmiError, match="-8006"):
-                driver.glance(chip, turn)
-        else:
-            assert driver.glance(chip, turn) == ChipState()
-
-
-@pytest.mark.parametrize(("turn", "seen"), [(1, (0x80E18400,)), (2, ())])
-def test_a_fault_that_leaves_the_drivers_health_alone_is_seen_by_every_second_glance(
-    make_fake: MakeFake, turn: int, seen: tuple[int, ...]
-) -> None:
-    fake = make_fake(ascend_910b(1))
-    driver = DcmiDriver()
-    chip = discovered(driver)[0]
-    fake.chip(0).codes = {0x80E18400: 0}
-    assert driver.glance(chip, turn) == ChipState(seen)
-
-
-def test_a_chip_of_which_the_health_alone_tells_that_it_dropped_off_is_seen_by_every_second_glance(
-    make_fake: MakeFake,
-) -> None:
-    fake = make_fake(ascend_910b(1))
-    driver = DcmiDriver()
-    chip = discovered(driver)[0]
-    with fake.fail("dcmi_get_device_health", -8012):
-        assert [driver.glance(chip, turn).dropped for turn in (1, 2)] == [False, True]
-
-
-def test_a_glance_tells_of_the_link_as_well(make_fake: MakeFake, tmp_path: Path) -> None:
-    make_fake(ascend_910b(1))
-    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, 'echo "link status: DOWN"'), patience_s=10))
-    assert driver.glance(discovered(driver)[0], 1).link_up is False
-
-
 def test_reading_before_discovering_is_an_error_of_the_driver() -> None:
     with pytest.raises(DriverError, match="before they are discovered"):
         DcmiDriver().read(ChipFacts(0))
-    with pytest.raises(DriverError, match="before they are discovered"):
-        DcmiDriver().glance(ChipFacts(0), 1)
 
 
 def test_a_chip_that_hangs_does_not_hold_up_another(make_fake: MakeFake) -> None:

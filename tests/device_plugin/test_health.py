@@ -7,12 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ascend.chips import chip_set
-from device_plugin.driver import ChipFacts
 from device_plugin.rules.fault_rules import default_rules
 from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, RESET_FINISHED, Level
-from device_plugin.rules.snapshot import take
 from device_plugin.state.health import FaultRecord, UpgradeReason
-from tests.device_plugin.builders import server
 from tests.device_plugin.watch import (
     FREQUENT,
     NOT_HANDLE,
@@ -359,21 +356,6 @@ def test_a_recovered_chip_is_watched_for_its_hold_before_it_is_used_again() -> N
     assert watch.assess(6).next_s == 7
     assert watch.why(math.nextafter(7, 0)) == "Recovering"
     assert watch.chip(7).healthy
-
-
-def test_the_chips_that_recover_are_known_for_as_long_as_they_do() -> None:
-    watch = Watch(count=3, hold_s=2)
-    chips = {chip_id: ChipFacts(chip_id) for chip_id in range(3)}
-
-    def recovering(at_s: float) -> int:
-        return take(server(*chips.values()), chips, watch.assess(at_s)).recovering
-
-    watch.event(1, SEPARATE, phy_id=1)
-    watch.event(1, SEPARATE, phy_id=2)
-    assert recovering(1) == 0
-    watch.event(5, SEPARATE, "recover", phy_id=1)
-    assert recovering(5) == 0b010
-    assert recovering(7) == 0
 
 
 def test_a_fault_nobody_looked_at_is_held_like_any_other() -> None:

@@ -2,21 +2,17 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import structlog
 
 from ascend.annotations import ChipAddress
-from ascend.chips import ChipSet
 from ascend.errors import DriverError
 from device_plugin import scan as scan_module
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
 from device_plugin.rules.verdict import Moment
 from device_plugin.scan import Scanner
-from device_plugin.state.calm import CALM_AFTER_S, DISTRUST_S
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import server
 
@@ -31,7 +27,6 @@ class ScriptedDriver:
         self.server: Inventory | Exception = server()
         self.states: dict[int, ChipState | Exception] = {}
         self.calls: list[int] = []
-        self.glances: list[tuple[int, int]] = []
         self.subscribed: Callable[[FaultEvent], None] | None = None
         self.announces = True
         self.takes_subscribers = threading.Event()
@@ -52,14 +47,6 @@ class ScriptedDriver:
 
     def read(self, chip: ChipFacts) -> ChipState:
         self.calls.append(chip.phy_id)
-        self._wait(chip.phy_id)
-        state = self.states.get(chip.phy_id, ChipState())
-        if isinstance(state, Exception):
-            raise state
-        return state
-
-    def glance(self, chip: ChipFacts, turn: int) -> ChipState:
-        self.glances.append((chip.phy_id, turn))
         self._wait(chip.phy_id)
         state = self.states.get(chip.phy_id, ChipState())
         if isinstance(state, Exception):
@@ -101,38 +88,10 @@ class Heard:
 
 
 class Rig:
-    def __init__(
-        self, *, discover_s: float = 1000.0, deadline_s: float = 0.05, period_s: float = 0.002, calm_s: float = 0.008
-    ) -> None:
+    def __init__(self, *, discover_s: float = 1000.0, deadline_s: float = 0.05, period_s: float = 0.002) -> None:
         self.driver = ScriptedDriver()
         self.heard = Heard()
-        self.later_s = 0.0
-        self.recovering: ChipSet = 0
-        self.scanner = Scanner(
-            self.driver,
-            self.heard,
-            period_s=period_s,
-            calm_s=calm_s,
-            discover_s=discover_s,
-            deadline_s=deadline_s,
-            recovering=lambda: self.recovering,
-            moment=lambda: Moment(time.monotonic() + self.later_s, time.time_ns() // 1_000_000),
-        )
-
-    async def calm_down(self) -> None:
-        """So much time passes that all is calm."""
-        await until(lambda: self.driver.subscribed is not None)
-        await until(lambda: all(self.heard.count(chip_id) for chip_id in range(8)))
-        self.later_s += CALM_AFTER_S
-        seen = len(self.driver.glances)
-        await until(lambda: len(self.driver.glances) >= seen + 8)
-        await until(lambda: self.reads() == 0)
-
-    def reads(self) -> int:
-        """How many readings were asked for since the last time."""
-        count = len(self.driver.calls)
-        self.driver.calls.clear()
-        return count
+        self.scanner = Scanner(self.driver, self.heard, period_s=period_s, discover_s=discover_s, deadline_s=deadline_s)
 
     def announce(self, event: FaultEvent) -> None:
         assert self.driver.subscribed is not None
@@ -164,16 +123,6 @@ async def test_chips_are_found_but_neither_read_nor_heard_of_before_it_may_begin
         begin.set()
         await until(lambda: all(rig.heard.count(chip_id) for chip_id in range(8)))
         await until(lambda: rig.driver.subscribed is not None)
-
-
-async def test_a_driver_that_tells_of_faults_by_events_only_is_never_merely_glanced_at(rig: Rig) -> None:
-    rig.driver.states[3] = ChipState(codes=None)
-    async with running(rig.scanner.run()):
-        await until(lambda: rig.driver.subscribed is not None)
-        await until(lambda: all(rig.heard.count(chip_id) for chip_id in range(8)))
-        rig.later_s += CALM_AFTER_S
-        await until(lambda: len(rig.driver.glances) >= 21)
-        assert 3 not in {chip_id for chip_id, _ in rig.driver.glances}
 
 
 async def test_an_answer_is_dated_when_it_was_asked_for(rig: Rig) -> None:
@@ -305,154 +254,6 @@ async def test_a_chip_whose_reset_is_announced_is_read_at_once() -> None:
         await until(lambda: rig.heard.count(3) == 2)
         assert rig.heard.states[3][1][0] == ChipState()
         assert [rig.heard.count(chip_id) for chip_id in (2, 4)] == [1, 1]
-
-
-async def test_chips_without_a_fault_are_glanced_at_in_turn_while_all_is_calm(rig: Rig) -> None:
-    async with running(rig.scanner.run()):
-        await rig.calm_down()
-        rig.driver.glances.clear()
-        began = {chip_id: rig.heard.count(chip_id) for chip_id in range(8)}
-        await until(lambda: all(rig.heard.count(chip_id) > began[chip_id] + 9 for chip_id in range(8)))
-        assert rig.reads() == 0
-        together: dict[Moment, set[int]] = {}
-        for chip_id in range(8):
-            for _, at in rig.heard.states[chip_id][began[chip_id] :]:
-                together.setdefault(at, set()).add(chip_id % 4)
-        # Four turns to a round: two chips in each of them.
-        assert all(len(chips) == 1 for chips in together.values())
-        turns = [turn for chip_id, turn in rig.driver.glances if chip_id == 5]
-        assert turns == list(range(turns[0], turns[0] + len(turns)))
-
-
-async def test_where_faults_are_not_announced_chips_are_never_only_glanced_at(rig: Rig) -> None:
-    rig.driver.announces = False
-    async with running(rig.scanner.run()):
-        await until(lambda: all(rig.heard.count(chip_id) > 3 for chip_id in range(8)))
-        rig.later_s += DISTRUST_S
-        rig.reads()
-        await until(lambda: len(rig.driver.calls) > 20)
-        assert rig.driver.glances == []
-
-
-async def test_a_fault_that_a_glance_finds_has_all_chips_read_and_its_own_for_as_long_as_it_lasts(rig: Rig) -> None:
-    async with running(rig.scanner.run()):
-        await rig.calm_down()
-        rig.driver.states[5] = FAULT
-        await until(lambda: rig.heard.states[5][-1][0] == FAULT)
-        rig.reads()
-        await until(lambda: {*rig.driver.calls} == {*range(8)})
-        rig.driver.glances.clear()
-        rig.later_s += CALM_AFTER_S
-        await until(lambda: {chip_id for chip_id, _ in rig.driver.glances} == {*range(8)} - {5})
-        rig.reads()
-        await until(lambda: len(rig.driver.calls) > 10)
-        assert {*rig.driver.calls} == {5}
-        rig.driver.states.clear()
-        await until(lambda: rig.heard.states[5][-1][0] == ChipState())
-        rig.reads()
-        await until(lambda: {*rig.driver.calls} == {*range(8)})
-
-
-async def test_a_chip_that_recovers_is_read_until_it_is_healthy(rig: Rig) -> None:
-    async with running(rig.scanner.run()):
-        await rig.calm_down()
-        rig.recovering = 1 << 6
-        await until(lambda: rig.driver.calls.count(6) > 10)
-        assert {*rig.driver.calls} == {6}
-        rig.recovering = 0
-        await until(lambda: rig.reads() == 0)
-
-
-async def test_an_announced_fault_ends_the_calm_for_a_while_and_one_that_was_not_for_an_hour(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan_module, "LATE_S", 0.05)
-    async with running(rig.scanner.run()):
-        await rig.calm_down()
-        rig.announce(EVENT)
-        await until(lambda: {*rig.driver.calls} == {*range(8)})
-        rig.driver.states[3] = FAULT
-        await until(lambda: rig.heard.states[3][-1][0] == FAULT)
-        rig.driver.states.clear()
-        rig.announce(replace(EVENT, assertion="recover"))
-        await until(lambda: rig.heard.states[3][-1][0] == ChipState())
-        rig.later_s += 1.0  # far more than an event may be late
-        await rig.calm_down()
-        with structlog.testing.capture_logs() as logs:
-            rig.driver.states[3] = FAULT
-            await until(lambda: any("did not announce" in line["event"] for line in logs))
-        rig.driver.states.clear()
-        await until(lambda: rig.heard.states[3][-1][0] == ChipState())
-        rig.later_s += CALM_AFTER_S
-        rig.driver.glances.clear()
-        rig.reads()
-        await until(lambda: len(rig.driver.calls) > 20)
-        assert rig.driver.glances == []
-        rig.later_s += DISTRUST_S
-        await rig.calm_down()
-
-
-async def test_the_faults_of_a_chip_that_had_dropped_off_were_not_missed(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan_module, "LATE_S", 0.0)
-    async with running(rig.scanner.run()):
-        await rig.calm_down()
-        for state in (ChipState(dropped=True), FAULT, ChipState()):
-            rig.driver.states[3] = state
-            await until(lambda state=state: rig.heard.states[3][-1][0] == state)  # type: ignore[misc]
-        await rig.calm_down()
-
-
-async def test_the_faults_a_chip_comes_back_with_were_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_module, "LATE_S", 0.0)
-    rig = Rig(discover_s=0.02)
-    seven = server(*(ChipFacts(chip_id, chip_id) for chip_id in range(7)))
-    async with running(rig.scanner.run()):
-        await rig.calm_down()
-        rig.driver.server = seven
-        await until(lambda: rig.heard.servers[-1] == seven)
-        rig.driver.states[7] = FAULT
-        rig.driver.server = server()
-        for state in (FAULT, ChipState()):
-            rig.driver.states[7] = state
-            await until(lambda state=state: rig.heard.states[7][-1][0] == state)  # type: ignore[misc]
-        await rig.calm_down()
-
-
-async def test_a_glance_that_was_under_way_when_a_fault_was_announced_counts_for_nothing(rig: Rig) -> None:
-    async with running(rig.scanner.run()):
-        await rig.calm_down()
-        rig.driver.hang(3)
-        rig.driver.glances.clear()
-        await until(lambda: 3 in [chip_id for chip_id, _ in rig.driver.glances])
-        before = rig.heard.count(3)
-        rig.announce(EVENT)
-        await until(lambda: rig.heard.events == [EVENT])
-        rig.driver.states[3] = FAULT
-        rig.reads()
-        rig.driver.answer(3)
-        await until(lambda: rig.heard.count(3) > before)
-        assert 3 in rig.driver.calls
-        assert rig.heard.states[3][before][0] == FAULT
-
-
-async def test_chips_are_discovered_seldom_while_all_is_calm() -> None:
-    rig = Rig(discover_s=0.05)
-    async with running(rig.scanner.run()):
-        await until(lambda: len(rig.heard.servers) > 2)
-        await rig.calm_down()
-        seen, started_s = len(rig.heard.servers), time.monotonic()
-        await until(lambda: len(rig.heard.servers) >= seen + 3)
-        assert time.monotonic() - started_s >= 2 * 5 * 0.05
-        rig.driver.server = replace(server(), complete=False)
-        await until(lambda: rig.heard.servers[-1] == rig.driver.server)
-        rig.later_s += CALM_AFTER_S
-        assert rig.scanner._discovery_s() == 0.05  # a card is silent: it may tell any time
-        rig.driver.server = server(*(ChipFacts(chip_id, chip_id) for chip_id in range(7)))
-        await until(lambda: rig.heard.servers[-1] == rig.driver.server)
-        rig.later_s += CALM_AFTER_S
-        assert rig.scanner._discovery_s() == 0.05  # one is missing: it may come back any time
 
 
 async def test_chips_that_come_go_or_change_are_followed() -> None:

@@ -59,15 +59,6 @@ async def test_a_changed_file_changes_how_containers_get_chips_and_when_they_rec
             await until(lambda: plugin.kubelet_healthy.value == 0xFF)
 
 
-@pytest.mark.parametrize(
-    ("changes", "glance_s"), [({}, 4.0), ({"stale_s": 6.0}, 3.0), ({"calm_scan_period_s": 1.5}, 1.5)]
-)
-def test_glances_are_not_so_far_apart_that_a_chip_which_is_well_goes_stale(
-    changes: dict[str, float], glance_s: float
-) -> None:
-    assert Settings.model_validate({"node_name": "n1", **changes}).glance_s == glance_s
-
-
 async def test_a_bad_file_changes_nothing(folder: Path) -> None:
     async with whole_node(folder) as whole:
         file = folder / "settings.yaml"

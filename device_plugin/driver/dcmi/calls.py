@@ -222,10 +222,7 @@ class Calls:
         return f"{info.domain & 0xFFFFFFFF:04x}:{info.bdf_busid:02x}:{info.bdf_deviceid:02x}.{info.bdf_funcid:x}"
 
     def health(self, chip: Place) -> int:
-        """The driver's own opinion of a chip, 0 if it is well; a chip that is gone raises ``NOT_READY``.
-
-        It says what to look at next, and never counts against the fault codes.
-        """
+        """Return the driver's health value of a chip, 0 if healthy; a chip that dropped off raises ``NOT_READY``."""
         health = c_uint32()
         self._call("dcmi_get_device_health", *chip, byref(health), about=chip)
         return health.value

@@ -91,7 +91,9 @@ class DcmiDriver:
         Raises:
             DriverError: the driver does not tell; says why.
         """
-        calls, place = self._known(), (chip.card_id, chip.device_id)
+        if self._calls is None:
+            raise DriverError("chips are read before they are discovered")
+        calls, place = self._calls, (chip.card_id, chip.device_id)
         try:
             silent = self._silent(calls, place)
             codes = self._codes(calls, place, silent=silent)
@@ -100,22 +102,6 @@ class DcmiDriver:
                 return ChipState(dropped=True)
             raise
         return ChipState(codes=codes, link_up=self._links.up(chip.phy_id))
-
-    def glance(self, chip: ChipFacts, turn: int) -> ChipState:
-        """How one chip is that had no fault when it was last read, by one call if it still has none.
-
-        Either of the two calls alone tells of most troubles: the driver's health of a chip is that of its most serious
-        alarm, and a chip that has dropped off answers neither. What only one of them tells, every second glance sees.
-
-        Raises:
-            DriverError: the driver does not tell; says why.
-        """
-        calls, place = self._known(), (chip.card_id, chip.device_id)
-        try:
-            is_well = not calls.fault_codes(place) if turn % 2 else calls.health(place) == 0
-        except DcmiError:
-            is_well = False
-        return ChipState(link_up=self._links.up(chip.phy_id)) if is_well else self.read(chip)
 
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
         """Announce the faults of every chip from now on, from threads of the library.
@@ -134,11 +120,6 @@ class DcmiDriver:
                 if error.permanent or attempt == _TRIES:
                     raise
             self._pause(1.0)
-
-    def _known(self) -> Calls:
-        if self._calls is None:
-            raise DriverError("chips are read before they are discovered")
-        return self._calls
 
     def _open(self) -> Calls:
         with self._opening:  # what hangs in here has no chip yet
@@ -174,7 +155,6 @@ class DcmiDriver:
             board_id=next((each.board_id for each in found if each.board_id), 0),
             super_pod_id=super_pod.super_pod_id if super_pod is not None else UNKNOWN,
             server_index=super_pod.server_index if super_pod is not None else UNKNOWN,
-            complete=not any(self._problems.get(card) for card in cards),
         )
 
     def _survey(self, calls: Calls, cards: list[int]) -> None:
