@@ -14,6 +14,7 @@ import structlog
 from aiohttp import web
 
 from ascend.chips import ChipSet
+from ascend.daemon.observable import Observable
 from ascend.daemon.reload import Outcome, SettingsReload
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import Refusal
@@ -21,37 +22,33 @@ from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import PODS, Node, Pod
 from ascend.kube.reflector import Reflector
+from ascend.observe.liveness import alive, beats
 from ascend.observe.probes import Check, add_probes, serve_http
-from device_plugin.board import Board
-from device_plugin.cdi import Giver
-from device_plugin.claims import ClaimWriter, claim_annotations
-from device_plugin.driver import Driver
-from device_plugin.drivers import make_driver
-from device_plugin.fault_config import FaultConfig
-from device_plugin.handover import HandOverDesk
-from device_plugin.health import HealthKeeper
+from device_plugin.chips.fault_config import FaultConfig
+from device_plugin.chips.health_monitor import HealthMonitor
+from device_plugin.chips.scanner import Scanner
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.health_book import HealthBook
+from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
-from device_plugin.kubelet.registration import Registration
-from device_plugin.kubelet.servicer import DevicePluginServicer
-from device_plugin.lock import InstanceLock
+from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.node_object import NodeWriter
-from device_plugin.readmission import CHIPS, PORTS, Readmission
-from device_plugin.reconcile import Reconciler
-from device_plugin.report import Reporter
-from device_plugin.restore import restore
-from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.injection import ContainerGift, detect
-from device_plugin.rules.pod import NodePod
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.scan import Scanner
+from device_plugin.pods.admission_matcher import AdmissionMatcher
+from device_plugin.pods.admitted_pod import AdmittedPodFinder
+from device_plugin.pods.cdi_file import Injector
+from device_plugin.pods.claims import ClaimWriter, claim_annotations
+from device_plugin.pods.container_edits import ContainerEdits, detect
+from device_plugin.pods.reconciler import Reconciler
+from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
+from device_plugin.publish.node_object import NodeWriter
+from device_plugin.publish.readmission_labels import CHIPS, PORTS, Readmission
+from device_plugin.publish.reporter import Reporter
+from device_plugin.publish.restore import restore
+from device_plugin.serving.instance_lock import InstanceLock
+from device_plugin.serving.registration import Registration
+from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.settings import Settings
-from device_plugin.state.grants import HandOver, HandOvers
-from device_plugin.state.health import HealthBook
-from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePods
-from device_plugin.under_admission import UnderAdmission
-from device_plugin.vitals import alive, beats
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -63,9 +60,9 @@ class _ChipSide:
     """What reads, judges and reports the chips."""
 
     scanner: Scanner
-    health: HealthKeeper
+    health: HealthMonitor
     fault_config: FaultConfig
-    board: Board
+    board: DeviceInfoConfigMap
     reporter: Reporter
 
 
@@ -85,22 +82,20 @@ class Plugin:
 
     Args:
         settings: as read.
-        driver: another driver than the settings name; tests use it.
         source: where the settings are read again while it runs; None where they stay as they are.
     """
 
     def __init__(
         self,
         settings: Settings,
-        driver: Driver | None = None,
         source: SettingsSource[Settings] | None = None,
     ) -> None:
         self._settings = settings
         self._source = source
         self._host_ip = settings.host_ip
         self.metrics = Metrics()
-        self._driver = driver or make_driver(
-            settings, lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s)
+        self._driver = settings.make_driver(
+            lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s)
         )
         self._giver = self._make_giver()
         self.snapshots: Observable[Snapshot | None] = Observable(None)
@@ -228,12 +223,12 @@ class Plugin:
         reload = SettingsReload(self._source, self._settings, apply, count=count)
         await reload.run()
 
-    def _give(self, chips: tuple[int, ...]) -> ContainerGift:
+    def _give(self, chips: tuple[int, ...]) -> ContainerEdits:
         return self._giver.give(chips)
 
-    def _make_giver(self) -> Giver:
+    def _make_giver(self) -> Injector:
         settings = self._settings
-        return Giver(detect(settings.injection, os.environ), settings.device_root, settings.cdi_dir)
+        return Injector(detect(settings.injection, os.environ), settings.device_root, settings.cdi_dir)
 
     def _chip_side(self, client: KubeClient, node_object: NodeWriter, events: EventRecorder) -> _ChipSide:
         settings = self._settings
@@ -249,7 +244,7 @@ class Plugin:
             stale_s=settings.stale_s,
             readmission=settings.readmission,
         )
-        health = HealthKeeper(
+        health = HealthMonitor(
             book,
             self.snapshots,
             pods=self.pods,
@@ -257,7 +252,7 @@ class Plugin:
             metrics=self.metrics,
             announce=announce,
         )
-        board = Board(client, settings.node_name, health.edited, health.misnamed)
+        board = DeviceInfoConfigMap(client, settings.node_name, health.edited, health.misnamed)
         reporter = Reporter(
             board,
             node_object,
@@ -290,11 +285,11 @@ class Plugin:
 
         watch = Reflector(client, PODS, self.pods, field_selector=own)
 
-        desk = HandOverDesk(
+        desk = AdmissionMatcher(
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
-            admission=UnderAdmission(self.pods, self.handovers, kubelet_pods=kubelet_pods.list, api_pods=api_pods),
+            admission=AdmittedPodFinder(self.pods, self.handovers, kubelet_pods=kubelet_pods.list, api_pods=api_pods),
             refresh=watch.refresh,
             give=self._give,
             on_handover=claim,

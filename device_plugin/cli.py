@@ -12,9 +12,9 @@ def main() -> None:
     """Run the plugin until it is asked to end, or the command that was named."""
     command = "".join(sys.argv[1:2])
     if command == "inventory":
-        from device_plugin import inventory_command
+        from device_plugin.inventory.command import main as inventory
 
-        sys.exit(inventory_command.main(sys.argv[2:]))
+        sys.exit(inventory(sys.argv[2:]))
     _run(sys.argv[2:] if command == "run" else sys.argv[1:])
 
 

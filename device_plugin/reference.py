@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from ascend.daemon.settings import RELOADED
 from device_plugin.metrics import Metrics
-from device_plugin.rules.rights import KUBELET_PODS, rights
+from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -1,5 +1,6 @@
 """The device plugin's settings."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Self
 
@@ -7,7 +8,9 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ascend.daemon.settings import RELOADED, Address, DaemonSettings
-from device_plugin.rules.injection import InjectionSetting
+from device_plugin.driver import Driver
+from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.pods.container_edits import InjectionSetting
 
 
 class DriverSettings(BaseSettings):
@@ -23,6 +26,18 @@ class DriverSettings(BaseSettings):
     simulated_state: Path = Field(
         default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
     )
+
+    def make_driver(self, observe: Callable[[str, float], None] = lambda _call, _took_s: None) -> Driver:
+        """Return the driver these settings name; it has not been called yet.
+
+        Args:
+            observe: receives the name and duration in seconds of each library call, on the thread that made it.
+        """
+        if self.driver == "simulated":
+            return SimulatedDriver(self.simulated_state)
+        from device_plugin.driver.dcmi import DcmiDriver
+
+        return DcmiDriver(self.dcmi_library, observe=observe)
 
 
 class Settings(DriverSettings, DaemonSettings):

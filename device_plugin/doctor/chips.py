@@ -8,12 +8,11 @@ from pathlib import Path
 from ascend.chips import chip_name
 from ascend.errors import DriverError
 from device_plugin.doctor.finding import Check, Finding
+from device_plugin.driver.dcmi.file_permissions import resolve_protected
 from device_plugin.driver.dcmi.library import find
-from device_plugin.driver.trust import trusted
-from device_plugin.drivers import make_driver
-from device_plugin.inventory import CHIP_S, DISCOVER_S, Inspector
-from device_plugin.rules.injection import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, detect
-from device_plugin.rules.inventory import Scan
+from device_plugin.inventory.entries import Scan
+from device_plugin.inventory.inspector import CHIP_S, DISCOVER_S, Inspector
+from device_plugin.pods.container_edits import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, detect
 from device_plugin.settings import Settings
 
 LIBRARY, CHIPS, NODES, INJECTION = "driver library", "chips", "device nodes", "containers"
@@ -53,7 +52,7 @@ def look_for_library(settings: Settings, environment: Mapping[str, str]) -> Sequ
         told = f"the chips are simulated, by {settings.simulated_state}"
         return [Finding(LIBRARY, "warning", told, "set `driver: dcmi` on a server with real chips")]
     try:
-        path = trusted(settings.dcmi_library) if settings.dcmi_library is not None else find(environment)
+        path = resolve_protected(settings.dcmi_library) if settings.dcmi_library is not None else find(environment)
     except DriverError as error:
         advice = {
             "LibraryNotFound": "install the NPU driver; in a container, mount /usr/local/Ascend/driver",
@@ -66,7 +65,7 @@ def look_for_library(settings: Settings, environment: Mapping[str, str]) -> Sequ
 async def look_at_chips(settings: Settings, found: Found) -> Sequence[Finding]:
     """Whether the driver works, and how the chips are."""
     try:
-        scan = await Inspector(make_driver(settings)).scan()
+        scan = await Inspector(settings.make_driver()).scan()
     except DriverError as error:
         advice = "`npu-smi info` asks the same driver; `dmesg` may say more"
         return [Finding(CHIPS, "problem", error.message, "" if settings.driver == "simulated" else advice)]

@@ -11,7 +11,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Node
 from device_plugin.doctor.finding import Check, Finding
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
-from device_plugin.rules.rights import KUBELET_PODS, Right, rights
+from device_plugin.publish.rights import KUBELET_PODS, Right, rights
 from device_plugin.settings import Settings
 
 API, RIGHTS, PODS, REPORT = "API server", "rights", "kubelet's pods", "report"

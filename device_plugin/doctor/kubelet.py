@@ -14,10 +14,10 @@ from ascend.addresses import join_address
 from ascend.errors import Unreachable
 from ascend.observe.probes import split_address
 from device_plugin.doctor.finding import Check, Finding
-from device_plugin.kubelet.calls import CHANNEL_OPTIONS
+from device_plugin.kubelet.channel import CHANNEL_OPTIONS
 from device_plugin.kubelet.pod_resources import read_ledger
-from device_plugin.kubelet.registration import KUBELET_SOCKET, PREFIX
-from device_plugin.lock import NAME
+from device_plugin.serving.instance_lock import NAME
+from device_plugin.serving.registration import KUBELET_SOCKET, PREFIX
 from device_plugin.settings import Settings
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc

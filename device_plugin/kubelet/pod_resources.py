@@ -7,7 +7,7 @@ import grpc
 
 from ascend.chips import RESOURCE, parse_chip_name
 from ascend.errors import InvalidValue, Unreachable
-from device_plugin.kubelet.calls import CHANNEL_OPTIONS, unreachable
+from device_plugin.kubelet.channel import CHANNEL_OPTIONS, unreachable
 from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as pb_grpc
 

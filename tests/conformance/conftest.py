@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ascend.deviceinfo import NAMESPACE, config_map_name
-from device_plugin.rules.node_labels import CHIP_MEMORY, CHIP_NAME, DRIVER_VERSION, SERVER_TYPE_LABEL
+from device_plugin.publish.node_object import CHIP_MEMORY, CHIP_NAME, DRIVER_VERSION, SERVER_TYPE_LABEL
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import cluster  # noqa: F401 - a fixture
 from tests.conformance.chips import Chips

@@ -10,7 +10,7 @@ from ascend.annotations import UNKNOWN, ChipAddress
 from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts, VirtualNpu
 from device_plugin.driver.dcmi import DcmiDriver
-from device_plugin.driver.dcmi.chip_type import chip_type
+from device_plugin.driver.dcmi.survey import chip_type
 from tests.dcmi import compiler
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeChip, ascend_910a, ascend_910b, ascend_a3

@@ -7,8 +7,8 @@ import pytest
 
 from ascend.errors import DriverError
 from device_plugin.driver.dcmi import DcmiDriver
+from device_plugin.driver.dcmi.file_permissions import resolve_protected
 from device_plugin.driver.dcmi.library import find
-from device_plugin.driver.trust import trusted
 from tests.dcmi import compiler
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeDcmi, ascend_910b
@@ -72,7 +72,7 @@ def test_a_library_others_can_write_to_is_passed_over_for_one_they_can_not(tmp_p
 def test_a_file_others_can_write_to_is_refused_by_its_name_and_mode(tmp_path: Path, mode: int) -> None:
     path = library(tmp_path, mode)
     with pytest.raises(DriverError) as refused:
-        trusted(path)
+        resolve_protected(path)
     assert str(path) in refused.value.message
     assert f"mode {mode:04o}" in refused.value.message
     assert f"chmod go-w {path}" in refused.value.message
@@ -84,13 +84,13 @@ def test_a_file_below_a_folder_others_can_write_to_is_refused_by_the_folder(tmp_
     path = library(tmp_path / "open" / "below")
     (tmp_path / "open").chmod(mode)
     with pytest.raises(DriverError, match=f"it lies behind {tmp_path}/open, which has owner .* mode {mode:04o}"):
-        trusted(path)
+        resolve_protected(path)
 
 
 def test_a_sticky_folder_may_be_written_to_by_others(tmp_path: Path) -> None:
     path = library(tmp_path / "open" / "below")
     (tmp_path / "open").chmod(0o1777)
-    assert trusted(path) == path
+    assert resolve_protected(path) == path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -100,10 +100,10 @@ def test_what_belongs_to_somebody_else_is_refused_on_every_level(tmp_path: Path,
     (tmp_path / "sticky").chmod(0o1777)
     link = tmp_path / "sticky" / "link"
     link.symlink_to(path)
-    assert trusted(link) == path
+    assert resolve_protected(link) == path
     os.chown(tmp_path / owned, 65534, -1, follow_symlinks=False)
     with pytest.raises(DriverError, match="has owner 65534"):
-        trusted(link)
+        resolve_protected(link)
 
 
 def test_a_link_is_followed_and_every_folder_on_the_way_is_looked_at(tmp_path: Path) -> None:
@@ -112,14 +112,14 @@ def test_a_link_is_followed_and_every_folder_on_the_way_is_looked_at(tmp_path: P
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "libdcmi.so").symlink_to("../../driver/lib/libdcmi.so")
     link = tmp_path / "a" / "b" / "libdcmi.so"
-    assert trusted(link) == path
+    assert resolve_protected(link) == path
     (tmp_path / "version").chmod(0o777)
     with pytest.raises(DriverError, match=f"{tmp_path}/version, which"):
-        trusted(link)
+        resolve_protected(link)
     (tmp_path / "version").chmod(0o755)
     (tmp_path / "a" / "b").chmod(0o777)  # where the link itself can be replaced
     with pytest.raises(DriverError, match=f"{tmp_path}/a/b, which"):
-        trusted(link)
+        resolve_protected(link)
 
 
 def test_links_in_a_circle_and_deep_paths_are_refused(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ def test_links_in_a_circle_and_deep_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     for path in (tmp_path / "a", library(tmp_path.joinpath(*"abcdefghijklmnopqrstu"[2:]))):
         with pytest.raises(DriverError, match="more than 20 folders or links deep"):
-            trusted(path)
+            resolve_protected(path)
 
 
 @pytest.mark.parametrize("path", [Path("libdcmi.so"), Path("/"), Path("/none/libdcmi.so")])
 def test_what_is_no_file_of_an_absolute_path_is_refused(path: Path) -> None:
     with pytest.raises(DriverError, match=str(path)):
-        trusted(path)
+        resolve_protected(path)
 
 
 def test_a_path_that_is_set_is_used_and_nothing_else(make_fake: MakeFake, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts, ChipState
 from device_plugin.driver.dcmi import DcmiDriver, DcmiError
-from device_plugin.driver.link import LinkTool
+from device_plugin.driver.dcmi.link import LinkTool
 from tests.dcmi import compiler
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910b, ascend_a3

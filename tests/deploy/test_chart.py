@@ -12,7 +12,7 @@ import yaml
 
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.settings import RELOADED, read_settings
-from device_plugin.rules.rights import KUBELET_PODS, rights
+from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster

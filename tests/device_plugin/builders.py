@@ -6,9 +6,8 @@ from ascend.annotations import Grant
 from ascend.chips import RESOURCE, ChipSet
 from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
 from device_plugin.driver import ChipFacts, ChipType, Inventory
-from device_plugin.rules.levels import Level
-from device_plugin.rules.snapshot import Snapshot, take
-from device_plugin.rules.verdict import Assessment, FaultRecord, UpgradeReason, Verdict
+from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import Assessment, FaultRecord, Snapshot, UpgradeReason, Verdict, take
 
 
 def pod(

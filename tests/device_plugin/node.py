@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from ascend.chips import RESOURCE, ChipSet
+from ascend.daemon.observable import Observable
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
-from device_plugin.handover import HandOverDesk
-from device_plugin.kubelet.registration import Registration
-from device_plugin.kubelet.servicer import DevicePluginServicer
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.rules.injection import gift
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.state.grants import HandOver, HandOvers
-from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePods
-from device_plugin.under_admission import UnderAdmission
+from device_plugin.pods.admission_matcher import AdmissionMatcher
+from device_plugin.pods.admitted_pod import AdmittedPodFinder
+from device_plugin.pods.container_edits import make_edits
+from device_plugin.serving.registration import Registration
+from device_plugin.serving.servicer import DevicePluginServicer
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 from tests.device_plugin.builders import snapshot
@@ -45,15 +45,15 @@ class Face:
         self.metrics = Metrics()
         self.claimed: list[HandOver] = []
         self.api_pods: Callable[[], list[Pod]] = list
-        self.desk = HandOverDesk(
+        self.desk = AdmissionMatcher(
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
-            admission=UnderAdmission(
+            admission=AdmittedPodFinder(
                 self.pods, self.handovers, kubelet_pods=self._kubelet_pods, api_pods=self._api_pods
             ),
             refresh=self._refresh,
-            give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _folder: ()),
+            give=lambda chips: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
         self.servicers: list[DevicePluginServicer] = []

@@ -5,9 +5,9 @@ import pytest
 from ascend.annotations import CLAIMED
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from device_plugin.rules.admission import Candidate, candidates, chips_for, newest, oldest_decision
-from device_plugin.rules.levels import Level
-from device_plugin.rules.pod import NodePod, read_pod
+from device_plugin.health.levels import Level
+from device_plugin.ledger.admission import Candidate, candidates, chips_for, newest, oldest_decision
+from device_plugin.ledger.node_pods import NodePod, read_pod
 from tests.device_plugin.builders import pod, snapshot, verdict
 
 

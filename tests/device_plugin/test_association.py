@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from device_plugin.rules.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
-from device_plugin.rules.levels import HBM_DOUBLE_BIT, Level
+from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
+from device_plugin.health.levels import HBM_DOUBLE_BIT, Level
 from tests.device_plugin.watch import WALL_MS, Watch
 
 AIC, AIV = 0x80C98009, 0x80CB8009

@@ -6,7 +6,7 @@ from ascend.chips import ChipSet
 from ascend.deviceinfo import LABELS, NAMESPACE, config_map_name
 from ascend.errors import Conflict
 from ascend.kube.objects import CONFIG_MAPS, ConfigMap
-from device_plugin.board import Board
+from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import NODE, RecordingClient, running, until
 
@@ -22,7 +22,9 @@ class Rig:
         self.client = client
         self.edits: list[tuple[ChipSet, ChipSet]] = []
         self.slips: list[tuple[str, ...]] = []
-        self.board = Board(client, NODE, lambda added, removed: self.edits.append((added, removed)), self.slips.append)
+        self.board = DeviceInfoConfigMap(
+            client, NODE, lambda added, removed: self.edits.append((added, removed)), self.slips.append
+        )
 
     async def edit(self, text: str | None) -> None:
         """What an operator does."""

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from ascend.errors import Unreachable
-from device_plugin.kubelet.calls import unreachable
+from device_plugin.kubelet.channel import unreachable
 
 ERROR = grpc.aio.AioRpcError(grpc.StatusCode.UNKNOWN, grpc.aio.Metadata(), grpc.aio.Metadata(), "not today")
 

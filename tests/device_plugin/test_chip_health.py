@@ -14,12 +14,12 @@ from ascend.chips import RESOURCE
 from ascend.deviceinfo import DeviceReport, config_map_name, decode_report, encode_report
 from ascend.errors import InvalidReport, NotFound
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
-from device_plugin import report as report_module
 from device_plugin.app import Plugin
-from device_plugin.board import SIGNATURE
-from device_plugin.readmission import CHIPS
-from device_plugin.rules.levels import Level
-from device_plugin.rules.report import make_report
+from device_plugin.health.levels import Level
+from device_plugin.publish import reporter as report_module
+from device_plugin.publish.device_info_configmap import SIGNATURE
+from device_plugin.publish.readmission_labels import CHIPS
+from device_plugin.publish.report import make_report
 from tests.device_plugin.api import NODE, running, until
 from tests.device_plugin.builders import fault, snapshot, verdict
 from tests.device_plugin.whole import Whole, whole_node

@@ -9,7 +9,7 @@ import pytest
 from ascend.annotations import CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, write_claim
 from ascend.kube.client import MERGE_PATCH
 from ascend.kube.objects import PODS, Pod
-from device_plugin.claims import BEHIND_S, ClaimWriter
+from device_plugin.pods.claims import BEHIND_S, ClaimWriter
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import RecordingClient, bound_pod, until
 

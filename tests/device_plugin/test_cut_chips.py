@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from ascend.daemon.observable import Observable
+from device_plugin.chips.health_monitor import HealthMonitor
+from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipFacts, ChipState, Inventory, VirtualNpu
-from device_plugin.health import HealthKeeper
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.health_book import HealthBook
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import HandOvers
+from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.scan import present_moment
-from device_plugin.state.grants import HandOvers
-from device_plugin.state.health import HealthBook
-from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePods
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import server
 
@@ -23,7 +23,7 @@ from tests.device_plugin.builders import server
 class Keeping:
     """A keeper at work, told of two chips."""
 
-    keeper: HealthKeeper
+    keeper: HealthMonitor
     snapshots: Observable[Snapshot | None]
     said: list[tuple[str, str]] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ async def keeping() -> AsyncIterator[Keeping]:
     snapshots: Observable[Snapshot | None] = Observable(None)
     handovers = HandOvers()
     said: list[tuple[str, str]] = []
-    keeper = HealthKeeper(
+    keeper = HealthMonitor(
         HealthBook(default_rules(), hold_s=0.0),
         snapshots,
         pods=NodePods(handovers.drop),

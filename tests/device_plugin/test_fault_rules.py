@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_plugin.rules.fault_rules import DurationRule, FrequencyRule, default_rules, read_rules
-from device_plugin.rules.levels import LINK_DOWN, Level
-from device_plugin.rules.rulebook import NO_RULES, FaultRules
+from device_plugin.health.fault_rules import (
+    NO_RULES,
+    DurationRule,
+    FaultRules,
+    FrequencyRule,
+    default_rules,
+    read_rules,
+)
+from device_plugin.health.levels import LINK_DOWN, Level
 
 FREQUENCY = {
     "EventId": ["80E18005"],
@@ -40,7 +46,7 @@ def test_the_default_rules_are_those_of_an_installation() -> None:
 
 
 def test_the_default_rules_stand_in_the_form_of_the_config_map() -> None:
-    shipped = json.loads(importlib.resources.files("device_plugin.rules").joinpath("fault_defaults.json").read_bytes())
+    shipped = json.loads(importlib.resources.files("device_plugin.health").joinpath("fault_defaults.json").read_bytes())
     data = {key: json.dumps(content) for key, content in shipped.items()}
     assert read_rules(data, NO_RULES) == (default_rules(), ())
 

@@ -11,7 +11,7 @@ from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_r
 from ascend.errors import LockLost, NotFound
 from ascend.kube.objects import CONFIG_MAPS
 from device_plugin.app import Plugin
-from device_plugin.lock import NAME, InstanceLock
+from device_plugin.serving.instance_lock import NAME, InstanceLock
 from tests.device_plugin.api import NODE, running
 from tests.device_plugin.whole import Whole, whole_node
 from tests.e2e.proxy import ApiProxy

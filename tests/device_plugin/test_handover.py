@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from ascend.chips import chip_name
+from ascend.daemon.observable import Observable
 from ascend.errors import Refusal, Unreachable
 from ascend.kube.objects import Pod
-from device_plugin.handover import CAP_S, LIST_AFTER_S, PREFER_CAP_S, REFRESH_S, HandOverDesk
-from device_plugin.rules.injection import ContainerGift, gift
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.state.grants import HandOver, HandOvers
-from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePods
-from device_plugin.under_admission import UnderAdmission
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.node_pods import NodePods
+from device_plugin.pods.admission_matcher import CAP_S, LIST_AFTER_S, PREFER_CAP_S, REFRESH_S, AdmissionMatcher
+from device_plugin.pods.admitted_pod import AdmittedPodFinder
+from device_plugin.pods.container_edits import ContainerEdits, make_edits
 from tests.device_plugin.builders import pod, snapshot
 
 pytestmark = pytest.mark.looptime
@@ -35,16 +35,16 @@ class Node:
         self.shown: dict[str, Pod] = {}
         self.asked: list[str] = []
         self.claimed: list[HandOver] = []
-        self.admission = UnderAdmission(
+        self.admission = AdmittedPodFinder(
             self.pods, self.handovers, kubelet_pods=self._lister("kubelet"), api_pods=self._lister("api")
         )
-        self.desk = HandOverDesk(
+        self.desk = AdmissionMatcher(
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
             admission=self.admission,
             refresh=self._catch_up,
-            give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _folder: ()),
+            give=lambda chips: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
 
@@ -608,7 +608,7 @@ async def test_a_pod_from_before_a_restart_may_be_asked_for_in_the_middle() -> N
 async def test_a_refused_container_leaves_no_trace_in_the_ledger() -> None:
     node = Node()
 
-    def refuse(_chips: tuple[int, ...]) -> ContainerGift:
+    def refuse(_chips: tuple[int, ...]) -> ContainerEdits:
         raise Refusal("DeviceNodeMissing", "/dev/davinci_manager is missing")
 
     node.desk._give = refuse

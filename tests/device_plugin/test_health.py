@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ascend.chips import chip_set
-from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, RESET_FINISHED, Level
-from device_plugin.state.health import FaultRecord, UpgradeReason
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.health_book import FaultRecord, UpgradeReason
+from device_plugin.health.levels import CARD_DROP, LINK_DOWN, RESET_FINISHED, Level
 from tests.device_plugin.watch import (
     FREQUENT,
     NOT_HANDLE,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_plugin.driver import Assertion
-from device_plugin.rules.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
-from device_plugin.rules.levels import CARD_DROP, HBM_DOUBLE_BIT, LINK_DOWN, Level
-from device_plugin.state.health import Assessment, Readmission, Verdict
+from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
+from device_plugin.health.health_book import Assessment, Readmission, Verdict
+from device_plugin.health.levels import CARD_DROP, HBM_DOUBLE_BIT, LINK_DOWN, Level
 from tests.device_plugin.watch import (
     FREQUENT,
     NOT_HANDLE,

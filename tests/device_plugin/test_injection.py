@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import Refusal
-from device_plugin.cdi import Giver, list_folder
-from device_plugin.rules.injection import CDI_FILE, Injection, InjectionSetting, detect, gift
+from device_plugin.pods.cdi_file import Injector, list_folder
+from device_plugin.pods.container_edits import CDI_FILE, Injection, InjectionSetting, detect, make_edits
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def add_fabric(dev: Path) -> None:
 
 
 def given(dev: Path, injection: Injection) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
-    got = gift((3, 0), injection, dev, list_folder)
+    got = make_edits((3, 0), injection, dev, list_folder)
     assert all(outside == str(dev / inside.removeprefix("/dev/")) for inside, outside in got.devices.items())
     return got.envs, [inside.removeprefix("/dev/") for inside in got.devices], got.cdi_devices
 
@@ -90,7 +90,7 @@ def test_left_open_the_way_is_that_of_the_runtime_that_runs_the_plugin(
 
 
 def test_the_cdi_file_names_every_chip_and_what_all_of_them_need(dev: Path, tmp_path: Path) -> None:
-    Giver("cdi", dev, tmp_path / "cdi").prepare(range(2))
+    Injector("cdi", dev, tmp_path / "cdi").prepare(range(2))
     file = tmp_path / "cdi" / CDI_FILE
 
     def edits(*nodes: str) -> dict[str, object]:
@@ -117,7 +117,7 @@ def test_the_cdi_file_is_written_only_when_it_must_change_and_names_are_never_ta
 
     def prepare(*chips: int) -> tuple[int, list[str]]:
         # A new giver each time: so is a plugin after an upgrade.
-        Giver("cdi", dev, tmp_path).prepare(chips)
+        Injector("cdi", dev, tmp_path).prepare(chips)
         return file.stat().st_ino, [each["name"] for each in json.loads(file.read_text())["devices"]]
 
     first, names = prepare(0, 1)
@@ -135,7 +135,7 @@ def test_the_cdi_file_is_written_only_when_it_must_change_and_names_are_never_ta
 @pytest.mark.parametrize("garbage", ["", "{", "[]", '{"devices": [{"name": "x"}]}', '{"devices": null}'])
 def test_a_cdi_file_that_can_not_be_read_is_replaced(dev: Path, tmp_path: Path, garbage: str) -> None:
     (tmp_path / CDI_FILE).write_text(garbage)
-    Giver("cdi", dev, tmp_path).prepare([5])
+    Injector("cdi", dev, tmp_path).prepare([5])
     assert [each["name"] for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]] == ["5"]
 
 
@@ -144,7 +144,7 @@ def test_a_cdi_file_that_can_not_be_written_refuses_and_leaves_nothing_behind(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Refusal, match=r"File exists|Not a directory") as refused:
-        Giver("cdi", dev, tmp_path / "file").give((1,))
+        Injector("cdi", dev, tmp_path / "file").give((1,))
     assert refused.value.reason == "CdiFileNotWritten"
 
     def fail(_self: Path, _target: Path) -> None:
@@ -152,12 +152,12 @@ def test_a_cdi_file_that_can_not_be_written_refuses_and_leaves_nothing_behind(
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(Refusal, match="No space left on device"):
-        Giver("cdi", dev, tmp_path / "cdi").give((1,))
+        Injector("cdi", dev, tmp_path / "cdi").give((1,))
     assert not list((tmp_path / "cdi").iterdir())
 
 
 def test_a_container_is_given_nothing_whose_name_the_file_does_not_have(dev: Path, tmp_path: Path) -> None:
-    giver = Giver("cdi", dev, tmp_path)
+    giver = Injector("cdi", dev, tmp_path)
     giver.prepare(range(2))
     assert giver.give((3,)).cdi_devices == ("huawei.com/npu=3",)
     assert [each["name"] for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]] == ["0", "1", "3"]

@@ -20,9 +20,9 @@ from ascend.products import ASCEND_910A
 from device_plugin.cli import main
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
 from device_plugin.driver.simulated import SimulatedServer
-from device_plugin.inventory import Inspector
-from device_plugin.inventory_command import render
-from device_plugin.rules.inventory import EventEntry, ScanEntry, scan_entry, virtual_name
+from device_plugin.inventory.command import render
+from device_plugin.inventory.entries import EventEntry, ScanEntry, scan_entry, virtual_name
+from device_plugin.inventory.inspector import Inspector
 from tests.device_plugin.api import running, until
 from tests.device_plugin.test_scan import ScriptedDriver
 

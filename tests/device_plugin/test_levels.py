@@ -3,8 +3,8 @@
 import pytest
 
 from ascend.errors import InvalidValue
-from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, NETWORK_CODES, Level
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.levels import CARD_DROP, LINK_DOWN, NETWORK_CODES, Level
 
 # One code of every class of the default table, and how many it has; the table has one code in two classes.
 CLASSES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import LockLost
-from device_plugin.lock import InstanceLock
+from device_plugin.serving.instance_lock import InstanceLock
 from tests.device_plugin.api import running, until
 
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from ascend.annotations import ChipAddress
 from ascend.kube.objects import NODES, JsonObject
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.node_object import NodeWriter
-from device_plugin.rules.node_labels import node_annotations, node_labels
+from device_plugin.publish.node_object import NodeWriter, node_annotations, node_labels
 from tests.device_plugin.api import NODE, RecordingClient
 from tests.device_plugin.builders import snapshot
 

@@ -2,18 +2,18 @@
 
 import math
 
-from device_plugin.state.offered import Offered
+from device_plugin.publish.order import AdvertisedChips
 
 
 def test_at_the_start_what_the_kubelet_is_told_counts_at_once() -> None:
-    offered = Offered(1.5)
+    offered = AdvertisedChips(1.5)
     assert offered.at(10.0, 0) == 0
     assert offered.at(11.0, 0xFF) == 0xFF
     assert offered.due_s == math.inf
 
 
 def test_a_chip_that_comes_back_counts_after_the_lag_and_others_as_before() -> None:
-    offered = Offered(1.5)
+    offered = AdvertisedChips(1.5)
     offered.at(10.0, 0b11)
     assert offered.at(20.0, 0b01) == 0b01
     assert offered.at(21.0, 0b11) == 0b01
@@ -24,7 +24,7 @@ def test_a_chip_that_comes_back_counts_after_the_lag_and_others_as_before() -> N
 
 
 def test_a_chip_that_goes_again_begins_anew() -> None:
-    offered = Offered(1.5)
+    offered = AdvertisedChips(1.5)
     offered.at(10.0, 0b11)
     offered.at(20.0, 0b01)
     offered.at(21.0, 0b11)
@@ -35,7 +35,7 @@ def test_a_chip_that_goes_again_begins_anew() -> None:
 
 
 def test_a_node_that_lost_all_its_chips_is_not_at_its_start_again() -> None:
-    offered = Offered(1.5)
+    offered = AdvertisedChips(1.5)
     offered.at(10.0, 0b11)
     assert offered.at(11.0, 0) == 0
     assert offered.at(12.0, 0b11) == 0

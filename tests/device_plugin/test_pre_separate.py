@@ -4,21 +4,20 @@ from pathlib import Path
 
 from ascend.annotations import CLAIMED, REAL
 from ascend.chips import ChipSet
+from ascend.daemon.observable import Observable
 from ascend.kube.objects import PODS
 from device_plugin.app import Plugin
+from device_plugin.chips.health_monitor import HealthMonitor
+from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipFacts, ChipState
-from device_plugin.health import HealthKeeper
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.health_book import HealthBook
+from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
+from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.levels import Level
-from device_plugin.rules.report import make_report
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.scan import present_moment
-from device_plugin.state.grants import HandOver, HandOvers
-from device_plugin.state.health import HealthBook
-from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePods
-from device_plugin.state.used import running_chips, used_chips
+from device_plugin.publish.report import make_report
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import pod, server, snapshot, verdict
 from tests.device_plugin.node import Face
@@ -91,7 +90,7 @@ async def test_a_chip_that_bars_new_use_is_never_free_not_even_when_its_pod_has_
             super().set(value)
 
     book = HealthBook(default_rules(), hold_s=0.0)
-    keeper = HealthKeeper(
+    keeper = HealthMonitor(
         book, Followed(None), pods=pods, handovers=handovers, metrics=Metrics(), announce=lambda *_: None
     )
     keeper.discovered(server(ChipFacts(0)), present_moment())

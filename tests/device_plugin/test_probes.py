@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from ascend.observe.liveness import PATIENCE_S, beats
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated import SimulatedServer
-from device_plugin.vitals import PATIENCE_S, beats
 from tests.device_plugin.api import running, until
 from tests.device_plugin.whole import Whole, whole_node
 

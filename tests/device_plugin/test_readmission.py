@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.chips import ChipSet
+from ascend.daemon.observable import Observable
 from ascend.deviceinfo import NAMESPACE, config_map_name, encode_report
 from ascend.kube.objects import CONFIG_MAPS, NODES, JsonObject, Node
 from device_plugin.app import Plugin
-from device_plugin.readmission import CHIPS, PORTS, Readmission, read_label, write_label
-from device_plugin.rules.levels import Level
-from device_plugin.rules.report import make_report
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.state.observable import Observable
+from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.publish.readmission_labels import CHIPS, PORTS, Readmission, read_label, write_label
+from device_plugin.publish.report import make_report
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, until
 from tests.device_plugin.builders import fault, snapshot, verdict

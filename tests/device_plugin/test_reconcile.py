@@ -10,14 +10,13 @@ from ascend.annotations import ALLOCATED, CONFIGURATION, KUBELET_IDS, PREDICATE_
 from ascend.chips import RESOURCE, join_names
 from ascend.errors import Unreachable
 from ascend.kube.objects import PODS, Pod
-from device_plugin import reconcile as reconcile_module
 from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
+from device_plugin.ledger.adoption import adopt, is_its_own, untangle
+from device_plugin.ledger.handovers import HandOver, HandOvers, Part
+from device_plugin.ledger.node_pods import NodePod, NodePods, read_pod
 from device_plugin.metrics import Metrics
-from device_plugin.reconcile import Reconciler
-from device_plugin.rules.pod import NodePod, read_pod
-from device_plugin.state.adoption import adopt, is_its_own, untangle
-from device_plugin.state.grants import HandOver, HandOvers, Part
-from device_plugin.state.pods import NodePods
+from device_plugin.pods import reconciler as reconcile_module
+from device_plugin.pods.reconciler import Reconciler
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import pod
 from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node, written

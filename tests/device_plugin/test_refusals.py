@@ -8,7 +8,7 @@ import pytest
 from ascend.annotations import ALLOCATED, PREDICATE_TIME, REAL
 from ascend.chips import chip_name, join_names
 from ascend.kube.objects import PODS, Pod
-from device_plugin import handover as handover_module
+from device_plugin.pods import admission_matcher as handover_module
 from sandbox.cluster import pod_manifest
 from tests.device_plugin.api import NODE, until
 from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from ascend.chips import RESOURCE
-from device_plugin.kubelet import registration as registration_module
-from device_plugin.kubelet import servicer as servicer_module
+from device_plugin.serving import registration as registration_module
+from device_plugin.serving import servicer as servicer_module
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from sandbox.kubelet import Kubelet
 from tests.device_plugin.api import NODE, RecordingClient, running, until

@@ -10,23 +10,23 @@ import pytest
 
 from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID, ChipAddress
 from ascend.chips import ChipSet, chip_set
+from ascend.daemon.observable import Observable, first_change
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report, encode_report
 from ascend.errors import ApiError
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
-from device_plugin import board as board_module
-from device_plugin import node_object as node_module
-from device_plugin import report as report_module
-from device_plugin.board import SIGNATURE, Board
 from device_plugin.driver import ChipFacts, Inventory
+from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
-from device_plugin.node_object import NodeWriter
-from device_plugin.report import Reporter
-from device_plugin.rules.levels import Level
-from device_plugin.rules.report import make_report
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.state.observable import Observable, first_change
+from device_plugin.publish import device_info_configmap as board_module
+from device_plugin.publish import node_object as node_module
+from device_plugin.publish import reporter as report_module
+from device_plugin.publish.device_info_configmap import SIGNATURE, DeviceInfoConfigMap
+from device_plugin.publish.node_object import NodeWriter
+from device_plugin.publish.report import make_report
+from device_plugin.publish.reporter import Reporter
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import Resource
 from tests.device_plugin.api import NODE, RecordingClient, Request, node_manifest, running, until
@@ -44,7 +44,7 @@ class Rig:
         self.kubelet_healthy: Observable[ChipSet] = Observable(0)
         self.kubelet_healthy.set(0xFF)
         self.edits: list[tuple[ChipSet, ChipSet]] = []
-        self.board = Board(client, NODE, self._edited, lambda _slips: None)
+        self.board = DeviceInfoConfigMap(client, NODE, self._edited, lambda _slips: None)
         seconds = itertools.count(1_700_000_000)
         self.reporter = Reporter(
             self.board,

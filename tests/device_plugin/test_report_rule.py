@@ -8,9 +8,16 @@ import msgspec
 from ascend.deviceinfo import Upgrade, decode_report, encode_report
 from ascend.faults import FaultTime
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.rules.levels import Level
-from device_plugin.rules.report import AUTOFILL_CODE, MAX_CODES, make_report, read_faulty, read_harmless, read_upgrades
-from device_plugin.rules.verdict import UpgradeReason
+from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import UpgradeReason
+from device_plugin.publish.report import (
+    AUTOFILL_CODE,
+    MAX_CODES,
+    make_report,
+    read_faulty,
+    read_harmless,
+    read_upgrades,
+)
 from tests.device_plugin.builders import fault, server, snapshot, verdict
 
 CONFIG_MAP_LIMIT = 1 << 20

@@ -9,10 +9,10 @@ import pytest
 
 from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
-from device_plugin import scan as scan_module
+from device_plugin.chips import scanner as scan_module
+from device_plugin.chips.scanner import Scanner
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
-from device_plugin.rules.verdict import Moment
-from device_plugin.scan import Scanner
+from device_plugin.health.snapshot import Moment
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import server
 

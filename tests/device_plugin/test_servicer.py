@@ -13,11 +13,11 @@ from ascend.annotations import ALLOCATED
 from ascend.errors import NotFound, Unreachable
 from ascend.kube.objects import Pod
 from ascend.products import ASCEND_910A
-from device_plugin import handover as handover_module
-from device_plugin.kubelet import servicer as servicer_module
-from device_plugin.kubelet.servicer import Topology, device_list
-from device_plugin.rules.injection import gift
-from device_plugin.rules.snapshot import Snapshot
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.pods import admission_matcher as handover_module
+from device_plugin.pods.container_edits import make_edits
+from device_plugin.serving import servicer as servicer_module
+from device_plugin.serving.servicer import Topology, device_list
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.device_plugin.api import until
 from tests.device_plugin.builders import pod, snapshot
@@ -263,7 +263,7 @@ async def test_two_pods_of_a_size_that_nobody_tells_apart_are_led_by_the_decisio
 
 async def test_a_cdi_device_is_named_in_the_answer(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 2, 5, 4, time=1))
-    face.desk._give = lambda chips: gift(chips, "cdi", Path("/dev"), lambda _folder: ())
+    face.desk._give = lambda chips: make_edits(chips, "cdi", Path("/dev"), lambda _folder: ())
     given = await allocate(stub, "Ascend910-4", "Ascend910-5")
     assert [each.name for each in given.cdi_devices] == ["huawei.com/npu=5", "huawei.com/npu=4"]
     assert (dict(given.envs), list(given.devices)) == ({}, [])

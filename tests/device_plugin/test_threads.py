@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ascend.errors import DriverError, Refusal
-from device_plugin.threads import CallThread
+from device_plugin.chips.call_thread import CallThread
 
 
 async def test_calls_run_in_order_in_one_thread_that_is_not_the_loop_s() -> None:

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.chips import chip_set
-from device_plugin.rules.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
-from device_plugin.rules.levels import LINK_DOWN, Level
-from device_plugin.state.damping import Damper, Damping
-from device_plugin.state.debounce import Debounce
-from device_plugin.state.health import UpgradeReason
+from device_plugin.health.damping import Damper, Damping
+from device_plugin.health.debounce import Debounce
+from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
+from device_plugin.health.health_book import UpgradeReason
+from device_plugin.health.levels import LINK_DOWN, Level
 from tests.device_plugin.watch import FREQUENT, NOT_HANDLE, PRE_SEPARATE, WALL_MS, Watch, moment
 
 CODE = NOT_HANDLE  # harmless by itself, so that what a rule makes of it is seen

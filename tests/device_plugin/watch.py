@@ -2,8 +2,8 @@
 
 from ascend.chips import chip_set
 from device_plugin.driver import Assertion, ChipFacts, ChipState, FaultEvent
-from device_plugin.rules.fault_rules import FaultRules, default_rules
-from device_plugin.state.health import Assessment, HealthBook, Moment, Readmission, Verdict
+from device_plugin.health.fault_rules import FaultRules, default_rules
+from device_plugin.health.health_book import Assessment, HealthBook, Moment, Readmission, Verdict
 
 WALL_MS = 1_795_250_000_000
 LOGIC = 100

@@ -15,10 +15,9 @@ from device_plugin.driver import Assertion, ChipFacts, ChipState, FaultEvent, In
 from device_plugin.driver.dcmi.calls import Calls, Observe, Place, event_of
 from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.library import load
+from device_plugin.driver.dcmi.link import LinkTool
 from device_plugin.driver.dcmi.structures import EventHandler
-from device_plugin.driver.dcmi.survey import Facts, Surveyed, survey_card
-from device_plugin.driver.link import LinkTool
-from device_plugin.driver.numa import SYSFS
+from device_plugin.driver.dcmi.survey import SYSFS, Facts, Surveyed, survey_card
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

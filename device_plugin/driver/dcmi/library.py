@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ascend.errors import DriverError
-from device_plugin.driver.trust import trusted
+from device_plugin.driver.dcmi.file_permissions import resolve_protected
 
 NAME = "libdcmi.so"
 _MAX_SEARCH_PATH = 1024
@@ -24,7 +24,7 @@ def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> ctyp
     Raises:
         DriverError: there is none that may be used; says where was looked, and what is wrong with what was there.
     """
-    found = trusted(path) if path is not None else find(environment)
+    found = resolve_protected(path) if path is not None else find(environment)
     loader = ctypes.CDLL(None)
     loader.dlopen.restype = ctypes.c_void_p
     loader.dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
@@ -48,7 +48,7 @@ def find(environment: Mapping[str, str]) -> Path:
         if not os.path.lexists(candidate):
             continue
         try:
-            return trusted(candidate)
+            return resolve_protected(candidate)
         except DriverError as error:
             refusals.append(error.message)
     if refusals:

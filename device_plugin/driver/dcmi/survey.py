@@ -1,5 +1,6 @@
 """What there is to know of each chip of a card; what can't be had stays unknown, or as it was last known."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,68 @@ from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts, ChipType, VirtualNpu
 from device_plugin.driver.dcmi.calls import MAX_ID, Calls, Place, SuperPodPlace
-from device_plugin.driver.dcmi.chip_type import chip_type
 from device_plugin.driver.dcmi.errors import DcmiError
-from device_plugin.driver.numa import node_of_cpus, node_of_pci
+
+_A3_BOARDS = frozenset({0xB0, 0xB1, 0xB2, 0xB3, 0xB4, 0x81, 0x83, 0xD1, 0xD3})
+_B = re.compile(r"910B\d|A2G\d")
+_A = re.compile(r"910")
+
+
+def chip_type(board_id: int, chip_name: str) -> ChipType | None:
+    """The kind of a chip; None where it is not of the 910 family.
+
+    Args:
+        board_id: 0 where unknown.
+        chip_name: as ``910B3``; empty where unknown.
+    """
+    if board_id in _A3_BOARDS:
+        return "Ascend910A3"
+    name = chip_name.removeprefix("Ascend")
+    if _B.match(name):
+        return "Ascend910B"
+    return "Ascend910" if _A.match(name) else None
+
+
+SYSFS = Path("/sys")
+_NODE = re.compile(r"node([0-9]+)")
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+
+
+def node_of_cpus(cpus: str, sysfs: Path = SYSFS) -> int | None:
+    """The node that has exactly these CPUs; None where none has.
+
+    Args:
+        cpus: as ``0-23``.
+        sysfs: where sysfs is mounted.
+    """
+    if not cpus:
+        return None
+    for folder in sorted(sysfs.glob("devices/system/node/node*")):
+        match = _NODE.fullmatch(folder.name)
+        if match is not None and _read(folder / "cpulist") == cpus:
+            return int(match[1])
+    return None
+
+
+def node_of_pci(address: str, sysfs: Path = SYSFS) -> int | None:
+    """The node of a PCI device; None where the kernel knows none.
+
+    Args:
+        address: as ``0000:c1:00.0``.
+        sysfs: where sysfs is mounted.
+    """
+    if _ADDRESS.fullmatch(address.lower()) is None:
+        return None
+    text = _read(sysfs / "bus/pci/devices" / address.lower() / "numa_node")
+    return int(text) if text.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
+
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -1,0 +1,102 @@
+"""What a pod was handed, by what the kubelet's ledger has for it: the way back to the truth after a restart.
+
+The kubelet's ledger can't be forged by the pod's author, annotations can; but it says neither which chips were meant,
+where the kubelet could not be led, nor what regular init containers hold (spec/kubernetes.md §2).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ascend.chips import chip_ids
+from ascend.slices import deal
+from device_plugin.ledger.handovers import HandOver, Part
+from device_plugin.ledger.node_pods import NodePod
+
+
+def is_its_own(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) -> bool:
+    """Whether what the ledger has under a pod's name is this pod's, and not that of an earlier one of the name.
+
+    Args:
+        pod: the pod.
+        held: physical ids by container, of the pod of that name in the kubelet's ledger.
+        admitted: whether the watch had shown that the kubelet has admitted this very pod before the ledger was read.
+    """
+    names = {ask.container: ask.count for ask in pod.asks if ask.keeps}
+    if any(names.get(container) != len(ids) for container, ids in held.items()):
+        return False
+    if admitted:
+        return True
+    written = set(pod.grant.chips) if pod.grant is not None else set()
+    return bool(held) and all(set(ids) <= written for ids in held.values())
+
+
+def without_chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The containers of an admitted pod that ask for chips and have none (spec/kubernetes.md §1.6, "silent skip")."""
+    return [ask.container for ask in pod.asks if ask.keeps and ask.container not in held]
+
+
+def adopt(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) -> HandOver:
+    """The hand-over that left this in the kubelet's ledger.
+
+    Args:
+        pod: the pod.
+        held: physical ids by container.
+        admitted: whether all of its containers were asked for.
+    """
+    chips = _chips(pod, held)
+    slices = deal(pod.asks, chips)
+    numbers = [number for number, ask in enumerate(pod.asks, 1) if admitted or ask.container in held]
+    parts = []
+    for ask in pod.asks[: max(numbers, default=0)]:
+        ids = held.get(ask.container, () if ask.keeps else slices[ask.container])
+        given = tuple(chip for chip in chips if chip in ids)
+        if len(given) < len(ids):
+            # The kubelet could not be led; what it has is not what the container was given.
+            given = slices[ask.container]
+        if ids:
+            parts.append(Part(ask.container, ask.keeps, given, ids))
+    return HandOver.of_parts(pod.uid, pod.key, chips, tuple(parts))
+
+
+def untangle(pod: NodePod, held: Mapping[str, tuple[int, ...]], parts: Iterable[Part]) -> HandOver | None:
+    """What a pod's containers were really given, where calls were answered for another pod of its size.
+
+    The kubelet's ids tell: whoever they were answered for, this pod has them, and what was answered with them.
+
+    Args:
+        pod: an admitted pod.
+        held: physical ids by container.
+        parts: all that was ever answered, to live pods.
+
+    Returns:
+        None where that can't be told: regular init containers are not in the kubelet's ledger.
+    """
+    if not all(ask.keeps and ask.container in held for ask in pod.asks):
+        return None
+    answered = {frozenset(part.kubelet_ids): part for part in parts}
+    found = [(ask, answered.get(frozenset(held[ask.container]))) for ask in pod.asks]
+    mine = tuple(replace(part, container=ask.container) for ask, part in found if part is not None and part.keeps)
+    if len(mine) < len(found):
+        return None
+    return HandOver.of_parts(pod.uid, pod.key, tuple(chip for part in mine for chip in part.chips), mine)
+
+
+def believe(pod: NodePod) -> HandOver:
+    """The hand-over that a pod's annotations tell of, where the kubelet's ledger is not to be had."""
+    chips = pod.grant.chips if pod.grant is not None and pod.grant.chip_set == pod.held else chip_ids(pod.held)
+    slices = deal(pod.asks, chips)
+    parts = tuple(Part(ask.container, ask.keeps, slices[ask.container], slices[ask.container]) for ask in pod.asks)
+    return HandOver.of_parts(pod.uid, pod.key, chips, parts)
+
+
+def _chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """As the allocator wrote, where the kubelet says the same; else as claimed."""
+    ids = {chip for each in held.values() for chip in each}
+    written = pod.grant.chips if pod.grant is not None and pod.problem is None else None
+    if written is not None and ids <= set(written):
+        return written
+    if pod.claimed and pod.real.bit_count() == pod.count:
+        return chip_ids(pod.real)
+    if written is not None:
+        return written
+    return tuple(sorted(ids))
