@@ -1,23 +1,24 @@
-"""A value that tasks can wait on for a newer version of."""
+"""A value that tasks can wait on."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 
 
 class Observable(Generic[V]):
-    """A value with a version; every ``set`` wakes all who wait. Belongs to one event loop.
+    """A value with a version; every ``set`` wakes the tasks that wait for a newer version. Belongs to one event loop.
 
     Args:
-        value: the first value, version 0.
+        value: the initial value, version 0.
     """
 
     def __init__(self, value: V) -> None:
         self._value = value
         self._version = 0
-        self._changed = asyncio.Event()
+        self.waiters: set[asyncio.Event] = set()
+        """Events to set on the next change."""
 
     @property
     def value(self) -> V:
@@ -33,27 +34,42 @@ class Observable(Generic[V]):
         """Replace the value."""
         self._value = value
         self._version += 1
-        self._changed.set()
-        self._changed = asyncio.Event()
+        for changed in self.waiters:
+            changed.set()
 
     async def newer_than(self, version: int) -> int:
-        """Wait until the version is greater than this one; the present version."""
-        while self._version <= version:
-            await self._changed.wait()
+        """Wait until the version is greater than the given one; return the present version."""
+        await wait_for_change((self,), (version,))
         return self._version
 
 
-async def first_change(
+async def wait_for_change(
     sources: Sequence[Observable[Any]], versions: Sequence[int], within_s: float | None = None
 ) -> bool:
-    """Wait until one of several is newer than its version; False if none is in time."""
-    waits = [
-        asyncio.ensure_future(source.newer_than(version)) for source, version in zip(sources, versions, strict=True)
-    ]
+    """Wait until one of several observables is newer than its given version; return False if ``within_s`` passes."""
+    changed = asyncio.Event()
+    for source in sources:
+        source.waiters.add(changed)
     try:
-        done, _ = await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        if all(source.version <= version for source, version in zip(sources, versions, strict=True)):
+            async with asyncio.timeout(within_s):
+                await changed.wait()
+    except TimeoutError:
+        return False
     finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-    return bool(done)
+        for source in sources:
+            source.waiters.discard(changed)
+    return True
+
+
+async def wait_until(
+    condition: Callable[[], bool], sources: Sequence[Observable[Any]], within_s: float | None = None
+) -> bool:
+    """Wait until a condition on observables holds; return False if ``within_s`` passes."""
+    try:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await wait_for_change(sources, [source.version for source in sources])
+    except TimeoutError:
+        return False
+    return True

@@ -1,29 +1,29 @@
-"""What liveness consists of: tasks that must not end, and a loop that must keep turning."""
+"""Checks for ``/livez``: tasks that must not end, and loops that must keep turning."""
 
 import asyncio
 from collections.abc import Callable
 
 from ascend.observe.probes import Check
 
-PATIENCE_S = 30.0
-"""How long a loop may stand still, beyond three of its periods, on a server that is busy with other things."""
+GRACE_S = 30.0
+"""How long a loop may be late, beyond three of its periods, on a busy server."""
 
 
-def alive(task: "asyncio.Task[None]") -> Check:
-    """That an endless task has not ended. One that fails ends the program; one that merely ends would go unnoticed."""
+def task_is_running(task: "asyncio.Task[None]") -> Check:
+    """Check that an endless task has not ended. A task that fails ends the program; one that returns goes unnoticed."""
     return lambda: "its task has ended" if task.done() else None
 
 
-def beats(turned_s: Callable[[], float], period_s: Callable[[], float]) -> Check:
-    """That a loop has come round lately.
+def loop_is_turning(turned_s: Callable[[], float], period_s: Callable[[], float]) -> Check:
+    """Check that a loop has turned recently.
 
     Args:
-        turned_s: when it did last, by the event loop's clock.
-        period_s: how often it is to.
+        turned_s: when it last turned, on the event loop's clock.
+        period_s: its period.
     """
 
     def check() -> str | None:
-        still_s = asyncio.get_running_loop().time() - turned_s()
-        return None if still_s <= 3 * period_s() + PATIENCE_S else f"it has stood still for {still_s:.0f} s"
+        late_s = asyncio.get_running_loop().time() - turned_s()
+        return None if late_s <= 3 * period_s() + GRACE_S else f"it has not turned for {late_s:.0f} s"
 
     return check

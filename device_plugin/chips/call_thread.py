@@ -1,4 +1,4 @@
-"""Blocking calls in threads of their own, so that a driver that hangs holds up nobody else, nor the exit."""
+"""Blocking calls in a thread of their own, so that a driver that hangs delays neither the event loop nor the exit."""
 
 import asyncio
 import queue
@@ -14,7 +14,7 @@ R = TypeVar("R")
 class CallThread:
     """Runs calls one after another in one thread. Belongs to one event loop.
 
-    Not a ThreadPoolExecutor: that one joins its threads when the process ends, so a hanging driver would hang the exit.
+    Not a ThreadPoolExecutor: that joins its threads when the process ends, so a hanging driver would block the exit.
 
     Args:
         name: of the thread.
@@ -26,7 +26,7 @@ class CallThread:
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[[], R]) -> asyncio.Future[R]:
-        """The outcome of a call, in the future; an error that is none of ours becomes a DriverError."""
+        """Run a call; return its result as a future. An error that is not an AscendError becomes a DriverError."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[R] = loop.create_future()
 
@@ -42,11 +42,11 @@ class CallThread:
             try:
                 result = function()
             except AscendError as error:
-                _tell(loop, fail, error)
+                _deliver(loop, fail, error)
             except Exception as error:  # noqa: BLE001 - whatever a driver binding raises, the plugin goes on without it
-                _tell(loop, fail, DriverError(f"{type(error).__name__}: {error}"))
+                _deliver(loop, fail, DriverError(f"{type(error).__name__}: {error}"))
             else:
-                _tell(loop, succeed, result)
+                _deliver(loop, succeed, result)
 
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -55,7 +55,7 @@ class CallThread:
         return outcome
 
     def close(self) -> None:
-        """End the thread once its present call returns; nobody waits for it."""
+        """End the thread once its present call returns, without waiting for that."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -63,8 +63,8 @@ class CallThread:
             work()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, function: Callable[[R], None], value: R) -> None:
+def _deliver(loop: asyncio.AbstractEventLoop, function: Callable[[R], None], value: R) -> None:
     try:
         loop.call_soon_threadsafe(function, value)
     except RuntimeError:
-        return  # the loop has ended meanwhile; nobody waits any more
+        return  # the loop is closed

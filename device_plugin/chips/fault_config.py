@@ -1,4 +1,4 @@
-"""Follows the operators' own fault rules: ConfigMap ``kube-system/mindx-dl-fault-config`` (spec/node-agent.md §4.2)."""
+"""Watches the site's fault rules: ConfigMap ``kube-system/mindx-dl-fault-config`` (spec/node-agent.md §4.2)."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,11 +18,11 @@ NAME = "mindx-dl-fault-config"
 
 
 class FaultConfig:
-    """Tells the rules whenever they change; a handler for the watch it keeps.
+    """Passes on the rules whenever they change; a handler for its own watch.
 
     Args:
-        configure: told the rules.
-        announce: told a reason, a sentence and whether it is a warning, where entries are refused.
+        configure: receives the rules.
+        announce: receives a reason, a sentence and whether it is a warning, if entries are refused.
     """
 
     def __init__(self, configure: Callable[[FaultRules], None], announce: Callable[[str, str, bool], None]) -> None:
@@ -37,10 +37,10 @@ class FaultConfig:
             tasks.create_task(watch.run())
             await watch.synced.wait()
             if self._version and not watch.objects:
-                self._by_default(f"{NAMESPACE}/{NAME}")  # deleted after it was fetched, of which no watch tells
+                self._use_defaults(f"{NAMESPACE}/{NAME}")  # deleted after it was fetched: no watch event shows that
 
     async def fetch(self, client: KubeClient) -> None:
-        """Tell the rules there are now, before anything is judged; the watch tells of later ones.
+        """Pass on the present rules, before any chip is judged; the watch passes on later ones.
 
         Raises:
             ApiError: the server refuses.
@@ -52,7 +52,7 @@ class FaultConfig:
             return
 
     def applied(self, obj: ConfigMap) -> None:
-        """The ConfigMap is there or has changed: entries that make no sense are left out, the others count."""
+        """Apply the ConfigMap; invalid entries are left out, the others apply."""
         if obj.metadata.resource_version == self._version:
             return
         self._version = obj.metadata.resource_version
@@ -65,10 +65,10 @@ class FaultConfig:
         self._configure(rules)
 
     def deleted(self, obj: ConfigMap) -> None:
-        """The ConfigMap is gone: the defaults count."""
-        self._by_default(obj.key)
+        """Apply the defaults, because the ConfigMap is gone."""
+        self._use_defaults(obj.key)
 
-    def _by_default(self, config_map: str) -> None:
+    def _use_defaults(self, config_map: str) -> None:
         log.info("fault rules by default", config_map=config_map)
         self._version = ""
         self._configure(default_rules())

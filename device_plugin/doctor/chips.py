@@ -79,11 +79,11 @@ async def look_at_chips(settings: Settings, found: Found) -> Sequence[Finding]:
         findings.append(
             Finding(CHIPS, "problem", f"{chip_name(phy_id)}: {problem}", "reset the chip, or restart the server")
         )
-    for phy_id, verdict in sorted(scan.verdicts.items()):
-        if phy_id not in scan.problems and not (verdict.healthy and verdict.network_healthy):
-            told = verdict.sentence or "its network is not fit for distributed jobs"
+    for chip in scan.snapshot.chips:
+        if chip.chip_id not in scan.problems and not (chip.healthy and chip.network_healthy):
+            told = chip.sentence or "its network is not fit for distributed jobs"
             advice = "the fault codes are explained in Huawei's list; pods get other chips meanwhile"
-            findings.append(Finding(CHIPS, "warning", f"{chip_name(phy_id)}: {told}", advice))
+            findings.append(Finding(CHIPS, "warning", f"{chip_name(chip.chip_id)}: {told}", advice))
     return findings
 
 

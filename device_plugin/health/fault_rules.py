@@ -1,7 +1,8 @@
-"""Reading the site's fault rules, entry by entry: what is wrong is refused with a sentence, the rest applies.
+"""The site's fault rules: the level of each fault code, and the rules that raise a fault to a higher level.
 
-They are the keys of the ConfigMap ``kube-system/mindx-dl-fault-config``; the defaults have the same form and are
-shipped beside this module (spec/node-agent.md §4.2).
+They are read from the ConfigMap ``kube-system/mindx-dl-fault-config``, entry by entry: an invalid entry is refused with
+a sentence, the others apply. The defaults have the same form and are shipped beside this module
+(spec/node-agent.md §4.2).
 """
 
 import functools
@@ -19,14 +20,14 @@ from device_plugin.health.levels import NETWORK_CODES, Level, level_of_unknown
 
 @dataclass(frozen=True, slots=True)
 class FrequencyRule:
-    """A fault that comes too often is more serious than each time by itself (spec/node-agent.md §4.3).
+    """Raises a fault that occurs too often (spec/node-agent.md §4.3).
 
     Attributes:
         code: the fault.
-        window_s: how far back occurrences are counted.
-        times: so many within the window are too many.
-        level: the level it has from then on.
-        release_s: for how long it must have been gone to be forgiven; None: only an operator forgives.
+        window_s: the period in which occurrences are counted.
+        times: the number of occurrences within the window that raises the fault.
+        level: the level it is raised to.
+        release_s: how long the fault must be clear before the raise ends; None if only an operator ends it.
     """
 
     code: int
@@ -38,13 +39,13 @@ class FrequencyRule:
 
 @dataclass(frozen=True, slots=True)
 class DurationRule:
-    """A fault that stays too long is more serious than a short one (spec/node-agent.md §4.4).
+    """Raises a fault that lasts too long (spec/node-agent.md §4.4).
 
     Attributes:
         code: the fault.
-        fault_s: it must have been there for more than this.
-        recover_s: it must have been gone for more than this to be over.
-        level: the level it has in between.
+        fault_s: the fault is raised once it has been present for more than this.
+        recover_s: the raise ends once the fault has been clear for more than this.
+        level: the level it is raised to.
     """
 
     code: int
@@ -55,14 +56,14 @@ class DurationRule:
 
 @dataclass(frozen=True, slots=True)
 class FaultRules:
-    """The level of every code and the rules beyond.
+    """The level of every code, and the rules that raise levels.
 
     Attributes:
         chip: levels of the chips' own codes.
-        network: levels of the codes of their network ports.
-        frequency: by code, in the order written.
-        duration: by code, in the order written.
-        spellings: how codes with leading zeros are written.
+        network: levels of the network ports' codes.
+        frequency: frequency rules by code, in the order written.
+        duration: duration rules by code, in the order written.
+        spellings: spelling of the codes with leading zeros.
     """
 
     chip: Mapping[int, Level]
@@ -72,33 +73,30 @@ class FaultRules:
     spellings: Mapping[int, str]
 
     def level(self, code: int, severity: int | None = None) -> Level:
-        """The level a code has by itself.
+        """Return the level of a code before any rule raises it.
 
         Args:
-            code: as the driver has it.
-            severity: of the event that announced it; None where none did.
+            code: as the driver reports it.
+            severity: of the event that announced it; None if no event did.
         """
         table = self.network if code in NETWORK_CODES else self.chip
         level = table.get(code)
         return level if level is not None else level_of_unknown(code, severity)
 
     def spell(self, code: int) -> str:
-        """The code as reports have it: upper-case hex, leading zeros as configured (spec/node-agent.md §5.2)."""
+        """Spell a code as reports do: upper-case hex, leading zeros as configured (spec/node-agent.md §5.2)."""
         return self.spellings.get(code) or f"{code:X}"
 
 
 NO_RULES = FaultRules({}, {}, {}, {}, {})
-"""No code is known."""
-
-
-__all__ = ["DurationRule", "FaultRules", "FrequencyRule", "default_rules", "read_rules"]
+"""Rules that list no code."""
 
 CODES_FILE = "faultCode.json"
 CUSTOM_FILE = "faultCustomization.json"
 SWITCH_FILE = "SwitchFaultCode.json"
-"""Faults of the switches of a SuperPod server; none are read here."""
+"""Faults of the switches of a SuperPod server; they are not read here."""
 POLL_INTERVAL = "PollInterval"
-"""How often the reference reads the ConfigMap; it is watched here, so there is nothing to be read more often."""
+"""How often the reference reads the ConfigMap; without effect here, because the ConfigMap is watched."""
 
 _CHIP_LISTS = {
     "NotHandleFaultCodes": Level.NOT_HANDLE,
@@ -117,7 +115,7 @@ _NETWORK_LISTS = {
     "SeparateNPUNetworkCodes": Level.SEPARATE,
 }
 _IN_NETWORK = frozenset(_NETWORK_LISTS.values())
-"""The levels a network code can have; in a list of another level it needs no handling (spec/node-agent.md §4.2)."""
+"""The levels a network code can have; listed at another level it gets NotHandleFault (spec/node-agent.md §4.2)."""
 
 _CODE = re.compile(r"(?:0[xX])?([0-9A-Fa-f]{1,16})")
 _SECONDS = re.compile(r"[0-9]{1,9}")
@@ -130,33 +128,33 @@ _RECOVER_S = (0, 86_400)
 _POLL_S = (30, 3600)
 
 _SHOWN = 60
-"""So much of a refused value is shown."""
+"""How many characters of a refused value messages show."""
 
 
 @functools.cache
 def default_rules() -> FaultRules:
-    """What a MindCluster installation says by default."""
+    """Return the rules of a MindCluster installation with default settings."""
     text = importlib.resources.files(__package__ or "").joinpath("fault_defaults.json").read_bytes()
     files = {name: msgspec.json.encode(content).decode() for name, content in msgspec.json.decode(text).items()}
     return read_rules(files, NO_RULES)[0]
 
 
 def read_rules(data: Mapping[str, str], default: FaultRules) -> tuple[FaultRules, tuple[str, ...]]:
-    """The rules in a ConfigMap's ``data``.
+    """Read the rules from a ConfigMap's ``data``.
 
-    A key is the whole of what it describes: codes that it doesn't list are unknown, as the reference has it. A key or
-    a list that is missing or can't be read leaves that part as it is by default.
+    A key replaces the whole part it describes: codes it does not list are unknown, as in the reference. The default
+    applies to a key or list that is missing or unreadable.
 
     Args:
         data: the keys of the ConfigMap.
-        default: what holds where ``data`` says nothing readable.
+        default: the rules that apply where ``data`` has nothing readable.
 
     Returns:
         The rules, and a sentence for each entry that was refused.
     """
     refused: list[str] = []
     known = {CODES_FILE, CUSTOM_FILE, SWITCH_FILE, POLL_INTERVAL}
-    refused += [f"{_shown(key)} is no key of the fault rules" for key in sorted(data.keys() - known)]
+    refused += [f"{_shown(key)} is not a key of the fault rules" for key in sorted(data.keys() - known)]
     rules = default
     if (codes := _read_object(data, CODES_FILE, refused)) is not None:
         rules = _with_levels(rules, codes, refused)
@@ -173,20 +171,20 @@ def _read_object(data: Mapping[str, str], key: str, refused: list[str]) -> dict[
     try:
         return msgspec.json.decode(data[key], type=dict[str, Any])
     except UNREADABLE as error:
-        refused.append(f"{key}: {error}; the default holds")
+        refused.append(f"{key}: {error}; the default applies")
         return None
 
 
 def _with_levels(rules: FaultRules, codes: Mapping[str, Any], refused: list[str]) -> FaultRules:
-    """The rules with the levels of ``faultCode.json``; a code in several lists has the most serious of their levels."""
+    """Apply the levels of ``faultCode.json``; a code in several lists gets the most serious of their levels."""
     chip: dict[int, Level] = {}
     network: dict[int, Level] = {}
     spellings = dict(rules.spellings)
     lists = {**_CHIP_LISTS, **_NETWORK_LISTS}
-    refused += [f"{CODES_FILE}: {_shown(name)} is no list of codes" for name in codes if name not in lists]
+    refused += [f"{CODES_FILE}: {_shown(name)} is not a list of codes" for name in codes if name not in lists]
     for name, level in lists.items():
         if not isinstance(codes.get(name, []), list):
-            refused.append(f"{CODES_FILE}: {name} is {_shown(codes[name])}, not a list; the default holds")
+            refused.append(f"{CODES_FILE}: {name} is {_shown(codes[name])}, not a list; the default applies")
             source = rules.network if name in _NETWORK_LISTS else rules.chip
             for code in (code for code, usual in source.items() if usual is level):
                 _raise_to(network if name in _NETWORK_LISTS else chip, code, level)
@@ -195,7 +193,7 @@ def _with_levels(rules: FaultRules, codes: Mapping[str, Any], refused: list[str]
             try:
                 code = _read_code(text)
                 if name in _NETWORK_LISTS and code not in NETWORK_CODES:
-                    raise InvalidValue(f"{text!r} is not a code of the network")
+                    raise InvalidValue(f"{text!r} is not a network code")
             except InvalidValue as error:
                 refused.append(f"{CODES_FILE}: {name}: {error}")
                 continue
@@ -213,9 +211,9 @@ def _raise_to(table: dict[int, Level], code: int, level: Level) -> None:
 
 
 def _with_customization(rules: FaultRules, custom: Mapping[str, Any], refused: list[str]) -> FaultRules:
-    """The rules with those of ``faultCustomization.json``; ``GraceTolerance`` belongs to nothing that is alive."""
+    """Apply the rules of ``faultCustomization.json``; ``GraceTolerance`` has no effect, as in the reference."""
     known = {"GraceTolerance", "FaultFrequency", "FaultDuration"}
-    refused += [f"{CUSTOM_FILE}: {_shown(name)} is no kind of rule" for name in custom if name not in known]
+    refused += [f"{CUSTOM_FILE}: {_shown(name)} is not a kind of rule" for name in custom if name not in known]
     frequency: dict[int, tuple[FrequencyRule, ...]] = {}
     duration: dict[int, tuple[DurationRule, ...]] = {}
     if (entries := _entries(custom, "FaultFrequency", refused)) is None:
@@ -238,10 +236,10 @@ def _with_customization(rules: FaultRules, custom: Mapping[str, Any], refused: l
 
 
 def _entries(custom: Mapping[str, Any], kind: str, refused: list[str]) -> list[tuple[str, Any]] | None:
-    """The entries of a kind and where each stands; none where the kind is not there, None where it is no list."""
+    """Return the entries of a kind with their location: empty if the kind is missing, None if it is not a list."""
     entries = custom.get(kind, [])
     if not isinstance(entries, list):
-        refused.append(f"{CUSTOM_FILE}: {kind} is {_shown(entries)}, not a list; the default holds")
+        refused.append(f"{CUSTOM_FILE}: {kind} is {_shown(entries)}, not a list; the default applies")
         return None
     return [(f"{CUSTOM_FILE}: {kind}[{index}]", entry) for index, entry in enumerate(entries)]
 
@@ -266,7 +264,7 @@ def _duration_rules(entry: Any) -> Iterator[DurationRule]:
 
 
 def _subject(entry: Any) -> tuple[dict[int, None], Level]:
-    """What every rule has: its codes, each once and in order, and its level."""
+    """Read what every rule has: its codes, in order and without duplicates, and its level."""
     if not isinstance(entry, dict):
         raise InvalidValue(f"{_shown(entry)} is not an object")
     texts = entry.get("EventId")
@@ -294,7 +292,7 @@ def _whole(entry: Mapping[str, Any], field: str, bounds: tuple[int, int]) -> int
     value = entry.get(field)
     low, high = bounds
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidValue(f"{field} is {_shown(value)}, not a whole number of {low} to {high}")
+        raise InvalidValue(f"{field} is {_shown(value)}, not a whole number from {low} to {high}")
     return value
 
 
@@ -302,7 +300,8 @@ def _check_poll_interval(text: str, refused: list[str]) -> None:
     low, high = _POLL_S
     if not (_SECONDS.fullmatch(text) and low <= int(text) <= high):
         refused.append(
-            f"{POLL_INTERVAL} is {_shown(text)}, not whole seconds of {low} to {high}; it has no effect here anyway"
+            f"{POLL_INTERVAL} is {_shown(text)}, not a whole number of seconds from {low} to {high}; "
+            "the setting has no effect here"
         )
 
 

@@ -1,33 +1,33 @@
-"""The health of all chips: told of events, readings and operators, it says who is fit for use and until when."""
+"""The health of all chips: takes events, readings and operators' orders, and judges which chips can be used."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from ascend.chips import ChipSet, chip_ids, chip_set
-from device_plugin.driver import ChipFacts, ChipState, FaultEvent
+from device_plugin.driver import ChipState, FaultEvent, Inventory
 from device_plugin.health.chip_health import ChipHealth, Policy
 from device_plugin.health.damping import Damping
 from device_plugin.health.fault_rules import FaultRules
-from device_plugin.health.snapshot import NO_CODE, Assessment, FaultRecord, Moment, UpgradeReason, Verdict
+from device_plugin.health.snapshot import Moment, Snapshot, UpgradeReason
 
-__all__ = ["NO_CODE", "Assessment", "FaultRecord", "HealthBook", "Moment", "Readmission", "UpgradeReason", "Verdict"]
+HOLD_LIMIT_S = 300.0
+"""The longest time a recovered chip is held back."""
 
-Readmission: TypeAlias = Literal["automatic", "manual"]
-"""Who puts a chip back into use once its faults are gone (``autoStowing``, spec/node-agent.md §5.7)."""
+ReadmissionPolicy: TypeAlias = Literal["automatic", "manual"]
+"""Who puts a chip back into use once its faults have cleared (``autoStowing``, spec/node-agent.md §5.7)."""
 
 
 class HealthBook:
-    """The health of the node's chips (spec/node-agent.md §4); no clock of its own, every call says when it is.
+    """The health of the node's chips (spec/node-agent.md §4). It has no clock: every call passes the time.
 
-    A fault takes effect at once, whether an event announces it or a reading finds it. Its end takes effect once the
-    chip has been clear for its hold, which doubles with each relapse.
+    A fault takes effect at once, whether an event or a reading reports it. Its end takes effect once the chip has been
+    without faults for its hold time, which doubles with each relapse.
 
     Args:
-        rules: of the site.
-        hold_s: how long a recovered chip is watched before it is used again, the first time.
-        hold_limit_s: at most.
-        stale_s: a chip not read for so long is not known to be healthy.
+        rules: the site's fault rules.
+        hold_s: how long a recovered chip is held back the first time.
+        stale_s: a chip not read for this long is unhealthy.
         readmission: who puts a recovered chip back into use.
     """
 
@@ -36,35 +36,33 @@ class HealthBook:
         rules: FaultRules,
         *,
         hold_s: float = 1.0,
-        hold_limit_s: float = 300.0,
         stale_s: float = 10.0,
-        readmission: Readmission = "automatic",
+        readmission: ReadmissionPolicy = "automatic",
     ) -> None:
-        self._policy = Policy(rules, Damping(hold_s, hold_limit_s), stale_s, readmission == "manual")
+        self._policy = Policy(rules, Damping(hold_s, HOLD_LIMIT_S), stale_s, readmission == "manual")
         self._chips: dict[int, ChipHealth] = {}
         self._phy_ids: dict[int, int] = {}  # by logic id
         self._now: Moment | None = None
+        self.server: Inventory | None = None
+        """As last discovered; None before the first discovery."""
+
+    @property
+    def discovered_chips(self) -> ChipSet:
+        """The chips that were ever discovered."""
+        return self._chips_that(lambda chip: chip.facts is not None)
 
     def configure(self, rules: FaultRules) -> None:
-        """Other rules hold from now on: what is present is judged anew."""
+        """Apply other rules to the faults that are present."""
         before, self._policy = self._policy, replace(self._policy, rules=rules)
         if self._now is not None:
             for chip in self._chips.values():
                 chip.settle(self._now.mono_s, before)
                 chip.configure(rules, self._now)
 
-    def tune(
-        self, *, hold_s: float | None = None, stale_s: float | None = None, readmission: Readmission | None = None
-    ) -> None:
-        """Settings were read again; None leaves one as it is."""
-        policy = self._policy
-        damping = policy.damping if hold_s is None else replace(policy.damping, hold_s=hold_s)
-        self._policy = Policy(
-            policy.rules,
-            damping,
-            policy.stale_s if stale_s is None else stale_s,
-            policy.manual if readmission is None else readmission == "manual",
-        )
+    def tune(self, *, hold_s: float, stale_s: float) -> None:
+        """Apply settings that were read again."""
+        damping = replace(self._policy.damping, hold_s=hold_s)
+        self._policy = replace(self._policy, damping=damping, stale_s=stale_s)
 
     def restore(
         self,
@@ -76,18 +74,23 @@ class HealthBook:
         harmless: Mapping[int, Collection[int]],
         at: Moment,
     ) -> None:
-        """What was so before a restart; the site's rules must be known by now, and no chip read.
+        """Take over the state from before a restart; the site's rules come first, readings come later.
 
-        Whoever is in ``manually_separated`` is separated, with or without a reason; reasons of manual separation of
-        others are dropped, an operator released them meanwhile (spec/node-agent.md §4.8, §8.13). How serious a code is
-        that no table has only its event tells, and the reading that finds it again does not: ``harmless`` are those,
-        by physical id, that the earlier report said nothing has to be done about.
+        Args:
+            manually_separated: chips that are separated, with or without a reason. Reasons of manual separation of
+                other chips are dropped, because an operator released these (spec/node-agent.md §4.8, §8.13).
+            reasons: why faults were raised, by physical id.
+            awaiting: chips that awaited readmission.
+            network_awaiting: chips whose network port awaited readmission.
+            harmless: by physical id, the codes that the earlier report called NotHandleFault. For a code that no table
+                lists only its event has a severity, and the reading that finds it again has none.
+            at: the present time.
 
         Raises:
-            ValueError: a chip was read before: a fault that had ended by then would never end.
+            ValueError: a chip was read before: a fault that had cleared by then would never end.
         """
         if any(chip.was_read for chip in self._chips.values()):
-            raise ValueError("what was so before a restart comes after the first reading")
+            raise ValueError("the state from before a restart must be restored before the first reading")
         self._turn_to(at)
         waiting = awaiting | network_awaiting
         for phy_id in sorted({*chip_ids(manually_separated | waiting), *reasons, *harmless}):
@@ -98,61 +101,63 @@ class HealthBook:
             chip.restore_harmless(harmless.get(phy_id, ()), self._policy.rules)
             chip.restore_waiting(own=bool(awaiting & bit), network=bool(network_awaiting & bit))
 
-    def discovered(self, chips: Iterable[ChipFacts], at: Moment, *, cut: ChipSet = 0) -> None:
-        """The chips that exist. A new one is not healthy before it is read; one that is gone stays, and goes stale.
+    def discovered(self, server: Inventory, at: Moment, *, cut: ChipSet = 0) -> ChipSet:
+        """Take over a discovery. A new chip is unhealthy until it is read; one that is gone stays, and goes stale.
 
         Args:
-            chips: the chips.
+            server: the server and its chips.
             at: when.
-            cut: those of them that can't be given whole any more.
-        """
-        self._turn_to(at)
-        self._phy_ids = {}
-        for facts in chips:
-            self._phy_ids[facts.logic_id] = facts.phy_id
-            chip = self._chips.setdefault(facts.phy_id, ChipHealth())
-            chip.discovered, chip.cut = True, bool(cut & chip_set((facts.phy_id,)))
-
-    def announced(self, event: FaultEvent, at: Moment) -> bool:
-        """The driver announced a fault's coming or going.
+            cut: chips that can't be allocated as a whole. A new one is left out, a known one becomes unhealthy.
 
         Returns:
-            Whether the chip is known; an event of another is ignored.
+            The chips left out.
         """
+        self._turn_to(at)
+        self.server = server
+        self._phy_ids = {}
+        left_out = cut & ~self.discovered_chips
+        for facts in server.chips:
+            bit = chip_set((facts.phy_id,))
+            if not left_out & bit:
+                self._phy_ids[facts.logic_id] = facts.phy_id
+                chip = self._chips.setdefault(facts.phy_id, ChipHealth())
+                chip.facts, chip.cut = facts, bool(cut & bit)
+        return left_out
+
+    def announced(self, event: FaultEvent, at: Moment) -> None:
+        """Apply a fault event; the event of an unknown chip is ignored."""
         now = self._turn_to(at)
         phy_id = self._phy_ids.get(event.logic_id)
-        if phy_id is None:
-            return False
-        chip = self._chips[phy_id]
-        chip.settle(now.mono_s, self._policy)
-        chip.announce(event, at, self._policy)
-        chip.settle(now.mono_s, self._policy)
-        return True
+        if phy_id is not None:
+            chip = self._chips[phy_id]
+            chip.settle(now.mono_s, self._policy)
+            chip.announce(event, at, self._policy)
+            chip.settle(now.mono_s, self._policy)
 
     def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
-        """A chip was read; a chip that was never discovered is ignored.
+        """Apply a reading; that of a chip never discovered is ignored.
 
         Args:
             phy_id: the chip.
             state: what was read.
-            at: when the reading was *started*: what was announced after that stays.
+            at: when the reading *started*: later events stay in effect.
         """
         now = self._turn_to(at)
         chip = self._chips.get(phy_id)
-        if chip is None or not chip.discovered:
+        if chip is None or chip.facts is None:
             return
         chip.settle(now.mono_s, self._policy)
         chip.read(state, at, self._policy)
         chip.settle(now.mono_s, self._policy)
 
     def separate(self, chips: ChipSet, at: Moment) -> None:
-        """An operator takes chips out of use; any physical id can be, discovered or not."""
+        """Take chips out of use, by an operator's order; any physical id is accepted, discovered or not."""
         self._turn_to(at)
         for phy_id in chip_ids(chips):
             self._chips.setdefault(phy_id, ChipHealth()).separate(at)
 
     def release(self, chips: ChipSet, at: Moment) -> None:
-        """An operator puts separated chips back into use: at once where nothing else bars them."""
+        """Put separated chips back into use, by an operator's order: at once unless something else bars them."""
         now = self._turn_to(at)
         for phy_id in chip_ids(chips):
             chip = self._chips.get(phy_id)
@@ -161,7 +166,7 @@ class HealthBook:
                 chip.release(now.mono_s, self._policy)
 
     def readmit(self, chips: ChipSet, network: ChipSet, at: Moment) -> None:
-        """An operator readmits chips that have recovered, and networks of chips."""
+        """Readmit recovered chips, and network ports of chips, by an operator's order."""
         now = self._turn_to(at)
         for phy_id in chip_ids(chips | network):
             chip = self._chips.get(phy_id)
@@ -170,35 +175,47 @@ class HealthBook:
                 chip.settle(now.mono_s, self._policy)
                 chip.readmit(own=bool(chips & bit), network=bool(network & bit))
 
-    def assess(self, used: ChipSet, at: Moment) -> Assessment:
-        """The health of all chips now.
+    def judge(self, at: Moment, *, used: ChipSet = 0, running: ChipSet = 0) -> Snapshot:
+        """Judge all chips.
 
         Args:
-            used: the chips that pods run with; a fault of level PreSeparateNPU leaves them alone.
-            at: now.
+            at: the present time.
+            used: the chips that pods hold.
+            running: the chips that pods run with; a fault of level PreSeparateNPU leaves these healthy.
+
+        Raises:
+            ValueError: nothing was discovered yet.
         """
+        if self.server is None:
+            raise ValueError("chips must be discovered before they are judged")
         now_s = self._turn_to(at).mono_s
-        verdicts = {}
+        chips = []
         for phy_id, chip in sorted(self._chips.items()):
             chip.settle(now_s, self._policy)
-            if chip.discovered:
-                in_use = bool(used & chip_set((phy_id,)))
-                verdicts[phy_id] = chip.verdict(now_s, self._policy, used=in_use)
-        times = [chip.next_s(now_s, self._policy) for chip in self._chips.values()]
+            if chip.facts is not None:
+                is_running = bool(running & chip_set((phy_id,)))
+                chips.append(chip.judge(chip.facts, now_s, self._policy, running=is_running))
         reasons = {phy_id: chip.reasons() for phy_id, chip in sorted(self._chips.items())}
-        return Assessment(
-            chips=verdicts,
-            manually_separated=self._those(lambda chip: chip.is_separated),
+        return Snapshot(
+            self.server,
+            tuple(chips),
+            manually_separated=self._chips_that(lambda chip: chip.is_separated),
             upgrade_reasons={phy_id: why for phy_id, why in reasons.items() if why},
-            awaiting_readmission=self._those(lambda chip: chip.awaits),
-            network_awaiting_readmission=self._those(lambda chip: chip.network_awaits),
-            next_s=min((time for time in times if time is not None), default=None),
+            awaiting_readmission=self._chips_that(lambda chip: chip.awaits),
+            network_awaiting_readmission=self._chips_that(lambda chip: chip.network_awaits),
+            used=used,
         )
 
-    def _those(self, condition: Callable[[ChipHealth], bool]) -> ChipSet:
+    def next_s(self, at: Moment) -> float | None:
+        """Return the monotonic time at which the last judgement changes by itself; None if it never does."""
+        now_s = self._turn_to(at).mono_s
+        times = [chip.next_s(now_s, self._policy) for chip in self._chips.values()]
+        return min((time for time in times if time is not None), default=None)
+
+    def _chips_that(self, condition: Callable[[ChipHealth], bool]) -> ChipSet:
         return chip_set(phy_id for phy_id, chip in self._chips.items() if condition(chip))
 
     def _turn_to(self, at: Moment) -> Moment:
-        """Now, as far as told: what is told late does not turn the clock back."""
+        """Return the present time; a late report does not turn the clock back."""
         self._now = at if self._now is None else max(self._now, at)
         return self._now

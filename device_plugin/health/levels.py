@@ -1,4 +1,4 @@
-"""How serious a fault is, what that means for the health of its chip, and the codes with a meaning of their own."""
+"""Fault levels, what each means for the health of a chip, and the fault codes with a meaning of their own."""
 
 import enum
 
@@ -8,7 +8,7 @@ CARD_DROP = 0x40F84E00
 """The chip does not answer any more (spec/node-agent.md §4.1)."""
 
 RESET_FINISHED = 0x8C2FA009
-"""The chip has been reset, which may have ended any of its faults (spec/node-agent.md §4.1)."""
+"""The chip was reset, which may have cleared any of its faults (spec/node-agent.md §4.1)."""
 
 LINK_DOWN = 0x81078603
 """The chip's network port has no link (spec/node-agent.md §4.1)."""
@@ -17,17 +17,17 @@ NETWORK_CODES = frozenset({LINK_DOWN, 0x81078607, 0x110000002, 0x110001024})
 """Faults of a chip's network port; all others are the chip's own (spec/node-agent.md §4.1)."""
 
 HBM_DOUBLE_BIT = 0x80E01801
-"""The chip's memory has an error that it can't correct (spec/node-agent.md §4.4)."""
+"""An uncorrectable (double-bit) error of the chip's memory (spec/node-agent.md §4.4)."""
 
 BUS_ERRORS = frozenset({0x80C98009, 0x80CB8009})
-"""Errors of the AI cores' buses, cube and vector; they may merely follow from the former (spec/node-agent.md §4.4)."""
+"""Bus errors of the AI cores, cube and vector; ``HBM_DOUBLE_BIT`` can cause them (spec/node-agent.md §4.4)."""
 
 MAJOR = 2
-"""The severity from which the driver calls a fault more than a suggestion or minor."""
+"""The lowest severity that the driver ranks above "suggestion" and "minor"."""
 
 
 class Level(enum.IntEnum):
-    """What has to be done about a fault, ascending by how serious it is (spec/node-agent.md §4.1)."""
+    """How a fault has to be handled, in ascending order of seriousness (spec/node-agent.md §4.1)."""
 
     NORMAL = 0
     NOT_HANDLE = 1
@@ -47,10 +47,10 @@ class Level(enum.IntEnum):
 
     @classmethod
     def of_wire(cls, text: str) -> "Level":
-        """The level of this name.
+        """Return the level with this name.
 
         Raises:
-            InvalidValue: there is none.
+            InvalidValue: there is no such level.
         """
         level = _LEVELS.get(text)
         if level is None:
@@ -59,17 +59,17 @@ class Level(enum.IntEnum):
 
     @property
     def bars_use(self) -> bool:
-        """A chip with it is Unhealthy, in use or not (spec/node-agent.md §4.1)."""
+        """Whether a chip with this level is unhealthy even while a pod uses it (spec/node-agent.md §4.1)."""
         return self > Level.SUB_HEALTH and self is not Level.PRE_SEPARATE
 
     @property
     def bars_new_use(self) -> bool:
-        """A chip with it is Unhealthy as soon as nobody uses it (spec/node-agent.md §4.1)."""
+        """Whether a chip with this level is unhealthy as soon as no pod uses it (spec/node-agent.md §4.1)."""
         return self > Level.SUB_HEALTH
 
     @property
     def bars_network(self) -> bool:
-        """A network with it is unhealthy; one of sub-health is, unlike a chip (spec/node-agent.md §4.1)."""
+        """Whether a network port with this level is unhealthy; sub-health is enough (spec/node-agent.md §4.1)."""
         return self > Level.NOT_HANDLE
 
 
@@ -89,14 +89,14 @@ _LEVELS = {name: level for level, name in _WIRE.items()}
 
 
 def level_of_unknown(code: int, severity: int | None) -> Level:
-    """The level of a code that no table has.
+    """Return the level of a code that no table lists.
 
-    What nobody knows is believed to be harmless only where the driver said so: a code found by polling carries no
-    severity (spec/node-agent.md §4.1, and §8.14 for what the reference makes of it).
+    An unknown code counts as harmless only if the driver's event said so; a code found by polling has no severity
+    (spec/node-agent.md §4.1, and §8.14 for how the reference handles it).
 
     Args:
-        code: as the driver has it.
-        severity: of the event that announced it; None where none did.
+        code: as the driver reports it.
+        severity: of the event that announced it; None if no event did.
     """
     if code in NETWORK_CODES:
         return Level.PRE_SEPARATE

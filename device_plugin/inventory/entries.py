@@ -1,4 +1,4 @@
-"""One scan of the driver as the command ``inventory`` prints it: a public format that stays as it is."""
+"""The public format in which the command ``inventory`` prints a scan of the driver."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import msgspec
 
 from ascend.chips import chip_name
-from device_plugin.driver import Assertion, ChipFacts, Inventory, VirtualNpu
-from device_plugin.health.snapshot import Verdict
+from device_plugin.driver import Assertion, Inventory, VirtualNpu
+from device_plugin.health.snapshot import Chip, Snapshot
 
 _SUFFIXES = {
     "vir16": "16c",
@@ -25,16 +25,16 @@ _SUFFIXES = {
     "vir10_4c_16g_m": "10c.4cpu.16g.dvpp",
     "vir12_3c_32g": "12c.3cpu.32g",
 }
-"""What a virtual chip's template is in its name (spec/node-agent.md §3.5)."""
+"""By template of a virtual NPU, the part of its name (spec/node-agent.md §3.5)."""
 
 
 class ChipEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A chip.
 
     Attributes:
-        level: as in reports; None where the driver does not tell of the chip.
-        health: what the kubelet would be told: unknown is not healthy.
-        problem: why the driver's word is missing; absent where it is not.
+        level: as in reports; None if the chip could not be read.
+        health: as reported to the kubelet: a chip that could not be read is ``Unhealthy``.
+        problem: why the chip could not be read; absent if it was.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ChipEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VirtualEntry(msgspec.Struct, frozen=True):
-    """A virtual chip."""
+    """A virtual NPU."""
 
     name: str
     phy_id: int
@@ -75,18 +75,18 @@ class ScanEntry(msgspec.Struct, frozen=True):
 
 
 class EventEntry(msgspec.Struct, frozen=True):
-    """A fault that came or went.
+    """A fault that occurred or cleared.
 
     Attributes:
-        time: UTC, as RFC 3339 has it.
+        time: UTC, in the format of RFC 3339.
         name: the chip.
         code: the fault, spelled as in reports.
-        assertion: ``occur``, ``recover``, or ``once``: it happened and is over.
-        severity: as the driver announces it; None where polling found the fault.
-        source: ``event``: the driver announced it; ``poll``: the chip was asked.
-        level: of the chip from now on.
-        health: the same.
-        network_health: the same.
+        assertion: ``occur``, ``recover``, or ``once`` if it occurred and is over.
+        severity: from the driver's event; None if polling found the change.
+        source: ``event`` if the driver announced it, ``poll`` if a reading found it.
+        level: of the chip afterwards.
+        health: of the chip afterwards.
+        network_health: of the chip's network port afterwards.
     """
 
     time: str
@@ -102,31 +102,31 @@ class EventEntry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What was read.
+    """A scan of the driver.
 
     Attributes:
-        server: as discovered.
-        verdicts: by physical id.
+        snapshot: the server and its chips.
         problems: why chips could not be read, by physical id.
     """
 
-    server: Inventory
-    verdicts: Mapping[int, Verdict]
+    snapshot: Snapshot
     problems: Mapping[int, str]
+
+    @property
+    def server(self) -> Inventory:
+        """The server as discovered."""
+        return self.snapshot.server
 
 
 def scan_entry(scan: Scan) -> ScanEntry:
-    """The scan as printed."""
+    """Return the scan in the public format."""
     server = scan.server
     return ScanEntry(
         product=server.chip_type,
         driver_version=server.driver_version,
         super_pod_id=server.super_pod_id,
         server_index=server.server_index,
-        chips=tuple(
-            _chip(chip, scan.verdicts[chip.phy_id], scan.problems.get(chip.phy_id, ""))
-            for chip in sorted(server.chips, key=lambda chip: chip.phy_id)
-        ),
+        chips=tuple(_chip_entry(chip, scan.problems.get(chip.chip_id, "")) for chip in scan.snapshot.chips),
         vnpus=tuple(
             VirtualEntry(virtual_name(each), each.phy_id, each.vdev_id, each.template)
             for chip in server.chips
@@ -136,31 +136,32 @@ def scan_entry(scan: Scan) -> ScanEntry:
 
 
 def virtual_name(vnpu: VirtualNpu) -> str:
-    """The name of a virtual chip, as ``Ascend910-2c-100-1`` (spec/node-agent.md §3.5)."""
+    """Return the name of a virtual NPU, such as ``Ascend910-2c-100-1`` (spec/node-agent.md §3.5)."""
     suffix = _SUFFIXES.get(vnpu.template, vnpu.template or "unknown")
     return f"Ascend910-{suffix}-{vnpu.vdev_id}-{vnpu.phy_id}"
 
 
-def health(healthy: bool) -> str:  # noqa: FBT001 - the word for this one thing
-    """``Healthy`` or ``Unhealthy``."""
+def health_word(healthy: bool) -> str:  # noqa: FBT001 - names its only argument
+    """Return ``Healthy`` or ``Unhealthy``."""
     return "Healthy" if healthy else "Unhealthy"
 
 
-def _chip(chip: ChipFacts, verdict: Verdict, problem: str) -> ChipEntry:
+def _chip_entry(chip: Chip, problem: str) -> ChipEntry:
+    facts = chip.facts
     return ChipEntry(
-        name=chip_name(chip.phy_id),
-        phy_id=chip.phy_id,
-        logic_id=chip.logic_id,
-        card_id=chip.card_id,
-        device_id=chip.device_id,
-        chip_name=chip.chip_name,
-        ip=chip.address.ip,
-        super_device_id=chip.address.super_device_id,
-        numa_node=chip.numa_node,
-        hbm_mb=chip.hbm_mb,
-        fault_codes=tuple(fault.name for fault in (*verdict.faults, *verdict.network_faults)),
-        level=None if problem else max(verdict.level, verdict.network_level).wire,
-        health=health(verdict.healthy),
-        network_health=health(verdict.network_healthy),
+        name=chip_name(facts.phy_id),
+        phy_id=facts.phy_id,
+        logic_id=facts.logic_id,
+        card_id=facts.card_id,
+        device_id=facts.device_id,
+        chip_name=facts.chip_name,
+        ip=facts.address.ip,
+        super_device_id=facts.address.super_device_id,
+        numa_node=facts.numa_node,
+        hbm_mb=facts.hbm_mb,
+        fault_codes=tuple(fault.name for fault in (*chip.faults, *chip.network_faults)),
+        level=None if problem else max(chip.level, chip.network_level).wire,
+        health=health_word(chip.healthy),
+        network_health=health_word(chip.network_healthy),
         problem=problem,
     )

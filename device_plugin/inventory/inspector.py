@@ -1,6 +1,6 @@
-"""One scan of the driver, without Kubernetes: for support cases and acceptance; then, if wished, its fault events.
+"""Reads the driver once, without Kubernetes, for support cases and acceptance; then reports its fault events if wished.
 
-Every call of the driver has a deadline, and every chip its own thread: a chip that hangs is shown as silent, the
+Every call of the driver has a deadline and every chip its own thread: a chip that hangs is shown with a problem, the
 others are read.
 """
 
@@ -12,15 +12,15 @@ from ascend.chips import chip_name
 from ascend.errors import AscendError, DriverError
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.chips.scanner import Scanner, present_moment
-from device_plugin.driver import ChipFacts, ChipState, Driver, FaultEvent, Inventory
+from device_plugin.driver import Assertion, ChipFacts, ChipState, Driver, FaultEvent, Inventory
+from device_plugin.health.active_faults import ActiveFaults
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.health_book import HealthBook
-from device_plugin.health.levels import CARD_DROP
-from device_plugin.health.snapshot import Moment, Verdict
-from device_plugin.inventory.entries import EventEntry, Scan, health
+from device_plugin.health.snapshot import Moment
+from device_plugin.inventory.entries import EventEntry, Scan, health_word
 
 DISCOVER_S = 30.0
-"""Loading the driver and asking it for all chips may take long on a server that has just started."""
+"""Loading the driver and listing all chips can take long on a server that has just started."""
 
 CHIP_S = 3.0
 
@@ -30,8 +30,8 @@ class Inspector:
 
     Args:
         driver: what to read.
-        discover_s: how long it may take to tell what chips there are.
-        chip_s: how long a chip may take to answer.
+        discover_s: deadline for the list of chips.
+        chip_s: deadline for reading a chip.
     """
 
     def __init__(self, driver: Driver, *, discover_s: float = DISCOVER_S, chip_s: float = CHIP_S) -> None:
@@ -39,13 +39,11 @@ class Inspector:
         self._discover_s = discover_s
         self._chip_s = chip_s
         self._rules = default_rules()
-        # What the codes say now: no damping, nothing to readmit.
-        self._book = HealthBook(self._rules, hold_s=0.0)
-        self._server: Inventory | None = None
-        self._states: dict[int, ChipState] = {}
+        self._book = HealthBook(self._rules, hold_s=0.0)  # no damping: what the codes say now
+        self._faults: dict[int, ActiveFaults] = {}
 
     async def scan(self) -> Scan:
-        """One scan.
+        """Read all chips once.
 
         Raises:
             DriverError: the driver can't be read; says why.
@@ -58,20 +56,19 @@ class Inspector:
             raise DriverError(f"the driver does not answer within {self._discover_s:g} s") from None
         finally:
             thread.close()
-        self._server = server
-        self._book.discovered(server.chips, present_moment())
+        self._book.discovered(server, present_moment())
         answers = await asyncio.gather(*map(self._read, server.chips))
         problems = {chip.phy_id: why for chip, why in zip(server.chips, answers, strict=True) if why is not None}
-        return Scan(server, self._book.assess(0, present_moment()).chips, problems)
+        return Scan(self._book.judge(present_moment()), problems)
 
-    async def watch(self, tell: Callable[[EventEntry], None], *, period_s: float = 1.0) -> None:
-        """Tell of every fault that comes or goes, until cancelled: as the driver announces it, and by asking each chip.
+    async def watch(self, report: Callable[[EventEntry], None], *, period_s: float = 1.0) -> None:
+        """Report every fault that occurs or clears after the scan, until cancelled.
 
         Args:
-            tell: told.
-            period_s: time between polls of a chip.
+            report: gets each of them once, whether an event announces it or a reading finds it.
+            period_s: time between two readings of a chip.
         """
-        watcher = _Watcher(self._book, self._rules.spell, self._states, tell)
+        watcher = _Watcher(self._book, self._rules.spell, self._faults, report)
         await Scanner(self._driver, watcher, period_s=period_s).run()
 
     async def _read(self, chip: ChipFacts) -> str | None:
@@ -87,82 +84,63 @@ class Inspector:
         finally:
             thread.close()
         self._book.polled(chip.phy_id, state, at)
-        self._states[chip.phy_id] = state
+        faults = self._faults[chip.phy_id] = ActiveFaults()
+        list(faults.read(state, at))  # what the scan shows is not reported again
         return None
 
 
 class _Watcher:
-    """Turns what a scanner hears into lines: each fault is told once when it comes and once when it goes.
-
-    Args:
-        book: judges.
-        spell: the spelling of codes.
-        states: what was told of each chip before.
-        tell: told.
-    """
+    """Turns what a scanner reads and hears into entries."""
 
     def __init__(
         self,
         book: HealthBook,
         spell: Callable[[int], str],
-        states: dict[int, ChipState],
-        tell: Callable[[EventEntry], None],
+        faults: dict[int, ActiveFaults],
+        report: Callable[[EventEntry], None],
     ) -> None:
         self._book = book
         self._spell = spell
-        self._tell = tell
+        self._faults = faults
+        self._report = report
         self._phy_ids: dict[int, int] = {}
-        self._present = {phy_id: _codes(state) for phy_id, state in states.items()}
-        self._announced_at: dict[int, Moment] = {}
 
     def discovered(self, server: Inventory, at: Moment) -> None:
-        """The chips there are."""
+        """Follow a discovery."""
         self._phy_ids = {chip.logic_id: chip.phy_id for chip in server.chips}
-        self._book.discovered(server.chips, at)
+        self._book.discovered(server, at)
 
     def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
-        """How a chip is; what was announced since it was asked is newer than its answer."""
+        """Report what a reading finds and no event announced."""
         self._book.polled(phy_id, state, at)
-        announced_at = self._announced_at.get(phy_id)
-        if announced_at is not None and at <= announced_at:
-            return
-        now, before = _codes(state), self._present.get(phy_id, frozenset())
-        self._present[phy_id] = now
-        for code in sorted(now - before):
-            self._line(phy_id, FaultEvent(0, code, "occur", 0), at, "poll")
-        for code in sorted(before - now):
-            self._line(phy_id, FaultEvent(0, code, "recover", 0), at, "poll")
+        for each in self._faults.setdefault(phy_id, ActiveFaults()).read(state, at):
+            self._add(phy_id, each.code, "occur" if each.present else "recover", at)
 
     def announced(self, event: FaultEvent, at: Moment) -> None:
-        """A fault came or went."""
+        """Report an event, unless a reading found the same before."""
         phy_id = self._phy_ids.get(event.logic_id)
         if phy_id is None:
             return
         self._book.announced(event, at)
-        self._announced_at[phy_id] = at
-        known = self._present.get(phy_id, frozenset())
-        if event.assertion != "once":
-            if (event.code in known) == (event.assertion == "occur"):
-                return  # polling was quicker, or the driver tells again what was there at the scan
-            self._present[phy_id] = known ^ {event.code}
-        self._line(phy_id, event, at, "event")
+        transitions = list(self._faults.setdefault(phy_id, ActiveFaults()).announce(event, at))
+        if event.assertion == "once":
+            self._add(phy_id, event.code, "once", at, event)
+            return
+        for each in transitions:
+            self._add(phy_id, each.code, "occur" if each.present else "recover", at, event)
 
-    def _line(self, phy_id: int, event: FaultEvent, at: Moment, source: str) -> None:
-        verdict: Verdict = self._book.assess(0, present_moment()).chips[phy_id]
-        self._tell(
+    def _add(self, phy_id: int, code: int, assertion: Assertion, at: Moment, event: FaultEvent | None = None) -> None:
+        chip = next(chip for chip in self._book.judge(present_moment()).chips if chip.chip_id == phy_id)
+        self._report(
             EventEntry(
                 time=datetime.fromtimestamp(at.wall_ms / 1000, UTC).isoformat(timespec="milliseconds"),
                 name=chip_name(phy_id),
-                code=self._spell(event.code),
-                assertion=event.assertion,
-                severity=event.severity if source == "event" else None,
-                source=source,
-                level=max(verdict.level, verdict.network_level).wire,
-                health=health(verdict.healthy),
-                network_health=health(verdict.network_healthy),
+                code=self._spell(code),
+                assertion=assertion,
+                severity=None if event is None else event.severity,
+                source="poll" if event is None else "event",
+                level=max(chip.level, chip.network_level).wire,
+                health=health_word(chip.healthy),
+                network_health=health_word(chip.network_healthy),
             )
         )
-
-
-def _codes(state: ChipState) -> frozenset[int]:
-    return frozenset(state.codes or ()) | ({CARD_DROP} if state.dropped else frozenset())

@@ -1,4 +1,4 @@
-"""Calls to the kubelet: where it is dialled, and how their errors are told from being asked to stop."""
+"""gRPC channels to the kubelet, and how the errors of calls differ from the cancellation of a task."""
 
 import asyncio
 
@@ -7,23 +7,23 @@ import grpc
 from ascend.errors import Unreachable
 
 CHANNEL_OPTIONS = (
-    # A percent-encoded path as authority is refused by some kubelets (spec/kubernetes.md §8.3).
+    # Some kubelets refuse a percent-encoded path as authority (spec/kubernetes.md §8.3).
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
-    # Else all channels to an address share one connection, and with it the pause of a second after it was refused, for
-    # as long as Python has not collected a call that failed: a new kubelet would be refused in the name of a dead one.
+    # Otherwise all channels to one address share a connection, and its pause of a second after it was refused, until
+    # Python has collected a failed call: a new kubelet would be treated as unreachable because of the old one.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
-def give_way() -> None:
-    """End here if the task has been asked to end.
+def raise_if_cancelled() -> None:
+    """Raise if the task was cancelled.
 
-    gRPC swallows that where it comes in the same moment as the end of a call or of a server's stop (the latter by
-    asyncio.wait_for, before Python 3.12); who does not look goes on for ever.
+    gRPC swallows a cancellation that arrives at the same moment as the end of a call or of a server's stop (the latter
+    through asyncio.wait_for, before Python 3.12); without this check the task would never end.
 
     Raises:
-        CancelledError: it has.
+        CancelledError: the task was cancelled.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -31,14 +31,14 @@ def give_way() -> None:
 
 
 def unreachable(what: str, error: grpc.aio.AioRpcError) -> Unreachable:
-    """The error of a call that failed.
+    """Return the error of a failed call.
 
     Args:
         what: the call, for the sentence.
         error: how it failed.
 
     Raises:
-        CancelledError: the task has been asked to end.
+        CancelledError: the task was cancelled.
     """
-    give_way()
+    raise_if_cancelled()
     return Unreachable(f"{what}: {error.details()}")

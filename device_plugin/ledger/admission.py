@@ -1,14 +1,14 @@
-"""Who is the kubelet asking for, and may that pod have the chips written on it?
+"""Which pod an admission call is about, and whether that pod may have the chips written on it.
 
 The kubelet's calls carry no identity (spec/kubernetes.md §1.6). Design, decision 2: of the pods on this node whose next
-container asks for as many chips, a single one is it; of several, the kubelet's own list tells. It takes up one pod at a
-time, in the order in which the watch shows them to it and to us, and lists a pod right before it admits it. So it is
-the one of the listed that came last: those before it are through, also where they still look as if they waited, because
-the kubelet turned them away without asking us and the API server does not know yet. Where the kubelet can't be asked,
-it is a pod that has got a part of its chips already, for its containers are asked for one right after the other; else
-the documented rule decides: the smallest predicate-time (seed 002, last step).
+container requests as many chips as the call, a single one is it; of several, the kubelet's own list decides. The
+kubelet admits one pod at a time, in the order in which the watch shows them to it and to us, and lists a pod right
+before it admits it. So the pod under admission is the listed one that came last: those before it are done, even if they
+still look pending because the kubelet rejected them without calling us and the API server does not know yet. If the
+kubelet can't be asked, it is a pod that has some of its chips already, because the calls for its containers follow each
+other directly; otherwise the documented rule decides: the smallest predicate-time (seed 002, last step).
 
-Pods without a usable annotation count as candidates too: leaving them out would take another pod's chips for theirs.
+Pods without a usable annotation are candidates too: without them, another pod's chips would be given for their call.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -22,55 +22,18 @@ from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.handovers import Part
 from device_plugin.ledger.node_pods import NodePod, NodePods
 
-
-class UnofferedChips:
-    """What the kubelet did not offer when it last asked for a preference.
-
-    Args:
-        pods: the node's pods.
-    """
-
-    def __init__(self, pods: NodePods) -> None:
-        self._pods = pods
-        self._first_new = 0
-        self._chips: frozenset[int] = frozenset()
-
-    def begin(self) -> None:
-        """A kubelet that may have just started is about to be told of our devices."""
-        self._first_new = self._pods.next_order
-        self.note(())
-
-    def note(self, chips: Iterable[int]) -> None:
-        """It asks, and does not offer these chips of the pod, though nobody holds them as far as we know."""
-        self._chips = frozenset(chips)
-
-    def check(self, pod: NodePod, part: Part) -> None:
-        """Refuse a pod the kubelet may have found at its start what was not offered.
-
-        Raises:
-            Refusal: the part has such chips, and the kubelet chose others.
-        """
-        missing = self._chips.intersection(part.chips).difference(part.kubelet_ids)
-        if missing and pod.order < self._first_new:
-            raise Refusal(
-                "ChipNotFreed",
-                f"the kubelet does not offer {join_names_sorted(missing)} yet: after its start it frees what pods "
-                "that have ended had only once those it found are admitted; a new pod will get it",
-            )
-
-
 HELD = "ChipHeld"
-"""The reason of a refusal that the end of another pod makes untrue."""
+"""The reason of a refusal that the end of another pod resolves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A container an admission call can be about.
+    """A container that an admission call can be about.
 
     Attributes:
         pod: its pod.
-        ask: what the container asks for.
-        begun: whether containers of the pod before it were handed chips.
+        ask: what the container requests.
+        begun: whether earlier containers of the pod were given chips.
     """
 
     pod: NodePod
@@ -84,16 +47,16 @@ def candidates(
     granted: Mapping[str, Collection[str]],
     uncertain: Collection[str] = (),
 ) -> list[Candidate]:
-    """The containers an admission call for ``count`` chips can be about, in the order their pods came to the node.
+    """Return the containers that an admission call for ``count`` chips can be about, in the pods' order of arrival.
 
-    Whether a container was handed chips is what we and the kubelet know, never what annotations claim: those can be
+    Whether a container was given chips is decided by our ledger and the kubelet's, never by annotations, which can be
     forged.
 
     Args:
         pods: of the node.
-        count: how many chips the kubelet asks for.
-        granted: the names of the containers that were handed chips, by uid of their pod.
-        uncertain: uids of pods of which more containers may have been handed chips than we know.
+        count: how many chips the kubelet requests.
+        granted: the names of the containers that were given chips, by uid of their pod.
+        uncertain: uids of pods that may have more containers with chips than known here.
     """
     found = []
     for pod in pods:
@@ -108,12 +71,12 @@ def candidates(
 
 
 def newest(listed: Iterable[Candidate]) -> Candidate:
-    """Of those the kubelet lists, the one it admits; among pods we have not seen come, the one decided last."""
+    """Return the candidate that came last; among pods the watch has not shown, the one decided last."""
     return max(listed, key=lambda each: (each.pod.order, _decided_at(each)))
 
 
 def oldest_decision(waiting: Iterable[Candidate]) -> Candidate:
-    """Of several, where the kubelet can't be asked; a missing predicate-time orders last; among equals the earliest."""
+    """Return the candidate that has begun, else the one with the smallest predicate-time, else the first to come."""
     return min(waiting, key=lambda each: (not each.begun, _decided_at(each), each.pod.order))
 
 
@@ -125,17 +88,17 @@ def _decided_at(candidate: Candidate) -> int:
 def chips_for(
     pod: NodePod, snapshot: Snapshot, handed: Mapping[str, ChipSet], pods: Iterable[NodePod], own: ChipSet = 0
 ) -> tuple[int, ...]:
-    """The chips of a pod, in the order written on it; its containers get their parts of them.
+    """Return the chips of a pod, in the order written on it; its containers get parts of them.
 
     Args:
         pod: the pod under admission.
         snapshot: the node's chips.
-        handed: what other live pods were handed: ``namespace/name`` to chips.
+        handed: what other live pods were given: ``namespace/name`` to chips.
         pods: all pods of the node; one that came earlier and waits for its chips holds them too.
-        own: what this pod was handed already; a fault that bars new use does not bar it.
+        own: what this pod was given already; a fault that bars new use does not bar it.
 
     Raises:
-        Refusal: the pod must not get them; the sentence is shown to its owner by the kubelet.
+        Refusal: the pod must not get them; the kubelet shows the sentence in the pod's status.
     """
     if pod.problem is not None:
         raise Refusal(*pod.problem)
@@ -148,21 +111,25 @@ def chips_for(
     if unknown := wanted & ~snapshot.all_chips:
         raise Refusal("UnknownChip", f"this node has no {join_names(chip_ids(unknown))}")
     if unhealthy := wanted & ~snapshot.healthy:
-        raise Refusal("ChipUnhealthy", f"{join_names(chip_ids(unhealthy))} is unhealthy")
+        raise Refusal("ChipUnhealthy", f"{_named(unhealthy, 'is', 'are')} unhealthy")
     holders = dict(handed)
     for other in pods:
         if other.count and other.live and other.order < pod.order and not other.past_admission:
             holders.setdefault(other.key, other.held)
     for holder, chips in holders.items():
         if taken := wanted & chips:
-            raise Refusal(HELD, f"{join_names(chip_ids(taken))} is held by pod {holder}")
-    if barred := wanted & snapshot.spared & ~own:
-        raise Refusal("ChipUnhealthy", f"{join_names(chip_ids(barred))} has a fault that bars new use")
+            raise Refusal(HELD, f"{_named(taken, 'is', 'are')} held by pod {holder}")
+    if barred := wanted & snapshot.closed_to_new_pods & ~own:
+        raise Refusal("ChipUnhealthy", f"{_named(barred, 'has', 'have')} a fault that bars new use")
     return pod.grant.chips
 
 
+def _named(chips: ChipSet, singular: str, plural: str) -> str:
+    return f"{join_names(chip_ids(chips))} {singular if chips.bit_count() == 1 else plural}"
+
+
 def known_ids(names: Iterable[str]) -> set[int]:
-    """The physical ids of those device ids that are names of chips."""
+    """Return the physical ids of the device ids that are chip names."""
     ids = set()
     for name in names:
         try:
@@ -170,3 +137,49 @@ def known_ids(names: Iterable[str]) -> set[int]:
         except InvalidValue:
             continue
     return ids
+
+
+class UnofferedChips:
+    """The chips of a pod that the kubelet did not offer in its last GetPreferredAllocation call.
+
+    After a restart the kubelet counts the chips of ended pods as used until it has admitted the pods it found
+    (spec/kubernetes.md §1.6 "Freed devices"). If a found pod got such a chip all the same, the kubelet's ledger would
+    have another one for as long as the pod lives, and no other pod could use either of them. So the pod is refused: its
+    controller creates a new one, which comes after the chip is freed.
+
+    The pods that were known before the kubelet was sent our devices count as the pods it found, because it admits none
+    before that. So a kubelet that withholds ids for another reason, such as a topology policy, does not cause endless
+    refusals.
+
+    Args:
+        pods: the node's pods.
+    """
+
+    def __init__(self, pods: NodePods) -> None:
+        self._pods = pods
+        self._first_new = 0
+        self._chips: frozenset[int] = frozenset()
+
+    def begin(self) -> None:
+        """Note that a kubelet, which may have just started, is about to be sent our devices."""
+        self._first_new = self._pods.next_order
+        self.note(())
+
+    def note(self, chips: Iterable[int]) -> None:
+        """Note the chips of the pod that the kubelet does not offer although our ledger has no holder for them."""
+        self._chips = frozenset(chips)
+
+    def check(self, pod: NodePod, part: Part) -> None:
+        """Check that a pod the kubelet may have found at its start does not get chips that were not offered.
+
+        Raises:
+            Refusal: the part has such chips, and the kubelet chose others.
+        """
+        missing = self._chips.intersection(part.chips).difference(part.kubelet_ids)
+        if missing and pod.order < self._first_new:
+            raise Refusal(
+                "ChipNotFreed",
+                f"the kubelet does not offer {join_names_sorted(missing)} yet: after a restart it frees the chips of "
+                f"ended pods only once it has admitted the pods it found; a new pod can get "
+                f"{'it' if len(missing) == 1 else 'them'}",
+            )

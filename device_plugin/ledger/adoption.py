@@ -1,7 +1,8 @@
-"""What a pod was handed, by what the kubelet's ledger has for it: the way back to the truth after a restart.
+"""What a pod was given, according to the kubelet's ledger: the source of truth after a restart.
 
-The kubelet's ledger can't be forged by the pod's author, annotations can; but it says neither which chips were meant,
-where the kubelet could not be led, nor what regular init containers hold (spec/kubernetes.md §2).
+A pod's author can forge annotations but not the kubelet's ledger. The ledger does not show which chips were written on
+the pod, if the kubelet did not follow the preferred allocation, nor what regular init containers hold
+(spec/kubernetes.md §2).
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,12 +15,12 @@ from device_plugin.ledger.node_pods import NodePod
 
 
 def is_its_own(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) -> bool:
-    """Whether what the ledger has under a pod's name is this pod's, and not that of an earlier one of the name.
+    """Return whether a ledger entry belongs to this pod, and not to an earlier pod with the same name.
 
     Args:
         pod: the pod.
-        held: physical ids by container, of the pod of that name in the kubelet's ledger.
-        admitted: whether the watch had shown that the kubelet has admitted this very pod before the ledger was read.
+        held: physical ids by container, from the kubelet's ledger entry for the pod's name.
+        admitted: whether the watch had shown this very pod as admitted before the ledger was read.
     """
     names = {ask.container: ask.count for ask in pod.asks if ask.keeps}
     if any(names.get(container) != len(ids) for container, ids in held.items()):
@@ -31,17 +32,17 @@ def is_its_own(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: b
 
 
 def without_chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The containers of an admitted pod that ask for chips and have none (spec/kubernetes.md §1.6, "silent skip")."""
+    """Return an admitted pod's containers that request chips but have none (spec/kubernetes.md §1.6, "silent skip")."""
     return [ask.container for ask in pod.asks if ask.keeps and ask.container not in held]
 
 
 def adopt(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) -> HandOver:
-    """The hand-over that left this in the kubelet's ledger.
+    """Return the hand-over that explains a ledger entry.
 
     Args:
         pod: the pod.
-        held: physical ids by container.
-        admitted: whether all of its containers were asked for.
+        held: physical ids by container, from the kubelet's ledger.
+        admitted: whether all of its containers were admitted.
     """
     chips = _chips(pod, held)
     slices = deal(pod.asks, chips)
@@ -51,7 +52,7 @@ def adopt(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) 
         ids = held.get(ask.container, () if ask.keeps else slices[ask.container])
         given = tuple(chip for chip in chips if chip in ids)
         if len(given) < len(ids):
-            # The kubelet could not be led; what it has is not what the container was given.
+            # The kubelet did not follow the preferred allocation; its ids are not what the container was given.
             given = slices[ask.container]
         if ids:
             parts.append(Part(ask.container, ask.keeps, given, ids))
@@ -59,17 +60,17 @@ def adopt(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) 
 
 
 def untangle(pod: NodePod, held: Mapping[str, tuple[int, ...]], parts: Iterable[Part]) -> HandOver | None:
-    """What a pod's containers were really given, where calls were answered for another pod of its size.
+    """Return what a pod's containers were really given, if calls were answered for another pod of its size.
 
-    The kubelet's ids tell: whoever they were answered for, this pod has them, and what was answered with them.
+    The kubelet's ids identify the answer: the pod that has the ids also has the chips that were answered for them.
 
     Args:
         pod: an admitted pod.
-        held: physical ids by container.
-        parts: all that was ever answered, to live pods.
+        held: physical ids by container, from the kubelet's ledger.
+        parts: every answer given, to any live pod.
 
     Returns:
-        None where that can't be told: regular init containers are not in the kubelet's ledger.
+        None if it is unknown: regular init containers are not in the kubelet's ledger.
     """
     if not all(ask.keeps and ask.container in held for ask in pod.asks):
         return None
@@ -82,7 +83,7 @@ def untangle(pod: NodePod, held: Mapping[str, tuple[int, ...]], parts: Iterable[
 
 
 def believe(pod: NodePod) -> HandOver:
-    """The hand-over that a pod's annotations tell of, where the kubelet's ledger is not to be had."""
+    """Return the hand-over that a pod's annotations describe, for use without the kubelet's ledger."""
     chips = pod.grant.chips if pod.grant is not None and pod.grant.chip_set == pod.held else chip_ids(pod.held)
     slices = deal(pod.asks, chips)
     parts = tuple(Part(ask.container, ask.keeps, slices[ask.container], slices[ask.container]) for ask in pod.asks)
@@ -90,7 +91,7 @@ def believe(pod: NodePod) -> HandOver:
 
 
 def _chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """As the allocator wrote, where the kubelet says the same; else as claimed."""
+    """Return the chips written by the allocator if the kubelet's ledger agrees, else those claimed."""
     ids = {chip for each in held.values() for chip in each}
     written = pod.grant.chips if pod.grant is not None and pod.problem is None else None
     if written is not None and ids <= set(written):

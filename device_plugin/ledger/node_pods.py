@@ -1,4 +1,4 @@
-"""The pods of this node, in the order they came to it."""
+"""The pods of this node, in the order they came to it, and what the plugin needs to know about each."""
 
 import time
 from collections import deque
@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ascend.annotations import ALLOCATED, CLAIMED, REAL, Grant, held_chips, read_grant, read_predicate_time
-from ascend.chips import ChipSet
+from ascend.chips import ChipSet, count_chips
 from ascend.daemon.observable import Observable
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Pod
 from ascend.slices import Ask, effective_request
+
+REMEMBERED = 1024
+"""How many deleted pods are remembered: more than a kubelet can still list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +24,16 @@ class NodePod:
         uid: the pod's uid.
         namespace: its namespace.
         name: its name.
-        order: earlier pods have smaller numbers.
-        asks: what its containers ask for, in the order the kubelet asks for them; empty for a pod without.
-        count: how many chips it needs in all; 0 for a pod without.
-        grant: what the allocator wrote on it; None where it wrote nothing, or nothing readable.
-        problem: why it can't get the chips written on it, as a refusal's reason and sentence; None where it can.
-        held: the chips it holds by its annotations.
-        real: the chips of its AscendReal.
-        claimed: it carries our claim; AscendReal alone may be there before (Volcano's, or its author's invention).
+        order: its position in the order of arrival.
+        asks: what its containers request, in the order the kubelet admits them; empty for a pod without chips.
+        count: how many chips it requests in total; 0 for a pod without chips.
+        grant: what the allocator wrote on it; None if nothing, or nothing readable.
+        problem: why it can't get the chips written on it, as a refusal's reason and sentence; None if it can.
+        held: the chips it holds according to its annotations.
+        real: the chips of its AscendReal annotation.
+        claimed: whether it has our claim; AscendReal alone can also be from Volcano or from the pod's author.
         live: neither Succeeded nor Failed.
-        past_admission: the kubelet has admitted it (it has containers).
+        past_admission: whether the kubelet has admitted it, so that it has containers.
     """
 
     uid: str
@@ -54,7 +57,7 @@ class NodePod:
 
 
 def read_pod(pod: Pod, order: int) -> NodePod:
-    """What matters about a pod; never raises, what is wrong goes into ``problem``."""
+    """Read a pod; never raises, because invalid content goes into ``problem``."""
     annotations = pod.metadata.annotations
     asks: tuple[Ask, ...] = ()
     grant, held, problem = None, 0, None
@@ -68,11 +71,12 @@ def read_pod(pod: Pod, order: int) -> NodePod:
     except InvalidValue as error:
         problem = ("MalformedAnnotation", error.message)
     if problem is None and grant is not None and len(grant.chips) != count:
-        problem = ("WrongCount", f"annotation {ALLOCATED} names {len(grant.chips)} chips, the pod asks for {count}")
+        named = count_chips(len(grant.chips))
+        problem = ("WrongCount", f"annotation {ALLOCATED} names {named}, the pod requests {count}")
     try:
         held = held_chips(annotations)
     except InvalidValue:
-        # AscendReal is ours to write: whoever spoils it does not keep the pod from its chips.
+        # We write AscendReal: if somebody else makes it unreadable, the pod still gets its chips.
         held = grant.chip_set if grant is not None else 0
     statuses = (*pod.status.container_statuses, *pod.status.init_container_statuses)
     real = _real_chips(annotations)
@@ -100,15 +104,11 @@ def _real_chips(annotations: Mapping[str, str]) -> ChipSet:
         return 0
 
 
-REMEMBERED = 1024
-"""How many deleted pods are remembered: more than a kubelet can still have on its list."""
-
-
 class NodePods:
     """The pods of this node; a handler for the reflector that watches them.
 
     Args:
-        on_gone: told the uid of a pod whose containers can't run any more.
+        on_gone: receives the uid of a pod whose containers can't run any more.
         now_s: a monotonic clock.
     """
 
@@ -116,66 +116,66 @@ class NodePods:
         self._on_gone = on_gone
         self._now_s = now_s
         self._pods: dict[str, NodePod] = {}
-        self._came_s: dict[str, float] = {}
+        self._seen_s: dict[str, float] = {}
         self._deleted: deque[str] = deque(maxlen=REMEMBERED)
         self._next_order = 0
-        self._torn_away: dict[str, NodePod] = {}
+        self._deleted_early: dict[str, NodePod] = {}
         self.changes: Observable[None] = Observable(None)
-        """Set after every change."""
+        """Set on every change."""
 
     def __iter__(self) -> Iterator[NodePod]:
         return iter(self._pods.values())
 
     @property
     def next_order(self) -> int:
-        """The number of a pod that is not known yet."""
+        """The position of a pod that is not known yet."""
         return self._next_order + 1
 
     def get(self, uid: str) -> NodePod | None:
-        """The pod with this uid."""
+        """Return the pod with this uid."""
         return self._pods.get(uid)
 
     def has_moved_on(self, uid: str) -> bool:
-        """The watch has shown the pod admitted, ended or deleted: a list in which it still waits is older."""
+        """Return whether the watch showed the pod as admitted, ended or deleted; a list that differs is outdated."""
         pod = self._pods.get(uid)
         return uid in self._deleted if pod is None else pod.past_admission or not pod.live
 
     def age_s(self, uid: str) -> float:
-        """How long ago the watch first showed a pod, in seconds; 0 where it has not yet."""
-        came_s = self._came_s.get(uid)
-        return self._now_s() - came_s if came_s is not None else 0.0
+        """Return how long ago the watch first showed a pod, in seconds; 0 if it has not."""
+        seen_s = self._seen_s.get(uid)
+        return self._now_s() - seen_s if seen_s is not None else 0.0
 
-    def torn_away(self, uid: str) -> NodePod | None:
-        """A pod that was deleted before it was seen admitted: the kubelet may be admitting it still."""
-        return self._torn_away.get(uid)
+    def deleted_early(self, uid: str) -> NodePod | None:
+        """Return a pod that was deleted before it was seen admitted: the kubelet may still be admitting it."""
+        return self._deleted_early.get(uid)
 
-    def was_torn_away(self, count: int) -> bool:
-        """Whether a pod was torn away of which a container asks for as many chips."""
-        return any(ask.count == count for pod in self._torn_away.values() for ask in pod.asks)
+    def was_deleted_early(self, count: int) -> bool:
+        """Return whether a pod deleted before it was seen admitted has a container that requests this many chips."""
+        return any(ask.count == count for pod in self._deleted_early.values() for ask in pod.asks)
 
-    def settle(self, order: int) -> None:
-        """The kubelet has come to the pod with this number: it is done with those torn away before."""
-        self._torn_away = {uid: pod for uid, pod in self._torn_away.items() if pod.order > order}
+    def forget_deleted_early(self, order: int) -> None:
+        """Forget pods deleted before they were seen admitted, up to this position: the kubelet is past them."""
+        self._deleted_early = {uid: pod for uid, pod in self._deleted_early.items() if pod.order > order}
 
     def applied(self, obj: Pod) -> None:
-        """A pod came to this node or changed."""
+        """Take over a pod that is new or has changed."""
         known = self._pods.get(obj.uid)
         if known is None:
             self._next_order += 1
-            self._came_s[obj.uid] = self._now_s()
+            self._seen_s[obj.uid] = self._now_s()
         self._pods[obj.uid] = read_pod(obj, known.order if known is not None else self._next_order)
         if not obj.is_live:
             self._on_gone(obj.uid)
         self.changes.set(None)
 
     def deleted(self, obj: Pod) -> None:
-        """A pod is gone."""
+        """Remove a pod."""
         known = self._pods.pop(obj.uid, None)
-        self._came_s.pop(obj.uid, None)
+        self._seen_s.pop(obj.uid, None)
         if known is not None and known.asks and known.live and not known.past_admission:
-            self._torn_away[obj.uid] = known
-            if len(self._torn_away) > REMEMBERED:
-                del self._torn_away[next(iter(self._torn_away))]
+            self._deleted_early[obj.uid] = known
+            if len(self._deleted_early) > REMEMBERED:
+                del self._deleted_early[next(iter(self._deleted_early))]
         self._deleted.append(obj.uid)
         self._on_gone(obj.uid)
         self.changes.set(None)

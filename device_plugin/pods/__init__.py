@@ -1,1 +1,1 @@
-"""Gives pods their chips: matches admission calls with pods, answers them, and records the result on the pod."""
+"""Gives pods their chips: matches admission calls with pods, answers them, and writes the result on the pod."""

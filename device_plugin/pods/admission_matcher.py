@@ -1,8 +1,8 @@
-"""Answers the kubelet: which devices to prefer for the container it admits, and what to give it.
+"""Answers the kubelet's admission calls: which devices it should prefer for a container, and what the container gets.
 
-The kubelet admits one pod at a time, its containers one after the other, and waits for us, so every answer has a hard
-cap (``CAP_S``). Normally no round trip to the API server lies on the way: our watch has shown the pod, and the claim is
-written behind the answer.
+The kubelet admits one pod at a time, its containers one after another, and waits for the answer, so every answer has a
+hard limit (``CAP_S``). Normally no request to the API server is needed: the watch has shown the pod, and the claim is
+written after the answer.
 """
 
 import asyncio
@@ -25,25 +25,25 @@ from device_plugin.pods.container_edits import ContainerEdits
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 CAP_S = 4.0
-"""The longest the kubelet is made to wait for an Allocate."""
+"""The longest the kubelet waits for an Allocate."""
 PREFER_CAP_S = 1.0
-"""The longest it is made to wait for a preference, which may be empty."""
+"""The longest it waits for a preferred allocation, which may be empty."""
 LIST_AFTER_S = 2.0
-"""How long Allocate waits for the watch to show the pod before it asks the API server once."""
+"""How long Allocate waits for the watch to show the pod before it lists the node's pods at the API server once."""
 PREFER_LIST_AFTER_S = 0.4
-"""The same for a preference: without one the kubelet takes any ids, and its ledger differs from what is handed over."""
+"""The same for a preferred allocation: without one the kubelet takes any ids, not those of the chips given."""
 REFRESH_S = 1.0
-"""How long Allocate waits for our watch to catch up, where it refuses a pod that the watch has not shown."""
+"""How long Allocate waits for the watch to catch up before it refuses a pod that the watch has not shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What Allocate is answered.
+    """The answer to an Allocate call.
 
     Attributes:
-        handover: all that the pod was handed so far.
-        part: what this container is handed.
-        edits: what the kubelet is to put into the container.
+        handover: everything the pod was given so far.
+        part: the chips of this container.
+        edits: what the kubelet adds to the container.
     """
 
     handover: HandOver
@@ -52,16 +52,16 @@ class Answer:
 
 
 class AdmissionMatcher:
-    """Where an admission call is matched with a container of a pod and answered.
+    """Matches each admission call with a container of a pod, and answers it.
 
     Args:
         snapshots: the node's chips.
         pods: the node's pods.
-        handovers: the ledger.
-        admission: knows whom the kubelet is asking for.
-        refresh: has the watch of the node's pods catch up with the API server; returns once it has.
-        give: what a container with these chips is given, or Refusal.
-        on_handover: told of a pod's hand-over, and of every change to what is to be written on the pod.
+        handovers: the plugin's ledger.
+        finder: finds the container under admission.
+        refresh: waits until the watch of the node's pods has caught up with the API server.
+        inject: returns what a container with these chips gets, or raises Refusal.
+        on_handover: receives a pod's hand-over whenever its annotations have to be written.
     """
 
     def __init__(
@@ -70,53 +70,55 @@ class AdmissionMatcher:
         snapshots: Observable[Snapshot | None],
         pods: NodePods,
         handovers: HandOvers,
-        admission: AdmittedPodFinder,
+        finder: AdmittedPodFinder,
         refresh: Callable[[], Awaitable[None]],
-        give: Callable[[tuple[int, ...]], ContainerEdits],
+        inject: Callable[[tuple[int, ...]], ContainerEdits],
         on_handover: Callable[[HandOver], None],
     ) -> None:
         self._snapshots = snapshots
         self._pods = pods
         self._handovers = handovers
-        self._admission = admission
+        self._finder = finder
         self._refresh = refresh
-        self._give = give
+        self._inject = inject
         self._on_handover = on_handover
         self._one_at_a_time = asyncio.Lock()
         self._preferred: tuple[Candidate, tuple[int, ...]] | None = None
-        self._withheld = UnofferedChips(pods)
+        self._unoffered = UnofferedChips(pods)
 
     def begin(self) -> None:
-        """A kubelet that may have just started is about to be told of our devices."""
-        self._withheld.begin()
+        """Note that a kubelet, which may have just started, is about to be sent our devices."""
+        self._unoffered.begin()
 
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> list[str]:
-        """The device ids for the container under admission; empty on any doubt (design, decision 2)."""
+        """Return the preferred device ids for the container under admission; empty if in doubt (design, decision 2)."""
         self._preferred = None
-        self._withheld.note(())
+        self._unoffered.note(())
         if count <= 0:
             return []
         try:
             async with asyncio.timeout(PREFER_CAP_S), self._one_at_a_time:
-                candidate, is_guess = await self._admission.find(count, PREFER_LIST_AFTER_S)
+                candidate, is_guess = await self._finder.find(count, PREFER_LIST_AFTER_S)
                 chips = await self._choose(candidate, must_include, known_ids(available))
                 if chips is None and (unoffered := await self._choose(candidate, must_include, None)) is not None:
-                    self._withheld.note(set(unoffered) - known_ids(available))
+                    self._unoffered.note(set(unoffered) - known_ids(available))
         except (AscendError, TimeoutError) as error:
-            log.info("no preference", count=count, error=str(error) or "no pod in time")
+            log.info("no preferred allocation", count=count, error=str(error) or "no pod in time")
             return []
         if chips is None:
-            log.info("no preference", pod=candidate.pod.key, error="the kubelet can't give the pod's chips")
+            log.info(
+                "no preferred allocation", pod=candidate.pod.key, error="the kubelet can't allocate the pod's chips"
+            )
             return []
-        # A guess at whom the kubelet admits is good enough to lead it, not to hand chips over: Allocate asks it again.
+        # A guess is good enough for a preferred allocation, but not for handing chips over: Allocate looks again.
         self._preferred = None if is_guess else (candidate, chips)
         return [chip_name(chip_id) for chip_id in chips]
 
     async def allocate(self, device_ids: Sequence[str]) -> Answer:
-        """Hand a container its chips of those written on its pod.
+        """Give a container its part of the chips written on its pod.
 
         Args:
-            device_ids: what the kubelet chose.
+            device_ids: the ids the kubelet chose.
 
         Raises:
             Refusal: it gets none; the sentence is for the pod's owner.
@@ -137,26 +139,26 @@ class AdmissionMatcher:
         candidate, is_guess = self._recognise(kubelet_ids), False
         if candidate is None:
             try:
-                candidate, is_guess = await self._admission.find(len(kubelet_ids), LIST_AFTER_S)
+                candidate, is_guess = await self._finder.find(len(kubelet_ids), LIST_AFTER_S)
             except Refusal:
-                # Only now: as long as a pod may be waiting, the ids may be its, left by one that has ended.
+                # Only now: while a pod may be waiting, the ids can be its own, left over from a pod that has ended.
                 if (earlier := self._repeated(self._handovers, kubelet_ids)) is not None:
                     return earlier
                 raise
         self._preferred = None
         pod = candidate.pod
         known = self._handovers.get(pod.uid)
-        # The kubelet never gives another container what one of the pod's keeps: it asks for that one again.
+        # The kubelet never gives a container the chips that another one of its pod keeps, so the call is repeated.
         if known is not None and (earlier := self._repeated([known], kubelet_ids, kept=True)) is not None:
             return earlier
         try:
             chips = await self._chips_now(pod)
             part = self._part(candidate, chips, kubelet_ids)
-            self._withheld.check(pod, part)
-            edits = self._give(part.chips)
+            self._unoffered.check(pod, part)
+            edits = self._inject(part.chips)
         except (Refusal, asyncio.CancelledError):
-            # Out of time is refused as well: until its rejection is on the watch, it would look as if it waited.
-            self._handovers.turned_away.add(pod.uid)
+            # A call that runs out of time is a refusal too: until the watch shows the rejection, the pod looks pending.
+            self._handovers.refused.add(pod.uid)
             raise
         handover = known.plus(part) if known is not None else HandOver.of_parts(pod.uid, pod.key, chips, (part,))
         if is_guess:
@@ -175,7 +177,7 @@ class AdmissionMatcher:
         return Answer(handover, part, edits)
 
     def _part(self, candidate: Candidate, chips: Sequence[int], kubelet_ids: tuple[int, ...]) -> Part:
-        """The kubelet's own choice where the pod may have it: it hands on an init container's chips as it likes."""
+        """Return the kubelet's own choice if the pod may have it: it reuses an init container's chips in any order."""
         pod, ask = candidate.pod, candidate.ask
         known = self._handovers.get(pod.uid)
         kept = known.kept if known is not None else {}
@@ -183,13 +185,13 @@ class AdmissionMatcher:
         if given is None:
             given = choose(ask, pod.asks, chips, kept=kept)
         if given is None:
-            raise Refusal("NoChipsLeft", f"container {ask.container}: its chips were given to others of its pod")
+            raise Refusal("NoChipsLeft", f"container {ask.container}: other containers of its pod have its chips")
         return Part(ask.container, ask.keeps, given, kubelet_ids)
 
     async def _choose(
         self, candidate: Candidate, must_include: Sequence[str], among: Collection[int] | None
     ) -> tuple[int, ...] | None:
-        """The chips to prefer: the container's if the kubelet can still give them (``among``, or all), else none."""
+        """Return the container's chips if the kubelet can allocate them (``among``; None: any), else None."""
         if len(known_ids(must_include)) < len(set(must_include)):
             return None
         chips = await self._chips_now(candidate.pod)
@@ -204,26 +206,26 @@ class AdmissionMatcher:
         )
 
     def _recognise(self, kubelet_ids: Sequence[int]) -> Candidate | None:
-        """The container whose set of chips we just told the kubelet to choose."""
+        """Return the container that these chips were just preferred for, if it still waits."""
         if self._preferred is None or set(self._preferred[1]) != set(kubelet_ids):
             return None
-        return self._admission.still(self._preferred[0])
+        return self._finder.still(self._preferred[0])
 
     def _repeated(
         self, handovers: Iterable[HandOver], kubelet_ids: Sequence[int], *, kept: bool = False
     ) -> Answer | None:
-        """The answer already given: the kubelet asks again for a container whose answer it has lost."""
+        """Return the answer given before, if the kubelet repeats the call of a container because it lost the answer."""
         for handover in handovers:
             for part in handover.parts:
                 if set(part.kubelet_ids) == set(kubelet_ids) and (part.keeps or not kept):
-                    return Answer(handover, part, self._give(part.chips))
+                    return Answer(handover, part, self._inject(part.chips))
         return None
 
     async def _chips_now(self, pod: NodePod) -> tuple[int, ...]:
-        """The pod's chips, judged by what the API server knows now where our watch is behind.
+        """Return the pod's chips; if the watch is behind, judge by the API server's present state.
 
-        A watch that has not shown the pod may owe us the end of the one that had its chips, too: the allocator gave
-        them to this pod because it had seen that.
+        If the watch has not shown the pod, it may not have shown the end of the earlier holder of its chips either: the
+        allocator, which gave the chips to this pod, had seen that.
         """
         try:
             return self._chips_for(pod)
@@ -239,7 +241,9 @@ class AdmissionMatcher:
                 raise refusal from None
         for uid in handed:
             if self._pods.get(uid) is None:
-                self._handovers.drop(uid)  # came and went, all unseen: a pod handed chips before has to be known by now
+                self._handovers.drop(
+                    uid
+                )  # created and deleted unseen: the watch now knows every pod given chips before
         seen = self._pods.get(pod.uid)
         if seen is None or self._pods.has_moved_on(pod.uid):
             raise Refusal("NoSuchPod", f"pod {pod.key} has ended before it got its chips")

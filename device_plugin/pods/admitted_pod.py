@@ -1,4 +1,4 @@
-"""Finds out whom the kubelet is asking for: its calls name no pod (design, decision 2; ``rules/admission.py``)."""
+"""Finds the container under admission; the kubelet's calls name no pod (design, decision 2; ledger/admission.py)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -6,7 +6,8 @@ from typing import NamedTuple, TypeAlias
 
 import structlog
 
-from ascend.daemon.observable import first_change
+from ascend.chips import count_chips
+from ascend.daemon.observable import wait_for_change
 from ascend.errors import ApiError, Refusal, Unreachable
 from ascend.kube.objects import Pod
 from device_plugin.ledger.admission import Candidate, candidates, newest, oldest_decision
@@ -16,19 +17,19 @@ from device_plugin.ledger.node_pods import NodePod, NodePods, read_pod
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 AT_ONCE_S = 1.0
-"""The kubelet takes up a pod within milliseconds. One that looks as if it had waited for longer may have been turned
-away by it without our being asked, and the API server does not know yet."""
+"""The kubelet admits a pod within milliseconds. One that looks pending for longer may have been rejected without a call
+to us, before the API server knows."""
 
 PodLister: TypeAlias = Callable[[], Awaitable[Sequence[Pod]]]
 """Lists pods, or raises AscendError."""
 
 
 class Found(NamedTuple):
-    """Whom the kubelet is asking for.
+    """The container under admission.
 
     Attributes:
         candidate: a container of a pod.
-        is_guess: the kubelet could not be asked; the documented rule alone says so.
+        is_guess: whether only predicate-time decided, because the kubelet could not be asked.
     """
 
     candidate: Candidate
@@ -36,13 +37,13 @@ class Found(NamedTuple):
 
 
 class AdmittedPodFinder:
-    """Knows the container that the kubelet is admitting.
+    """Finds the container that the kubelet is admitting.
 
     Args:
         pods: the node's pods.
-        handovers: the ledger.
-        kubelet_pods: lists the pods the kubelet knows; asked only where it is not plain whom it admits.
-        api_pods: lists the node's pods at the API server; asked once for a call that no pod fits.
+        handovers: the plugin's ledger.
+        kubelet_pods: lists the kubelet's pods; called only if our own data does not decide.
+        api_pods: lists the node's pods at the API server; called once for a call that fits no pod.
     """
 
     def __init__(self, pods: NodePods, handovers: HandOvers, *, kubelet_pods: PodLister, api_pods: PodLister) -> None:
@@ -52,78 +53,77 @@ class AdmittedPodFinder:
         self._api_pods = api_pods
 
     async def find(self, count: int, list_after_s: float) -> Found:
-        """The container the kubelet is admitting; waits for the watch to show one.
+        """Find the container under admission; wait for the watch to show one.
 
         Args:
-            count: how many chips it asks for.
-            list_after_s: after so long without one, list the node's pods once and then give up.
+            count: how many chips the kubelet requests.
+            list_after_s: after this long without a candidate, list the node's pods once.
 
         Raises:
-            Refusal: there is none.
+            Refusal: there is no such container.
         """
         try:
             async with asyncio.timeout(list_after_s):
                 waiting = await self._waiting(count)
         except TimeoutError:
             waiting = await self._waiting_by_list(count)
-        if len(waiting) == 1 and self._is_plain(waiting[0], count):
+        if len(waiting) == 1 and self._is_certain(waiting[0], count):
             return Found(waiting[0])
         found = await self._by_kubelet(waiting, count) if waiting else None
         if found is None:
-            raise Refusal("NoSuchPod", f"no pod bound to this node waits for {count} chips")
+            raise Refusal("NoSuchPod", f"no pod bound to this node waits for {count_chips(count)}")
         return found
 
     def still(self, earlier: Candidate) -> Candidate | None:
-        """The same container, if it still waits."""
+        """Return the same container, if it still waits."""
         pod = self._pods.get(earlier.pod.uid)
         if pod is None and not self._pods.has_moved_on(earlier.pod.uid):
-            pod = earlier.pod  # found by a list, our watch has yet to show it
+            pod = earlier.pod  # found by a list, not shown by the watch yet
         waiting = self._candidates([pod] if pod is not None else [], earlier.ask.count)
         return next((each for each in waiting if each.ask == earlier.ask), None)
 
-    def _is_plain(self, only: Candidate, count: int) -> bool:
-        """Whether the only candidate needs no second opinion; a pod that was handed chips by a guess may be waiting."""
+    def _is_certain(self, only: Candidate, count: int) -> bool:
+        """Return whether the only candidate needs no confirmation; after a guess, a pod with chips may be waiting."""
         uid = only.pod.uid
         return (
             not only.begun
             and self._is_new(only)
             and not self._handovers.guessed
             and uid not in self._handovers.uncertain
-            and not self._pods.was_torn_away(count)
+            and not self._pods.was_deleted_early(count)
             and self._pods.age_s(uid) < AT_ONCE_S
         )
 
     def _is_new(self, candidate: Candidate) -> bool:
-        """Not refused before: a refused pod looks as if it waited until its rejection is on the watch."""
-        return candidate.pod.uid not in self._handovers.turned_away
+        """Return whether it was not refused before: a refused pod looks pending until the watch shows its rejection."""
+        return candidate.pod.uid not in self._handovers.refused
 
     def _candidates(self, pods: Iterable[NodePod], count: int) -> list[Candidate]:
         return candidates(pods, count, self._handovers.granted, self._handovers.uncertain)
 
     async def _waiting(self, count: int) -> list[Candidate]:
         sources = (self._pods.changes, self._handovers.changes)
-        while True:
-            versions = [source.version for source in sources]
-            if waiting := self._candidates(self._pods, count):
-                return waiting
-            await first_change(sources, versions)
+        while not (waiting := self._candidates(self._pods, count)):
+            await wait_for_change(sources, [source.version for source in sources])
+        return waiting
 
     async def _waiting_by_list(self, count: int) -> list[Candidate]:
         try:
             return self._candidates(self._as_waiting(await self._api_pods()), count)
         except (ApiError, Unreachable) as error:
             raise Refusal(
-                "ApiServerAway", f"no pod waits for {count} chips, and the API server can't be asked: {error.message}"
+                "ApiServerAway",
+                f"no pod waits for {count_chips(count)}, and the API server can't be asked: {error.message}",
             ) from error
 
     async def _by_kubelet(self, waiting: Sequence[Candidate], count: int) -> Found | None:
-        """Whom the kubelet admits by its own list; None where that is a pod which is gone."""
+        """Find it by the kubelet's own list; None if that names a pod which is gone."""
         try:
             listed = await self._kubelet_pods()
         except Unreachable as error:
             log.warning("can't ask the kubelet which pod it admits", error=error.message, waiting=len(waiting))
             listed = []
-        fits = self._candidates(self._as_waiting(listed), count) + self._torn_away(listed, count)
+        fits = self._candidates(self._as_waiting(listed), count) + self._deleted_early(listed, count)
         if not fits:
             left = [each for each in waiting if not self._pods.has_moved_on(each.pod.uid)]
             fresh = [each for each in left if self._is_new(each)] or left
@@ -131,19 +131,19 @@ class AdmittedPodFinder:
         found = newest([each for each in fits if self._is_new(each)] or fits)
         if self._pods.has_moved_on(found.pod.uid):
             return None
-        self._pods.settle(found.pod.order)
+        self._pods.forget_deleted_early(found.pod.order)
         return Found(found)
 
-    def _torn_away(self, listed: Sequence[Pod], count: int) -> list[Candidate]:
-        """Those listed that were deleted on their way in; which of their containers are through, nobody remembers."""
-        pods = [pod for each in listed if (pod := self._pods.torn_away(each.uid)) is not None]
+    def _deleted_early(self, listed: Sequence[Pod], count: int) -> list[Candidate]:
+        """Return the listed pods that were deleted before they were seen admitted; their progress is unknown."""
+        pods = [pod for each in listed if (pod := self._pods.deleted_early(each.uid)) is not None]
         return candidates(pods, count, {}, uncertain={pod.uid for pod in pods})
 
     def _as_waiting(self, listed: Sequence[Pod]) -> list[NodePod]:
-        """Pods from a list, with the order we know them by; those we don't know yet came last.
+        """Return the pods of a list in our order; those not known yet come last.
 
-        A list may be older than our watch. A pod we have seen end must not come back by it: its hand-over is forgotten,
-        so it would look as if it waited, and its chips would be given to the pod that really does.
+        A list may be older than the watch. A pod whose end the watch has shown must not come back by it: its hand-over
+        is dropped, so it would look pending, and the waiting pod's call would get its chips.
         """
         waiting = []
         for pod in listed:

@@ -1,7 +1,7 @@
-"""Keeps the CDI file of this node up to date: what the container runtime makes of the names that Allocate answers.
+"""Keeps the node's CDI file up to date, which container runtimes use to resolve the names that Allocate answers.
 
-The file is never removed. A container that is restarted is given the names it was first given, also while the plugin is
-away or being replaced (spec/kubernetes.md §1.9); so names of chips that are gone stay, too.
+The file is never removed: a container that is restarted uses the names it got first, also while the plugin is away or
+being replaced (spec/kubernetes.md §1.9). For the same reason the names of chips that are gone stay in it.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class _File(msgspec.Struct):
 
 
 def list_folder(folder: Path) -> list[Path]:
-    """What is in a folder, without folders; nothing where there is none."""
+    """Return the files in a folder, without subfolders; nothing if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return [Path(entry.path) for entry in entries if not entry.is_dir()]
@@ -35,51 +35,66 @@ def list_folder(folder: Path) -> list[Path]:
         return []
 
 
-class CdiFile:
-    """The file.
+class Injector:
+    """Makes the edits of containers in the configured way.
 
     Args:
-        directory: where container runtimes look for such files, normally ``/var/run/cdi``.
+        injection: the way.
         device_root: the folder of the device nodes on the node.
+        cdi_dir: the folder in which container runtimes look for CDI files, normally ``/var/run/cdi``.
     """
 
-    def __init__(self, directory: Path, device_root: Path) -> None:
-        self._path = directory / CDI_FILE
+    def __init__(self, injection: Injection, device_root: Path, cdi_dir: Path) -> None:
+        self._injection = injection
         self._device_root = device_root
+        self._cdi_file = cdi_dir / CDI_FILE
 
-    def ensure(self, chips: Iterable[int]) -> None:
-        """Write the file if it is not as it must be.
+    def prepare(self, chips: Iterable[int]) -> None:
+        """Write the CDI file, if containers need one and it is not up to date.
 
         Args:
             chips: the physical ids of the node's chips.
 
         Raises:
-            Refusal: a device node that is needed is missing, or the file can't be written.
+            Refusal: a required device node is missing, or the file can't be written.
         """
+        if self._injection != "cdi":
+            return
         before = self._read()
         ids = {*chips, *_ids(before)}
         shared = shared_nodes(self._device_root, list_folder)
         content = msgspec.json.format(msgspec.json.encode(cdi_spec(ids, shared, self._device_root))) + b"\n"
-        if content == before:
-            return
-        # Not `.json`: a runtime that looks right now must not take it for a second file of the same devices.
-        fresh = self._path.with_name(f".{CDI_FILE}.{os.getpid()}.tmp")
-        try:
-            self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            fresh.write_bytes(content)
-            fresh.chmod(0o644)
-            fresh.replace(self._path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                fresh.unlink()
-            raise Refusal("CdiFileNotWritten", f"{self._path}: {error.strerror}") from error
-        log.info("wrote the CDI file", path=str(self._path), chips=len(ids))
+        if content != before:
+            self._write(content)
+            log.info("wrote the CDI file", path=str(self._cdi_file), chips=len(ids))
+
+    def inject(self, chips: tuple[int, ...]) -> ContainerEdits:
+        """Return the edits for a container with these chips.
+
+        Raises:
+            Refusal: the container could not be created with them.
+        """
+        self.prepare(chips)
+        return make_edits(chips, self._injection, self._device_root, list_folder)
 
     def _read(self) -> bytes:
         try:
-            return self._path.read_bytes()
+            return self._cdi_file.read_bytes()
         except OSError:
             return b""
+
+    def _write(self, content: bytes) -> None:
+        # The suffix is not `.json`, so that a runtime does not take it for a second file of the same devices.
+        fresh = self._cdi_file.with_name(f".{CDI_FILE}.{os.getpid()}.tmp")
+        try:
+            fresh.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            fresh.write_bytes(content)
+            fresh.chmod(0o644)
+            fresh.replace(self._cdi_file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise Refusal("CdiFileNotWritten", f"{self._cdi_file}: {error.strerror}") from error
 
 
 def _ids(content: bytes) -> set[int]:
@@ -88,36 +103,3 @@ def _ids(content: bytes) -> set[int]:
     except UNREADABLE:
         return set()
     return {int(each.name) for each in devices if each.name.isascii() and each.name.isdigit() and len(each.name) < 4}  # noqa: PLR2004 - the driver's ids have three digits at most
-
-
-class Injector:
-    """Gives containers their chips in the way that is set.
-
-    Args:
-        injection: which way.
-        device_root: the folder of the device nodes on the node.
-        cdi_dir: where container runtimes look for CDI files.
-    """
-
-    def __init__(self, injection: Injection, device_root: Path, cdi_dir: Path) -> None:
-        self._injection = injection
-        self._device_root = device_root
-        self._cdi_file = CdiFile(cdi_dir, device_root) if injection == "cdi" else None
-
-    def prepare(self, chips: Iterable[int]) -> None:
-        """Make ready for these chips, all that the node has, before the first container asks.
-
-        Raises:
-            Refusal: it can't be; says why.
-        """
-        if self._cdi_file is not None:
-            self._cdi_file.ensure(chips)
-
-    def give(self, chips: tuple[int, ...]) -> ContainerEdits:
-        """What a container with these chips is given.
-
-        Raises:
-            Refusal: it can't be; says why.
-        """
-        self.prepare(chips)
-        return make_edits(chips, self._injection, self._device_root, list_folder)

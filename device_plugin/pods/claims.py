@@ -1,7 +1,7 @@
-"""Writes on each pod what it was handed, in one patch, and does not give up.
+"""Writes on each pod which chips it was given (its *claim*), in one patch, and retries until it succeeds.
 
-The patch carries the pod's uid, so a pod created again under the same name is never touched. Until it succeeds the
-claim is kept and tried again; after a crash it is made anew from the kubelet's ledger.
+The patch carries the pod's uid, so a pod that was recreated with the same name is never changed. A claim that is not
+written before the plugin dies is made again from the kubelet's ledger.
 """
 
 import asyncio
@@ -19,26 +19,26 @@ from device_plugin.ledger.handovers import HandOver
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-BEHIND_S = 0.002
-"""So much later than it is asked for a claim is begun: the kubelet's answer goes out first, and a new connection to the
-API server costs the event loop as much time as the answer itself."""
+DELAY_S = 0.002
+"""Each claim starts this much later, so that the kubelet's answer is sent first: a new connection to the API server
+takes the event loop as long as the answer itself."""
 
 
 def claim_annotations(handover: HandOver, snapshot: Snapshot | None, *, pod_name: str, host_ip: str) -> dict[str, str]:
-    """What is written on a pod that was given its chips (spec/node-agent.md §0.3; spec/baseline-device-plugin.md §3.6).
+    """Return the annotations of a pod with chips (spec/node-agent.md §0.3; spec/baseline-device-plugin.md §3.6).
 
     Args:
-        handover: who was given what.
-        snapshot: tells the chips' addresses; None where the driver has not been read.
+        handover: the pod and its chips.
+        snapshot: has the chips' addresses; None if the driver has not been read.
         pod_name: without its namespace.
         host_ip: this node's address.
     """
-    chips = {chip.chip_id: chip.address for chip in snapshot.chips} if snapshot is not None else {}
+    addresses = {chip.chip_id: chip.facts.address for chip in snapshot.chips} if snapshot is not None else {}
     configuration = write_configuration(
         pod_name=pod_name,
         pod_uid=handover.uid,
         host_ip=host_ip,
-        devices={chip_id: chips.get(chip_id, ChipAddress()) for chip_id in handover.chips},
+        devices={chip_id: addresses.get(chip_id, ChipAddress()) for chip_id in handover.chips},
         super_pod_id=snapshot.server.super_pod_id if snapshot is not None else UNKNOWN,
         server_index=snapshot.server.server_index if snapshot is not None else UNKNOWN,
     )
@@ -46,7 +46,7 @@ def claim_annotations(handover: HandOver, snapshot: Snapshot | None, *, pod_name
 
 
 class ClaimWriter:
-    """Patches pods in the background, each on its own, until it succeeds or the pod is gone.
+    """Patches pods in the background, each in its own task, until the patch succeeds or the pod is gone.
 
     Args:
         client: the API server.
@@ -63,24 +63,24 @@ class ClaimWriter:
         return len(self._tasks)
 
     def write(self, *, uid: str, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
-        """Write a claim soon; returns at once. One that is under way for the same pod goes on with what is new."""
+        """Write a claim soon; returns at once. If one is in progress for the pod, it goes on with the new content."""
         self._wanted[uid] = annotations
-        under_way = self._tasks.get(uid)
-        if under_way is not None and not under_way.done():
+        in_progress = self._tasks.get(uid)
+        if in_progress is not None and not in_progress.done():
             return
         task = asyncio.create_task(self._write(uid, namespace, name), name=f"claim {namespace}/{name}")
         self._tasks[uid] = task
         task.add_done_callback(lambda done: self._forget(uid, done))
 
     async def close(self) -> None:
-        """Stop trying; what is unwritten is completed after the next start."""
+        """Stop writing; the next start completes what is not written."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _forget(self, uid: str, done: "asyncio.Task[None]") -> None:
-        # It is told a little later than the task ends; another may have begun.
+        # The callback runs a little after the task has ended, so another task may have started.
         if self._tasks[uid] is done:
             del self._tasks[uid]
             del self._wanted[uid]
@@ -89,24 +89,22 @@ class ClaimWriter:
         backoff = Backoff(limit_s=10.0)
         pod = f"{namespace}/{name}"
         written: Mapping[str, str] = {}
-        await asyncio.sleep(BEHIND_S)
+        await asyncio.sleep(DELAY_S)
         while written != self._wanted[uid]:
             annotations = self._wanted[uid]
             body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
             try:
                 await self._client.patch(PODS, name, body, namespace=namespace)
-                log.info("claimed", pod=pod, pod_uid=uid)
+                log.info("claim written", pod=pod, pod_uid=uid)
                 written = annotations
             except NotFound:
                 log.info("claim dropped, the pod is gone", pod=pod, pod_uid=uid)
                 return
             except (ApiError, Unreachable) as error:
                 if _may_be_another(error) and await self._is_another(uid, namespace, name):
-                    log.info("claim dropped, the pod was created again", pod=pod, pod_uid=uid)
+                    log.info("claim dropped, the pod was recreated", pod=pod, pod_uid=uid)
                     return
-                wait_s = backoff.next_s()
-                if isinstance(error, ApiError) and error.retry_after_s is not None:
-                    wait_s = max(wait_s, error.retry_after_s)
+                wait_s = backoff.after(error)
                 log.warning("claim not written yet", pod=pod, pod_uid=uid, error=str(error), retry_s=round(wait_s, 2))
                 await asyncio.sleep(wait_s)
 
@@ -120,5 +118,5 @@ class ClaimWriter:
 
 
 def _may_be_another(error: ApiError | Unreachable) -> bool:
-    # The uid in the patch does not match: a conflict, or an attempt to change an immutable field.
+    # If the uid in the patch does not match, the server answers with a conflict or "field is immutable".
     return isinstance(error, Conflict) or error.reason == "Invalid"

@@ -1,8 +1,8 @@
-"""Makes the plugin's ledger agree with the kubelet's, completes claims, and tells of what does not fit.
+"""Keeps the plugin's ledger and the kubelet's in agreement, completes claims, and announces what does not match.
 
-Runs once before the plugin registers, and again whenever a pod and the ledger don't explain each other: a pod with
-containers (or a claim) that we know of no hand-over to, a hand-over to a pod that the watch does not show, a hand-over
-that rests on a guess, or a claim that somebody has changed. While all is explained the kubelet is not asked.
+Runs once before the plugin registers, and again whenever a pod and the ledger contradict each other: a pod with
+containers (or a claim) but no hand-over, a hand-over to a pod that the watch does not show, a hand-over that rests on a
+guess, or a claim that somebody changed. As long as nothing contradicts, the kubelet is not asked.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from device_plugin.metrics import Metrics
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 RETRY_S = 1.0
-"""Between two readings of the kubelet's ledger, at least: it answers a few per second only."""
+"""The shortest time between two readings of the kubelet's ledger; the kubelet limits the rate to a few per second."""
 RETRY_LIMIT_S = 30.0
-"""… where one after the other explains nothing."""
+"""The longest time, if one reading after another resolves nothing."""
 FIRST_TRIES = 3
 
 MISMATCH = "NPUAllocationMismatch"
 WITHOUT = "NPURunsWithoutChips"
 
 Announce = Callable[[NodePod, str, str], None]
-"""Told of a pod: a reason in a word, and a sentence for people."""
+"""Receives a pod, a reason (CamelCase), and a sentence."""
 
 
 class Reconciler:
@@ -43,8 +43,8 @@ class Reconciler:
         pods: the node's pods.
         handovers: the plugin's ledger.
         claim: writes a claim on the pod.
-        metrics: counts.
-        announce: told of what does not fit, once per pod and reason.
+        metrics: counts mismatches.
+        announce: receives what does not match, once per pod and reason.
     """
 
     def __init__(
@@ -64,11 +64,10 @@ class Reconciler:
         self._metrics = metrics
         self._announce = announce
         self._well_claimed: set[str] = set()
-        self._without: set[str] = set()
         self._announced: set[tuple[str, str]] = set()
 
     async def restore(self) -> None:
-        """Rebuild the ledger after a start; where the kubelet does not answer, believe the pods' claims."""
+        """Rebuild the ledger after a start; if the kubelet does not answer, believe the pods' claims."""
         for attempt in range(FIRST_TRIES):
             if attempt:
                 await asyncio.sleep(RETRY_S)
@@ -77,9 +76,9 @@ class Reconciler:
         else:
             for pod in self._unexplained():
                 if pod.claimed:
-                    log.warning("believing a claim, the kubelet's ledger is not to be had", pod=pod.key)
+                    log.warning("believing a claim, the kubelet's ledger can't be read", pod=pod.key)
                     self._handovers.add(believe(pod))
-        # A regular init container may have its chips without the ledger's telling.
+        # A regular init container can have its chips although the kubelet's ledger does not show it.
         self._handovers.uncertain |= {
             pod.uid for pod in self._pods if pod.live and not pod.past_admission and len(pod.asks) > 1
         }
@@ -92,30 +91,30 @@ class Reconciler:
         wait_s, read_s = RETRY_S, -RETRY_S
         while True:
             version = self._pods.changes.version
-            self._mend_claims()
+            self._repair_claims()
             self._announce_mismatches()
             orphans = self._orphans()
-            puzzle = orphans | {pod.uid for pod in self._unexplained()} | self._doubtful()
-            if not puzzle:
+            unresolved = orphans | {pod.uid for pod in self._unexplained()} | self._doubtful()
+            if not unresolved:
                 suspects, tried = set(), set()
                 await self._pods.changes.newer_than(version)
                 continue
-            due_s = read_s + (wait_s if puzzle == tried else RETRY_S)
+            due_s = read_s + (wait_s if unresolved == tried else RETRY_S)
             if loop.time() < due_s:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(due_s):
                         await self._pods.changes.newer_than(version)
                 continue
-            # An orphan may be a hand-over made a moment ago, to a pod our watch will show: it gets a second look.
+            # An orphan may be a new hand-over to a pod that the watch is about to show: it is dropped the second time.
             await self._adopt(drop=orphans & suspects)
-            wait_s = min(2 * wait_s, RETRY_LIMIT_S) if puzzle == tried else RETRY_S
-            suspects, tried, read_s = orphans, puzzle, loop.time()
+            wait_s = min(2 * wait_s, RETRY_LIMIT_S) if unresolved == tried else RETRY_S
+            suspects, tried, read_s = orphans, unresolved, loop.time()
 
     async def forget_lost(self) -> None:
-        """Drop hand-overs that a new kubelet does not know: the old one died before it wrote them down.
+        """Drop hand-overs that a new kubelet does not know, because the old one died before it stored them.
 
-        It admits such a pod again, and the pod must then be found waiting. How far the old one had come with a pod of
-        several containers is not certain from its ledger.
+        The new kubelet admits such a pod again, and the pod must be found waiting. How many containers of a pod the old
+        kubelet had admitted is uncertain.
         """
         doubtful = [pod for pod in self._pods if pod.uid in self._handovers and pod.live and not pod.past_admission]
         ledger = await self._read() if doubtful else None
@@ -126,13 +125,13 @@ class Reconciler:
             if pod.key not in ledger.ambiguous and is_its_own(pod, held, admitted=False):
                 self._handovers.add(adopt(pod, held, admitted=False))
             else:
-                log.info("the kubelet knows nothing of a hand-over", pod=pod.key, pod_uid=pod.uid)
+                log.info("the kubelet does not know a hand-over", pod=pod.key, pod_uid=pod.uid)
                 self._handovers.drop(pod.uid)
             if len(pod.asks) > 1:
                 self._handovers.uncertain.add(pod.uid)
 
-    def _mend_claims(self) -> None:
-        """Write again what somebody has changed: whoever reads AscendReal would take the pod's chips for free."""
+    def _repair_claims(self) -> None:
+        """Write claims again that somebody changed: readers of AscendReal would count the pod's chips as free."""
         well_claimed = set()
         for pod in self._pods:
             handover = self._handovers.get(pod.uid)
@@ -141,33 +140,36 @@ class Reconciler:
             if pod.claimed and pod.real == handover.chip_set:
                 well_claimed.add(pod.uid)
             elif pod.uid in self._well_claimed:
-                log.warning("mending a claim that was changed", pod=pod.key, pod_uid=pod.uid)
+                log.warning("repairing a claim that was changed", pod=pod.key, pod_uid=pod.uid)
                 self._claim(handover)
         self._well_claimed = well_claimed
 
     def _announce_mismatches(self) -> None:
-        """Tell of pods of which the kubelet believes something else, and forget what was told of pods that are gone."""
+        """Announce pods whose chips differ from the kubelet's ledger; forget announcements of pods that are gone."""
         self._announced = {(uid, reason) for uid, reason in self._announced if self._pods.get(uid) is not None}
-        self._without = {uid for uid in self._without if (pod := self._pods.get(uid)) is not None and pod.live}
-        self._metrics.without_chips.set(len(self._without))
+        self._count_without()
         for handover in self._handovers:
             pod = self._pods.get(handover.uid)
             if pod is not None and not handover.matches_kubelet:
-                self._tell(
+                self._announce_once(
                     pod,
                     MISMATCH,
-                    f"it was given {join_names(handover.chips)}, as placed, but the kubelet's own ledger has "
-                    f"{join_names_sorted(handover.kubelet_ids)} for it",
+                    f"it was given {join_names(handover.chips)} as the allocator decided, but the kubelet's ledger has "
+                    f"{join_names_sorted(handover.kubelet_ids)}",
                 )
 
-    def _tell(self, pod: NodePod, reason: str, sentence: str) -> None:
+    def _announce_once(self, pod: NodePod, reason: str, sentence: str) -> None:
         if (pod.uid, reason) not in self._announced:
             self._announced.add((pod.uid, reason))
-            log.warning("a pod is not as it should be", pod=pod.key, pod_uid=pod.uid, reason=reason, error=sentence)
+            log.warning("a pod's chips do not match", pod=pod.key, pod_uid=pod.uid, reason=reason, error=sentence)
             self._announce(pod, reason, sentence)
 
+    def _count_without(self) -> None:
+        known = [self._pods.get(uid) for uid, reason in self._announced if reason == WITHOUT]
+        self._metrics.without_chips.set(sum(pod is not None and pod.live for pod in known))
+
     def _unexplained(self) -> list[NodePod]:
-        """Live pods that ask for chips, with containers or a claim, but without a hand-over."""
+        """Return live pods that request chips and have containers or a claim, but no hand-over."""
         return [
             pod
             for pod in self._pods
@@ -175,15 +177,15 @@ class Reconciler:
             and pod.count
             and (pod.past_admission or pod.claimed)
             and pod.uid not in self._handovers
-            and pod.uid not in self._without
+            and (pod.uid, WITHOUT) not in self._announced
         ]
 
     def _orphans(self) -> set[str]:
-        """Hand-overs to pods that the watch has not shown, or no longer shows."""
+        """Return hand-overs to pods that the watch has not shown, or no longer shows."""
         return {each.uid for each in self._handovers if self._pods.get(each.uid) is None}
 
     def _doubtful(self) -> set[str]:
-        """Admitted pods that were handed chips by a guess."""
+        """Return admitted pods that were given chips by a guess."""
         return {pod.uid for pod in self._pods if pod.past_admission and pod.uid in self._handovers.guessed}
 
     async def _read(self) -> KubeletLedger | None:
@@ -194,8 +196,8 @@ class Reconciler:
             return None
 
     async def _adopt(self, drop: Collection[str] = ()) -> bool:
-        """Enter what the kubelet has and we have not; drop those of ``drop`` that it has not. False if it is silent."""
-        # What the watch shows admitted now was in the ledger before the ledger is read.
+        """Add what only the kubelet has, drop those of ``drop`` that it does not have. False if it can't be read."""
+        # What the watch shows as admitted now was in the kubelet's ledger before that is read.
         admitted = {pod.uid for pod in self._pods if pod.past_admission}
         doubtful = self._doubtful()
         ledger = await self._read()
@@ -207,20 +209,20 @@ class Reconciler:
         keys = {pod.key for pod in self._pods}
         for uid in drop:
             handover = self._handovers.get(uid)
-            # The ledger has names only: the entry is another pod's if the watch shows another one of the name.
+            # The ledger has names only: if the watch shows another pod of the name, the entry belongs to that one.
             if handover is not None and (handover.pod not in ledger.pods or handover.pod in keys):
-                log.info("the kubelet knows nothing of a hand-over", pod=handover.pod, pod_uid=uid)
+                log.info("the kubelet does not know a hand-over", pod=handover.pod, pod_uid=uid)
                 self._handovers.drop(uid)
         for pod in self._pods:
             if pod.key in ledger.pods and pod.key not in ledger.ambiguous:
                 self._adopt_pod(pod, ledger.pods[pod.key], admitted=pod.uid in admitted)
         if not self._unexplained() and not self._handovers.guessed:
-            self._handovers.astray.clear()
+            self._handovers.misattributed.clear()
         return True
 
     def _correct(self, ledger: KubeletLedger, admitted: Collection[str]) -> None:
-        """Enter each pod's chips under its own name, where the guess at whom the kubelet admitted was wrong."""
-        parts = [*self._handovers.astray, *(part for handover in self._handovers for part in handover.parts)]
+        """Correct the hand-overs that a wrong guess about the admitted pod has attributed to another pod."""
+        parts = [*self._handovers.misattributed, *(part for handover in self._handovers for part in handover.parts)]
         for pod in self._pods:
             handover, held = self._handovers.get(pod.uid), ledger.pods.get(pod.key)
             if handover is None or not held or pod.uid not in admitted or pod.key in ledger.ambiguous:
@@ -230,18 +232,18 @@ class Reconciler:
             if (truth := untangle(pod, held, parts)) is not None:
                 self._enter_truth(pod, truth)
             else:
-                log.warning("what a pod was given can't be told", pod=pod.key, pod_uid=pod.uid)
+                log.warning("the chips a pod was given are unknown", pod=pod.key, pod_uid=pod.uid)
 
     def _take_back(self, pod: NodePod, held: dict[str, tuple[int, ...]]) -> bool:
-        """Whether what this pod has was answered for another one; it is entered under this one's name then."""
+        """Return whether this pod's chips were attributed to other pods; if so, attribute them to this one."""
         donors = [each for uid in self._handovers.guessed if (each := self._handovers.get(uid)) is not None]
-        parts = [*self._handovers.astray, *(part for donor in donors for part in donor.parts)]
+        parts = [*self._handovers.misattributed, *(part for donor in donors for part in donor.parts)]
         truth = untangle(pod, held, parts)
         if truth is None:
             return False
         for donor in donors:
             if chip_set(donor.kubelet_ids) & chip_set(truth.kubelet_ids):
-                log.warning("a hand-over was another pod's", pod=donor.pod, pod_uid=donor.uid, real=pod.key)
+                log.warning("a hand-over belongs to another pod", pod=donor.pod, pod_uid=donor.uid, real=pod.key)
                 self._handovers.drop(donor.uid)
         self._enter_truth(pod, truth)
         return True
@@ -250,29 +252,30 @@ class Reconciler:
         before = self._handovers.get(pod.uid)
         self._handovers.add(truth)
         if before is not None:
-            self._handovers.stray(before.parts)
+            self._handovers.keep_misattributed(before.parts)
         self._claim(truth)
         self._metrics.mismatches.inc()
         written = join_names(pod.grant.chips) if pod.grant is not None else "nothing"
-        self._tell(
+        self._announce_once(
             pod,
             MISMATCH,
-            f"it was given {join_names(truth.chips)}, and {written} is written on it: the kubelet could not be asked "
-            "which of several pods it admitted",
+            f"it was given {join_names(truth.chips)}, but the allocator wrote {written} on it: the kubelet could not "
+            "be asked which of several pods it admitted",
         )
 
     def _adopt_pod(self, pod: NodePod, held: dict[str, tuple[int, ...]], *, admitted: bool) -> None:
         if pod.uid in self._handovers or not pod.live or not pod.count:
             return
         if admitted and (lacking := without_chips(pod, held)):
-            self._without.add(pod.uid)
-            self._metrics.without_chips.set(len(self._without))
-            self._tell(
+            one = len(lacking) == 1
+            self._announce_once(
                 pod,
                 WITHOUT,
-                f"container {', '.join(lacking)} asks for chips and runs without: the kubelet did not know the resource"
-                " when it admitted the pod; delete the pod",
+                f"container{'' if one else 's'} {', '.join(lacking)} request{'s' if one else ''} chips and "
+                f"run{'s' if one else ''} without: the kubelet did not know the resource when it admitted the pod; "
+                "delete the pod",
             )
+            self._count_without()
             if not held:
                 return
         if not is_its_own(pod, held, admitted=admitted) or (admitted and self._take_back(pod, held)):

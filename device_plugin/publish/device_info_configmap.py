@@ -1,8 +1,8 @@
-"""The node's ConfigMap: written by the plugin, and by operators who take chips out or let them in again.
+"""The node's ConfigMap ``mindx-dl-deviceinfo-<node>``: written by the plugin, and edited by operators.
 
 Every write carries the resourceVersion it was made for, so an operator's edit is never overwritten: the write fails,
-the edit is taken up, and the report is made anew. Only our keys are patched; those of others, and their labels, stay.
-So do entries of an operator's that are no names of chips: whoever wrote them knows what they were to be.
+the edit is applied, and the report is made again. Only our keys are patched; other keys and labels stay. Entries of
+``ManuallySeparateNPU`` that are not chip names stay too, because only their author knows what they mean.
 """
 
 from collections import deque
@@ -28,17 +28,17 @@ from ascend.kube.reflector import Reflector
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 REMEMBERED = 8
-"""How many of our latest reports are remembered: where answers were lost, any of them may be the one that is there."""
+"""How many of our latest reports are remembered: if answers were lost, any of them may be the present one."""
 
 SIGNATURE = {"ascend-affinity.io/written-by": "ascend-device-plugin"}
-"""On the ConfigMap, as an annotation. The reference plugin takes it away when it writes, and its word is not ours: what
-it finds by polling and does not know it calls harmless (spec/node-agent.md §8.14)."""
+"""An annotation on the ConfigMap. The reference plugin removes it when it writes; its reports are not trusted as ours,
+because it calls unknown codes found by polling harmless (spec/node-agent.md §8.14)."""
 
 OnEdit = Callable[[ChipSet, ChipSet], None]
-"""Told which chips an operator has added to ManuallySeparateNPU, and which removed."""
+"""Receives the chips an operator added to ManuallySeparateNPU, and those removed."""
 
-OnSlip = Callable[[tuple[str, ...]], None]
-"""Told which entries there, not told of before, are no names of chips."""
+OnInvalid = Callable[[tuple[str, ...]], None]
+"""Receives new entries there that are not chip names."""
 
 
 class DeviceInfoConfigMap:
@@ -47,39 +47,39 @@ class DeviceInfoConfigMap:
     Args:
         client: the API server.
         node: the node's name.
-        on_edit: told of operators' edits.
-        on_slip: told of what they wrote there by mistake.
+        on_edit: receives operators' edits.
+        on_invalid: receives entries that are not chip names, each once.
     """
 
-    def __init__(self, client: KubeClient, node: str, on_edit: OnEdit, on_slip: OnSlip) -> None:
+    def __init__(self, client: KubeClient, node: str, on_edit: OnEdit, on_invalid: OnInvalid) -> None:
         self._client = client
         self._name = config_map_name(node)
         self._on_edit = on_edit
-        self._on_slip = on_slip
+        self._on_invalid = on_invalid
         self._version: str | None = None
         self._separated: ChipSet = 0
-        self._slips: tuple[str, ...] = ()
+        self._invalid: tuple[str, ...] = ()
         self._sent: deque[str] = deque(maxlen=REMEMBERED)
         self._found: str | None = None
         self._acknowledged: str | None = None
         self.was_signed = False
-        """What ``fetch`` found was written by this program."""
+        """Whether this program wrote what ``fetch`` found."""
         self.lost: Observable[None] = Observable(None)
-        """Set when somebody has deleted the ConfigMap, or written another report or other labels into it."""
+        """Set when somebody else deleted the ConfigMap, or overwrote the report or the labels."""
 
     @property
     def is_ours(self) -> bool:
-        """Nobody else's report is there, as far as was seen."""
+        """Whether the report is ours, as far as seen."""
         return self._found in (None, self._acknowledged, *self._sent)
 
     def watch(self) -> Reflector[ConfigMap]:
-        """The watch that feeds it."""
+        """Return the watch that feeds it."""
         return Reflector(
             self._client, CONFIG_MAPS, self, namespace=NAMESPACE, field_selector=f"metadata.name={self._name}"
         )
 
     async def fetch(self) -> Mapping[str, str]:
-        """What an earlier plugin has left there; nothing where there is none.
+        """Return the data that an earlier plugin left; empty if there is none.
 
         Raises:
             ApiError: the server refuses.
@@ -95,18 +95,18 @@ class DeviceInfoConfigMap:
         return found.data
 
     def applied(self, obj: ConfigMap) -> None:
-        """The ConfigMap is new or has changed; our own writes come by here too, late."""
+        """Take over a change; the watch shows our own writes too, later."""
         if self._version is None or not is_newer(obj.metadata.resource_version, self._version):
             return
         self._take(obj)
         if not self.is_ours or not LABELS.items() <= obj.metadata.labels.items():
-            log.warning("somebody has written over the report", config_map=obj.key)
+            log.warning("somebody else overwrote the report", config_map=obj.key)
             self.lost.set(None)
 
     def deleted(self, obj: ConfigMap) -> None:
-        """The ConfigMap is gone. That is no word about any chip."""
+        """Note the deletion; it changes nothing about any chip."""
         if self._version is not None:
-            log.warning("somebody has deleted the report", config_map=obj.key)
+            log.warning("somebody else deleted the report", config_map=obj.key)
             self._version = self._found = None
             self.lost.set(None)
 
@@ -114,12 +114,12 @@ class DeviceInfoConfigMap:
         """Write our keys.
 
         Raises:
-            Conflict: somebody has written meanwhile; what they changed has been taken up, make the report anew.
+            Conflict: somebody else wrote in the meantime; their edit is applied, make the report again.
             ApiError: the server refuses.
-            Unreachable: it does not answer; what was written is unknown.
+            Unreachable: it does not answer; whether the write succeeded is unknown.
         """
         metadata: JsonObject = {"labels": LABELS, "annotations": SIGNATURE}
-        listed = ",".join(filter(None, (data.get(MANUALLY_SEPARATED), *self._slips)))
+        listed = ",".join(filter(None, (data.get(MANUALLY_SEPARATED), *self._invalid)))
         whole = {**data, MANUALLY_SEPARATED: listed}
         self._sent.append(data[DEVICE_INFO])
         try:
@@ -133,7 +133,7 @@ class DeviceInfoConfigMap:
                 written = await self._client.patch(CONFIG_MAPS, self._name, body, namespace=NAMESPACE)
         except NotFound:
             self._version = self._found = None
-            raise Conflict("the ConfigMap has been deleted", status=409) from None
+            raise Conflict("the ConfigMap was deleted", status=409) from None
         except Conflict:
             await self._catch_up()
             raise
@@ -157,15 +157,15 @@ class DeviceInfoConfigMap:
             self._on_edit(theirs & ~ours, ours & ~theirs)
 
     def _read(self, obj: ConfigMap) -> ChipSet:
-        chips, slips = read_manually_separated(obj.data)
-        slips = tuple(dict.fromkeys(slips))
-        if new := tuple(slip for slip in slips if slip not in self._slips):
-            self._on_slip(new)
-        self._slips = slips
+        chips, invalid = read_manually_separated(obj.data)
+        invalid = tuple(dict.fromkeys(invalid))
+        if new := tuple(entry for entry in invalid if entry not in self._invalid):
+            self._on_invalid(new)
+        self._invalid = invalid
         return chips
 
 
 def is_newer(version: str, known: str) -> bool:
-    """Whether one resourceVersion is later than another; one that can't be compared counts as later."""
-    # Kubernetes says since 1.35 that these are numbers that grow; they always were.
+    """Return whether one resourceVersion is later than another; one that can't be compared counts as later."""
+    # Kubernetes documents since 1.35 that these are growing numbers; they always were.
     return not (version.isdigit() and known.isdigit()) or int(version) > int(known)

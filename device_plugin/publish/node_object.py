@@ -1,4 +1,8 @@
-"""Writes what the node's own object tells of its chips: annotations and labels."""
+"""The node's own object: labels that people select on, and annotations that other programs read.
+
+All but ``servertype`` are facts of the driver (spec/node-agent.md §5.8). A label is only set, never removed: pods that
+select on it would be killed when their kubelet restarts (spec/kubernetes.md §1.13).
+"""
 
 import asyncio
 import re
@@ -20,6 +24,8 @@ from ascend.kube.objects import NODES, Node
 from device_plugin.driver import Inventory
 from device_plugin.health.snapshot import Snapshot
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
 ACCELERATOR = "accelerator"
 ACCELERATOR_TYPE = "accelerator-type"
 CHIP_NAME = "node.kubernetes.io/npu.chip.name"
@@ -34,9 +40,12 @@ _INFERENCE_CARD = "card-910b-infer"
 _MB_PER_GB = 1024
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
+PATCH_TIMEOUT_S = 3.0
+"""How long to wait for an answer: an admission webhook may hang, and the next report waits as long."""
+
 
 def node_labels(server: Inventory) -> tuple[dict[str, str], list[str]]:
-    """The labels, and a sentence for each whose value the API server would refuse; what is unknown is left out."""
+    """Return the labels, and a sentence for each invalid value; unknown facts are left out."""
     first = server.chips[0] if server.chips else None
     wanted = {
         ACCELERATOR: _ACCELERATOR,
@@ -52,26 +61,20 @@ def node_labels(server: Inventory) -> tuple[dict[str, str], list[str]]:
     labels, problems = {}, []
     for key, value in wanted.items():
         if value and _LABEL_VALUE.fullmatch(value) is None:
-            problems.append(f"label {key}: {value!r} is not a label value")
+            problems.append(f"label {key}: {value!r} is not a valid label value")
         elif value:
             labels[key] = value
     return labels, problems
 
 
 def node_annotations(snapshot: Snapshot) -> dict[str, str]:
-    """The annotations (spec/node-agent.md §0.2, §5.8)."""
+    """Return the annotations (spec/node-agent.md §0.2, §5.8)."""
     return {
-        BASE_DEVICE_INFOS: write_base_device_infos({chip.chip_id: chip.address for chip in snapshot.chips}),
+        BASE_DEVICE_INFOS: write_base_device_infos({chip.chip_id: chip.facts.address for chip in snapshot.chips}),
         SUPER_POD_ID: str(snapshot.server.super_pod_id),
         SERVER_INDEX: str(snapshot.server.server_index),
         SERVER_TYPE: "A3" if snapshot.server.chip_type == "Ascend910A3" else "",
     }
-
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-PATCH_TIMEOUT_S = 3.0
-"""How long an answer is waited for: some admission webhook may hang, and the next report has to wait as long."""
 
 
 class NodeWriter:
@@ -80,7 +83,7 @@ class NodeWriter:
     Args:
         client: the API server.
         node: the node's name.
-        outdated: labels of ours that say nothing any more; taken away where an earlier plugin left them.
+        outdated: labels of ours that an earlier plugin may have left and that no longer apply; they are removed.
     """
 
     def __init__(self, client: KubeClient, node: str, outdated: Collection[str] = ()) -> None:
@@ -90,10 +93,10 @@ class NodeWriter:
         self._written: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self._keeps_server_type = False
         self.problem: str | None = "waiting for this node's Node object"
-        """Why nothing is known of the Node yet; None once it was there."""
+        """Why the Node is unknown; None once it was read."""
 
     async def learn(self) -> Node:
-        """The Node, as soon as there is one; whoever has set its ``servertype`` knows better."""
+        """Wait for the Node and return it; a ``servertype`` label that it already has is never changed."""
         backoff = Backoff(limit_s=5.0)
         while True:
             try:
@@ -108,11 +111,11 @@ class NodeWriter:
                 return node
 
     def forget(self) -> None:
-        """Write at the next opportunity, changed or not."""
+        """Make the next write happen even if nothing has changed."""
         self._written = None
 
     async def write(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
-        """Write what differs from the last time.
+        """Write them if they differ from the last write.
 
         Raises:
             ApiError: the server refuses.
@@ -121,8 +124,8 @@ class NodeWriter:
         if self._keeps_server_type:
             labels = {key: value for key, value in labels.items() if key != SERVER_TYPE_LABEL}
         if (annotations, labels) != self._written:
-            told = {**labels, **dict.fromkeys(self._outdated)}
-            body = {"metadata": {"annotations": dict(annotations), "labels": told}}
+            written = {**labels, **dict.fromkeys(self._outdated)}
+            body = {"metadata": {"annotations": dict(annotations), "labels": written}}
             await self._client.patch(NODES, self._node, body, timeout_s=PATCH_TIMEOUT_S)
             self._outdated = ()
             self._written = (annotations, labels)

@@ -1,7 +1,7 @@
-"""Recovered chips that wait for an operator, as labels on the Node (setting ``readmission: manual``).
+"""Recovered chips that await readmission, as labels on the Node (setting ``readmission: manual``).
 
-The labels list the ids that wait, joined by dots; an operator lets a chip in again by taking its id out, or the whole
-label away (MindCluster's ``autoStowing=false``, spec/node-agent.md §5.7).
+The labels list the waiting ids, joined by dots. An operator readmits a chip by removing its id, or the whole label
+(MindCluster's ``autoStowing=false``, spec/node-agent.md §5.7).
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from ascend.chips import MAX_CHIP_ID, ChipSet, chip_ids
-from ascend.daemon.observable import Observable, first_change
+from ascend.daemon.observable import Observable, wait_for_change
 from ascend.errors import ApiError, Conflict, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
@@ -25,11 +25,11 @@ CHIPS = "huawei.com/Ascend910-Recover"
 PORTS = "huawei.com/Ascend910-NetworkRecover"
 
 OnReadmit = Callable[[ChipSet, ChipSet], None]
-"""Told which chips, and which chips' ports, an operator lets in again."""
+"""Receives the chips, and the chips whose network ports, an operator readmits."""
 
 
 def read_label(labels: Mapping[str, str], key: str) -> ChipSet:
-    """The chips of a label; what is no id in it counts for nothing."""
+    """Read the chips of a label; invalid ids are ignored."""
     chips = 0
     for text in labels.get(key, "").split("."):
         if text.isascii() and text.isdigit() and int(text[:4]) <= MAX_CHIP_ID:
@@ -38,7 +38,7 @@ def read_label(labels: Mapping[str, str], key: str) -> ChipSet:
 
 
 def write_label(chips: ChipSet) -> str | None:
-    """The label's value; None where there is nothing to list."""
+    """Return the label's value; None if there is nothing to list."""
     return ".".join(map(str, chip_ids(chips))) or None
 
 
@@ -47,15 +47,15 @@ def _listed_on(node: Node) -> tuple[ChipSet, ChipSet]:
     return read_label(labels, CHIPS), read_label(labels, PORTS)
 
 
-class Readmission:
-    """Keeps the two labels true and hears what operators do to them; a handler for the reflector it makes.
+class ReadmissionLabels:
+    """Keeps the two labels up to date and applies operators' edits; a handler for the reflector it makes.
 
     Args:
         client: the API server.
-        node: this node's object as it was when the chips that wait were read from its labels; what differs from them
-            from then on is an edit.
+        node: this node's object as it was when the waiting chips were read from its labels; later differences are
+            edits.
         snapshots: the node's chips.
-        on_readmit: told of what is let in.
+        on_readmit: receives what is readmitted.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Readmission:
         self._seen: Observable[None] = Observable(None)
 
     def watch(self) -> Reflector[Node]:
-        """The watch that feeds it."""
+        """Return the watch that feeds it."""
         return Reflector(self._client, NODES, self, field_selector=f"metadata.name={self._name}")
 
     def applied(self, obj: Node) -> None:
-        """The Node has changed: ids that were listed and are no more have been let in."""
+        """Take over a change of the Node: ids that are no longer listed are readmitted."""
         if not is_newer(obj.metadata.resource_version, self._version):
-            return  # our own writes come by here too, late
+            return  # the watch shows our own writes too, later
         now = _listed_on(obj)
         before = self._listed if obj.uid == self._uid else None
         self._uid, self._version, self._listed = obj.uid, obj.metadata.resource_version, now
@@ -85,11 +85,11 @@ class Readmission:
         self._seen.set(None)
 
     def deleted(self, obj: Node) -> None:  # noqa: ARG002 - a handler's signature
-        """The Node is gone, which is no word about any chip."""
+        """Note that the Node is gone, which readmits no chip."""
         self._listed = None
 
     async def run(self) -> None:
-        """List what waits until cancelled."""
+        """Keep the labels up to date until cancelled."""
         backoff = Backoff(limit_s=5.0)
         sources = (self._snapshots, self._seen)
         while True:
@@ -101,7 +101,7 @@ class Readmission:
                     try:
                         await self._list(waiting)
                     except Conflict:
-                        pass  # the watch is about to bring what has changed
+                        pass  # the watch is about to show the change
                     except (ApiError, Unreachable) as error:
                         log.warning("labels not written", error=str(error))
                         await asyncio.sleep(backoff.next_s())
@@ -109,12 +109,12 @@ class Readmission:
                     else:
                         backoff.reset()
                         continue
-            await first_change(sources, versions)
+            await wait_for_change(sources, versions)
 
     async def _list(self, waiting: tuple[ChipSet, ChipSet]) -> None:
-        # With the version the labels were read at: an operator's edit is taken up before anything is listed anew.
+        # The version makes the write fail after an operator's edit, which is then applied first.
         labels = {CHIPS: write_label(waiting[0]), PORTS: write_label(waiting[1])}
         body = {"metadata": {"resourceVersion": self._version, "labels": labels}}
         written = await self._client.patch(NODES, self._name, body)
         self._version, self._listed = written.metadata.resource_version, waiting
-        log.info("waiting to be readmitted", chips=labels[CHIPS], ports=labels[PORTS])
+        log.info("awaiting readmission", chips=labels[CHIPS], ports=labels[PORTS])

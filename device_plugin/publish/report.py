@@ -1,4 +1,4 @@
-"""What the node reports of its chips."""
+"""Makes the node's report from a snapshot, and reads back what an earlier plugin reported."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import get_args
@@ -11,18 +11,18 @@ from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import NO_CODE, Chip, FaultRecord, Snapshot, UpgradeKind, UpgradeReason
 
 AUTOFILL_CODE = "AutofillFaultCode"
-"""Stands for the fault of a chip that an operator has separated without one (spec/node-agent.md §4.8)."""
+"""Stands for the fault of a chip that an operator separated without one (spec/node-agent.md §4.8)."""
 
 MAX_CODE_DIGITS = 16
 
-_HARMLESS = Level.NOT_HANDLE.wire
-
 MAX_CODES = 128
-"""Codes told of one chip: as many as the driver can report; keeps the ConfigMap far below its limit of 1 MiB."""
+"""Codes reported per chip: as many as the driver can report. Keeps the ConfigMap far below its limit of 1 MiB."""
+
+_HARMLESS = Level.NOT_HANDLE.wire
 
 
 def make_report(snapshot: Snapshot, update_time_s: int) -> DeviceReport:
-    """The report: free is healthy and not used (seed 002, step 1; spec/node-agent.md §5.2).
+    """Make the report: free is healthy and not used (seed 002, step 1; spec/node-agent.md §5.2).
 
     Args:
         snapshot: the node's chips.
@@ -30,7 +30,7 @@ def make_report(snapshot: Snapshot, update_time_s: int) -> DeviceReport:
     """
     return DeviceReport(
         free=snapshot.healthy & ~snapshot.used,
-        unhealthy=snapshot.all_chips & ~snapshot.healthy,
+        unhealthy=snapshot.unhealthy,
         network_unhealthy=snapshot.network_unhealthy,
         update_time_s=update_time_s,
         faults=tuple(fault for chip in snapshot.chips for fault in _faults(chip)),
@@ -49,18 +49,48 @@ def _upgrade(reason: UpgradeReason) -> Upgrade:
     return Upgrade(reason.time_ms, code, reason.level.wire, reason.kind)
 
 
-def read_upgrades(upgrades: Mapping[int, Sequence[Upgrade]]) -> dict[int, tuple[UpgradeReason, ...]]:
-    """The upgrades of a report as reasons, after a restart; what can't be understood is left out."""
+def _faults(chip: Chip) -> Iterator[Fault]:
+    """Return one entry per domain that has codes or is unhealthy, the network's first (spec/node-agent.md §5.2)."""
+    # The level shows that a chip must not be used even if there is no code: a silent driver, a recovering chip.
+    if chip.network_faults or not chip.network_healthy:
+        level = chip.network_level
+        if not chip.network_healthy and level <= Level.NOT_HANDLE:
+            level = Level.PRE_SEPARATE
+        yield _entry(chip, level, chip.network_faults, network=True)
+    if chip.faults or not chip.healthy:
+        level = chip.level
+        if not chip.healthy and level <= Level.SUB_HEALTH:
+            level = Level.SEPARATE
+        yield _entry(chip, level, chip.faults, network=False)
+
+
+def _entry(chip: Chip, level: Level, records: Sequence[FaultRecord], *, network: bool) -> Fault:
+    times = {record.name: FaultTime(record.since_ms, record.level.wire) for record in records[:MAX_CODES]}
+    return chip_fault(chip_id=chip.chip_id, level=level.wire, codes=times, network=network)
+
+
+def read_reasons(upgrades: Mapping[int, Sequence[Upgrade]]) -> dict[int, tuple[UpgradeReason, ...]]:
+    """Read the upgrade reasons of an earlier report; unreadable ones are left out."""
     reasons = {}
     for phy_id, written in upgrades.items():
-        understood = tuple(filter(None, map(_reason, written)))
-        if understood:
-            reasons[phy_id] = understood
+        if readable := tuple(filter(None, map(_reason, written))):
+            reasons[phy_id] = readable
     return reasons
 
 
+def _reason(upgrade: Upgrade) -> UpgradeReason | None:
+    kinds = {kind: kind for kind in get_args(UpgradeKind)}
+    kind: UpgradeKind | None = kinds.get(upgrade.upgrade_type)
+    try:
+        level = Level.of_wire(upgrade.fault_level)
+        code = NO_CODE if kind == "FaultAutofill" else int(upgrade.fault_code[:MAX_CODE_DIGITS], 16)
+    except (InvalidValue, ValueError):
+        return None
+    return UpgradeReason(code, level, kind, upgrade.upgrade_time) if kind is not None else None
+
+
 def read_harmless(faults: Iterable[Fault]) -> dict[int, frozenset[int]]:
-    """The codes of a report that nothing has to be done about, by physical id; what can't be understood is left out."""
+    """Read the codes that an earlier report calls NotHandleFault, by physical id; unreadable ones are left out."""
     harmless: dict[int, frozenset[int]] = {}
     for fault in faults:
         names = [name for name, each in fault.fault_time_and_level_map.items() if each.fault_level == _HARMLESS]
@@ -75,9 +105,9 @@ def read_harmless(faults: Iterable[Fault]) -> dict[int, frozenset[int]]:
 
 
 def read_faulty(report: DeviceReport) -> tuple[ChipSet, ChipSet]:
-    """The chips that are unhealthy by a fault code, and those whose networks are; what can't be understood is left out.
+    """Read which chips, and which chips' network ports, were unhealthy by a fault code; unreadable ones are left out.
 
-    A chip without a code is unhealthy because its driver is silent, or it recovers or waits for an operator.
+    A chip that is unhealthy without a code has a silent driver, is recovering, or awaits readmission.
     """
     own = network = 0
     for fault in report.faults:
@@ -91,35 +121,3 @@ def read_faulty(report: DeviceReport) -> tuple[ChipSet, ChipSet]:
         else:
             own |= chip if any(level.bars_new_use for level in levels) else 0
     return own & report.unhealthy, network & report.network_unhealthy
-
-
-def _reason(upgrade: Upgrade) -> UpgradeReason | None:
-    kinds = {kind: kind for kind in get_args(UpgradeKind)}
-    kind: UpgradeKind | None = kinds.get(upgrade.upgrade_type)
-    try:
-        level = Level.of_wire(upgrade.fault_level)
-        code = NO_CODE if kind == "FaultAutofill" else int(upgrade.fault_code[:MAX_CODE_DIGITS], 16)
-    except (InvalidValue, ValueError):
-        return None
-    return UpgradeReason(code, level, kind, upgrade.upgrade_time) if kind is not None else None
-
-
-def _faults(chip: Chip) -> Iterator[Fault]:
-    """One entry per domain that has codes or is unhealthy, the network's first (spec/node-agent.md §5.2)."""
-    verdict = chip.verdict
-    # What must not be used says so by its level, also where no code does: a silent driver, a chip that recovers.
-    if verdict.network_faults or not verdict.network_healthy:
-        level = verdict.network_level
-        if not verdict.network_healthy and level <= Level.NOT_HANDLE:
-            level = Level.PRE_SEPARATE
-        yield _entry(chip, level, verdict.network_faults, network=True)
-    if verdict.faults or not verdict.healthy:
-        level = verdict.level
-        if not verdict.healthy and level <= Level.SUB_HEALTH:
-            level = Level.SEPARATE
-        yield _entry(chip, level, verdict.faults, network=False)
-
-
-def _entry(chip: Chip, level: Level, records: Sequence[FaultRecord], *, network: bool) -> Fault:
-    times = {record.name: FaultTime(record.since_ms, record.level.wire) for record in records[:MAX_CODES]}
-    return chip_fault(chip_id=chip.chip_id, level=level.wire, codes=times, network=network)

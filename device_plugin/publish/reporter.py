@@ -1,8 +1,7 @@
-"""Publishes what the node reports of its chips: its ConfigMap, and the annotations and labels of its Node.
+"""Publishes what the node reports about its chips: its ConfigMap, and the annotations and labels of its Node.
 
-Written when the content changes, at most once a second, and at least every five minutes, because readers take silence
-for death (spec/node-agent.md §0.6). A chip is told free only once the kubelet has been told that it is healthy: readers
-refuse a node that lists more free chips than its kubelet offers (§0.4).
+Written when the content changes, at most once a second, and at least every five minutes, because readers take an older
+report for that of a dead plugin (spec/node-agent.md §0.6). ``order.py`` has the rule for report and kubelet.
 """
 
 import asyncio
@@ -13,8 +12,8 @@ from dataclasses import replace
 
 import structlog
 
-from ascend.chips import ChipSet, chip_ids
-from ascend.daemon.observable import Observable, first_change
+from ascend.chips import chip_ids
+from ascend.daemon.observable import Observable, wait_for_change
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.errors import ApiError, Conflict, Unreachable
 from ascend.kube.backoff import Backoff
@@ -22,7 +21,7 @@ from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter, node_annotations, node_labels
-from device_plugin.publish.order import AdvertisedChips
+from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.report import make_report
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -30,13 +29,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 REFRESH_S = 300.0
 MIN_GAP_S = 1.0
 RETRY_LIMIT_S = 5.0
-"""The longest wait after a failure: once the API server is back, what it is told is not much older than that."""
+"""The longest wait after a failure: once the API server is back, the report is not much older than that."""
 NODE_RETRY_LIMIT_S = 30.0
-"""The same for a Node that is not written while the report is: each time everybody is told of the report again."""
-KUBELET_FIRST_S = 1.0
-"""How long the first report waits for the kubelet to be told of the chips, so that it need not be written twice."""
-KUBELET_SHOWS_S = 1.5
-"""How long the kubelet may take until its Node shows a chip that came back."""
+"""The same if only the Node can't be written; each attempt writes the report again."""
 SIGN_OFF_S = 1.0
 SIGN_OFF_RETRY_S = 0.02
 
@@ -44,70 +39,67 @@ _RESULTS: Mapping[type[Exception], str] = {Conflict: "conflict", Unreachable: "u
 
 
 class Reporter:
-    """Keeps the node's report true.
+    """Keeps the node's report up to date.
 
     Args:
-        board: the ConfigMap.
+        config_map: the node's ConfigMap.
         node_object: the Node.
         snapshots: the node's chips.
-        kubelet_healthy: the chips the kubelet was last told are healthy.
-        metrics: counts.
+        order: decides whether the report or the kubelet comes first.
+        metrics: counts writes, and chips by state.
         now_s: wall clock, Unix seconds, for UpdateTime.
     """
 
     def __init__(
         self,
-        board: DeviceInfoConfigMap,
+        config_map: DeviceInfoConfigMap,
         node_object: NodeWriter,
         *,
         snapshots: Observable[Snapshot | None],
-        kubelet_healthy: Observable[ChipSet],
+        order: PublishingOrder,
         metrics: Metrics,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self._board = board
+        self._config_map = config_map
         self._node_object = node_object
         self._snapshots = snapshots
-        self._kubelet_healthy = kubelet_healthy
+        self._order = order
         self._metrics = metrics
         self._now_s = now_s
         self._has_reported = False
-        self._offered = AdvertisedChips(KUBELET_SHOWS_S)
         self.problem: str | None = "the report has not been written yet"
-        """Why the last report is not written; None where it is."""
-        self.unhealthy: Observable[ChipSet] = Observable(0)
-        """The chips the last written report calls unhealthy."""
+        """Why the last report is not written; None if it is."""
 
     async def run(self) -> None:
         """Report until cancelled."""
         loop = asyncio.get_running_loop()
         backoff, node_backoff = Backoff(limit_s=RETRY_LIMIT_S), Backoff(limit_s=NODE_RETRY_LIMIT_S)
         written: tuple[DeviceReport, Mapping[str, str]] | None = None
-        refresh_at_s, lost = 0.0, self._board.lost.version
-        sources = (self._snapshots, self._kubelet_healthy, self._board.lost)
-        await self._kubelet_knows()
+        refresh_at_s, lost = 0.0, self._config_map.lost.version
+        sources = (self._snapshots, self._order.advertised, self._config_map.lost)
+        await self._order.wait_before_first_report(self._snapshots)
         while True:
             versions = [source.version for source in sources]
-            if self._board.lost.version != lost:
-                written, lost = None, self._board.lost.version
+            if self._config_map.lost.version != lost:
+                written, lost = None, self._config_map.lost.version
             snapshot = self._snapshots.value
             if snapshot is None:
-                await first_change(sources, versions, REFRESH_S)
+                await wait_for_change(sources, versions)
                 continue
             report, annotations = self._report(snapshot), node_annotations(snapshot)
             if (report, annotations) == written:
-                left_s = min(refresh_at_s, self._offered.due_s) - loop.time()
+                left_s = min(refresh_at_s, self._order.due_s) - loop.time()
                 if left_s > 0:
-                    await first_change(sources, versions, left_s)
+                    await wait_for_change(sources, versions, left_s)
                     continue
-                self._node_object.forget()  # the refresh mends what others may have changed
+                self._node_object.forget()  # the refresh restores what others may have changed
             try:
                 refused = await self._write(snapshot, report, annotations)
             except (ApiError, Unreachable) as error:
-                written = None  # a part of it may be, or all of it with the answer lost
+                written = None  # unknown: the write may have succeeded although its answer was lost
                 gap_s, wait_s = self._waits(error, backoff)
                 await asyncio.sleep(gap_s)
-                await first_change(sources, versions, wait_s)  # what is new is tried at once
+                await wait_for_change(sources, versions, wait_s)  # new content is tried at once
                 continue
             backoff.reset()
             written = (report, annotations)
@@ -122,9 +114,9 @@ class Reporter:
             await asyncio.sleep(MIN_GAP_S)
 
     async def sign_off(self) -> None:
-        """Say that nobody keeps the report true any more; the kubelet stops offering the chips at the same time.
+        """Report that the plugin has ended; the kubelet stops offering the chips at the same time.
 
-        Unless it is another plugin's by now, which does keep it true. To be called once nothing else writes it.
+        Without effect if the report is another plugin's by now. To be called once nothing else writes the report.
         """
         if not self._has_reported:
             return
@@ -132,27 +124,27 @@ class Reporter:
             async with asyncio.timeout(SIGN_OFF_S):
                 written = await self._write_last()
         except (ApiError, Unreachable, TimeoutError) as error:
-            log.warning("the report does not say that the plugin ends", error=str(error) or "no answer in time")
+            log.warning("the end of the plugin is not reported", error=str(error) or "no answer in time")
         else:
-            log.info("the report says that the plugin ends" if written else "another plugin keeps the report")
+            log.info("the end of the plugin is reported" if written else "another plugin keeps the report")
 
     async def _write_last(self) -> bool:
-        while (snapshot := self._snapshots.value) is not None and self._board.is_ours:
-            with contextlib.suppress(Conflict):  # an operator's edit, or a write of ours that the end cut off
+        while (snapshot := self._snapshots.value) is not None and self._config_map.is_ours:
+            with contextlib.suppress(Conflict):  # an operator's edit, or our own write that the end interrupted
                 await self._post(self._report(snapshot))
                 return True
-            # A moment for whoever else writes; the deadline is the caller's.
+            # Gives the other writer time; the caller sets the deadline.
             await asyncio.sleep(SIGN_OFF_RETRY_S)
         return False
 
     async def _write(
         self, snapshot: Snapshot, report: DeviceReport, annotations: Mapping[str, str]
     ) -> ApiError | Unreachable | None:
-        """Write both; why the Node was not written, where it was not."""
-        # First: a Node that takes no patch, or never says so, must not keep a fault out of the ConfigMap.
+        """Write the ConfigMap and the Node; return why the Node was not written, if it was not."""
+        # The ConfigMap goes first: a Node that refuses patches, or never answers, must not delay the report of a fault.
         await self._post(replace(report, update_time_s=int(self._now_s())))
         self._has_reported = True
-        self.unhealthy.set(report.unhealthy)
+        self._order.reported_unhealthy.set(report.unhealthy)
         labels, problems = node_labels(snapshot.server)
         for problem in problems:
             log.warning("label not written", node_label=problem)
@@ -164,38 +156,29 @@ class Reporter:
 
     async def _post(self, report: DeviceReport) -> None:
         try:
-            await self._board.write(encode_report(report))
+            await self._config_map.write(encode_report(report))
         except (ApiError, Unreachable) as error:
             self._metrics.report_writes.labels(result=_RESULTS.get(type(error), "refused")).inc()
             raise
         self._metrics.report_writes.labels(result="written").inc()
 
     def _waits(self, error: ApiError | Unreachable, backoff: Backoff) -> tuple[float, float]:
-        """How long to wait after a failure whatever happens, and how long from then on while nothing does."""
-        wait_s, gap_s = backoff.next_s(), MIN_GAP_S
+        """Return how long to wait after a failure in any case, and how long after that while nothing changes."""
+        wait_s = backoff.after(error)
         if isinstance(error, Conflict):
-            log.info("the report is made anew, somebody has written meanwhile", error=str(error))
+            log.info("the report is made again after somebody else's write", error=str(error))
         else:
             self.problem = f"the report is not written: {error}"
-            if isinstance(error, ApiError) and error.retry_after_s is not None:
-                wait_s, gap_s = max(wait_s, error.retry_after_s), max(gap_s, error.retry_after_s)
             log.warning("report not written", error=str(error), retry_s=round(wait_s, 2))
-        gap_s = min(gap_s, wait_s)
+        retry_after_s = (error.retry_after_s or 0.0) if isinstance(error, ApiError) else 0.0
+        gap_s = min(max(MIN_GAP_S, retry_after_s), wait_s)
         return gap_s, wait_s - gap_s
 
-    async def _kubelet_knows(self) -> None:
-        snapshot = self._snapshots.value
-        if snapshot is not None and snapshot.healthy != snapshot.all_chips:
-            return  # the kubelet is not told of a fault before the report is: each would wait for the other
-        if self._kubelet_healthy.version == 0:
-            await first_change((self._kubelet_healthy,), (0,), KUBELET_FIRST_S)
-
     def _report(self, snapshot: Snapshot) -> DeviceReport:
-        """What is to be told now; its time comes with the writing."""
-        report = make_report(snapshot, update_time_s=0)
+        """Return the report to write now, without its time."""
         self._count(snapshot)
-        offered = self._offered.at(asyncio.get_running_loop().time(), self._kubelet_healthy.value)
-        return replace(report, free=report.free & offered)
+        report = make_report(snapshot, update_time_s=0)
+        return replace(report, free=report.free & self._order.offered(asyncio.get_running_loop().time()))
 
     def _count(self, snapshot: Snapshot) -> None:
         self._metrics.devices.clear()
@@ -204,4 +187,4 @@ class Reporter:
             self._metrics.devices.labels(state=state, reason="").set(len(chip_ids(chips)))
         for chip in snapshot.chips:
             if not chip.healthy:
-                self._metrics.devices.labels(state="unhealthy", reason=chip.verdict.reason).inc()
+                self._metrics.devices.labels(state="unhealthy", reason=chip.reason).inc()

@@ -1,1 +1,1 @@
-"""The device plugin's service for the kubelet: one instance per node, registered, with ListAndWatch and Allocate."""
+"""The kubelet-facing service: one instance per node, registered with the kubelet, with ListAndWatch and Allocate."""

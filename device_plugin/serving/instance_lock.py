@@ -1,4 +1,4 @@
-"""One plugin per node: a second one waits until the first is gone, before it reads anything that would grow old."""
+"""One plugin per node: a second instance waits until the first has ended before it reads anything."""
 
 import asyncio
 import fcntl
@@ -16,25 +16,25 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NAME = "ascend910.lock"
 RETRY_S = 0.1
-"""Only while another instance lives: it is what an upgrade of the plugin waits for."""
+"""Only while another instance lives; an upgrade of the plugin waits for this."""
 
 
 class InstanceLock:
     """A lock file in the kubelet's folder.
 
     Args:
-        directory: the kubelet's device-plugin folder; it may not be there yet.
+        directory: the kubelet's device-plugin folder; it may not exist yet.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
         self._file: IO[str] | None = None
         self.problem: str | None = f"waiting for the lock {self._path}"
-        """Why we may not work yet; None while we hold the lock."""
+        """Why this instance must not work yet; None while it holds the lock."""
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Hold the lock within the block; waits while another instance has it, or the folder is missing."""
+        """Hold the lock within the block; wait while another instance has it or the folder is missing."""
         waiting = False
         while self._file is None:
             try:
@@ -51,26 +51,26 @@ class InstanceLock:
             self._file.close()
 
     def renew(self) -> None:
-        """Take the lock again where the folder was made anew, and with it the file that everybody else looks at.
+        """Take the lock again if the folder was recreated, because other instances look at the new file.
 
         Raises:
-            LockLost: another instance was quicker; this one must end.
+            LockLost: another instance took it first; this one must end.
         """
         if self._file is None or self._is_in_place(self._file):
             return
         try:
             fresh = self._take()
         except OSError as error:
-            raise LockLost(f"{self._path} is another file now, and it can't be locked: {error.strerror}") from error
+            raise LockLost(f"{self._path} was recreated and can't be locked: {error.strerror}") from error
         self._file.close()
         self._file = fresh
 
     def is_still_ours(self) -> bool:
-        """Whether no other instance works in our place; to be asked while the lock is held."""
+        """Return whether no other instance has taken over; to be called while the lock is held."""
         try:
             self.renew()
         except LockLost as lost:
-            # A folder that is gone is nobody's.
+            # A missing folder belongs to no other instance.
             return not isinstance(lost.__cause__, BlockingIOError)
         return True
 

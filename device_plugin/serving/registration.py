@@ -2,22 +2,26 @@
 
 One loop, one registration at a time::
 
-    wait for kubelet.sock ─► serve on a socket of a new name ─► Register ─► watched
-            ▲                                                                 │
-            └──── stop the server (its streams first) ◄──── one of: ──────────┘
-                    another kubelet.sock · our socket is gone · the stream ended or failed · never watched
+    wait for kubelet.sock ─► serve on a socket with a new name ─► Register ─► watched
+            ▲                                                                   │
+            └──── stop the server (its streams first) ◄──── one of: ────────────┘
+                    kubelet.sock was recreated · our socket is gone · the stream ended or failed · never watched
 
-A new name every time, because a second server on the same path would have its socket unlinked by the first; the old
-server stops first, because a kubelet before 1.37 takes the end of an old stream for the end of the new one
+The name is new every time because a second server on the same path would have its socket removed by the first. The old
+server stops first because a kubelet before 1.37 takes the end of an old stream for the end of the new one
 (spec/kubernetes.md §1.3, §8.3).
+
+A look at the files every ``POLL_S`` is cheap and, unlike inotify, also sees a folder that was replaced or mounted again
+(spec/kubernetes.md §1.2).
 """
 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 import structlog
@@ -25,7 +29,7 @@ import structlog
 from ascend.chips import RESOURCE
 from ascend.errors import Unreachable
 from ascend.kube.backoff import Backoff
-from device_plugin.kubelet.channel import CHANNEL_OPTIONS, give_way, unreachable
+from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled, unreachable
 from device_plugin.metrics import Metrics
 from device_plugin.serving.servicer import DevicePluginServicer
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -37,20 +41,25 @@ API_VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 PREFIX = "ascend910-"
 
+POLL_S = 0.1
 REGISTER_DEADLINE_S = 2.0
-"""A kubelet registers a plugin within milliseconds. One that is busy is given more time with every attempt."""
+"""A kubelet registers a plugin within milliseconds. A busy one gets more time with every attempt."""
 REGISTER_DEADLINE_LIMIT_S = 10.0
-"""As long as it gives itself to dial back (spec/kubernetes.md §1.3)."""
+"""As long as the kubelet itself takes to connect back at most (spec/kubernetes.md §1.3)."""
 WATCH_DEADLINE_S = 0.5
-"""A kubelet that registered us opens the stream at once. One that does not is given more time with every attempt."""
+"""After the registration a kubelet opens the stream at once. One that does not gets more time with every attempt."""
 WATCH_DEADLINE_LIMIT_S = 8.0
 STOP_GRACE_S = 0.5
-NOT_WATCHED = "the kubelet did not open the stream"
 STEADY_S = 10.0
-"""A registration that lasted so long was a good one."""
+"""A registration that lasted this long resets the waiting time before the next one."""
 FIRST_WAIT_S = 0.05
 WAIT_LIMIT_S = 4.0
-"""Between attempts, with a kubelet that stays odd; another kubelet is gone to at once."""
+"""The longest wait between attempts with the same kubelet; a new kubelet is registered with at once."""
+
+KUBELET_RESTARTED = "the kubelet has restarted"
+
+Identity: TypeAlias = tuple[int, int, int]
+"""Device, inode and change time of a file: a kubelet that restarts makes a new socket, and forgets its plugins."""
 
 
 class Registration:
@@ -59,8 +68,8 @@ class Registration:
     Args:
         directory: the kubelet's device-plugin folder.
         make_servicer: makes the service of one registration.
-        metrics: counts.
-        on_new_kubelet: called before registering with another kubelet than before.
+        metrics: counts registrations.
+        on_new_kubelet: called before the plugin registers with a kubelet that has restarted.
     """
 
     def __init__(
@@ -78,8 +87,14 @@ class Registration:
         self._generation = 0
         self._watch_deadline_s = WATCH_DEADLINE_S
         self._register_deadline_s = REGISTER_DEADLINE_S
-        self.problem: str | None = "not registered with the kubelet yet"
+        self._servicer: DevicePluginServicer | None = None
+        self._problem = "not registered with the kubelet yet"
+
+    @property
+    def problem(self) -> str | None:
         """Why the kubelet does not see our devices; None while it does."""
+        watched = self._servicer is not None and self._servicer.watched.is_set()
+        return None if watched else self._problem
 
     async def run(self) -> None:
         """Stay registered until cancelled. The instance lock is held."""
@@ -89,10 +104,8 @@ class Registration:
         backoff = Backoff(first_s=FIRST_WAIT_S, limit_s=WAIT_LIMIT_S)
         known: Identity | None = None
         while True:
-            give_way()
-            if not self._kubelet_socket.exists():
-                self.problem = f"waiting for {self._kubelet_socket}"
-            kubelet = await present(self._kubelet_socket)
+            raise_if_cancelled()
+            kubelet = await self._present_kubelet()
             if known is not None and kubelet != known:
                 backoff.reset()
                 self._watch_deadline_s = WATCH_DEADLINE_S
@@ -107,50 +120,57 @@ class Registration:
             if loop.time() - started_s > STEADY_S:
                 backoff.reset()
             wait_s = backoff.next_s()
-            self.problem = cause
+            self._problem = cause
             log.warning("registering again", cause=cause, wait_s=round(wait_s, 2))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await changed({self._kubelet_socket: kubelet})
+                    while _identity(self._kubelet_socket) == kubelet:  # noqa: ASYNC110 - files send no notification
+                        await asyncio.sleep(POLL_S)
 
-    async def _hold(self, kubelet: "Identity") -> str:
-        """Register and stay so for as long as it lasts; why it ended."""
+    async def _present_kubelet(self) -> Identity:
+        while (found := _identity(self._kubelet_socket)) is None:
+            self._problem = f"waiting for {self._kubelet_socket}"
+            await asyncio.sleep(POLL_S)
+        return found
+
+    async def _hold(self, kubelet: Identity) -> str:
+        """Register and stay registered as long as possible; return why it ended."""
         servicer = self._make_servicer()
         async with self._server(servicer) as path:
-            files = {self._kubelet_socket: kubelet, path: identity(path)}
-            if not await self._registered(path.name, files):
-                return "the kubelet has restarted"
+            own = _identity(path)
+            if not await self._register(path.name, kubelet):
+                return KUBELET_RESTARTED
             self._metrics.registrations.labels(result="registered").inc()
             log.info("registered", socket=path.name)
-            endings = {
-                asyncio.ensure_future(changed(files)),
-                asyncio.ensure_future(servicer.broken.wait()),
-                asyncio.ensure_future(self._unseen(servicer)),
-            }
+            self._servicer = servicer
             try:
-                await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+                self._problem = await self._lost(servicer, kubelet, path, own)
             finally:
-                for task in endings:
-                    task.cancel()
-                await asyncio.gather(*endings, return_exceptions=True)
-            if identity(self._kubelet_socket) != kubelet:
-                return "the kubelet has restarted"
-            if not path.exists():
-                return "our socket is gone"
-            return "the stream to the kubelet has ended" if servicer.broken.is_set() else NOT_WATCHED
+                self._servicer = None
+            return self._problem
 
-    async def _unseen(self, servicer: DevicePluginServicer) -> None:
-        """Return if the kubelet does not watch in time; otherwise never."""
-        try:
-            async with asyncio.timeout(self._watch_deadline_s):
-                await servicer.opened.wait()
-        except TimeoutError:
-            self._watch_deadline_s = min(2 * self._watch_deadline_s, WATCH_DEADLINE_LIMIT_S)
-            return
-        self._watch_deadline_s = WATCH_DEADLINE_S
-        await servicer.watched.wait()
-        self.problem = None
-        await asyncio.Event().wait()
+    async def _lost(self, servicer: DevicePluginServicer, kubelet: Identity, path: Path, own: Identity | None) -> str:
+        """Wait until the registration no longer works; return why."""
+        loop = asyncio.get_running_loop()
+        open_by_s = loop.time() + self._watch_deadline_s
+        while True:
+            if _identity(self._kubelet_socket) != kubelet:
+                return KUBELET_RESTARTED
+            if _identity(path) != own:
+                return "our socket is gone"
+            if servicer.broken.is_set():
+                return "the stream to the kubelet has ended"
+            wait_s = POLL_S
+            if servicer.opened.is_set():
+                self._watch_deadline_s = WATCH_DEADLINE_S
+            elif (left_s := open_by_s - loop.time()) <= 0:
+                self._watch_deadline_s = min(2 * self._watch_deadline_s, WATCH_DEADLINE_LIMIT_S)
+                return "the kubelet did not open the stream"
+            else:
+                wait_s = min(POLL_S, left_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await servicer.broken.wait()
 
     @asynccontextmanager
     async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:
@@ -158,7 +178,7 @@ class Registration:
         path = self._directory / f"{PREFIX}{os.getpid()}-{self._generation}.sock"
         server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
-        # The mode of the socket follows the umask; chmod afterwards would leave a window (spec/field.md §4).
+        # The umask sets the mode of the socket; a later chmod would leave a gap (spec/field.md §4).
         umask = os.umask(0o177)
         try:
             server.add_insecure_port(f"unix://{path}")
@@ -174,22 +194,21 @@ class Registration:
             await server.stop(STOP_GRACE_S)
             path.unlink(missing_ok=True)
 
-    async def _registered(self, endpoint: str, files: "Mapping[Path, Identity | None]") -> bool:
-        """Register; False if the kubelet that was asked is replaced before it has answered."""
-        register = asyncio.ensure_future(self._register(endpoint))
-        replaced = asyncio.ensure_future(changed(files))
+    async def _register(self, endpoint: str, kubelet: Identity) -> bool:
+        """Register; return False if the kubelet restarts before it has answered."""
+        call = asyncio.ensure_future(self._call_register(endpoint))
         try:
-            await asyncio.wait((register, replaced), return_when=asyncio.FIRST_COMPLETED)
-            if not register.done():
-                return False
-            register.result()
+            while not call.done():
+                if _identity(self._kubelet_socket) != kubelet:
+                    return False
+                await asyncio.wait((call,), timeout=POLL_S)
+            call.result()
             return True
         finally:
-            for task in (register, replaced):
-                task.cancel()
-            await asyncio.gather(register, replaced, return_exceptions=True)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
 
-    async def _register(self, endpoint: str) -> None:
+    async def _call_register(self, endpoint: str) -> None:
         target = f"unix://{self._kubelet_socket}"
         async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
             request = pb.RegisterRequest(
@@ -206,33 +225,15 @@ class Registration:
                 raise unreachable("the kubelet did not register us", error) from error
 
     def _remove_stale_sockets(self) -> None:
-        # The instance lock is ours, so whoever made them is gone.
+        # This instance holds the lock, so the instances that made them have ended.
         for path in self._directory.glob(f"{PREFIX}*.sock"):
             path.unlink(missing_ok=True)
 
 
-POLL_S = 0.1
-
-Identity = tuple[int, int, int]
-
-
-def identity(path: Path) -> Identity | None:
-    """Device, inode and change time of a file; None where there is none."""
+def _identity(path: Path) -> Identity | None:
+    """Return the identity of a file; None if there is none."""
     try:
         stat = path.stat()
     except OSError:
         return None
     return (stat.st_dev, stat.st_ino, stat.st_ctime_ns)
-
-
-async def present(path: Path) -> Identity:
-    """Wait until there is a file; its identity."""
-    while (found := identity(path)) is None:  # noqa: ASYNC110 - nobody tells us of files
-        await asyncio.sleep(POLL_S)
-    return found
-
-
-async def changed(known: Mapping[Path, Identity | None]) -> None:
-    """Wait until one of these files is another one, or gone. One timer, however many files."""
-    while all(before is not None and identity(path) == before for path, before in known.items()):  # noqa: ASYNC110 - nobody tells us of files
-        await asyncio.sleep(POLL_S)

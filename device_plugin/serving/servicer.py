@@ -1,77 +1,64 @@
-"""The device-plugin service the kubelet calls (spec/kubernetes.md §1): protobuf in and out, nothing is decided here."""
+"""The device-plugin service that the kubelet calls (spec/kubernetes.md §1): protobuf in and out, no decisions."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable
-from typing import Literal
+from collections.abc import AsyncIterator
 
 import grpc
 import structlog
 
-from ascend.chips import ChipSet, chip_name
-from ascend.daemon.observable import Observable
+from ascend.chips import chip_name
+from ascend.daemon.observable import Observable, wait_for_change
 from ascend.errors import Refusal
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
 from device_plugin.pods.admission_matcher import AdmissionMatcher
+from device_plugin.publish.order import PublishingOrder
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-REPORT_FIRST_S = 2.0
-"""How long the kubelet's list waits for the report at most: the API server may be away."""
-
 REFUSAL_CHARACTERS = 200
-"""A refusal ends in the pod's status; it may quote an annotation, which its author can make as long as a book."""
-
-Topology = Literal["auto", "always", "never"]
-"""When to tell the kubelet which NUMA node a chip is close to; see ``device_list``."""
+"""The longest refusal: it goes into the pod's status, and may quote an annotation of any length."""
 
 Context = grpc.aio.ServicerContext[object, object]
 
 
 class DevicePluginServicer(pb_grpc.DevicePluginServicer):
-    """One registration's service: made anew with every socket.
+    """The service of one registration; each socket gets a new one.
 
     Args:
         snapshots: the node's chips.
-        desk: matches calls with pods.
-        reported_unhealthy: the chips the node's report calls unhealthy.
-        told_healthy: told which chips the kubelet was sent as healthy.
-        metrics: counts.
-        topology: when the kubelet is told which NUMA node a chip is close to.
+        matcher: answers admission calls.
+        order: decides whether the report or the kubelet comes first.
+        metrics: counts calls.
     """
 
     def __init__(
         self,
         *,
         snapshots: Observable[Snapshot | None],
-        desk: AdmissionMatcher,
-        reported_unhealthy: Observable[ChipSet],
-        told_healthy: Observable[ChipSet],
+        matcher: AdmissionMatcher,
+        order: PublishingOrder,
         metrics: Metrics,
-        topology: Topology = "auto",
     ) -> None:
         self._snapshots = snapshots
-        self._desk = desk
-        self._reported_unhealthy = reported_unhealthy
-        self._told_healthy = told_healthy
+        self._matcher = matcher
+        self._order = order
         self._metrics = metrics
-        self._topology: Topology = topology
-        self._ending = asyncio.Event()
+        self._ending = Observable(False)  # noqa: FBT003 - a value
         self._streams = 0
         self.opened = asyncio.Event()
-        """The kubelet has opened the stream."""
+        """Set once the kubelet has opened the stream."""
         self.watched = asyncio.Event()
-        """The kubelet has been sent the list of devices."""
+        """Set once the kubelet was sent the list of devices."""
         self.broken = asyncio.Event()
-        """The last stream has ended, or one has failed: the kubelet will not come back by itself."""
+        """Set once the last stream has ended, or one has failed: the kubelet does not open another by itself."""
 
     def end_streams(self) -> None:
         """End all streams, so that stopping the server need not wait for them."""
-        self._ending.set()
+        self._ending.set(True)
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(get_preferred_allocation_available=True)
@@ -80,23 +67,23 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         self._streams += 1
         self.opened.set()
         sent: pb.ListAndWatchResponse | None = None
+        sources = (self._snapshots, self._ending)
         try:
-            while not self._ending.is_set():
-                version = self._snapshots.version
+            while not self._ending.value:
+                versions = [source.version for source in sources]
                 snapshot = self._snapshots.value
-                message = device_list(snapshot, self._topology)
-                if snapshot is not None and message is not None and message != sent:
-                    await self._wait_for_report(snapshot)
-                    if self._ending.is_set():
+                if snapshot is not None and (message := device_list(snapshot)) != sent:
+                    await self._order.wait_before_list(snapshot, self._ending)
+                    if self._ending.value:
                         return
                     if sent is None:
-                        self._desk.begin()
+                        self._matcher.begin()
                     yield message
                     sent = message
-                    self._told_healthy.set(snapshot.healthy)
+                    self._order.advertised.set(snapshot.healthy)
                     self.watched.set()
                     self._metrics.list_sent.set_to_current_time()
-                await _first(self._snapshots.newer_than(version), self._ending.wait())
+                await wait_for_change(sources, versions)
         except Exception:
             log.exception("the list of devices failed")
             self.broken.set()
@@ -105,19 +92,6 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
             self._streams -= 1
             if self._streams == 0:
                 self.broken.set()
-
-    async def _wait_for_report(self, snapshot: Snapshot) -> None:
-        """Let the report tell of a fault before the kubelet does, for a while.
-
-        Otherwise the report lists more chips than the kubelet offers, and Volcano refuses the node as "not stable"
-        (spec/node-agent.md §0.4); and a scheduler that trusts the report would still give the chip away.
-        """
-        unhealthy = snapshot.all_chips & ~snapshot.healthy
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REPORT_FIRST_S):
-                while unhealthy & ~self._reported_unhealthy.value and not self._ending.is_set():
-                    version = self._reported_unhealthy.version
-                    await _first(self._reported_unhealthy.newer_than(version), self._ending.wait())
 
     async def GetPreferredAllocation(
         self,
@@ -131,16 +105,16 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         return answer
 
     async def _prefer(self, request: pb.ContainerPreferredAllocationRequest) -> list[str]:
-        """Never an error: it would fail the pod's admission, and a preference is not worth that."""
+        """Never raises: an error would fail the pod's admission, an empty answer does not."""
         try:
-            ids = await self._desk.prefer(
+            ids = await self._matcher.prefer(
                 request.available_deviceIDs, request.must_include_deviceIDs, request.allocation_size
             )
         except Exception:
-            log.exception("the preference failed", count=request.allocation_size)
-            self._metrics.preferences.labels(result="failed").inc()
+            log.exception("the preferred allocation failed", count=request.allocation_size)
+            self._metrics.preferred_allocations.labels(result="failed").inc()
             return []
-        self._metrics.preferences.labels(result="steered" if ids else "none").inc()
+        self._metrics.preferred_allocations.labels(result="answered" if ids else "empty").inc()
         return ids
 
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
@@ -148,7 +122,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         try:
             answer = pb.AllocateResponse()
             for each in request.container_requests:
-                given = await self._desk.allocate(each.devices_ids)
+                given = await self._matcher.allocate(each.devices_ids)
                 if not given.part.matches_kubelet:
                     self._metrics.mismatches.inc()
                 container = answer.container_responses.add(envs=given.edits.envs)
@@ -156,17 +130,17 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
                     container.devices.add(container_path=inside, host_path=outside, permissions="rw")
                 for name in given.edits.cdi_devices:
                     container.cdi_devices.add(name=name)
-        except Exception as error:  # noqa: BLE001 - a fault of ours costs one pod its start, not the node its plugin
+        except Exception as error:  # noqa: BLE001 - an internal error fails one pod, not the plugin
             refusal = _as_refusal(error)
-            said = _shortened(f"{refusal.reason}: {refusal.message}")
+            sentence = _shortened(f"{refusal.reason}: {refusal.message}")
             self._metrics.allocations.labels(result=refusal.reason).inc()
             log.warning(
                 "refused",
                 devices=[len(each.devices_ids) for each in request.container_requests],
                 reason=refusal.reason,
-                error=said,
+                error=sentence,
             )
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, said)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, sentence)
         finally:
             self._metrics.allocate_duration.observe(time.perf_counter() - started_s)
         self._metrics.allocations.labels(result="granted").inc()
@@ -180,24 +154,21 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
 
-def device_list(snapshot: Snapshot | None, topology: Topology = "auto") -> pb.ListAndWatchResponse | None:
-    """The kubelet's view of a snapshot: every chip, so that one that fails is seen to fail; None before the first.
+def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
+    """Return the kubelet's view of a snapshot: every chip, so that one that fails is seen as unhealthy.
 
-    NUMA nodes are told only where all chips are close to one and the same, unless set otherwise. Told that chips are
-    close to different ones, a kubelet with a topology policy narrows the choice to those close to the CPUs it has in
-    mind before it asks for our preference (spec/kubernetes.md §1.7); but the allocator has chosen the chips already, by
-    rings, so the two would disagree, and the pod would get chips that are not the kubelet's.
+    The NUMA node is included only if all chips are close to the same one. Otherwise a kubelet with a topology policy
+    narrows the choice to the chips close to the CPUs it plans to use, before it asks for our preferred allocation
+    (spec/kubernetes.md §1.7). The allocator has already chosen the chips, by rings, so the two would disagree, and the
+    kubelet's ledger would have other chips than the pod.
     """
-    if snapshot is None:
-        return None
-    nodes = {chip.chip_id: getattr(chip, "numa_node", None) for chip in snapshot.chips}
-    told = topology == "always" or (topology == "auto" and len(set(nodes.values())) == 1)
+    nodes = {chip.facts.numa_node for chip in snapshot.chips}
+    numa_node = nodes.pop() if len(nodes) == 1 else None
     message = pb.ListAndWatchResponse()
     for chip in snapshot.chips:
         device = message.devices.add(ID=chip_name(chip.chip_id), health="Healthy" if chip.healthy else "Unhealthy")
-        node = nodes[chip.chip_id]
-        if told and node is not None:
-            device.topology.nodes.add(ID=node)
+        if numa_node is not None:
+            device.topology.nodes.add(ID=numa_node)
     return message
 
 
@@ -205,18 +176,8 @@ def _as_refusal(error: Exception) -> Refusal:
     if isinstance(error, Refusal):
         return error
     log.error("allocate failed", exc_info=error)
-    return Refusal("Internal", f"the device plugin failed: {type(error).__name__}; its log says more")
+    return Refusal("Internal", f"the device plugin failed: {type(error).__name__}; see its log")
 
 
 def _shortened(text: str) -> str:
     return text if len(text) <= REFUSAL_CHARACTERS else text[: REFUSAL_CHARACTERS - 1] + "…"
-
-
-async def _first(*waits: Awaitable[object]) -> None:
-    tasks = [asyncio.ensure_future(each) for each in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

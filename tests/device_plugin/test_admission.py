@@ -8,7 +8,7 @@ from ascend.kube.objects import Pod
 from device_plugin.health.levels import Level
 from device_plugin.ledger.admission import Candidate, candidates, chips_for, newest, oldest_decision
 from device_plugin.ledger.node_pods import NodePod, read_pod
-from tests.device_plugin.builders import pod, snapshot, verdict
+from tests.device_plugin.builders import judged_chip, pod, snapshot
 
 
 def read(*pods: object) -> list[NodePod]:
@@ -107,7 +107,7 @@ def test_a_pod_gets_the_chips_written_on_it_in_that_order() -> None:
     ("who", "reason", "sentence"),
     [
         (pod("p", 2), "NotPlaced", "was not placed by the allocator"),
-        (pod("p", 2, 0, time=1), "WrongCount", "names 1 chips, the pod asks for 2"),
+        (pod("p", 2, 0, time=1), "WrongCount", "names 1 chip, the pod requests 2"),
         (
             pod("p", 1, annotations={"huawei.com/Ascend910": "chip0"}),
             "MalformedAnnotation",
@@ -127,7 +127,7 @@ def test_a_pod_that_must_not_have_its_chips_is_told_why(who: object, reason: str
 
 def test_a_chip_that_bars_new_use_is_for_the_pod_only_that_was_handed_it_before() -> None:
     (one,) = read(pod("one", 2, 0, 1, time=1))
-    kept = snapshot(verdicts={1: verdict(level=Level.PRE_SEPARATE), 2: verdict(level=Level.PRE_SEPARATE)})
+    kept = snapshot(chips={1: judged_chip(level=Level.PRE_SEPARATE), 2: judged_chip(level=Level.PRE_SEPARATE)})
     with pytest.raises(Refusal, match="Ascend910-1 has a fault that bars new use") as refusal:
         chips_for(one, kept, {}, [one])
     assert refusal.value.reason == "ChipUnhealthy"

@@ -35,7 +35,7 @@ def test_a_bus_error_is_held_for_5_s_and_then_there_since_it_came(code: int) -> 
     watch.read(11, code)
     assert faults(watch, 15) == set()
     assert watch.chip(15).healthy
-    assert watch.assess(15).next_s == after(15)
+    assert watch.next_s(15) == after(15)
     (fault,) = watch.chip(after(15)).faults
     assert (fault.code, fault.since_ms) == (code, WALL_MS + 10_000)
 
@@ -137,7 +137,7 @@ def test_a_coming_that_is_told_late_waits_for_the_one_that_was_told_before_it() 
     watch.event(10, AIC, "once")
     watch.event(9.7, AIC)
     for at_s in (10, 14.8):
-        assert watch.assess(at_s).next_s == after(15)
+        assert watch.next_s(at_s) == after(15)
         assert faults(watch, at_s) == set()
     assert faults(watch, after(15)) == {AIC}
 
@@ -159,7 +159,7 @@ def test_held_errors_count_when_they_are_told_and_dropped_ones_never() -> None:
     watch.event(17, AIC, "once")
     assert faults(watch, 17) == {HBM_DOUBLE_BIT}
     assert faults(watch, 23) == {HBM_DOUBLE_BIT, AIC}
-    assert watch.assess(23).manually_separated == 0
+    assert watch.judge(23).manually_separated == 0
 
 
 def test_what_is_held_or_dropped_is_there_as_soon_as_the_rules_ask_for_no_more() -> None:

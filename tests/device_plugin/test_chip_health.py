@@ -21,7 +21,7 @@ from device_plugin.publish.device_info_configmap import SIGNATURE
 from device_plugin.publish.readmission_labels import CHIPS
 from device_plugin.publish.report import make_report
 from tests.device_plugin.api import NODE, running, until
-from tests.device_plugin.builders import fault, snapshot, verdict
+from tests.device_plugin.builders import fault, judged_chip, snapshot
 from tests.device_plugin.whole import Whole, whole_node
 
 KUBE_SYSTEM = "kube-system"
@@ -118,7 +118,7 @@ async def test_a_fault_reaches_report_kubelet_event_and_metric_and_so_does_its_e
     told = await site.reported(unhealthy=0, free=0xFF)
     assert told.faults == ()
     await site.offered(8)
-    assert await site.announced("NPURecovered") == "Ascend910-3 is well again"
+    assert await site.announced("NPURecovered") == "Ascend910-3 is healthy again"
 
 
 async def test_the_report_is_never_ahead_of_the_kubelet_with_free_chips(site: Site) -> None:
@@ -172,12 +172,12 @@ async def test_what_an_operator_took_out_that_is_no_chip_of_the_node_stays_writt
                 await site.reported(unhealthy=0b10_0000)
                 listed = "Ascend910-5,Ascend910-77,Ascend910-x"
                 assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
-                assert "is no chip of this node" in await site.announced("NPUSeparationUnknown")
+                assert "is not a chip of this node" in await site.announced("NPUSeparationUnknown")
                 await site.edit("Ascend910-77,Ascend910-x")
                 await site.reported(unhealthy=0)
                 told = [note for reason, note in await site.all_events() if reason == "NPUSeparationUnknown"]
                 assert sorted(note.split(" ")[1] for note in told) == ["'Ascend910-77'", "'Ascend910-x'"]
-        assert sum("no chip of this node" in line["event"] for line in logs) == 2
+        assert sum("a chip this node does not have" in line["event"] for line in logs) == 2
         listed = "Ascend910-77,Ascend910-x"
         assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
         async with whole.plugin() as plugin:
@@ -214,8 +214,8 @@ async def test_a_chip_an_operator_took_out_stays_out_over_a_restart(folder: Path
 
 async def told_harmless_before(whole: Whole, **annotations: str) -> None:
     """A report that calls a fault of chip 3 harmless, which nothing else tells how serious it is."""
-    harmless = verdict(level=Level.NOT_HANDLE, faults=(fault("DEAD", Level.NOT_HANDLE),))
-    before = encode_report(make_report(snapshot(verdicts={3: harmless}), 1))
+    harmless = judged_chip(level=Level.NOT_HANDLE, faults=(fault("DEAD", Level.NOT_HANDLE),))
+    before = encode_report(make_report(snapshot(chips={3: harmless}), 1))
     metadata = {"name": REPORT, "namespace": KUBE_SYSTEM, "annotations": annotations}
     body: JsonObject = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": before}
     await whole.client.create(CONFIG_MAPS, body, KUBE_SYSTEM)

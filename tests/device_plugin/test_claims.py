@@ -9,7 +9,7 @@ import pytest
 from ascend.annotations import CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, write_claim
 from ascend.kube.client import MERGE_PATCH
 from ascend.kube.objects import PODS, Pod
-from device_plugin.pods.claims import BEHIND_S, ClaimWriter
+from device_plugin.pods.claims import DELAY_S, ClaimWriter
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import RecordingClient, bound_pod, until
 
@@ -78,7 +78,7 @@ async def test_a_claim_lets_the_kubelets_answer_go_first(
     started_s = loop.time()
     write(claims, pod)
     await until(lambda: claims.pending == 0)
-    assert begun_s[0] - started_s >= BEHIND_S
+    assert begun_s[0] - started_s >= DELAY_S
 
 
 async def test_a_claim_is_tried_until_it_succeeds(

@@ -188,7 +188,7 @@ async def test_what_the_api_server_does_not_tell_at_the_start_is_asked_again(fol
     async with whole_node(folder) as whole:
         whole.cluster.server.fail_next("GET", f"configmaps/{what}", 503, times=1)
         async with program(whole) as running:
-            await running.logs("not told yet")
+            await running.logs("initial read failed, retrying")
             assert not list(whole.node.kubelet.socket_dir.glob("ascend910-*.sock"))
             await running.logs("registered")
 

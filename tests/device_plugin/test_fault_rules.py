@@ -78,7 +78,7 @@ def test_network_codes_go_to_the_table_of_the_network_wherever_they_stand() -> N
         0x81078607: Level.NOT_HANDLE,
         0x110000002: Level.SEPARATE,
     }
-    assert refused == ("faultCode.json: SeparateNPUNetworkCodes: '80E18005' is not a code of the network",)
+    assert refused == ("faultCode.json: SeparateNPUNetworkCodes: '80E18005' is not a network code",)
     assert rules.level(0x110001024) is Level.PRE_SEPARATE  # a network code that no table has
 
 
@@ -86,7 +86,7 @@ def test_a_bad_code_is_refused_and_the_others_hold() -> None:
     rules, refused = read_codes({"SeparateNPUCodes": ["xyz", 7, "", "1" * 17, "ABC"], "Nonsense": []})
     assert rules.chip == {0xABC: Level.SEPARATE}
     assert refused == (
-        'faultCode.json: "Nonsense" is no list of codes',
+        'faultCode.json: "Nonsense" is not a list of codes',
         'faultCode.json: SeparateNPUCodes: "xyz" is not a fault code in hex',
         "faultCode.json: SeparateNPUCodes: 7 is not a fault code in hex",
         'faultCode.json: SeparateNPUCodes: "" is not a fault code in hex',
@@ -98,7 +98,7 @@ def test_a_list_that_is_none_leaves_that_level_as_it_was() -> None:
     rules, refused = read_codes({"SeparateNPUCodes": "80E18402", "RestartNPUCodes": ["ABC"]})
     assert rules.level(0x80E18402) is Level.SEPARATE
     assert len(rules.chip) == 216
-    assert refused == ('faultCode.json: SeparateNPUCodes is "80E18402", not a list; the default holds',)
+    assert refused == ('faultCode.json: SeparateNPUCodes is "80E18402", not a list; the default applies',)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
@@ -115,7 +115,7 @@ def test_a_key_that_can_not_be_read_leaves_the_default(text: str) -> None:
 
 def test_a_key_nobody_knows_is_named() -> None:
     assert read_rules({"faultcode.json": "{}"}, default_rules())[1] == (
-        '"faultcode.json" is no key of the fault rules',
+        '"faultcode.json" is not a key of the fault rules',
     )
 
 
@@ -125,7 +125,9 @@ def test_a_key_nobody_knows_is_named() -> None:
 def test_the_poll_interval_is_checked_and_changes_nothing(text: str, *, good: bool) -> None:
     rules, refused = read_rules({"PollInterval": text}, default_rules())
     assert rules == default_rules()
-    expected = f'PollInterval is "{text}", not whole seconds of 30 to 3600; it has no effect here anyway'
+    expected = (
+        f'PollInterval is "{text}", not a whole number of seconds from 30 to 3600; the setting has no effect here'
+    )
     assert refused == (() if good else (expected,))
 
 
@@ -147,13 +149,13 @@ def test_a_code_can_have_several_rules() -> None:
     [
         ({"EventId": []}, "EventId is [], not a list of codes"),
         ({"EventId": ["80E18005", "zz"]}, 'EventId: "zz" is not a fault code in hex'),
-        ({"TimeWindow": 59}, "TimeWindow is 59, not a whole number of 60 to 864000"),
-        ({"TimeWindow": 864_001}, "TimeWindow is 864001, not a whole number of 60 to 864000"),
-        ({"Times": 0}, "Times is 0, not a whole number of 1 to 100"),
-        ({"Times": 101}, "Times is 101, not a whole number of 1 to 100"),
-        ({"Times": True}, "Times is true, not a whole number of 1 to 100"),
-        ({"Times": None}, "Times is missing, not a whole number of 1 to 100"),
-        ({"ReleaseTimeWindow": 59}, "ReleaseTimeWindow is 59, not a whole number of 60 to 4294967296"),
+        ({"TimeWindow": 59}, "TimeWindow is 59, not a whole number from 60 to 864000"),
+        ({"TimeWindow": 864_001}, "TimeWindow is 864001, not a whole number from 60 to 864000"),
+        ({"Times": 0}, "Times is 0, not a whole number from 1 to 100"),
+        ({"Times": 101}, "Times is 101, not a whole number from 1 to 100"),
+        ({"Times": True}, "Times is true, not a whole number from 1 to 100"),
+        ({"Times": None}, "Times is missing, not a whole number from 1 to 100"),
+        ({"ReleaseTimeWindow": 59}, "ReleaseTimeWindow is 59, not a whole number from 60 to 4294967296"),
         ({"ReleaseTimeWindow": 0}, "ReleaseTimeWindow is missing, only ManuallySeparateNPU can do without"),
         ({"FaultHandling": "NormalNPU"}, 'FaultHandling is "NormalNPU", not a level to raise a fault to'),
         ({"FaultHandling": "Separate"}, "'Separate' is not a level of faults"),
@@ -170,10 +172,10 @@ def test_a_frequency_rule_out_of_bounds_is_refused_and_the_others_hold(change: d
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"FaultTimeout": -1}, "FaultTimeout is -1, not a whole number of 0 to 600"),
-        ({"FaultTimeout": 601}, "FaultTimeout is 601, not a whole number of 0 to 600"),
-        ({"FaultTimeout": 2.5}, "FaultTimeout is 2.5, not a whole number of 0 to 600"),
-        ({"RecoverTimeout": 86_401}, "RecoverTimeout is 86401, not a whole number of 0 to 86400"),
+        ({"FaultTimeout": -1}, "FaultTimeout is -1, not a whole number from 0 to 600"),
+        ({"FaultTimeout": 601}, "FaultTimeout is 601, not a whole number from 0 to 600"),
+        ({"FaultTimeout": 2.5}, "FaultTimeout is 2.5, not a whole number from 0 to 600"),
+        ({"RecoverTimeout": 86_401}, "RecoverTimeout is 86401, not a whole number from 0 to 86400"),
         ({"FaultHandling": "ManuallySeparateNPU"}, "FaultHandling is ManuallySeparateNPU, which only an operator"),
     ],
 )
@@ -189,8 +191,8 @@ def test_a_kind_of_rules_that_is_no_list_leaves_the_default() -> None:
     rules, refused = read_custom(FaultFrequency={}, FaultDuration=[], Other=1)
     assert (rules.frequency, rules.duration) == (default_rules().frequency, {})
     assert refused == (
-        'faultCustomization.json: "Other" is no kind of rule',
-        "faultCustomization.json: FaultFrequency is {}, not a list; the default holds",
+        'faultCustomization.json: "Other" is not a kind of rule',
+        "faultCustomization.json: FaultFrequency is {}, not a list; the default applies",
     )
 
 

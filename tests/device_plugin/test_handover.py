@@ -24,7 +24,7 @@ ALL = [chip_name(chip_id) for chip_id in range(8)]
 
 
 class Node:
-    """A desk with what it stands on; the kubelet and the API server answer what the test says."""
+    """A matcher; the kubelet and the API server answer what the test says."""
 
     def __init__(self, now_s: Callable[[], float] = lambda: 0.0) -> None:
         self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
@@ -35,16 +35,16 @@ class Node:
         self.shown: dict[str, Pod] = {}
         self.asked: list[str] = []
         self.claimed: list[HandOver] = []
-        self.admission = AdmittedPodFinder(
+        self.finder = AdmittedPodFinder(
             self.pods, self.handovers, kubelet_pods=self._lister("kubelet"), api_pods=self._lister("api")
         )
-        self.desk = AdmissionMatcher(
+        self.matcher = AdmissionMatcher(
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
-            admission=self.admission,
+            finder=self.finder,
             refresh=self._catch_up,
-            give=lambda chips: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
+            inject=lambda chips: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
 
@@ -73,8 +73,8 @@ class Node:
 
     async def admit(self, count: int, available: Sequence[str] = ALL) -> HandOver:
         """What a kubelet does: ask for a preference, follow it or choose the first ones, allocate."""
-        ids = await self.desk.prefer(available, [], count) or list(available)[:count]
-        return (await self.desk.allocate(ids)).handover
+        ids = await self.matcher.prefer(available, [], count) or list(available)[:count]
+        return (await self.matcher.allocate(ids)).handover
 
 
 async def test_a_single_waiting_pod_gets_its_chips_and_nobody_is_asked() -> None:
@@ -143,7 +143,7 @@ async def test_a_call_that_waits_gets_a_pod_whose_hand_over_turns_out_to_be_anot
     node = Node()
     node.pods.applied(pod("one", 1, 3, time=1))
     await node.admit(1)
-    answer = asyncio.ensure_future(node.desk.allocate(["Ascend910-0"]))
+    answer = asyncio.ensure_future(node.matcher.allocate(["Ascend910-0"]))
     asyncio.get_running_loop().call_later(0.7, node.handovers.drop, "uid-one")
     assert (await answer).part.chips == (3,)
     assert node.asked == []
@@ -154,17 +154,17 @@ async def test_chips_are_not_handed_over_on_a_guess_where_the_kubelet_can_be_ask
     early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
     node.pods.applied(early)
     node.pods.applied(late)
-    preferred = await node.desk.prefer(ALL, [], 2)
+    preferred = await node.matcher.prefer(ALL, [], 2)
     assert preferred == ["Ascend910-0", "Ascend910-1"]
     node.kubelet = [late]
-    given = (await node.desk.allocate(preferred)).handover
+    given = (await node.matcher.allocate(preferred)).handover
     assert (given.pod, given.chips) == ("default/late", (2, 3))
 
 
 async def test_a_kubelet_that_chose_other_ids_gives_the_written_chips_and_the_difference_is_known() -> None:
     node = Node()
     node.pods.applied(pod("one", 2, 0, 1, time=1))
-    handover = (await node.desk.allocate(["Ascend910-7", "Ascend910-0"])).handover
+    handover = (await node.matcher.allocate(["Ascend910-7", "Ascend910-0"])).handover
     assert (handover.chips, handover.kubelet_ids) == ((0, 1), (7, 0))
     assert not handover.matches_kubelet
 
@@ -173,14 +173,14 @@ async def test_the_same_call_again_gets_the_same_answer() -> None:
     node = Node()
     node.pods.applied(pod("one", 2, 0, 1, time=1))
     first = await node.admit(2)
-    again = await node.desk.allocate([chip_name(chip_id) for chip_id in reversed(first.kubelet_ids)])
+    again = await node.matcher.allocate([chip_name(chip_id) for chip_id in reversed(first.kubelet_ids)])
     assert again.handover is first
     assert node.claimed == [first]
 
 
 async def test_a_pod_the_watch_shows_late_is_waited_for() -> None:
     node = Node()
-    answer = asyncio.ensure_future(node.desk.allocate(["Ascend910-0"]))
+    answer = asyncio.ensure_future(node.matcher.allocate(["Ascend910-0"]))
     asyncio.get_running_loop().call_later(0.7, node.pods.applied, pod("late", 1, 3, time=1))
     assert (await answer).part.chips == (3,)
     assert node.asked == []
@@ -189,7 +189,7 @@ async def test_a_pod_the_watch_shows_late_is_waited_for() -> None:
 async def test_a_pod_the_watch_never_shows_is_listed_once() -> None:
     node = Node()
     node.api = [pod("unwatched", 1, 3, time=1)]
-    assert (await node.desk.allocate(["Ascend910-0"])).part.chips == (3,)
+    assert (await node.matcher.allocate(["Ascend910-0"])).part.chips == (3,)
     assert node.asked == ["api"]
 
 
@@ -215,7 +215,7 @@ async def test_a_pod_the_watch_never_shows_gets_the_chips_of_one_whose_end_it_ha
     second = pod("second", 2, 3, 5, time=2)
     node.api = [second] if end == "deleted" else [pod("first", 2, 3, 5, time=1, phase=end), second]
     started_s = asyncio.get_running_loop().time()
-    handover = await node.admit(2) if led else (await node.desk.allocate(ids(0, 1))).handover
+    handover = await node.admit(2) if led else (await node.matcher.allocate(ids(0, 1))).handover
     assert (handover.pod, handover.chips, handover.matches_kubelet) == ("default/second", (3, 5), led)
     assert [each.pod for each in node.handovers] == ["default/second"]
     assert node.asked == ["api", "refresh"]
@@ -248,8 +248,8 @@ async def test_a_holder_the_api_server_still_has_keeps_its_chips_from_a_pod_the_
     node.show(holder := pod("holder", 2, 3, 5, time=1))
     await node.admit(2)
     node.api = [holder, pod("unwatched", 2, 3, 5, time=2)]
-    with pytest.raises(Refusal, match="Ascend910-3,Ascend910-5 is held by pod default/holder"):
-        await node.desk.allocate(ids(0, 1))
+    with pytest.raises(Refusal, match="Ascend910-3,Ascend910-5 are held by pod default/holder"):
+        await node.matcher.allocate(ids(0, 1))
     assert [each.pod for each in node.handovers] == ["default/holder"]
 
 
@@ -262,7 +262,7 @@ async def test_a_pod_that_turns_out_to_be_over_while_the_watch_catches_up_gets_n
         node.show(each)
     node.kubelet = [pod("over", 2, 3, 5, time=3)]
     with pytest.raises(Refusal, match="pod default/over has ended before it got its chips"):
-        await node.desk.allocate(ids(0, 7))
+        await node.matcher.allocate(ids(0, 7))
 
 
 async def test_a_watch_that_does_not_catch_up_is_not_waited_for_beyond_the_cap() -> None:
@@ -270,11 +270,11 @@ async def test_a_watch_that_does_not_catch_up_is_not_waited_for_beyond_the_cap()
     node.show(pod("first", 2, 3, 5, time=1))
     await node.admit(2)
     node.api = [pod("second", 2, 3, 5, time=2)]
-    node.desk._refresh = asyncio.Event().wait  # type: ignore[assignment]  # never returns
+    node.matcher._refresh = asyncio.Event().wait  # type: ignore[assignment]  # never returns
     loop = asyncio.get_running_loop()
     started_s = loop.time()
-    with pytest.raises(Refusal, match="is held by pod default/first"):
-        await node.desk.allocate(ids(0, 1))
+    with pytest.raises(Refusal, match="are held by pod default/first"):
+        await node.matcher.allocate(ids(0, 1))
     assert loop.time() - started_s == pytest.approx(LIST_AFTER_S + REFRESH_S)
 
 
@@ -284,19 +284,19 @@ async def test_a_pod_refused_for_want_of_time_is_not_taken_for_one_that_waits_on
     await node.admit(2)
     late, real = pod("late", 2, 3, 5, time=2), pod("real", 2, 0, 1, time=3)
     node.api = [pod("first", 2, 3, 5, time=1, phase="Succeeded"), late]
-    listed = node.admission._api_pods
+    listed = node.finder._api_pods
 
     async def slowly() -> Sequence[Pod]:
         await asyncio.sleep(CAP_S - LIST_AFTER_S - REFRESH_S / 2)
         return await listed()
 
-    node.admission._api_pods = slowly
-    node.desk._refresh = asyncio.Event().wait  # type: ignore[assignment]  # never returns
+    node.finder._api_pods = slowly
+    node.matcher._refresh = asyncio.Event().wait  # type: ignore[assignment]  # never returns
     with pytest.raises(Refusal, match="no decision within"):
-        await node.desk.allocate(ids(0, 1))
+        await node.matcher.allocate(ids(0, 1))
     await node._catch_up()
     node.kubelet = [late, real]
-    assert (await node.desk.allocate(ids(2, 6))).handover.pod == "default/real"
+    assert (await node.matcher.allocate(ids(2, 6))).handover.pod == "default/real"
 
 
 async def test_a_forged_pod_the_watch_has_shown_costs_the_api_server_nothing() -> None:
@@ -304,8 +304,8 @@ async def test_a_forged_pod_the_watch_has_shown_costs_the_api_server_nothing() -
     node.show(pod("holder", 2, 0, 1, time=5))
     await node.admit(2)
     node.show(pod("forged", 2, 0, 1, time=1))
-    with pytest.raises(Refusal, match="is held by pod default/holder"):
-        await node.desk.allocate(ids(2, 3))
+    with pytest.raises(Refusal, match="are held by pod default/holder"):
+        await node.matcher.allocate(ids(2, 3))
     assert node.asked == []
 
 
@@ -313,20 +313,20 @@ async def test_a_pod_found_by_a_list_that_is_deleted_before_allocate_gets_nothin
     node = Node()
     gone = pod("unwatched", 1, 3, time=1)
     node.api = [gone]
-    ids = await node.desk.prefer(ALL, [], 1)
+    ids = await node.matcher.prefer(ALL, [], 1)
     assert ids == ["Ascend910-3"]
     node.pods.deleted(gone)
-    with pytest.raises(Refusal, match="no pod bound to this node waits for 1 chips"):
-        await node.desk.allocate(ids)
+    with pytest.raises(Refusal, match="no pod bound to this node waits for 1 chip"):
+        await node.matcher.allocate(ids)
 
 
 async def test_without_any_pod_the_call_is_refused_within_the_cap() -> None:
     node = Node()
     loop = asyncio.get_running_loop()
     started_s = loop.time()
-    assert await node.desk.prefer(ALL, [], 2) == []
+    assert await node.matcher.prefer(ALL, [], 2) == []
     with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
-        await node.desk.allocate(["Ascend910-0", "Ascend910-1"])
+        await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])
     assert loop.time() - started_s <= CAP_S
 
 
@@ -337,12 +337,12 @@ async def test_a_kubelet_that_hangs_is_not_waited_for_beyond_the_cap() -> None:
         return await loop.create_future()  # type: ignore[no-any-return]  # never returns
 
     loop = asyncio.get_running_loop()
-    node.admission._kubelet_pods = hang
+    node.finder._kubelet_pods = hang
     node.pods.applied(pod("one", 1, 0, time=1))
     node.pods.applied(pod("two", 1, 1, time=2))
     started_s = loop.time()
     with pytest.raises(Refusal, match="no decision within 4 s"):
-        await node.desk.allocate(["Ascend910-0"])
+        await node.matcher.allocate(["Ascend910-0"])
     assert loop.time() - started_s == pytest.approx(CAP_S)
     assert not list(node.handovers)
 
@@ -352,7 +352,7 @@ async def test_a_forged_pod_gets_nothing_and_the_holder_keeps_its_chips() -> Non
     node.pods.applied(pod("holder", 2, 0, 1, time=5))
     await node.admit(2)
     node.pods.applied(pod("forged", 2, 0, 1, time=1))
-    with pytest.raises(Refusal, match="Ascend910-0,Ascend910-1 is held by pod default/holder"):
+    with pytest.raises(Refusal, match="Ascend910-0,Ascend910-1 are held by pod default/holder"):
         await node.admit(2, ALL[2:])
     assert [each.pod for each in node.handovers] == ["default/holder"]
 
@@ -401,7 +401,7 @@ async def test_chips_are_free_again_when_their_pod_has_ended() -> None:
 
 async def test_an_unknown_device_is_refused_by_name() -> None:
     with pytest.raises(Refusal, match="'npu-0' is not a chip name"):
-        await Node().desk.allocate(["npu-0"])
+        await Node().matcher.allocate(["npu-0"])
 
 
 @pytest.mark.parametrize("end", ["deleted", "failed", "started"])
@@ -435,8 +435,8 @@ async def test_a_pod_deleted_while_the_kubelet_is_asked_gets_nothing() -> None:
         node.pods.deleted(early)
         raise Unreachable("the kubelet does not answer")
 
-    node.admission._kubelet_pods = slow
-    assert (await node.desk.allocate(["Ascend910-0", "Ascend910-1"])).handover.pod == "default/late"
+    node.finder._kubelet_pods = slow
+    assert (await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])).handover.pod == "default/late"
 
 
 async def test_a_pod_torn_away_while_it_is_admitted_does_not_get_the_chips_of_the_only_one_left() -> None:
@@ -479,9 +479,9 @@ async def test_what_the_kubelet_recycles_as_it_likes_is_given_as_it_is() -> None
     node.kubelet = [one := crowded("one", 0, 1, 2, 3)]
     node.pods.applied(one)
     await node.admit(4)
-    left = await node.desk.allocate(ids(3, 1))
+    left = await node.matcher.allocate(ids(3, 1))
     assert (left.part.container, left.part.chips) == ("left", (1, 3))
-    right = await node.desk.allocate(ids(2, 0))
+    right = await node.matcher.allocate(ids(2, 0))
     assert (right.part.container, right.part.chips) == ("right", (0, 2))
     assert right.handover.matches_kubelet
     assert len(node.claimed) == 1
@@ -493,9 +493,9 @@ async def test_ids_that_are_not_the_pod_s_are_answered_by_the_container_s_slice_
     node = Node()
     node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
     node.pods.applied(one)
-    first = await node.desk.allocate(ids(0, 7))
+    first = await node.matcher.allocate(ids(0, 7))
     assert (first.part.chips, set(first.handover.kubelet_ids)) == ((0, 1), {0, 7, 2, 3})
-    second = await node.desk.allocate(ids(2, 6))
+    second = await node.matcher.allocate(ids(2, 6))
     assert (second.part.chips, set(second.handover.kubelet_ids)) == ((2, 3), {0, 7, 2, 6})
     assert node.claimed == [first.handover, second.handover]
     assert not second.handover.matches_kubelet
@@ -505,13 +505,13 @@ async def test_the_same_call_for_one_of_several_containers_gets_the_same_answer(
     node = Node()
     node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
     node.pods.applied(one)
-    first = await node.desk.allocate(ids(1, 0))
-    again = await node.desk.allocate(ids(0, 1))
+    first = await node.matcher.allocate(ids(1, 0))
+    again = await node.matcher.allocate(ids(0, 1))
     assert again == first
-    right = await node.desk.allocate(ids(3, 2))
+    right = await node.matcher.allocate(ids(3, 2))
     assert right.part.container == "right"
-    assert (await node.desk.allocate(ids(0, 1))).part == first.part
-    assert (await node.desk.allocate(ids(2, 3))).part == right.part
+    assert (await node.matcher.allocate(ids(0, 1))).part == first.part
+    assert (await node.matcher.allocate(ids(2, 3))).part == right.part
 
 
 async def test_the_preference_for_a_later_container_takes_up_what_the_kubelet_has_chosen_already() -> None:
@@ -519,10 +519,10 @@ async def test_the_preference_for_a_later_container_takes_up_what_the_kubelet_ha
     node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, init={"prepare": 3}, asks={"left": 2, "right": 2})]
     node.pods.applied(one)
     await node.admit(3)
-    await node.desk.allocate(ids(1, 2))
-    assert await node.desk.prefer(ids(0, 3, 4, 5), ids(0), 2) == ids(0, 3)
-    assert await node.desk.prefer(ids(0, 3, 4, 5), ids(4), 2) == []
-    assert await node.desk.prefer(["npu-0", *ids(0, 3)], ["npu-0"], 2) == []
+    await node.matcher.allocate(ids(1, 2))
+    assert await node.matcher.prefer(ids(0, 3, 4, 5), ids(0), 2) == ids(0, 3)
+    assert await node.matcher.prefer(ids(0, 3, 4, 5), ids(4), 2) == []
+    assert await node.matcher.prefer(["npu-0", *ids(0, 3)], ["npu-0"], 2) == []
 
 
 async def test_a_pod_that_has_begun_is_passed_over_where_the_kubelet_has_taken_up_a_later_one() -> None:
@@ -599,10 +599,10 @@ async def test_a_pod_from_before_a_restart_may_be_asked_for_in_the_middle() -> N
     node.kubelet = [one := crowded("one", 0, 1, 2, 3)]
     node.pods.applied(one)
     with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
-        await node.desk.allocate(ids(0, 1))
+        await node.matcher.allocate(ids(0, 1))
     node.handovers.uncertain.add(one.uid)
-    assert (await node.desk.allocate(ids(0, 1))).part.container == "left"
-    assert (await node.desk.allocate(ids(3, 2))).part.container == "right"
+    assert (await node.matcher.allocate(ids(0, 1))).part.container == "left"
+    assert (await node.matcher.allocate(ids(3, 2))).part.container == "right"
 
 
 async def test_a_refused_container_leaves_no_trace_in_the_ledger() -> None:
@@ -611,7 +611,7 @@ async def test_a_refused_container_leaves_no_trace_in_the_ledger() -> None:
     def refuse(_chips: tuple[int, ...]) -> ContainerEdits:
         raise Refusal("DeviceNodeMissing", "/dev/davinci_manager is missing")
 
-    node.desk._give = refuse
+    node.matcher._inject = refuse
     node.pods.applied(pod("one", 2, 0, 1, time=1))
     with pytest.raises(Refusal, match="davinci_manager is missing"):
         await node.admit(2)
@@ -623,8 +623,8 @@ async def test_a_call_for_no_device_is_refused_at_once() -> None:
     node = Node()
     started_s = asyncio.get_running_loop().time()
     with pytest.raises(Refusal, match="names no device"):
-        await node.desk.allocate([])
-    assert await node.desk.prefer(ALL, [], 0) == []
+        await node.matcher.allocate([])
+    assert await node.matcher.prefer(ALL, [], 0) == []
     assert asyncio.get_running_loop().time() == started_s
 
 
@@ -634,7 +634,7 @@ def found_by_the_kubelet(*found: Pod) -> Node:
     node.kubelet = list(found)
     for each in found:
         node.show(each)
-    node.desk.begin()
+    node.matcher.begin()
     return node
 
 
@@ -668,9 +668,9 @@ async def test_what_was_not_offered_to_one_pod_is_not_held_against_another() -> 
     one, other = pod("one", 2, 0, 1, time=1), pod("other", 2, 2, 3, time=2)
     node = found_by_the_kubelet(one, other)
     node.kubelet = [one]
-    assert await node.desk.prefer(ids(0, 2, 3, 4), [], 2) == []
+    assert await node.matcher.prefer(ids(0, 2, 3, 4), [], 2) == []
     node.kubelet = [one, other]
-    assert (await node.desk.allocate(ids(2, 4))).part.chips == (2, 3)
+    assert (await node.matcher.allocate(ids(2, 4))).part.chips == (2, 3)
 
 
 @pytest.mark.parametrize("then", ["asked again", "another kubelet"])
@@ -679,26 +679,26 @@ async def test_what_was_not_offered_is_refused_until_the_kubelet_asks_again_or_i
     with pytest.raises(Refusal, match="does not offer Ascend910-1 yet"):
         await node.admit(2, ids(0, 2))
     with pytest.raises(Refusal, match="does not offer Ascend910-1 yet"):
-        await node.desk.allocate(ids(0, 2))
+        await node.matcher.allocate(ids(0, 2))
     if then == "asked again":
-        assert await node.desk.prefer(ids(0, 1, 2), ids(2), 2) == []
+        assert await node.matcher.prefer(ids(0, 1, 2), ids(2), 2) == []
     else:
-        node.desk.begin()
-    assert (await node.desk.allocate(ids(0, 2))).part.chips == (0, 1)
+        node.matcher.begin()
+    assert (await node.matcher.allocate(ids(0, 2))).part.chips == (0, 1)
 
 
 async def test_a_kubelet_that_chose_the_chip_after_all_gives_it() -> None:
     node = found_by_the_kubelet(pod("one", 2, 0, 1, time=1))
-    assert await node.desk.prefer(ids(0, 2), [], 2) == []
-    assert (await node.desk.allocate(ids(1, 2))).part.chips == (0, 1)
+    assert await node.matcher.prefer(ids(0, 2), [], 2) == []
+    assert (await node.matcher.allocate(ids(1, 2))).part.chips == (0, 1)
 
 
 async def test_a_pod_whose_preference_took_too_long_gets_its_chips_though_another_choice_was_made() -> None:
     node = found_by_the_kubelet(one := pod("one", 2, 0, 1, time=1), pod("two", 2, 2, 3, time=2))
-    answer, node.admission._kubelet_pods = node.admission._kubelet_pods, asyncio.Event().wait  # type: ignore[assignment]  # hangs
-    assert await node.desk.prefer(ids(0, 4, 5), [], 2) == []
-    node.admission._kubelet_pods, node.kubelet = answer, [one]
-    assert (await node.desk.allocate(ids(0, 4))).part.chips == (0, 1)
+    answer, node.finder._kubelet_pods = node.finder._kubelet_pods, asyncio.Event().wait  # type: ignore[assignment]  # hangs
+    assert await node.matcher.prefer(ids(0, 4, 5), [], 2) == []
+    node.finder._kubelet_pods, node.kubelet = answer, [one]
+    assert (await node.matcher.allocate(ids(0, 4))).part.chips == (0, 1)
 
 
 async def test_a_container_that_can_have_other_chips_of_its_pod_is_not_refused_and_the_one_left_without_is() -> None:
@@ -712,6 +712,6 @@ async def test_a_container_that_can_have_other_chips_of_its_pod_is_not_refused_a
 async def test_ids_that_are_not_the_pod_s_and_chosen_already_are_no_reason_to_refuse() -> None:
     node = found_by_the_kubelet(crowded("one", 0, 1, 2, 3))
     await node.admit(4)
-    assert await node.desk.prefer(ids(2, 3, 4), ids(4), 2) == []
-    given = await node.desk.allocate(ids(4, 3))
+    assert await node.matcher.prefer(ids(2, 3, 4), ids(4), 2) == []
+    given = await node.matcher.allocate(ids(4, 3))
     assert (given.part.container, given.part.matches_kubelet) == ("left", False)

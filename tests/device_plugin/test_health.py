@@ -8,8 +8,8 @@ import pytest
 
 from ascend.chips import chip_set
 from device_plugin.health.fault_rules import default_rules
-from device_plugin.health.health_book import FaultRecord, UpgradeReason
 from device_plugin.health.levels import CARD_DROP, LINK_DOWN, RESET_FINISHED, Level
+from device_plugin.health.snapshot import FaultRecord, UpgradeReason
 from tests.device_plugin.watch import (
     FREQUENT,
     NOT_HANDLE,
@@ -72,14 +72,14 @@ def test_the_most_serious_of_the_faults_counts_and_is_named_first() -> None:
     watch.event(1, NOT_HANDLE)
     watch.event(2, SEPARATE)
     watch.event(3, FREQUENT)
-    verdict = watch.chip(4)
-    assert verdict.level is Level.SEPARATE
-    assert verdict.faults == (
+    chip = watch.chip(4)
+    assert chip.level is Level.SEPARATE
+    assert chip.faults == (
         FaultRecord(SEPARATE, "80E18402", WALL_MS + 2000, Level.SEPARATE),
         FaultRecord(FREQUENT, "80E18005", WALL_MS + 3000, Level.RESTART),
         FaultRecord(NOT_HANDLE, "80CD8003", WALL_MS + 1000, Level.NOT_HANDLE),
     )
-    assert (verdict.reason, verdict.sentence) == ("Fault", "80E18402 (SeparateNPU), 80E18005 (RestartNPU)")
+    assert (chip.reason, chip.sentence) == ("Fault", "80E18402 (SeparateNPU), 80E18005 (RestartNPU)")
 
 
 def test_an_unknown_code_is_judged_by_the_severity_it_was_announced_with() -> None:
@@ -121,19 +121,18 @@ def test_an_unknown_code_is_not_hidden_by_a_known_one() -> None:
 
 def test_an_unknown_chip_and_an_event_of_it_are_ignored() -> None:
     watch = Watch()
-    assert watch.event(1, SEPARATE)
-    assert not watch.event(1, SEPARATE, phy_id=5)
+    watch.event(1, SEPARATE, phy_id=5)
     watch.read(1, SEPARATE, phy_id=5)
-    assert list(watch.assess(1).chips) == [0]
+    assert [(chip.chip_id, chip.healthy) for chip in watch.judge(1).chips] == [(0, True)]
 
 
 def test_a_card_that_dropped_is_not_healthy_and_keeps_the_faults_it_can_not_tell_any_more() -> None:
     watch = Watch()
     watch.read(1, SUB_HEALTH)
     watch.read(2, dropped=True)
-    verdict = watch.chip(2)
-    assert [fault.code for fault in verdict.faults] == [CARD_DROP, SUB_HEALTH]
-    assert (verdict.reason, verdict.healthy) == ("CardDropped", False)
+    chip = watch.chip(2)
+    assert [fault.code for fault in chip.faults] == [CARD_DROP, SUB_HEALTH]
+    assert (chip.reason, chip.healthy) == ("CardDropped", False)
     watch.read(3, SUB_HEALTH)
     assert [(fault.code, fault.since_ms) for fault in watch.chip(3).faults] == [(SUB_HEALTH, WALL_MS + 1000)]
 
@@ -172,7 +171,7 @@ def test_where_events_alone_tell_of_faults_a_link_is_up_again_as_it_was_found_to
 
 def test_what_was_so_before_a_restart_is_not_taken_up_after_a_reading() -> None:
     watch = Watch()
-    with pytest.raises(ValueError, match="after the first reading"):
+    with pytest.raises(ValueError, match="before the first reading"):
         watch.book.restore(manually_separated=0, reasons={}, awaiting=0, network_awaiting=0, harmless={}, at=moment(1))
 
 
@@ -254,13 +253,13 @@ def test_a_lost_link_becomes_serious_after_20_s_and_never_concerns_the_kubelet()
     watch.event(10, LINK_DOWN)
     assert watch.chip(30).network_healthy
     assert watch.chip(30).network_level is Level.NOT_HANDLE
-    assert watch.assess(30).next_s == after(30)
-    seen = watch.assess(after(30))
-    verdict = seen.chips[0]
-    assert (verdict.healthy, verdict.network_healthy, verdict.reason) == (True, False, "")
-    assert verdict.sentence == "network: 81078603 (PreSeparateNPU)"
+    assert watch.next_s(30) == after(30)
+    seen = watch.judge(after(30))
+    chip = seen.chips[0]
+    assert (chip.healthy, chip.network_healthy, chip.reason) == (True, False, "")
+    assert chip.sentence == "network: 81078603 (PreSeparateNPU)"
     # The golden report of the reference: the time is that of the alarm (spec/baseline-device-plugin.md §3.3).
-    assert verdict.network_faults == (FaultRecord(LINK_DOWN, "81078603", WALL_MS + 30_000, Level.PRE_SEPARATE),)
+    assert chip.network_faults == (FaultRecord(LINK_DOWN, "81078603", WALL_MS + 30_000, Level.PRE_SEPARATE),)
     reason = UpgradeReason(LINK_DOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS + 30_000)
     assert seen.upgrade_reasons == {0: (reason,)}
     assert seen.manually_separated == 0
@@ -271,15 +270,15 @@ def test_a_link_that_is_back_counts_as_back_after_60_s() -> None:
     watch.event(10, LINK_DOWN)
     watch.event(40, LINK_DOWN, "recover")
     assert not watch.chip(100).network_healthy
-    verdict = watch.chip(after(100))
-    assert (verdict.network_healthy, verdict.network_faults) == (True, ())
+    chip = watch.chip(after(100))
+    assert (chip.network_healthy, chip.network_faults) == (True, ())
 
 
 def test_a_network_of_sub_health_is_unhealthy_unlike_a_chip() -> None:
     watch = Watch()
     watch.read(1, 0x110000002)
-    verdict = watch.chip(1)
-    assert (verdict.healthy, verdict.network_healthy, verdict.network_level) == (True, False, Level.SUB_HEALTH)
+    chip = watch.chip(1)
+    assert (chip.healthy, chip.network_healthy, chip.network_level) == (True, False, Level.SUB_HEALTH)
 
 
 def test_a_port_without_link_implies_the_code_unless_another_says_why() -> None:
@@ -304,14 +303,14 @@ def test_a_new_chip_is_not_healthy_before_it_is_read_and_at_once_when_it_is() ->
 
 def test_a_chip_not_read_for_long_is_unhealthy_and_comes_back_damped() -> None:
     watch = Watch(stale_s=10)
-    assert watch.assess(0).next_s == 10
+    assert watch.next_s(0) == 10
     assert watch.chip(math.nextafter(10, 0)).healthy
-    verdict = watch.chip(10)
-    assert (verdict.reason, verdict.sentence) == ("DriverSilent", "the driver has not told of it for 10 s")
-    assert verdict.network_healthy
+    chip = watch.chip(10)
+    assert (chip.reason, chip.sentence) == ("DriverSilent", "the driver has not reported it for 10 s")
+    assert chip.network_healthy
     watch.read(12)
     assert watch.why(12) == "Recovering"
-    assert watch.assess(12).next_s == 13
+    assert watch.next_s(12) == 13
     assert watch.chip(13).healthy
 
 
@@ -320,9 +319,8 @@ def test_a_chip_that_is_not_discovered_any_more_stays_listed_and_goes_silent() -
     watch.count = 1
     watch.discover(5)
     watch.read(5)
-    assert not watch.event(5, SEPARATE, phy_id=1)
-    assessment = watch.assess(10)
-    assert [verdict.reason for verdict in assessment.chips.values()] == ["", "DriverSilent"]
+    watch.event(5, SEPARATE, phy_id=1)
+    assert [chip.reason for chip in watch.judge(10).chips] == ["", "DriverSilent"]
 
 
 def test_a_network_does_not_become_healthy_while_nothing_is_read() -> None:
@@ -333,7 +331,7 @@ def test_a_network_does_not_become_healthy_while_nothing_is_read() -> None:
     assert not watch.chip(11).network_healthy
     assert not watch.chip(100).network_healthy
     watch.read(200)
-    watch.assess(200)
+    watch.judge(200)
     assert watch.chip(201).network_healthy
 
 
@@ -350,10 +348,10 @@ def test_a_recovered_chip_is_watched_for_its_hold_before_it_is_used_again() -> N
     watch = Watch(hold_s=2)
     watch.event(1, SEPARATE)
     watch.event(5, SEPARATE, "recover")
-    verdict = watch.chip(5)
-    assert (verdict.reason, verdict.level) == ("Recovering", Level.NORMAL)
-    assert verdict.sentence == "no fault any more, watched for 2 s before it is used again"
-    assert watch.assess(6).next_s == 7
+    chip = watch.chip(5)
+    assert (chip.reason, chip.level) == ("Recovering", Level.NORMAL)
+    assert chip.sentence == "no fault, held back for 2 s before it is used again"
+    assert watch.next_s(6) == 7
     assert watch.why(math.nextafter(7, 0)) == "Recovering"
     assert watch.chip(7).healthy
 
@@ -370,7 +368,7 @@ def test_a_slow_reading_does_not_shorten_the_hold() -> None:
     watch.event(1, SEPARATE)
     assert watch.why(10) == "Fault"
     watch.read(5)
-    assert watch.assess(10).next_s == 11
+    assert watch.next_s(10) == 11
 
 
 def test_each_relapse_doubles_the_hold_until_it_was_quiet_for_long() -> None:
@@ -379,7 +377,7 @@ def test_each_relapse_doubles_the_hold_until_it_was_quiet_for_long() -> None:
     def held_s(at_s: float) -> float:
         watch.event(at_s, SEPARATE)
         watch.event(at_s + 1, SEPARATE, "recover")
-        due_s = watch.assess(at_s + 1).next_s
+        due_s = watch.next_s(at_s + 1)
         assert due_s is not None
         assert watch.chip(due_s).healthy
         return due_s - at_s - 1
@@ -394,10 +392,10 @@ def test_a_hold_grows_up_to_its_limit() -> None:
     for at_s in (0, 1000, 1500, 2000):
         watch.event(at_s, SEPARATE)
         watch.event(at_s + 1, SEPARATE, "recover")
-        watch.assess(at_s + 400)
+        watch.judge(at_s + 400)
     watch.event(2500, SEPARATE)
     watch.event(2501, SEPARATE, "recover")
-    assert watch.assess(2501).next_s == 2801
+    assert watch.next_s(2501) == 2801
 
 
 def test_a_chip_in_use_recovers_from_a_fault_that_left_it_alone_without_a_hold() -> None:
@@ -414,24 +412,24 @@ def test_a_chip_in_use_recovers_from_a_fault_that_left_it_alone_without_a_hold()
 def test_an_operator_separates_and_releases_any_chip() -> None:
     watch = Watch(count=20)
     watch.book.separate(chip_set([17, 99]), moment(1))
-    assessment = watch.assess(1)
-    assert assessment.manually_separated == chip_set([17, 99])
-    verdict = assessment.chips[17]
-    assert (verdict.reason, verdict.level, verdict.faults) == ("ManuallySeparated", Level.MANUALLY_SEPARATE, ())
-    assert verdict.sentence == "an operator has to put it back into use"
+    judged = watch.judge(1)
+    assert judged.manually_separated == chip_set([17, 99])
+    chip = judged.chips[17]
+    assert (chip.reason, chip.level, chip.faults) == ("ManuallySeparated", Level.MANUALLY_SEPARATE, ())
+    assert chip.sentence == "separated until an operator puts it back"
     why = UpgradeReason(0, Level.MANUALLY_SEPARATE, "FaultAutofill", WALL_MS + 1000)
-    assert assessment.upgrade_reasons == {17: (why,), 99: (why,)}
+    assert judged.upgrade_reasons == {17: (why,), 99: (why,)}
     watch.book.release(chip_set([17, 99]), moment(2))
-    assessment = watch.assess(2)
-    assert (assessment.manually_separated, assessment.upgrade_reasons) == (0, {})
-    assert assessment.chips[17].healthy
+    judged = watch.judge(2)
+    assert (judged.manually_separated, judged.upgrade_reasons) == (0, {})
+    assert judged.chips[17].healthy
 
 
 def test_a_released_chip_with_another_fault_stays_out() -> None:
     watch = Watch()
     watch.book.separate(1, moment(1))
     watch.event(2, SEPARATE)
-    watch.assess(2)
+    watch.judge(2)
     watch.book.release(1, moment(3))
     assert watch.why(3) == "Fault"
 
@@ -447,15 +445,15 @@ def test_releasing_a_chip_that_is_not_separated_changes_nothing() -> None:
 def test_a_recovered_chip_awaits_readmission_where_an_operator_readmits() -> None:
     watch = Watch(count=2, readmission="manual")
     watch.event(1, SEPARATE)
-    assert watch.assess(1).awaiting_readmission == 0
+    assert watch.judge(1).awaiting_readmission == 0
     watch.event(2, SEPARATE, "recover")
-    assert watch.assess(2).awaiting_readmission == 0
-    assessment = watch.assess(3)
-    assert (assessment.awaiting_readmission, assessment.chips[0].reason) == (1, "AwaitingReadmission")
-    assert assessment.next_s == 1e9
+    assert watch.judge(2).awaiting_readmission == 0
+    judged = watch.judge(3)
+    assert (judged.awaiting_readmission, judged.chips[0].reason) == (1, "AwaitingReadmission")
+    assert watch.next_s(3) == 1e9
     watch.book.readmit(0b11, 0, moment(4))
     assert watch.chip(4).healthy
-    assert watch.assess(4).awaiting_readmission == 0
+    assert watch.judge(4).awaiting_readmission == 0
 
 
 def test_a_chip_with_a_fault_is_not_readmitted_beforehand() -> None:
@@ -463,7 +461,7 @@ def test_a_chip_with_a_fault_is_not_readmitted_beforehand() -> None:
     watch.event(1, SEPARATE)
     watch.book.readmit(1, 0, moment(2))
     watch.event(3, SEPARATE, "recover")
-    watch.assess(3)
+    watch.judge(3)
     assert watch.why(10) == "AwaitingReadmission"
 
 
@@ -471,11 +469,11 @@ def test_a_network_awaits_readmission_by_itself() -> None:
     watch = Watch(readmission="manual")
     watch.read(1, 0x110000002)
     watch.read(2)
-    watch.assess(2)
-    assessment = watch.assess(3)
-    verdict = assessment.chips[0]
-    assert (verdict.healthy, verdict.network_healthy) == (True, False)
-    assert (assessment.awaiting_readmission, assessment.network_awaiting_readmission) == (0, 1)
+    watch.judge(2)
+    judged = watch.judge(3)
+    chip = judged.chips[0]
+    assert (chip.healthy, chip.network_healthy) == (True, False)
+    assert (judged.awaiting_readmission, judged.network_awaiting_readmission) == (0, 1)
     watch.book.readmit(1, 0, moment(4))
     assert not watch.chip(4).network_healthy
     watch.book.readmit(0, 1, moment(5))
@@ -498,7 +496,7 @@ def test_silence_and_an_operators_own_separation_need_no_readmission() -> None:
     watch = Watch(readmission="manual", stale_s=10)
     assert watch.why(10) == "DriverSilent"
     watch.read(11)
-    watch.assess(11)
+    watch.judge(11)
     assert watch.chip(12).healthy
     watch.book.separate(1, moment(13))
     assert watch.why(13) == "ManuallySeparated"
@@ -506,22 +504,13 @@ def test_silence_and_an_operators_own_separation_need_no_readmission() -> None:
     assert watch.chip(14).healthy
 
 
-def test_automatic_readmission_readmits_who_waits() -> None:
-    watch = Watch(readmission="manual", hold_s=0)
-    watch.event(1, SEPARATE)
-    watch.event(2, SEPARATE, "recover")
-    assert watch.why(3) == "AwaitingReadmission"
-    watch.book.tune(readmission="automatic")
-    assert watch.chip(4).healthy
-
-
 def test_settings_that_are_read_again_take_effect() -> None:
     watch = Watch(hold_s=1, stale_s=10)
     watch.book.tune(hold_s=5, stale_s=20)
     watch.event(1, SEPARATE)
     watch.event(2, SEPARATE, "recover")
-    assert watch.assess(2).next_s == 7
-    assert watch.assess(7).next_s == 20
+    assert watch.next_s(2) == 7
+    assert watch.next_s(7) == 20
 
 
 # Restarts.
@@ -547,7 +536,7 @@ def test_a_chip_listed_as_separated_without_a_reason_is_separated() -> None:
     watch = restored(Watch(read=False, discover=False), 1)
     watch.read(0)
     assert watch.why(0) == "ManuallySeparated"
-    assert [why.kind for why in watch.assess(0).upgrade_reasons[0]] == ["FaultAutofill"]
+    assert [why.kind for why in watch.judge(0).upgrade_reasons[0]] == ["FaultAutofill"]
 
 
 def test_a_reason_survives_as_it_was() -> None:
@@ -555,7 +544,7 @@ def test_a_reason_survives_as_it_was() -> None:
     frequent = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 4000)
     watch = restored(Watch(read=False, discover=False), 1, autofill, frequent)
     watch.read(0)
-    assert watch.assess(0).upgrade_reasons == {0: (autofill, frequent)}
+    assert watch.judge(0).upgrade_reasons == {0: (autofill, frequent)}
     assert watch.chip(0).faults == (FaultRecord(FREQUENT, "80E18005", WALL_MS - 4000, Level.MANUALLY_SEPARATE),)
 
 
@@ -564,14 +553,14 @@ def test_a_chip_released_while_nobody_looked_is_released() -> None:
     watch = restored(Watch(read=False, discover=False), 0, frequent)
     watch.read(0)
     assert watch.chip(0).healthy
-    assert watch.assess(0).upgrade_reasons == {}
+    assert watch.judge(0).upgrade_reasons == {}
 
 
 def test_a_reason_that_no_rule_can_forgive_is_dropped() -> None:
     gone = UpgradeReason(UNKNOWN, Level.PRE_SEPARATE, "FaultFrequency", WALL_MS)
     short = UpgradeReason(UNKNOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS)
     watch = restored(Watch(read=False, discover=False), 0, gone, short)
-    assert watch.assess(0).upgrade_reasons == {}
+    assert watch.judge(0).upgrade_reasons == {}
 
 
 def test_a_separation_by_frequency_is_released_by_the_wall_clock_across_a_restart() -> None:
@@ -579,10 +568,10 @@ def test_a_separation_by_frequency_is_released_by_the_wall_clock_across_a_restar
     frequent = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 1000 * (release_s - 60))
     watch = restored(Watch(read=False, discover=False, hold_s=0), 1, frequent)
     watch.read(0)
-    assert watch.assess(60).manually_separated == 1
+    assert watch.judge(60).manually_separated == 1
     assert not watch.chip(60).network_healthy
-    assert watch.assess(60).next_s == after(60)
-    assert watch.assess(after(60)).manually_separated == 0
+    assert watch.next_s(60) == after(60)
+    assert watch.judge(after(60)).manually_separated == 0
     assert watch.chip(after(60)).network_healthy
 
 
@@ -595,7 +584,7 @@ def test_a_long_fault_survives_a_restart_and_ends_60_s_after_it_was_read_to_be_g
     assert watch.chip(after(65)).network_healthy
     watch = restored(Watch(read=False, discover=False, hold_s=0), 0, lasting)
     watch.read(5, LINK_DOWN)
-    assert watch.assess(1000).upgrade_reasons == {0: (lasting,)}
+    assert watch.judge(1000).upgrade_reasons == {0: (lasting,)}
 
 
 def test_an_unknown_code_that_was_harmless_before_a_restart_is_until_it_is_gone_or_announced_as_worse() -> None:
@@ -629,13 +618,13 @@ def test_what_was_harmless_by_the_rules_alone_is_not_once_they_say_nothing_of_it
     watch.read(0, UNKNOWN)
     assert watch.chip(0).level is Level.NOT_HANDLE
     watch.book.configure(default_rules())
-    assert watch.assess(1).chips[0].level is Level.SEPARATE
+    assert watch.judge(1).chips[0].level is Level.SEPARATE
 
 
 def test_who_awaited_readmission_still_does_after_a_restart() -> None:
     watch = restored(Watch(read=False, discover=False, readmission="manual"), awaiting=1)
-    assessment = watch.assess(0)
-    assert (assessment.awaiting_readmission, assessment.network_awaiting_readmission) == (1, 1)
+    judged = watch.judge(0)
+    assert (judged.awaiting_readmission, judged.network_awaiting_readmission) == (1, 1)
     watch.read(0)
     assert watch.why(0) == "AwaitingReadmission"
     watch = restored(Watch(read=False, discover=False), awaiting=1)

@@ -116,7 +116,7 @@ def test_the_cdi_file_is_written_only_when_it_must_change_and_names_are_never_ta
     file = tmp_path / CDI_FILE
 
     def prepare(*chips: int) -> tuple[int, list[str]]:
-        # A new giver each time: so is a plugin after an upgrade.
+        # A new injector each time, as after an upgrade of the plugin.
         Injector("cdi", dev, tmp_path).prepare(chips)
         return file.stat().st_ino, [each["name"] for each in json.loads(file.read_text())["devices"]]
 
@@ -144,7 +144,7 @@ def test_a_cdi_file_that_can_not_be_written_refuses_and_leaves_nothing_behind(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Refusal, match=r"File exists|Not a directory") as refused:
-        Injector("cdi", dev, tmp_path / "file").give((1,))
+        Injector("cdi", dev, tmp_path / "file").inject((1,))
     assert refused.value.reason == "CdiFileNotWritten"
 
     def fail(_self: Path, _target: Path) -> None:
@@ -152,12 +152,12 @@ def test_a_cdi_file_that_can_not_be_written_refuses_and_leaves_nothing_behind(
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(Refusal, match="No space left on device"):
-        Injector("cdi", dev, tmp_path / "cdi").give((1,))
+        Injector("cdi", dev, tmp_path / "cdi").inject((1,))
     assert not list((tmp_path / "cdi").iterdir())
 
 
 def test_a_container_is_given_nothing_whose_name_the_file_does_not_have(dev: Path, tmp_path: Path) -> None:
-    giver = Injector("cdi", dev, tmp_path)
-    giver.prepare(range(2))
-    assert giver.give((3,)).cdi_devices == ("huawei.com/npu=3",)
+    injector = Injector("cdi", dev, tmp_path)
+    injector.prepare(range(2))
+    assert injector.inject((3,)).cdi_devices == ("huawei.com/npu=3",)
     assert [each["name"] for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]] == ["0", "1", "3"]

@@ -19,7 +19,7 @@ from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
 from device_plugin.publish.report import make_report
 from tests.device_plugin.api import running, until
-from tests.device_plugin.builders import pod, server, snapshot, verdict
+from tests.device_plugin.builders import judged_chip, pod, server, snapshot
 from tests.device_plugin.node import Face
 from tests.device_plugin.whole import check_hand_over, whole_node
 
@@ -67,7 +67,7 @@ async def test_a_pod_keeps_its_chip_through_a_fault_that_bars_new_use_and_a_rest
             await whole.bind("keeps", 3)
             await whole.claimed("keeps")
             whole.node.edit_chip(3, fault_codes=[CODE])
-            await until(lambda: (found := plugin.snapshots.value) is not None and found.spared == 0b1000)
+            await until(lambda: (found := plugin.snapshots.value) is not None and found.closed_to_new_pods == 0b1000)
         # The driver has told of the chips long before the pods are known.
         whole.cluster.server.delay(r"/pods\?", 0.3)
         async with whole.plugin() as plugin:
@@ -119,7 +119,7 @@ def test_a_pod_that_is_merely_bound_has_its_chips_kept_for_it_and_does_not_run_w
 async def test_a_fault_that_bars_new_use_does_not_stop_a_pod_in_the_middle_of_its_containers(folder: Path) -> None:
     face = Face(folder)
     face.pods.applied(pod("many", 0, 0, 1, time=1, asks={"left": 1, "right": 1}))
-    await face.desk.allocate(await face.desk.prefer(["Ascend910-0", "Ascend910-1"], [], 1))
-    face.snapshots.set(snapshot(verdicts={1: verdict(level=Level.PRE_SEPARATE)}))
-    answer = await face.desk.allocate(await face.desk.prefer(["Ascend910-1"], [], 1))
+    await face.matcher.allocate(await face.matcher.prefer(["Ascend910-0", "Ascend910-1"], [], 1))
+    face.snapshots.set(snapshot(chips={1: judged_chip(level=Level.PRE_SEPARATE)}))
+    answer = await face.matcher.allocate(await face.matcher.prefer(["Ascend910-1"], [], 1))
     assert answer.part.chips == (1,)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ascend.observe.liveness import PATIENCE_S, beats
+from ascend.observe.liveness import GRACE_S, loop_is_turning
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated import SimulatedServer
 from tests.device_plugin.api import running, until
@@ -120,10 +120,10 @@ async def test_a_task_that_ended_unnoticed_is_not_alive(folder: Path) -> None:
 
 async def test_a_loop_that_stands_still_is_not_alive() -> None:
     now_s = asyncio.get_running_loop().time()
-    assert beats(lambda: now_s, lambda: 1.0)() is None
-    assert beats(lambda: now_s - PATIENCE_S - 2.0, lambda: 1.0)() is None
-    said = beats(lambda: now_s - PATIENCE_S - 4.0, lambda: 1.0)()
-    assert said == "it has stood still for 34 s"
+    assert loop_is_turning(lambda: now_s, lambda: 1.0)() is None
+    assert loop_is_turning(lambda: now_s - GRACE_S - 2.0, lambda: 1.0)() is None
+    said = loop_is_turning(lambda: now_s - GRACE_S - 4.0, lambda: 1.0)()
+    assert said == "it has not turned for 34 s"
 
 
 async def test_a_hanging_driver_does_not_stop_the_scanners_loop(folder: Path) -> None:

@@ -16,11 +16,11 @@ from ascend.kube.objects import CONFIG_MAPS, NODES, JsonObject, Node
 from device_plugin.app import Plugin
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Snapshot
-from device_plugin.publish.readmission_labels import CHIPS, PORTS, Readmission, read_label, write_label
+from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels, read_label, write_label
 from device_plugin.publish.report import make_report
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import NODE, RecordingClient, node_manifest, running, until
-from tests.device_plugin.builders import fault, snapshot, verdict
+from tests.device_plugin.builders import fault, judged_chip, snapshot
 from tests.device_plugin.whole import whole_node
 from tests.e2e.proxy import ApiProxy
 
@@ -31,7 +31,7 @@ class Rig:
         self.waiting = (0, 0)
         self.readmitted: list[tuple[ChipSet, ChipSet]] = []
         self.snapshots: Observable[Snapshot | None] = Observable(None)
-        self.readmission = Readmission(client, node, snapshots=self.snapshots, on_readmit=self._readmit)
+        self.readmission = ReadmissionLabels(client, node, snapshots=self.snapshots, on_readmit=self._readmit)
 
     def wait(self, chips: ChipSet, ports: ChipSet = 0) -> None:
         self.waiting = (chips, ports)
@@ -125,10 +125,10 @@ async def test_a_plugin_that_starts_does_not_undo_what_an_operator_edits_meanwhi
 
 async def test_a_fault_that_ends_while_the_plugin_is_away_ends_for_nobody_but_an_operator(folder: Path) -> None:
     async with whole_node(folder) as whole:
-        broken = verdict(healthy=False, network_healthy=False, level=Level.SEPARATE, faults=(fault("A3"),))
+        broken = judged_chip(healthy=False, network_healthy=False, level=Level.SEPARATE, faults=(fault("A3"),))
         metadata = {"name": config_map_name(NODE), "namespace": NAMESPACE}
-        down = verdict(network_healthy=False, network_faults=(fault("A5", Level.SEPARATE),))
-        data = encode_report(make_report(snapshot(verdicts={3: broken, 5: down}), 1))
+        down = judged_chip(network_healthy=False, network_faults=(fault("A5", Level.SEPARATE),))
+        data = encode_report(make_report(snapshot(chips={3: broken, 5: down}), 1))
         body: JsonObject = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
         await whole.client.create(CONFIG_MAPS, body, NAMESPACE)
         async with running(Plugin(whole.settings(readmission="manual")).run()):

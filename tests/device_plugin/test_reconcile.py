@@ -341,8 +341,8 @@ async def test_pods_swapped_where_the_kubelet_could_not_be_asked_are_claimed_wit
     assert books.entries == apart
     assert {each.pod: each.chips for each in books.claimed} == {"default/first": (2, 3), "default/second": (0, 1)}
     sentence = (
-        "it was given Ascend910-2,Ascend910-3, and Ascend910-0,Ascend910-1 is written on it: the kubelet could not be "
-        "asked which of several pods it admitted"
+        "it was given Ascend910-2,Ascend910-3, but the allocator wrote Ascend910-0,Ascend910-1 on it: the kubelet "
+        "could not be asked which of several pods it admitted"
     )
     assert books.told[0] == ("default/first", "NPUAllocationMismatch", sentence)
     assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 2
@@ -386,12 +386,12 @@ async def test_what_was_answered_for_a_pod_that_is_gone_goes_to_the_one_that_has
     handed(books, "ended", 4, 5, guessed=False)
     books.handovers.drop("uid-guess")
     books.handovers.drop("uid-ended")
-    assert [part.chips for part in books.handovers.astray] == [(0, 1)]
+    assert [part.chips for part in books.handovers.misattributed] == [(0, 1)]
     books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
     async with running(books.reconciler.run()):
         await until(lambda: books.told)
     assert books.entries == {"default/real": ((0, 1), (0, 1))}
-    assert books.handovers.astray == []
+    assert books.handovers.misattributed == []
 
 
 async def test_what_was_answered_for_a_pod_that_is_found_admitted_meanwhile_goes_to_the_one_that_has_it(
@@ -527,8 +527,8 @@ async def test_a_kubelet_that_has_other_ids_is_counted_and_told_of_once(
                 await until(lambda: books.told)
                 await asyncio.sleep(0)
         sentence = (
-            "it was given Ascend910-0,Ascend910-1, as placed, but the kubelet's own ledger has Ascend910-6,Ascend910-7"
-            " for it"
+            "it was given Ascend910-0,Ascend910-1 as the allocator decided, but the kubelet's ledger has "
+            "Ascend910-6,Ascend910-7"
         )
         assert books.told == [("default/one", "NPUAllocationMismatch", sentence)]
         assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 1
@@ -558,7 +558,7 @@ async def test_a_pod_that_runs_without_its_chips_is_told_of_once_and_not_asked_a
             await until(lambda: without(books) == 0)
         ((key, reason, sentence),) = books.told
         assert (key, reason) == ("default/one", "NPURunsWithoutChips")
-        assert sentence.startswith("container main asks for chips and runs without")
+        assert sentence.startswith("container main requests chips and runs without")
         assert len(reads) <= 1
         assert books.entries == {}
 

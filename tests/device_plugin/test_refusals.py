@@ -40,9 +40,9 @@ async def refusal(whole: Whole, name: str) -> str:
         (None, "NotPlaced: annotation huawei.com/Ascend910 is missing"),
         ("Ascend910-0,chip1", "MalformedAnnotation: annotation huawei.com/Ascend910: 'chip1' is not a chip name"),
         ("Ascend910-0,Ascend910-0", "MalformedAnnotation: annotation huawei.com/Ascend910: "),
-        ("Ascend910-0", "WrongCount: annotation huawei.com/Ascend910 names 1 chips, the pod asks for 2"),
-        ("", "WrongCount: annotation huawei.com/Ascend910 names 0 chips, the pod asks for 2"),
-        (join_names((0, 1, 2)), "WrongCount: annotation huawei.com/Ascend910 names 3 chips, the pod asks for 2"),
+        ("Ascend910-0", "WrongCount: annotation huawei.com/Ascend910 names 1 chip, the pod requests 2"),
+        ("", "WrongCount: annotation huawei.com/Ascend910 names 0 chips, the pod requests 2"),
+        (join_names((0, 1, 2)), "WrongCount: annotation huawei.com/Ascend910 names 3 chips, the pod requests 2"),
         (join_names((7, 8)), "UnknownChip: this node has no Ascend910-8"),
         (join_names((2, 3)), "ChipUnhealthy: Ascend910-3 is unhealthy"),
         (join_names((1, 2)), "ChipHeld: Ascend910-1 is held by pod default/holder"),
@@ -85,7 +85,7 @@ async def test_a_pod_nobody_can_tell_us_of_is_refused_when_the_api_server_is_awa
             loop = asyncio.get_running_loop()
             started_s = loop.time()
             said = await refusal(whole, "unseen")
-            assert "ApiServerAway: no pod waits for 1 chips, and the API server can't be asked" in said
+            assert "ApiServerAway: no pod waits for 1 chip, and the API server can't be asked" in said
             assert loop.time() - started_s < handover_module.CAP_S
 
 
@@ -146,8 +146,8 @@ async def test_a_chip_a_restarted_kubelet_has_not_freed_yet_is_refused_to_the_po
         await until(lambda: kubelet.registrations and whole.offers_chips())
         kubelet.release_admission()
         said = await refusal(whole, "found")
-        assert "desc = ChipNotFreed: the kubelet does not offer Ascend910-1 yet: after its start" in said
-        assert said.endswith("a new pod will get it, which is unexpected")
+        assert "desc = ChipNotFreed: the kubelet does not offer Ascend910-1 yet: after a restart" in said
+        assert said.endswith("a new pod can get it, which is unexpected")
         check_hand_over(whole, await whole.claimed("unconcerned"))
         await whole.bind("again", 1)
         check_hand_over(whole, await whole.claimed("again"))

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from ascend.chips import RESOURCE
+from device_plugin.publish import order as order_module
 from device_plugin.serving import registration as registration_module
 from device_plugin.serving import servicer as servicer_module
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -231,20 +232,20 @@ async def drained(stream: object) -> int:
 async def test_a_fault_reaches_the_kubelet_only_after_the_report_has_it(
     face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
+    monkeypatch.setattr(order_module, "REPORT_WAIT_S", 60.0)
     face.snapshots.set(snapshot(3))
-    asyncio.get_running_loop().call_later(0.2, face.reported_unhealthy.set, 0b1000)
+    asyncio.get_running_loop().call_later(0.2, face.order.reported_unhealthy.set, 0b1000)
     await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
-    assert face.reported_unhealthy.value == 0b1000
+    assert face.order.reported_unhealthy.value == 0b1000
 
 
 async def test_a_fault_the_report_can_not_tell_of_reaches_the_kubelet_all_the_same(
     face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 0.05)
+    monkeypatch.setattr(order_module, "REPORT_WAIT_S", 0.05)
     face.snapshots.set(snapshot(3))
     await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
-    assert face.reported_unhealthy.value == 0
+    assert face.order.reported_unhealthy.value == 0
     face.snapshots.set(snapshot())
     await kubelet.until(lambda: kubelet.devices(RESOURCE) == HEALTHY)
 
@@ -252,13 +253,13 @@ async def test_a_fault_the_report_can_not_tell_of_reaches_the_kubelet_all_the_sa
 async def test_a_recovery_reaches_the_kubelet_at_once(
     face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
-    face.reported_unhealthy.set(0b1000)
+    monkeypatch.setattr(order_module, "REPORT_WAIT_S", 60.0)
+    face.order.reported_unhealthy.set(0b1000)
     face.snapshots.set(snapshot(3))
     await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
     face.snapshots.set(snapshot())
     await kubelet.until(lambda: kubelet.devices(RESOURCE) == HEALTHY)
-    assert face.reported_unhealthy.value == 0b1000
+    assert face.order.reported_unhealthy.value == 0b1000
 
 
 async def test_a_list_of_devices_that_fails_inside_leads_to_another_registration(
@@ -392,7 +393,7 @@ async def test_asked_to_end_while_its_server_stops_it_ends(folder: Path, monkeyp
 async def test_a_stream_that_waits_for_the_report_counts_as_opened(
     face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
+    monkeypatch.setattr(order_module, "REPORT_WAIT_S", 60.0)
     monkeypatch.setattr(registration_module, "WATCH_DEADLINE_S", 0.01)
     face.snapshots.set(snapshot(3))
     await kubelet.restart()
@@ -403,7 +404,7 @@ async def test_a_stream_that_waits_for_the_report_counts_as_opened(
     assert face.servicers[-1] is servicer
     assert not servicer.watched.is_set()
     assert face.registration.problem is not None
-    face.reported_unhealthy.set(0b1000)
+    face.order.reported_unhealthy.set(0b1000)
     await until(lambda: face.registration.problem is None)
 
 
@@ -417,7 +418,7 @@ async def test_asked_to_end_it_waits_for_a_call_under_way_no_longer_than_its_gra
             # No pod fits, so the call would wait for seconds.
             request = pb.ContainerAllocateRequest(devices_ids=["Ascend910-0"])
             call = stub.Allocate(pb.AllocateRequest(container_requests=[request]))
-            await until(face.desk._one_at_a_time.locked)
+            await until(face.matcher._one_at_a_time.locked)
             ending = Outage()
             registering.cancel()
             await asyncio.gather(registering, return_exceptions=True)

@@ -10,7 +10,7 @@ import pytest
 
 from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID, ChipAddress
 from ascend.chips import ChipSet, chip_set
-from ascend.daemon.observable import Observable, first_change
+from ascend.daemon.observable import Observable, wait_for_change
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, decode_report, encode_report
 from ascend.errors import ApiError
 from ascend.kube.backoff import Backoff
@@ -22,15 +22,17 @@ from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
 from device_plugin.publish import device_info_configmap as board_module
 from device_plugin.publish import node_object as node_module
+from device_plugin.publish import order as order_module
 from device_plugin.publish import reporter as report_module
 from device_plugin.publish.device_info_configmap import SIGNATURE, DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter
+from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.report import make_report
 from device_plugin.publish.reporter import Reporter
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import Resource
 from tests.device_plugin.api import NODE, RecordingClient, Request, node_manifest, running, until
-from tests.device_plugin.builders import fault, snapshot, verdict
+from tests.device_plugin.builders import fault, judged_chip, snapshot
 
 NAME = f"mindx-dl-deviceinfo-{NODE}"
 MAPS = "/configmaps"
@@ -41,8 +43,8 @@ class Rig:
         self.client = client
         self.snapshots: Observable[Snapshot | None] = Observable(None)
         self.metrics = Metrics()
-        self.kubelet_healthy: Observable[ChipSet] = Observable(0)
-        self.kubelet_healthy.set(0xFF)
+        self.order = PublishingOrder()
+        self.order.advertised.set(0xFF)
         self.edits: list[tuple[ChipSet, ChipSet]] = []
         self.board = DeviceInfoConfigMap(client, NODE, self._edited, lambda _slips: None)
         seconds = itertools.count(1_700_000_000)
@@ -50,7 +52,7 @@ class Rig:
             self.board,
             NodeWriter(client, NODE),
             snapshots=self.snapshots,
-            kubelet_healthy=self.kubelet_healthy,
+            order=self.order,
             metrics=self.metrics,
             now_s=lambda: float(next(seconds)),
         )
@@ -107,7 +109,7 @@ async def reporting(rig: Rig) -> AsyncIterator[Rig]:
 
 async def test_nothing_is_reported_before_the_driver_was_read(rig: Rig) -> None:
     async with running(rig.reporter.run()):
-        rig.kubelet_healthy.set(0xFE)
+        rig.order.advertised.set(0xFE)
         for _ in range(10):
             await asyncio.sleep(0)
         assert rig.reporter.problem == "the report has not been written yet"
@@ -127,10 +129,10 @@ async def test_the_config_map_is_created_whole(reporting: Rig) -> None:
 
 
 async def test_used_chips_are_not_free_and_unhealthy_ones_are_told_with_their_faults(reporting: Rig) -> None:
-    broken = verdict(healthy=False, network_healthy=True, level=Level.RESTART, faults=(fault("A2", since_ms=77),))
-    verdicts = {7: broken, 3: verdict(healthy=True, network_healthy=False)}
-    reporting.snapshots.set(snapshot(verdicts=verdicts, used=0b0011_0011))
-    await until(lambda: reporting.reporter.unhealthy.value == 0b1000_0000)
+    broken = judged_chip(healthy=False, network_healthy=True, level=Level.RESTART, faults=(fault("A2", since_ms=77),))
+    chips = {7: broken, 3: judged_chip(healthy=True, network_healthy=False)}
+    reporting.snapshots.set(snapshot(chips=chips, used=0b0011_0011))
+    await until(lambda: reporting.order.reported_unhealthy.value == 0b1000_0000)
     told = await reporting.report()
     assert (told.free, told.unhealthy, told.network_unhealthy) == (0b0100_1100, 0b1000_0000, 0b1000)
     network, own = told.faults
@@ -148,7 +150,7 @@ async def test_what_others_wrote_into_the_config_map_survives(reporting: Rig, cl
     }
     await client.patch(CONFIG_MAPS, NAME, others, namespace=NAMESPACE)
     reporting.snapshots.set(snapshot(1))
-    await until(lambda: reporting.reporter.unhealthy.value == 0b10)
+    await until(lambda: reporting.order.reported_unhealthy.value == 0b10)
     kept = await reporting.config_map()
     assert kept.metadata.labels == {"team": "a", **LABELS}
     assert kept.metadata.annotations == {"note": "b", **SIGNATURE}
@@ -162,7 +164,7 @@ async def test_an_operator_s_edit_between_two_reports_is_taken_up_and_not_undone
 ) -> None:
     await client.patch(CONFIG_MAPS, NAME, {"data": {"ManuallySeparateNPU": "Ascend910-2"}}, namespace=NAMESPACE)
     reporting.snapshots.set(snapshot(1))
-    await until(lambda: reporting.reporter.unhealthy.value == 0b10)
+    await until(lambda: reporting.order.reported_unhealthy.value == 0b10)
     assert reporting.edits == [(0b100, 0)]
     assert (await reporting.report()).manually_separated == 0b100
     assert reporting.counted() == {"written": 2, "conflict": 1}
@@ -170,14 +172,14 @@ async def test_an_operator_s_edit_between_two_reports_is_taken_up_and_not_undone
 
 async def test_a_chip_the_kubelet_was_not_told_of_is_not_reported_free(reporting: Rig) -> None:
     reporting.snapshots.set(snapshot(1))
-    reporting.kubelet_healthy.set(0xFD)
-    await until(lambda: reporting.reporter.unhealthy.value == 0b10)
+    reporting.order.advertised.set(0xFD)
+    await until(lambda: reporting.order.reported_unhealthy.value == 0b10)
     written = len(reporting.writes)
     reporting.snapshots.set(snapshot())
     await reporting.written(written + 1)
     told = await reporting.report()
     assert (told.free, told.unhealthy) == (0xFD, 0)
-    reporting.kubelet_healthy.set(0xFF)
+    reporting.order.advertised.set(0xFF)
     await reporting.written(written + 2)
     assert (await reporting.report()).free == 0xFF
 
@@ -268,7 +270,7 @@ async def test_a_config_map_that_somebody_writes_over_is_right_again_at_once(
     reporting: Rig, client: RecordingClient, *, lie: bool
 ) -> None:
     reporting.snapshots.set(snapshot(3))
-    await until(lambda: reporting.reporter.unhealthy.value == 0b1000)
+    await until(lambda: reporting.order.reported_unhealthy.value == 0b1000)
     async with running(reporting.board.watch().run()):
         edit: JsonObject = (
             {"data": encode_report(make_report(snapshot(), 7))} if lie else {"metadata": {"labels": None}}
@@ -328,7 +330,7 @@ async def test_reports_keep_their_distance_and_the_last_one_is_true(rig: Rig, mo
             rig.snapshots.set(snapshot(number % 8))
             await asyncio.sleep(0.01)
         rig.snapshots.set(snapshot(1, 2, 3))
-        await until(lambda: rig.reporter.unhealthy.value == 0b1110)
+        await until(lambda: rig.order.reported_unhealthy.value == 0b1110)
     sent_s = [each.at_s for each in rig.writes]
     assert len(sent_s) > 2
     assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(sent_s))
@@ -346,7 +348,7 @@ async def test_an_api_server_that_fails_is_a_problem_and_is_tried_again(
 
     def written() -> bool:
         problems.append(reporting.reporter.problem)
-        return any(problems) and reporting.reporter.unhealthy.value == 0xFF and reporting.reporter.problem is None
+        return any(problems) and reporting.order.reported_unhealthy.value == 0xFF and reporting.reporter.problem is None
 
     await until(written)
     what = "report" if path == "/configmaps/" else "Node"
@@ -366,7 +368,7 @@ async def test_what_is_new_is_tried_at_once_after_a_failure_but_not_without_a_ga
         rig.snapshots.set(snapshot(1))
         await until(lambda: (rig.reporter.problem or "").startswith("the report is not written: "))
         rig.snapshots.set(snapshot(2))
-        await until(lambda: rig.reporter.unhealthy.value == 0b100)
+        await until(lambda: rig.order.reported_unhealthy.value == 0b100)
     failed, written = rig.writes
     assert written.at_s - failed.at_s >= gap_s
 
@@ -379,7 +381,7 @@ async def test_the_report_does_not_lag_far_behind_an_api_server_that_was_away_fo
     server.fail_next("POST", "/configmaps", 500, times=20)
     async with running(rig.reporter.run()):
         rig.snapshots.set(snapshot(1))
-        await until(lambda: rig.reporter.unhealthy.value == 0b10)
+        await until(lambda: rig.order.reported_unhealthy.value == 0b10)
 
 
 async def test_a_node_that_takes_no_patch_keeps_no_fault_out_of_the_config_map(
@@ -388,7 +390,7 @@ async def test_a_node_that_takes_no_patch_keeps_no_fault_out_of_the_config_map(
     server.fail_next("PATCH", "/nodes/", 422, times=1000)
     chips = tuple(ChipFacts(chip_id, address=ChipAddress("10.0.0.1")) for chip_id in range(8))
     reporting.snapshots.set(snapshot(3, of=Inventory("Ascend910", chips)))
-    await until(lambda: reporting.reporter.unhealthy.value == 0b1000)
+    await until(lambda: reporting.order.reported_unhealthy.value == 0b1000)
     assert (await reporting.report()).unhealthy == 0b1000
     await until(lambda: (reporting.reporter.problem or "").startswith("the Node is not written: "))
 
@@ -409,7 +411,7 @@ async def test_a_node_whose_patch_is_never_answered_keeps_no_fault_out_of_the_co
     chips = tuple(ChipFacts(chip_id, address=ChipAddress("10.0.0.1")) for chip_id in range(8))
     for failed in (3, 4):  # the second one while the Node's patch is under way
         reporting.snapshots.set(snapshot(failed, of=Inventory("Ascend910", chips)))
-        await until(lambda: reporting.reporter.unhealthy.value == 1 << failed)  # noqa: B023 - waited for at once
+        await until(lambda: reporting.order.reported_unhealthy.value == 1 << failed)  # noqa: B023 - waited for at once
     await until(lambda: (reporting.reporter.problem or "").startswith("the Node is not written: "))
     silence.set()
     await until(lambda: reporting.reporter.problem is None)
@@ -432,14 +434,14 @@ async def test_a_node_that_takes_no_patch_does_not_have_the_report_written_all_t
 
     async def wait(sources: Sequence[Observable[Any]], versions: Sequence[int], within_s: float | None = None) -> bool:
         waits.append(within_s)
-        return await first_change(sources, versions, within_s)
+        return await wait_for_change(sources, versions, within_s)
 
-    monkeypatch.setattr(report_module, "first_change", wait)
+    monkeypatch.setattr(report_module, "wait_for_change", wait)
 
     async def change(*unhealthy: int) -> None:
         waits.clear()
         rig.snapshots.set(snapshot(*unhealthy, of=Inventory("Ascend910", chips)))
-        await until(lambda: rig.reporter.unhealthy.value == chip_set(unhealthy))
+        await until(lambda: rig.order.reported_unhealthy.value == chip_set(unhealthy))
         await until(lambda: waits and (waits[-1] or 0.0) > report_module.RETRY_LIMIT_S)
 
     async with running(rig.reporter.run()):
@@ -464,13 +466,13 @@ async def test_a_report_deleted_right_after_it_was_written_is_written_again(
 async def test_a_start_with_a_fault_waits_for_no_kubelet_that_waits_for_the_report(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_module, "KUBELET_FIRST_S", 1000.0)
-    rig.kubelet_healthy = rig.reporter._kubelet_healthy = Observable(0)
+    monkeypatch.setattr(order_module, "KUBELET_WAIT_S", 1000.0)
+    rig.order.advertised = Observable(0)
     rig.snapshots.set(snapshot(3))
     async with running(rig.reporter.run()):
-        await until(lambda: rig.reporter.unhealthy.value == 0b1000)
+        await until(lambda: rig.order.reported_unhealthy.value == 0b1000)
         assert (await rig.report()).free == 0  # the kubelet offers none yet
-        rig.kubelet_healthy.set(0xF7)
+        rig.order.advertised.set(0xF7)
         await rig.written(2)
         assert (await rig.report()).free == 0xF7
 
@@ -478,7 +480,7 @@ async def test_a_start_with_a_fault_waits_for_no_kubelet_that_waits_for_the_repo
 async def test_a_report_whose_answer_is_lost_is_written_again(reporting: Rig, server: ApiServer) -> None:
     server.lose_answer("PATCH", "/configmaps/")
     reporting.snapshots.set(snapshot(1))
-    await until(lambda: reporting.reporter.unhealthy.value == 0b10)
+    await until(lambda: reporting.order.reported_unhealthy.value == 0b10)
     assert (await reporting.report()).unhealthy == 0b10
     assert reporting.counted()["unreachable"] == 1
 
@@ -524,11 +526,11 @@ async def test_a_fault_counts_as_reported_only_when_it_is_written(reporting: Rig
 
     async def look(_operation: str, resource: Resource, _subresource: str, document: JsonObject) -> JsonObject:
         if resource.plural == "configmaps":
-            at_writing.append((decode_report(document["data"]).unhealthy, reporting.reporter.unhealthy.value))
+            at_writing.append((decode_report(document["data"]).unhealthy, reporting.order.reported_unhealthy.value))
         return document
 
     server.admission.append(look)
     server.fail_next("PATCH", "/configmaps/", 500, times=2)
     reporting.snapshots.set(snapshot(3))
-    await until(lambda: reporting.reporter.unhealthy.value == 0b1000)
+    await until(lambda: reporting.order.reported_unhealthy.value == 0b1000)
     assert at_writing == [(0b1000, 0)]

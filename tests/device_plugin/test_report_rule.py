@@ -16,9 +16,9 @@ from device_plugin.publish.report import (
     make_report,
     read_faulty,
     read_harmless,
-    read_upgrades,
+    read_reasons,
 )
-from tests.device_plugin.builders import fault, server, snapshot, verdict
+from tests.device_plugin.builders import fault, judged_chip, server, snapshot
 
 CONFIG_MAP_LIMIT = 1 << 20
 
@@ -27,11 +27,11 @@ def test_network_and_chip_faults_are_entries_of_their_own() -> None:
     link = fault("81078603", Level.PRE_SEPARATE, since_ms=77)
     told = make_report(
         snapshot(
-            verdicts={
-                0: verdict(
+            chips={
+                0: judged_chip(
                     healthy=True, network_healthy=False, network_level=Level.PRE_SEPARATE, network_faults=(link,)
                 ),
-                4: verdict(
+                4: judged_chip(
                     healthy=False,
                     network_healthy=False,
                     level=Level.SEPARATE,
@@ -39,7 +39,7 @@ def test_network_and_chip_faults_are_entries_of_their_own() -> None:
                     faults=(fault("80E18402"),),
                     network_faults=(link,),
                 ),
-                5: verdict(
+                5: judged_chip(
                     healthy=True,
                     network_healthy=True,
                     level=Level.NOT_HANDLE,
@@ -65,16 +65,16 @@ def test_a_chip_that_must_not_be_used_without_any_code_says_so_by_its_level() ->
 
 def test_a_report_tells_who_was_unhealthy_by_a_fault_and_not_merely_silent_or_waiting() -> None:
     link = fault("81078603", Level.PRE_SEPARATE)
-    spared = verdict(healthy=True, level=Level.PRE_SEPARATE, faults=(fault("A1", Level.PRE_SEPARATE),))
-    silent = verdict(healthy=False, level=Level.NOT_HANDLE, faults=(fault("A2", Level.NOT_HANDLE),))
-    verdicts = {
-        0: verdict(network_healthy=False, network_level=Level.PRE_SEPARATE, network_faults=(link,)),
-        1: verdict(healthy=False, level=Level.SEPARATE, faults=(fault("A3"), fault("A2", Level.NOT_HANDLE))),
+    spared = judged_chip(healthy=True, level=Level.PRE_SEPARATE, faults=(fault("A1", Level.PRE_SEPARATE),))
+    silent = judged_chip(healthy=False, level=Level.NOT_HANDLE, faults=(fault("A2", Level.NOT_HANDLE),))
+    chips = {
+        0: judged_chip(network_healthy=False, network_level=Level.PRE_SEPARATE, network_faults=(link,)),
+        1: judged_chip(healthy=False, level=Level.SEPARATE, faults=(fault("A3"), fault("A2", Level.NOT_HANDLE))),
         2: spared,
         3: silent,
-        4: verdict(network_healthy=False),
+        4: judged_chip(network_healthy=False),
     }
-    told = decode_report(encode_report(make_report(snapshot(5, verdicts=verdicts), 1)))
+    told = decode_report(encode_report(make_report(snapshot(5, chips=chips), 1)))
     assert read_faulty(told) == (0b10, 0b1)
     nowhere = [msgspec.structs.replace(each, npu_name="x") for each in told.faults]
     assert read_faulty(replace(told, faults=tuple(nowhere))) == (0, 0)
@@ -100,13 +100,13 @@ def test_upgrades_survive_the_way_through_the_config_map_and_nonsense_does_not()
     }
     told = make_report(snapshot(upgrade_reasons=reasons), 1).upgrades
     assert told[7][1].fault_code == AUTOFILL_CODE
-    assert read_upgrades(told) == reasons
+    assert read_reasons(told) == reasons
     odd = (
         Upgrade(1, "xyz", "SeparateNPU", "FaultFrequency"),
         Upgrade(1, "1", "Nonsense", "FaultFrequency"),
         Upgrade(1, "1", "SeparateNPU", "Nonsense"),
     )
-    assert read_upgrades({0: odd}) == {}
+    assert read_reasons({0: odd}) == {}
 
 
 def test_only_servers_with_switches_tell_of_them() -> None:
@@ -119,7 +119,7 @@ def test_only_servers_with_switches_tell_of_them() -> None:
 
 def test_the_report_of_a_server_with_every_fault_there_is_stays_small_enough() -> None:
     many = tuple(fault(f"{0x80000000 + number:08X}", since_ms=1795250147592) for number in range(500))
-    worst = verdict(
+    worst = judged_chip(
         healthy=False,
         network_healthy=False,
         level=Level.SEPARATE,
@@ -127,7 +127,7 @@ def test_the_report_of_a_server_with_every_fault_there_is_stays_small_enough() -
         faults=many,
         network_faults=many,
     )
-    told = make_report(snapshot(verdicts=dict.fromkeys(range(16), worst), of=_sixteen()), 1)
+    told = make_report(snapshot(chips=dict.fromkeys(range(16), worst), of=_sixteen()), 1)
     assert len(told.faults[0].fault_time_and_level_map) == MAX_CODES
     assert len(json.dumps(encode_report(told))) < CONFIG_MAP_LIMIT / 2
 
@@ -138,15 +138,15 @@ def _sixteen() -> Inventory:
 
 def test_the_harmless_codes_of_a_report_are_known_again_and_what_makes_no_sense_is_left_out() -> None:
     unknown, known = fault("DEAD", Level.NOT_HANDLE), fault("80CD8003", Level.NOT_HANDLE)
-    judged = verdict(
+    judged = judged_chip(
         healthy=False,
         level=Level.SEPARATE,
         faults=(fault("BEEF"), unknown, known),
         network_faults=(fault("81078603", Level.NOT_HANDLE),),
     )
-    told = decode_report(encode_report(make_report(snapshot(verdicts={3: judged}), 1)))
+    told = decode_report(encode_report(make_report(snapshot(chips={3: judged}), 1)))
     assert read_harmless(told.faults) == {3: {0xDEAD, 0x80CD8003, 0x81078603}}
-    (entry,) = make_report(snapshot(verdicts={4: verdict(faults=(unknown,))}), 1).faults
+    (entry,) = make_report(snapshot(chips={4: judged_chip(faults=(unknown,))}), 1).faults
     nowhere = msgspec.structs.replace(entry, npu_name="chip4")
     times = {"no code": FaultTime(1, "NotHandleFault")}
     assert read_harmless([nowhere, msgspec.structs.replace(entry, fault_time_and_level_map=times)]) == {}

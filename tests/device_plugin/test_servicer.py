@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -12,15 +12,16 @@ import pytest
 from ascend.annotations import ALLOCATED
 from ascend.errors import NotFound, Unreachable
 from ascend.kube.objects import Pod
-from ascend.products import ASCEND_910A
+from device_plugin.driver import ChipFacts
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.pods import admission_matcher as handover_module
 from device_plugin.pods.container_edits import make_edits
+from device_plugin.publish import order as order_module
 from device_plugin.serving import servicer as servicer_module
-from device_plugin.serving.servicer import Topology, device_list
+from device_plugin.serving.servicer import device_list
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.device_plugin.api import until
-from tests.device_plugin.builders import pod, snapshot
+from tests.device_plugin.builders import pod, server, snapshot
 from tests.device_plugin.node import HEALTHY, Face, first_list, served
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ async def test_it_says_that_it_has_preferences(stub: "DevicePluginAsyncStub") ->
 
 async def test_every_chip_is_listed_and_a_failed_one_as_unhealthy(face: Face, stub: "DevicePluginAsyncStub") -> None:
     assert await first_list(stub) == HEALTHY
-    face.reported_unhealthy.set(0b100)
+    face.order.reported_unhealthy.set(0b100)
     face.snapshots.set(snapshot(2))
     assert await first_list(stub) == HEALTHY | {"Ascend910-2": "Unhealthy"}
 
@@ -85,7 +86,7 @@ async def test_an_unchanged_list_is_not_sent_again(face: Face, stub: "DevicePlug
     for _ in range(10):
         face.snapshots.set(snapshot())
         await asyncio.sleep(0)
-    face.reported_unhealthy.set(0b1)
+    face.order.reported_unhealthy.set(0b1)
     face.snapshots.set(snapshot(0))
     assert (await anext(stream)).devices[0].health == "Unhealthy"
 
@@ -96,7 +97,7 @@ async def test_a_pod_that_came_between_two_lists_is_none_the_kubelet_found_at_it
     stream = aiter(stub.ListAndWatch(pb.Empty()))
     await anext(stream)
     face.pods.applied(pod("late", 1, 1, time=1))
-    face.reported_unhealthy.set(0b1)
+    face.order.reported_unhealthy.set(0b1)
     face.snapshots.set(snapshot(0))
     await anext(stream)
     assert await prefer(stub, ["Ascend910-2"], [], 1) == [[]]
@@ -230,19 +231,19 @@ async def test_a_preference_that_fails_inside_is_empty_and_counted(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     face.pods.applied(pod("one", 1, 0, time=1))
-    monkeypatch.setattr(face.desk, "_choose", fail)
+    monkeypatch.setattr(face.matcher, "_choose", fail)
     assert await prefer(stub, list(HEALTHY), [], 1) == [[]]
     assert face.preferred("failed") == 1
     monkeypatch.undo()
     assert await prefer(stub, list(HEALTHY), [], 1) == [["Ascend910-0"]]
-    assert (face.preferred("failed"), face.preferred("steered")) == (1, 1)
+    assert (face.preferred("failed"), face.preferred("answered")) == (1, 1)
 
 
 async def test_an_allocate_that_fails_inside_is_an_error_in_words_and_the_next_one_works(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     face.pods.applied(pod("one", 1, 0, time=1))
-    monkeypatch.setattr(face.desk, "_part", fail)
+    monkeypatch.setattr(face.matcher, "_part", fail)
     with pytest.raises(grpc.aio.AioRpcError, match="Internal: the device plugin failed: ZeroDivisionError"):
         await allocate(stub, "Ascend910-0")
     assert face.allocated("Internal") == 1
@@ -263,39 +264,20 @@ async def test_two_pods_of_a_size_that_nobody_tells_apart_are_led_by_the_decisio
 
 async def test_a_cdi_device_is_named_in_the_answer(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 2, 5, 4, time=1))
-    face.desk._give = lambda chips: make_edits(chips, "cdi", Path("/dev"), lambda _folder: ())
+    face.matcher._inject = lambda chips: make_edits(chips, "cdi", Path("/dev"), lambda _folder: ())
     given = await allocate(stub, "Ascend910-4", "Ascend910-5")
     assert [each.name for each in given.cdi_devices] == ["huawei.com/npu=5", "huawei.com/npu=4"]
     assert (dict(given.envs), list(given.devices)) == ({}, [])
 
 
-class Placed(NamedTuple):
-    """A chip with the NUMA node it is close to."""
-
-    chip_id: int
-    healthy: bool
-    numa_node: int | None
-
-
 @pytest.mark.parametrize(
-    ("topology", "nodes", "told"),
-    [
-        ("auto", (0, 0), [[0], [0]]),
-        ("auto", (0, 1), [[], []]),
-        ("auto", (0, None), [[], []]),
-        ("auto", (None, None), [[], []]),
-        ("always", (0, 1), [[0], [1]]),
-        ("always", (None, 1), [[], [1]]),
-        ("never", (0, 0), [[], []]),
-    ],
+    ("nodes", "sent"),
+    [((0, 0), [[0], [0]]), ((0, 1), [[], []]), ((0, None), [[], []]), ((None, None), [[], []])],
 )
-def test_numa_nodes_are_told_only_where_they_can_not_fight_the_allocator_s_choice(
-    topology: Topology, nodes: tuple[int | None, ...], told: list[list[int]]
-) -> None:
-    chips = tuple(Placed(chip_id, healthy=True, numa_node=node) for chip_id, node in enumerate(nodes))
-    message = device_list(Snapshot(ASCEND_910A, chips, 0, 0), topology)  # type: ignore[arg-type]  # as much of a chip as it takes
-    assert message is not None
-    assert [[node.ID for node in each.topology.nodes] for each in message.devices] == told
+def test_the_numa_node_is_sent_only_if_all_chips_share_it(nodes: tuple[int | None, ...], sent: list[list[int]]) -> None:
+    chips = (ChipFacts(chip_id, chip_id, numa_node=node) for chip_id, node in enumerate(nodes))
+    message = device_list(snapshot(of=server(*chips)))
+    assert [[node.ID for node in each.topology.nodes] for each in message.devices] == sent
 
 
 async def test_a_stream_that_fails_asks_for_another_registration_though_another_stream_goes_on(
@@ -305,10 +287,10 @@ async def test_a_stream_that_fails_asks_for_another_registration_though_another_
     await asyncio.gather(anext(aiter(one)), anext(aiter(two)))
     real, calls = servicer_module.device_list, itertools.count()
 
-    def fail_once(snapshot: Snapshot | None, topology: Topology) -> pb.ListAndWatchResponse | None:
+    def fail_once(snapshot: Snapshot) -> pb.ListAndWatchResponse:
         if next(calls) == 0:
             raise ZeroDivisionError("a fault of ours")
-        return real(snapshot, topology)
+        return real(snapshot)
 
     monkeypatch.setattr(servicer_module, "device_list", fail_once)
     face.snapshots.set(snapshot())
@@ -319,7 +301,7 @@ async def test_a_stream_that_fails_asks_for_another_registration_though_another_
 async def test_asked_to_end_a_stream_does_not_wait_for_the_report(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
+    monkeypatch.setattr(order_module, "REPORT_WAIT_S", 60.0)
     stream = aiter(stub.ListAndWatch(pb.Empty()))
     await anext(stream)
     face.snapshots.set(snapshot(3))

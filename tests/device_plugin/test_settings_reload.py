@@ -51,12 +51,12 @@ async def test_a_changed_file_changes_how_containers_get_chips_and_when_they_rec
             assert "ASCEND_VISIBLE_DEVICES" not in container.env
             # Held back for an hour: this is the new hold.
             whole.node.edit_chip(5, fault_codes=["80E18402"])
-            await until(lambda: plugin.kubelet_healthy.value == 0xDF)
+            await until(lambda: plugin.order.advertised.value == 0xDF)
             whole.node.edit_chip(5, fault_codes=[])
             await until(lambda: _reason(plugin, 5) == "Recovering")
             # And back again: a shorter hold frees the chip at once.
             write(file, whole, injection="devices", recovery_hold_s=0)
-            await until(lambda: plugin.kubelet_healthy.value == 0xFF)
+            await until(lambda: plugin.order.advertised.value == 0xFF)
 
 
 async def test_a_bad_file_changes_nothing(folder: Path) -> None:
@@ -77,4 +77,4 @@ async def test_a_bad_file_changes_nothing(folder: Path) -> None:
 
 def _reason(plugin: Plugin, chip_id: int) -> str:
     snapshot = plugin.snapshots.value
-    return "" if snapshot is None else snapshot.chips[chip_id].verdict.reason
+    return "" if snapshot is None else snapshot.chips[chip_id].reason

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,9 @@ from ascend.chips import chip_set
 from device_plugin.health.damping import Damper, Damping
 from device_plugin.health.debounce import Debounce
 from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
-from device_plugin.health.health_book import UpgradeReason
 from device_plugin.health.levels import LINK_DOWN, Level
+from device_plugin.health.snapshot import UpgradeReason
+from tests.device_plugin.builders import server
 from tests.device_plugin.watch import FREQUENT, NOT_HANDLE, PRE_SEPARATE, WALL_MS, Watch, moment
 
 CODE = NOT_HANDLE  # harmless by itself, so that what a rule makes of it is seen
@@ -73,7 +75,7 @@ def test_a_recovery_of_exactly_the_time_is_none_and_one_of_a_little_more_is() ->
 def test_the_alarm_has_the_time_it_was_due_however_late_anybody_looks() -> None:
     watch = Watch()
     watch.event(7, LINK_DOWN)
-    assert [why.time_ms for why in watch.assess(500).upgrade_reasons[0]] == [WALL_MS + 27_000]
+    assert [why.time_ms for why in watch.judge(500).upgrade_reasons[0]] == [WALL_MS + 27_000]
 
 
 def test_a_fault_that_happened_once_does_not_last() -> None:
@@ -87,9 +89,9 @@ def test_a_fault_that_was_gone_for_a_moment_is_still_the_same_alarm() -> None:
     watch.event(1, CODE)
     watch.event(10, CODE, "recover")
     watch.event(11, CODE)
-    assessment = watch.assess(100)
-    assert [why.time_ms for why in assessment.upgrade_reasons[0]] == [WALL_MS + 6000]
-    assert assessment.manually_separated == 0
+    judged = watch.judge(100)
+    assert [why.time_ms for why in judged.upgrade_reasons[0]] == [WALL_MS + 6000]
+    assert judged.manually_separated == 0
 
 
 def test_a_code_can_become_more_and_more_serious() -> None:
@@ -97,16 +99,16 @@ def test_a_code_can_become_more_and_more_serious() -> None:
     watch.event(1, CODE)
     levels = [watch.chip(at_s).level for at_s in (6, after(6), 21, after(21))]
     assert levels == [Level.NOT_HANDLE, Level.PRE_SEPARATE, Level.PRE_SEPARATE, Level.SEPARATE]
-    assert [why.level for why in watch.assess(22).upgrade_reasons[0]] == [Level.PRE_SEPARATE, Level.SEPARATE]
+    assert [why.level for why in watch.judge(22).upgrade_reasons[0]] == [Level.PRE_SEPARATE, Level.SEPARATE]
     assert [fault.level for fault in watch.chip(22).faults] == [Level.SEPARATE]
 
 
 def test_a_rule_never_makes_a_fault_less_serious_than_its_code() -> None:
     watch = Watch(rules_of(lasting(5, 5, Level.SUB_HEALTH, code=FREQUENT)))
     watch.event(1, FREQUENT)
-    verdict = watch.chip(10)
-    assert verdict.level is Level.RESTART
-    assert [(fault.level, fault.since_ms) for fault in verdict.faults] == [(Level.RESTART, WALL_MS + 1000)]
+    chip = watch.chip(10)
+    assert chip.level is Level.RESTART
+    assert [(fault.level, fault.since_ms) for fault in chip.faults] == [(Level.RESTART, WALL_MS + 1000)]
 
 
 def debounced(turns: Sequence[tuple[float, bool]], rule: DurationRule, now_s: float) -> bool:
@@ -137,7 +139,7 @@ def test_the_debounced_state_is_what_its_definition_says(
     for pause_s, present in steps:
         now_s += pause_s
         debounce.advance(now_s)
-        debounce.turn(present=present, at=moment(now_s))
+        debounce.feed(present=present, at=moment(now_s))
         turns.append((float(now_s), present))
     debounce.advance(now_s + wait_s)
     assert debounce.faulty is debounced(turns, rule, now_s + wait_s)
@@ -152,17 +154,17 @@ def test_a_fault_that_comes_too_often_separates_the_chip_until_an_operator_relea
     blink(watch, 2, FREQUENT)
     assert watch.chip(2).healthy
     blink(watch, 3, FREQUENT)
-    assessment = watch.assess(1e8)
-    assert assessment.manually_separated == 1
+    judged = watch.judge(1e8)
+    assert judged.manually_separated == 1
     why = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS + 3000)
-    assert assessment.upgrade_reasons == {0: (why,)}
-    verdict = assessment.chips[0]
-    assert verdict.reason == "ManuallySeparated"
-    assert verdict.sentence == "80E18005 (ManuallySeparateNPU), an operator has to put it back into use"
+    assert judged.upgrade_reasons == {0: (why,)}
+    chip = judged.chips[0]
+    assert chip.reason == "ManuallySeparated"
+    assert chip.sentence == "80E18005 (ManuallySeparateNPU), separated until an operator puts it back"
     watch.book.release(chip_set([0]), moment(1e8))
-    assessment = watch.assess(1e8)
-    assert (assessment.manually_separated, assessment.upgrade_reasons) == (0, {})
-    assert assessment.chips[0].healthy
+    judged = watch.judge(1e8)
+    assert (judged.manually_separated, judged.upgrade_reasons) == (0, {})
+    assert judged.chips[0].healthy
 
 
 def test_a_release_starts_the_count_anew() -> None:
@@ -172,9 +174,9 @@ def test_a_release_starts_the_count_anew() -> None:
     watch.book.release(1, moment(4))
     for at_s in (5, 6):
         blink(watch, at_s, FREQUENT)
-    assert watch.assess(6).manually_separated == 0
+    assert watch.judge(6).manually_separated == 0
     blink(watch, 7, FREQUENT)
-    assert watch.assess(7).manually_separated == 1
+    assert watch.judge(7).manually_separated == 1
 
 
 @pytest.mark.parametrize(("last_s", "level"), [(101, Level.SEPARATE), (101.001, Level.NORMAL)])
@@ -190,7 +192,7 @@ def test_a_fault_is_forgiven_once_it_has_been_gone_for_more_than_the_release_tim
     blink(watch, 1)
     watch.event(2, CODE)
     watch.event(5, CODE, "recover")
-    assert watch.assess(6).next_s == after(65)
+    assert watch.next_s(6) == after(65)
     assert watch.chip(65).level is Level.SEPARATE
     assert watch.chip(after(65)).healthy
     blink(watch, 70)
@@ -201,7 +203,7 @@ def test_a_fault_that_is_still_there_is_not_forgiven() -> None:
     watch = Watch(rules_of(often(2)))
     blink(watch, 1)
     watch.event(2, CODE)
-    assert watch.assess(1000).next_s == 1e9  # when it would be silent
+    assert watch.next_s(1000) == 1e9  # when it would be silent
     assert watch.chip(1000).level is Level.SEPARATE
 
 
@@ -209,7 +211,7 @@ def test_a_fault_that_comes_again_renews_what_was_decided() -> None:
     watch = Watch(rules_of(often(3)))
     for at_s in (1, 2, 3, 50):
         blink(watch, at_s)
-    assert [why.time_ms for why in watch.assess(50).upgrade_reasons[0]] == [WALL_MS + 50_000]
+    assert [why.time_ms for why in watch.judge(50).upgrade_reasons[0]] == [WALL_MS + 50_000]
     assert watch.chip(110).level is Level.SEPARATE
     assert watch.chip(after(110)).level is Level.NORMAL
 
@@ -228,11 +230,11 @@ def test_a_fault_found_by_the_first_reading_is_no_new_occurrence() -> None:
 def test_a_fault_told_of_before_its_chip_is_listed_is_counted_no_more_than_once() -> None:
     watch = Watch(rules_of(often(2)), read=False, discover=False)
     watch.read(1, CODE)
-    assert not watch.event(1, CODE)
+    watch.event(1, CODE)
     watch.discover(2)
-    assert watch.event(2, CODE)  # found to be there, as far as anybody knows
+    watch.event(2, CODE)  # no reading yet: it may have been present before
     watch.read(3, CODE)
-    assert watch.event(4, CODE)
+    watch.event(4, CODE)
     assert watch.chip(4).level is Level.NOT_HANDLE
     watch.read(5)
     watch.event(6, CODE)
@@ -245,8 +247,8 @@ def test_a_fault_told_of_before_its_chip_is_listed_is_counted_no_more_than_once(
 def test_a_fault_of_a_chip_that_is_not_listed_for_a_while_is_counted_once() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE)
-    watch.book.discovered([], moment(2))
-    assert not watch.event(3, CODE)
+    watch.book.discovered(replace(server(), chips=()), moment(2))
+    watch.event(3, CODE)
     watch.discover(4)
     watch.read(5, CODE)
     watch.event(5, CODE)
@@ -267,9 +269,9 @@ def test_an_event_that_a_later_reading_overtook_still_counts() -> None:
     watch = Watch(rules_of(often(1)))
     watch.read(5)
     watch.event(4, CODE)
-    verdict = watch.chip(5)
-    assert verdict.level is Level.SEPARATE
-    assert [fault.since_ms for fault in verdict.faults] == [WALL_MS + 4000]
+    chip = watch.chip(5)
+    assert chip.level is Level.SEPARATE
+    assert [fault.since_ms for fault in chip.faults] == [WALL_MS + 4000]
 
 
 def test_a_fault_announced_to_be_over_that_the_driver_still_reports_is_no_new_one() -> None:
@@ -278,9 +280,9 @@ def test_a_fault_announced_to_be_over_that_the_driver_still_reports_is_no_new_on
     watch.event(1, CODE)
     watch.event(5, CODE, "recover")
     watch.read(6, CODE)
-    verdict = watch.chip(6)
-    assert verdict.level is Level.NOT_HANDLE
-    assert [fault.since_ms for fault in verdict.faults] == [WALL_MS + 1000]
+    chip = watch.chip(6)
+    assert chip.level is Level.NOT_HANDLE
+    assert [fault.since_ms for fault in chip.faults] == [WALL_MS + 1000]
     watch.event(7, CODE, "recover")
     watch.event(8, CODE)
     watch.read(9, CODE)
@@ -318,17 +320,17 @@ def test_a_code_with_a_duration_rule_counts_only_when_it_lasts() -> None:
     watch = Watch()  # LINK_DOWN: 5 times in 24 h, each of more than 20 s
     for at_s in range(0, 1000, 100):
         blink(watch, at_s, LINK_DOWN)
-    assert watch.assess(1000).manually_separated == 0
+    assert watch.judge(1000).manually_separated == 0
     for at_s in range(1000, 2000, 200):
         watch.event(at_s, LINK_DOWN)
         watch.event(at_s + 30, LINK_DOWN, "recover")
-    assessment = watch.assess(2000)
-    assert assessment.manually_separated == 1
-    verdict = assessment.chips[0]
+    judged = watch.judge(2000)
+    assert judged.manually_separated == 1
+    chip = judged.chips[0]
     # It is the network's: the kubelet is not told (spec/node-agent.md §4.1).
-    assert (verdict.healthy, verdict.network_level) == (True, Level.MANUALLY_SEPARATE)
+    assert (chip.healthy, chip.network_level) == (True, Level.MANUALLY_SEPARATE)
     # It was over 60 s after the last recovery, and is forgiven 48 h after that.
-    assert assessment.next_s == after(1830 + 60 + 172_800)
+    assert watch.next_s(2000) == after(1830 + 60 + 172_800)
 
 
 def test_a_fault_that_lasts_counts_once_however_many_rules_it_lasts_for() -> None:
@@ -380,7 +382,7 @@ def test_what_is_present_is_judged_anew_by_other_rules() -> None:
     assert watch.chip(after(11)).level is Level.SEPARATE
     watch.event(20, PRE_SEPARATE, "recover")
     watch.book.configure(rules_of())
-    assert (watch.chip(20).level, watch.assess(20).upgrade_reasons) == (Level.NOT_HANDLE, {})
+    assert (watch.chip(20).level, watch.judge(20).upgrade_reasons) == (Level.NOT_HANDLE, {})
 
 
 def test_other_rules_drop_what_they_can_not_forgive_but_not_an_operators_part() -> None:
@@ -388,7 +390,7 @@ def test_other_rules_drop_what_they_can_not_forgive_but_not_an_operators_part() 
         watch = Watch(rules_of(often(1, level)))
         blink(watch, 1)
         watch.book.configure(rules_of())
-        assert len(watch.assess(1000).upgrade_reasons) == kept
+        assert len(watch.judge(1000).upgrade_reasons) == kept
 
 
 def test_other_rules_do_not_stop_the_release_of_a_fault_that_has_not_lasted_again() -> None:
@@ -407,7 +409,7 @@ def test_what_was_due_before_the_rules_changed_was_due_by_the_old_ones() -> None
     watch.event(1, CODE)
     watch.read(20, phy_id=1)
     watch.book.configure(rules_of())
-    assert watch.assess(20).manually_separated == 1
+    assert watch.judge(20).manually_separated == 1
 
 
 def test_a_rule_gone_while_its_fault_lasts_lets_the_count_go_on_to_release() -> None:
