@@ -41,7 +41,11 @@ class DriverSettings(BaseSettings):
 
 
 class Settings(DriverSettings, DaemonSettings):
-    """The Ascend device plugin: makes the kubelet allocate exactly the chips the allocator wrote on each pod."""
+    """The Ascend device plugin: makes the kubelet allocate exactly the chips the allocator wrote on each pod.
+
+    `ascend-device-plugin run` is the same as `ascend-device-plugin` without a command. `ascend-device-plugin inventory`
+    prints one scan of the driver instead, see `ascend-device-plugin inventory --help`.
+    """
 
     model_config = SettingsConfigDict(env_prefix="ASCEND_DP_", extra="forbid")
 

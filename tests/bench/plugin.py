@@ -6,6 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -61,10 +62,13 @@ async def measure(run: Run) -> Outcome:
         return Outcome([Text("\n".join(lines), style="bold red")])
     samples = _Samples()
     rng = random.Random(run.seed)
-    async with plugin_rig() as rig:
+    async with AsyncExitStack() as stack:
+        with run.doing("start a cluster with a real kubelet"):
+            rig = await stack.enter_async_context(plugin_rig())
         for _ in run.steps("starts", size.starts):
             await _start(rig, samples)
-        await _idle(rig, size.idle_s, samples)
+        with run.doing(f"idle for {size.idle_s:g} s"):
+            await _idle(rig, size.idle_s, samples)
         await _allocations(run, rig, size, rng, samples)
         await _swaps(run, rig, size.pairs, samples)
         await _faults(run, rig, size, rng, samples)
@@ -189,20 +193,20 @@ async def _faults(run: Run, rig: PluginRig, size: _Size, rng: random.Random, sam
             await asyncio.to_thread(node.wait_until_offered)
             await asyncio.to_thread(node.wait_until, lambda: node.report().free == ALL, "all are reported")
 
-    async def anew(change: Callable[[], None]) -> None:
-        await asyncio.to_thread(node.plugin.process.stop)
-        chips.repair_all()
-        change()
-        await asyncio.to_thread(node.start_plugin)
+    async def restart(change: Callable[[], None]) -> None:
+        with run.doing("restart the plugin"):
+            await asyncio.to_thread(node.plugin.process.stop)
+            chips.repair_all()
+            change()
+            await asyncio.to_thread(node.start_plugin)
 
     await series("fault by event", size.faults, chips.fail)
-
     await series("card dropped", size.faults, chips.drop)
-    await anew(chips.lose_events)
+    await restart(chips.lose_events)
     await series("event lost", size.faults, chips.fail)
-    await anew(chips.refuse_events)
+    await restart(chips.refuse_events)
     await series("fault by polling", size.faults, chips.fail)
-    await anew(chips.repair_all)
+    await restart(chips.repair_all)
 
 
 def _is_bad(chip: int, _free: ChipSet, unhealthy: ChipSet) -> bool:

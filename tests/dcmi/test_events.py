@@ -78,7 +78,7 @@ def test_a_listener_that_fails_loses_its_event_and_no_other(make_fake: MakeFake)
         fake.event(0, 1, assertion=1)
         fake.event(0, 2, assertion=1)
         assert next_of(events).code == 2
-    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["event lost"]
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["an event is lost"]
 
 
 def test_a_lost_event_is_seen_by_polling(make_fake: MakeFake) -> None:

@@ -48,7 +48,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     ],
 )
 def test_only_a_clear_answer_counts(tmp_path: Path, script: str, up: bool | None) -> None:  # noqa: FBT001 - a parameter
-    assert LinkTool(tool(tmp_path, script), patience_s=10).up(0) is up
+    assert LinkTool(tool(tmp_path, script), wait_s=10).up(0) is up
 
 
 def test_without_the_tool_nobody_can_tell(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_without_the_tool_nobody_can_tell(tmp_path: Path) -> None:
 
 def test_a_tool_others_can_change_is_not_run_and_complained_of_once(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    links = LinkTool(tool(tmp_path, f"touch {ran}; {ANSWER}", mode=0o777), patience_s=10)
+    links = LinkTool(tool(tmp_path, f"touch {ran}; {ANSWER}", mode=0o777), wait_s=10)
     with structlog.testing.capture_logs() as logs:
         assert [links.up(each) for each in range(8)] == [None] * 8
     assert not ran.exists()
@@ -75,7 +75,7 @@ def test_a_tool_that_can_not_be_run_tells_nothing(tmp_path: Path) -> None:
 
 def test_each_chip_is_asked_about_once_in_five_minutes(tmp_path: Path) -> None:
     asked, clock = tmp_path / "asked", Clock()
-    links = LinkTool(tool(tmp_path, f'echo "$*" >> {asked}; {ANSWER}'), patience_s=10, now_s=clock)
+    links = LinkTool(tool(tmp_path, f'echo "$*" >> {asked}; {ANSWER}'), wait_s=10, now_s=clock)
     for now_s in (1000.0, 1001.0, 1299.9):
         clock.now_s = now_s
         assert [links.up(3), links.up(4)] == [True, True]
@@ -88,7 +88,7 @@ def test_each_chip_is_asked_about_once_in_five_minutes(tmp_path: Path) -> None:
 
 def test_a_chip_without_link_is_asked_about_again_soon(tmp_path: Path) -> None:
     clock = Clock()
-    links = LinkTool(tool(tmp_path, 'echo "link status: DOWN"'), patience_s=10, now_s=clock)
+    links = LinkTool(tool(tmp_path, 'echo "link status: DOWN"'), wait_s=10, now_s=clock)
     assert links.up(3) is False
     tool(tmp_path, ANSWER)
     clock.now_s += 9.9
@@ -99,10 +99,10 @@ def test_a_chip_without_link_is_asked_about_again_soon(tmp_path: Path) -> None:
 
 def test_an_answer_that_takes_longer_is_picked_up_later_and_the_old_one_counts_until_then(tmp_path: Path) -> None:
     gate, clock = tmp_path / "gate", Clock()
-    links = LinkTool(tool(tmp_path, ANSWER), patience_s=10, now_s=clock)
+    links = LinkTool(tool(tmp_path, ANSWER), wait_s=10, now_s=clock)
     assert links.up(0) is True
     tool(tmp_path, f'while [ ! -e {gate} ]; do sleep 0.01; done; echo "link status: DOWN"')
-    links = LinkTool(tmp_path / "hccn_tool", patience_s=0.01, now_s=clock)
+    links = LinkTool(tmp_path / "hccn_tool", wait_s=0.01, now_s=clock)
     assert links.up(0) is None
     assert links.up(0) is None
     gate.touch()
@@ -111,11 +111,11 @@ def test_an_answer_that_takes_longer_is_picked_up_later_and_the_old_one_counts_u
 
 def test_a_tool_that_hangs_is_killed_and_run_again_when_its_time_has_come(tmp_path: Path) -> None:
     started, clock = tmp_path / "started", Clock()
-    links = LinkTool(tool(tmp_path, f"echo x >> {started}; exec sleep 1000"), patience_s=0.01, now_s=clock)
+    links = LinkTool(tool(tmp_path, f"echo x >> {started}; exec sleep 1000"), wait_s=0.01, now_s=clock)
     assert links.up(0) is None
     wait_for(started.exists)
     clock.now_s += 10
-    wait_for(lambda: links.up(0) is None and links._ports[0].question is None)
+    wait_for(lambda: links.up(0) is None and links._ports[0].process is None)
     tool(tmp_path, ANSWER)
     assert links.up(0) is None
     clock.now_s += 290

@@ -104,7 +104,8 @@ def test_faults_that_can_not_be_read_now_are_an_error_that_names_the_chip_and_th
     with fake.fail("dcmi_get_device_errorcode_v2", -8006), pytest.raises(DcmiError) as raised:
         driver.read(chip)
     assert str(raised.value) == "dcmi_get_device_errorcode_v2 of card 1 device 1: -8006 (timed out)"
-    assert (raised.value.code, raised.value.card_id, raised.value.device_id) == (-8006, 1, 1)
+    assert raised.value.code == -8006
+    assert "of card 1 device 1:" in raised.value.message
 
 
 def test_a_driver_that_tells_no_faults_when_polled_is_well_while_it_answers_at_all(make_fake: MakeFake) -> None:
@@ -205,14 +206,14 @@ def link_tool(folder: Path, script: str) -> Path:
 def test_the_link_of_a_chip_is_asked_for_by_its_physical_id(make_fake: MakeFake, tmp_path: Path) -> None:
     make_fake([FakeChip(card=0, logic=0, phy=6), FakeChip(card=1, logic=1, phy=7)])
     script = '[ "$*" = "-i 7 -link -g" ] && echo "link status: DOWN" || echo "link status: UP"'
-    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, script), patience_s=10))
+    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, script), wait_s=10))
     assert [driver.read(chip).link_up for chip in discovered(driver)] == [True, False]
 
 
 def test_a_dropped_chip_has_no_link_to_ask_for(make_fake: MakeFake, tmp_path: Path) -> None:
     fake: FakeDcmi = make_fake([FakeChip(dropped=True)])
     asked = tmp_path / "asked"
-    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, f"touch {asked}"), patience_s=10))
+    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, f"touch {asked}"), wait_s=10))
     chip = discovered(driver)[0]
     assert driver.read(chip).link_up is None
     assert not asked.exists()

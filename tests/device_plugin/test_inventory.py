@@ -1,6 +1,7 @@
 """One scan of the driver, and its fault events, without Kubernetes."""
 
 import asyncio
+import io
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from ascend.products import ASCEND_910A
 from device_plugin.cli import main
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
 from device_plugin.driver.simulated import SimulatedServer
-from device_plugin.inventory.command import render
+from device_plugin.inventory.command import print_table
 from device_plugin.inventory.entries import EventEntry, ScanEntry, scan_entry, virtual_name
 from device_plugin.inventory.inspector import Inspector
 from tests.device_plugin.api import running, until
@@ -174,19 +175,41 @@ async def test_a_driver_that_announces_nothing_is_polled(driver: ScriptedDriver)
     assert (told[1].level, told[1].health) == ("NormalNPU", "Healthy")
 
 
-async def test_people_get_a_table_with_everything_in_it(driver: ScriptedDriver) -> None:
-    driver.states[0] = ChipState((0x80E18402,))
+@pytest.mark.parametrize("columns", [140, 80, 20])
+async def test_the_table_has_everything_and_cuts_no_name(driver: ScriptedDriver, columns: int) -> None:
+    driver.states = {0: ChipState((0x80E18402,)), 1: DriverError("dcmi_get_device_errorcode_v2: -8005")}
     scan: ScanEntry = scan_entry(await Inspector(driver).scan())
-    console = Console(width=140, color_system=None)
-    with console.capture() as captured:
-        console.print(render(scan))
-    said = captured.get()
-    wanted = ("Ascend910B", "driver 24.1.0", "SuperPod 3", "server 11", "64 GB", "10.0.0.1", "SeparateNPU 80E18402")
-    assert [words for words in (*wanted, "Ascend910-2c-100-1") if words not in said] == []
+    printed = io.StringIO()
+    print_table(scan, Console(file=printed, width=columns, color_system=None))
+    words = ("2 chips", "driver 24.1.0", "SuperPod 3", "server 11", "64 GB", "10.0.0.1", "SeparateNPU", "80E18402")
+    names = ("Ascend910B", "Ascend910-0", "Ascend910-1", "Unhealthy", "dcmi_get_device_errorcode_v2:", "Unknown")
+    assert [word for word in (*words, *names, "Ascend910-2c-100-1") if word not in printed.getvalue()] == []
+
+
+def test_a_piped_table_has_one_line_per_chip(tmp_path: Path) -> None:
+    server = SimulatedServer.full(ASCEND_910A)
+    server.chips[3].fault_codes = ["80E18402", "80E18005", "80CB8009", "81078603"]
+    server.save(state := tmp_path / "chips.json")
+    flags = ("--driver=simulated", f"--simulated-state={state}")
+    done = subprocess.run(command(*flags), capture_output=True, check=True, timeout=60, text=True)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("Ascend910-")]
+    assert [row.split()[0] for row in rows] == NAMES
+    assert [word for word in ("Unhealthy", *server.chips[3].fault_codes) if word not in rows[3]] == []
+
+
+def test_the_help_of_the_program_names_its_commands() -> None:
+    done = subprocess.run(program("--help"), capture_output=True, check=True, timeout=60, text=True)
+    words = " ".join(done.stdout.split())
+    assert "`ascend-device-plugin run`" in words
+    assert "`ascend-device-plugin inventory`" in words
+
+
+def program(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", "from device_plugin.cli import main; main()", *map(str, arguments)]
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from device_plugin.cli import main; main()", "inventory", *map(str, arguments)]
+    return program("inventory", *arguments)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""Whether nobody but root and ourselves can change a file: what runs with our rights must come from a safe place.
+"""Checks that only root and this user can change a file.
 
-The library and the link tool of the driver run inside, or as a child of, a process that is usually root
+The driver's library and link tool run in, or as a child of, this process, which is usually root
 (spec/node-agent.md §3.1).
 """
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from ascend.errors import DriverError
 
 MAX_DEPTH = 20
-"""Folders above a file, and symbolic links on the way to it."""
+"""Limit of the folders above a file, and of the symbolic links on its path."""
 
 
 def resolve_protected(path: Path) -> Path:
-    """The file behind a path, with every symbolic link on the way followed.
+    """Return the file of a path, with every symbolic link followed.
 
-    The file, every folder and every link on the way must belong to root or to us, and neither group nor others may
-    write to it. A sticky folder such as ``/tmp`` may be writable: others can't replace an entry there that is not
-    theirs, and who owns the entry is checked.
+    The file and every folder and link on the path must belong to root or to this user, and neither group nor others may
+    write to it. A sticky folder such as ``/tmp`` may be writable: others can't replace an entry of somebody else there,
+    and the owner of the entry is checked.
 
     Args:
         path: an absolute path.
 
     Raises:
-        DriverError: somebody else can change what is there, it is no regular file, or it is not there; says which entry
-            of the path is at fault, whose it is, and what to do.
+        DriverError: another user can change the file, or it is missing or not a regular file; names the entry of the
+            path, its owner and mode, and the remedy.
     """
     if not path.is_absolute():
         raise DriverError(f"{path} is not an absolute path", reason="UntrustedFile")
@@ -61,15 +61,14 @@ def _check(entry: Path, path: Path) -> int:
     except OSError as error:
         raise DriverError(f"{path} can't be read: {error}", reason="UntrustedFile") from error
     mode = status.st_mode
-    others_write = bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not stat.S_ISLNK(
-        mode
-    )  # a link's own mode means nothing
+    # The mode of a symbolic link has no effect.
+    others_write = bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not stat.S_ISLNK(mode)
     sticky_folder = stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)
     if status.st_uid in {0, os.geteuid()} and (not others_write or sticky_folder):
         return mode
-    where = "it" if entry == path else f"it lies behind {entry}, which"
+    where = "it" if entry == path else f"its path contains {entry}, which"
     raise DriverError(
-        f"{path} is not used: {where} has owner {status.st_uid} and mode {stat.S_IMODE(mode):04o}, so others can "
-        f"change what would run with the plugin's rights; `chown root {entry}` and `chmod go-w {entry}`",
+        f"{path} is not used: {where} has owner {status.st_uid} and mode {stat.S_IMODE(mode):04o}, so other users "
+        f"could replace what runs with the plugin's rights; `chown root {entry}` and `chmod go-w {entry}`",
         reason="UntrustedFile",
     )

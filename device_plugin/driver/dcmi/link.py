@@ -1,7 +1,7 @@
-"""Whether a chip's network port has a link, by asking the driver's command-line tool (spec/node-agent.md §4.5).
+"""Reads the link state of a chip's network port from the driver's command-line tool (spec/node-agent.md §4.5).
 
-The tool may be missing, fail or hang; then nobody can tell, which is not the same as DOWN. An answer that takes longer
-than a moment is picked up at a later question, so the tool never holds up who asks.
+If the tool is missing, fails or hangs, the state is unknown, which is not the same as DOWN. A late answer is picked up
+by the next call, so the tool never blocks the caller for long.
 """
 
 import os
@@ -24,20 +24,19 @@ HCCN_TOOL = Path("/usr/local/Ascend/driver/tools/hccn_tool")
 @dataclass(slots=True)
 class _Port:
     up: bool | None = None
-    asked_s: float | None = None
-    question: "subprocess.Popen[bytes] | None" = None
+    started_s: float | None = None
+    process: "subprocess.Popen[bytes] | None" = None
 
 
 class LinkTool:
-    """Asks the tool, for each chip at most once in a while. Chips don't wait for each other.
+    """Runs the tool for each chip once per period. Chips do not wait for each other.
 
     Args:
-        tool: where it is; it is run only if nobody but root and we can change it.
-        period_s: time between two questions about a chip.
-        down_period_s: the same while the last answer was DOWN, so that a link that is back does not count as lost for
-            as long as an answer is believed.
-        patience_s: how long an answer is waited for.
-        deadline_s: how long the tool may take before it is killed.
+        tool: its path; it is run only if no user but root and this one can change it.
+        period_s: time between two runs for a chip.
+        down_period_s: the same while the last answer was DOWN, so that a restored link is noticed soon.
+        wait_s: how long a call waits for the answer.
+        deadline_s: after this time the tool is killed.
         now_s: a monotonic clock.
     """
 
@@ -47,73 +46,73 @@ class LinkTool:
         *,
         period_s: float = 300.0,
         down_period_s: float = 10.0,
-        patience_s: float = 0.5,
+        wait_s: float = 0.5,
         deadline_s: float = 10.0,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tool = tool
         self._period_s = period_s
         self._down_period_s = down_period_s
-        self._patience_s = patience_s
+        self._wait_s = wait_s
         self._deadline_s = deadline_s
         self._now_s = now_s
         self._ports: dict[int, _Port] = {}
-        self._complaint = ""
+        self._problem = ""
 
     def up(self, phy_id: int) -> bool | None:
-        """Whether the chip's port had a link when last asked; None where nobody can tell."""
+        """Return whether the chip's port had a link when last read; None if unknown."""
         port = self._ports.setdefault(phy_id, _Port())
         now_s = self._now_s()
-        if port.question is not None:
-            self._listen(port, port.question, now_s, patience_s=0.0)
-        elif port.asked_s is None or now_s - port.asked_s >= self._period_of(port):
-            port.asked_s = now_s
-            question = self._ask(phy_id)
-            if question is None:
+        if port.process is not None:
+            self._collect(port, port.process, now_s, wait_s=0.0)
+        elif port.started_s is None or now_s - port.started_s >= self._period_of(port):
+            port.started_s = now_s
+            process = self._start(phy_id)
+            if process is None:
                 port.up = None
             else:
-                port.question = question
-                self._listen(port, question, now_s, patience_s=self._patience_s)
+                port.process = process
+                self._collect(port, process, now_s, wait_s=self._wait_s)
         return port.up
 
     def _period_of(self, port: _Port) -> float:
         return self._down_period_s if port.up is False else self._period_s
 
-    def _ask(self, phy_id: int) -> "subprocess.Popen[bytes] | None":
+    def _start(self, phy_id: int) -> "subprocess.Popen[bytes] | None":
         if not self._tool.exists():
-            return None  # not every server has it
+            return None  # not all servers have it
         try:
             command = [str(resolve_protected(self._tool)), "-i", str(phy_id), "-link", "-g"]
-            return subprocess.Popen(  # noqa: S603 - a checked program, a number
+            return subprocess.Popen(  # noqa: S603 - a protected program and a number
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
         except (OSError, DriverError) as error:
-            if self._complaint != str(error):
-                self._complaint = str(error)
-                log.warning("links can't be asked for", error=self._complaint)
+            if self._problem != str(error):
+                self._problem = str(error)
+                log.warning("the link state can't be read", error=self._problem)
             return None
 
-    def _listen(self, port: _Port, question: "subprocess.Popen[bytes]", now_s: float, *, patience_s: float) -> None:
+    def _collect(self, port: _Port, process: "subprocess.Popen[bytes]", now_s: float, *, wait_s: float) -> None:
         try:
-            question.wait(patience_s)
+            process.wait(wait_s)
         except subprocess.TimeoutExpired:
-            if now_s - (port.asked_s or 0.0) >= self._deadline_s:
+            if now_s - (port.started_s or 0.0) >= self._deadline_s:
                 port.up = None
-                question.kill()  # and not waited for: what hangs in the driver can't be killed
+                process.kill()  # not waited for: a process that hangs in the driver can't be killed
             return
-        port.question = None
-        answer = _what_was_said(question)
-        port.up = _status(answer) if question.returncode == 0 else None
+        port.process = None
+        answer = _output(process)
+        port.up = _status(answer) if process.returncode == 0 else None
 
 
-def _what_was_said(question: "subprocess.Popen[bytes]") -> str:
-    if question.stdout is None:
+def _output(process: "subprocess.Popen[bytes]") -> str:
+    if process.stdout is None:
         return ""
-    with question.stdout as pipe:
-        os.set_blocking(pipe.fileno(), False)  # it never ends if the tool left a child behind
+    with process.stdout as pipe:
+        os.set_blocking(pipe.fileno(), False)  # the output does not end if the tool left a child behind
         return (pipe.read() or b"").decode(errors="replace")
 
 
