@@ -14,7 +14,9 @@ from ascend.daemon.settings import read_settings
 from sandbox.apiserver import ApiServer
 
 
-def test_flags_override_the_environment_and_that_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("reservation_ttl_s: 7\nlog_level: DEBUG\ngrpc_address: 127.0.0.1:1\n")
     monkeypatch.setenv("ASCEND_ALLOCATOR_LOG_LEVEL", "WARNING")
@@ -38,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     main()
 
 
-def test_all_that_is_wrong_is_said_at_once(
+def test_all_invalid_settings_are_reported_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "settings.yaml"
@@ -87,7 +89,7 @@ async def test_asked_to_stop_it_exits_cleanly(number: signal.Signals, tmp_path: 
         assert b"Traceback" not in rest
 
 
-async def test_an_address_in_use_ends_it_with_one_sentence(tmp_path: Path) -> None:
+async def test_an_address_in_use_is_one_sentence_and_exit_status_1(tmp_path: Path) -> None:
     async with ApiServer() as server:
         kubeconfig = tmp_path / "kubeconfig"
         kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))

@@ -1,4 +1,4 @@
-"""The site's fault rules: the defaults, and what of a ConfigMap applies."""
+"""The site's fault rules: the defaults, and which entries of a ConfigMap apply."""
 
 import importlib.resources
 import json
@@ -45,13 +45,13 @@ def test_the_default_rules_are_those_of_an_installation() -> None:
     assert rules.duration == {LINK_DOWN: (DurationRule(LINK_DOWN, 20, 60, Level.PRE_SEPARATE),)}
 
 
-def test_the_default_rules_stand_in_the_form_of_the_config_map() -> None:
+def test_the_default_rules_have_the_format_of_the_config_map() -> None:
     shipped = json.loads(importlib.resources.files("device_plugin.health").joinpath("fault_defaults.json").read_bytes())
     data = {key: json.dumps(content) for key, content in shipped.items()}
     assert read_rules(data, NO_RULES) == (default_rules(), ())
 
 
-def test_without_any_key_the_defaults_hold() -> None:
+def test_without_any_key_the_defaults_apply() -> None:
     assert read_rules({}, default_rules()) == (default_rules(), ())
 
 
@@ -63,7 +63,7 @@ def test_a_list_of_codes_replaces_the_whole_table() -> None:
     assert rules.frequency == default_rules().frequency
 
 
-def test_network_codes_go_to_the_table_of_the_network_wherever_they_stand() -> None:
+def test_network_codes_apply_to_the_network_in_whichever_list_they_are() -> None:
     rules, refused = read_codes(
         {
             "PreSeparateNPUCodes": ["81078603"],
@@ -79,10 +79,10 @@ def test_network_codes_go_to_the_table_of_the_network_wherever_they_stand() -> N
         0x110000002: Level.SEPARATE,
     }
     assert refused == ("faultCode.json: SeparateNPUNetworkCodes: '80E18005' is not a network code",)
-    assert rules.level(0x110001024) is Level.PRE_SEPARATE  # a network code that no table has
+    assert rules.level(0x110001024) is Level.PRE_SEPARATE  # a network code that is in no default list
 
 
-def test_a_bad_code_is_refused_and_the_others_hold() -> None:
+def test_an_invalid_code_is_refused_and_the_others_apply() -> None:
     rules, refused = read_codes({"SeparateNPUCodes": ["xyz", 7, "", "1" * 17, "ABC"], "Nonsense": []})
     assert rules.chip == {0xABC: Level.SEPARATE}
     assert refused == (
@@ -94,7 +94,7 @@ def test_a_bad_code_is_refused_and_the_others_hold() -> None:
     )
 
 
-def test_a_list_that_is_none_leaves_that_level_as_it_was() -> None:
+def test_a_value_that_is_not_a_list_leaves_its_level_unchanged() -> None:
     rules, refused = read_codes({"SeparateNPUCodes": "80E18402", "RestartNPUCodes": ["ABC"]})
     assert rules.level(0x80E18402) is Level.SEPARATE
     assert len(rules.chip) == 216
@@ -102,7 +102,7 @@ def test_a_list_that_is_none_leaves_that_level_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
-def test_a_key_that_can_not_be_read_leaves_the_default(text: str) -> None:
+def test_an_unreadable_key_leaves_the_default(text: str) -> None:
     data = {"faultCode.json": text, "faultCustomization.json": text, "SwitchFaultCode.json": text, "PollInterval": text}
     rules, refused = read_rules(data, default_rules())
     assert rules == default_rules()
@@ -113,7 +113,7 @@ def test_a_key_that_can_not_be_read_leaves_the_default(text: str) -> None:
     ]
 
 
-def test_a_key_nobody_knows_is_named() -> None:
+def test_an_unknown_key_is_named() -> None:
     assert read_rules({"faultcode.json": "{}"}, default_rules())[1] == (
         '"faultcode.json" is not a key of the fault rules',
     )
@@ -131,7 +131,7 @@ def test_the_poll_interval_is_checked_and_changes_nothing(text: str, *, good: bo
     assert refused == (() if good else (expected,))
 
 
-def test_the_rules_of_a_site_replace_the_defaults() -> None:
+def test_a_sites_rules_replace_the_defaults() -> None:
     rules, refused = read_custom(FaultFrequency=[FREQUENCY], FaultDuration=[DURATION], GraceTolerance={})
     assert refused == ()
     assert rules.frequency == {0x80E18005: (FrequencyRule(0x80E18005, 3600, 2, Level.PRE_SEPARATE, 60),)}
@@ -161,7 +161,7 @@ def test_a_code_can_have_several_rules() -> None:
         ({"FaultHandling": "Separate"}, "'Separate' is not a level of faults"),
     ],
 )
-def test_a_frequency_rule_out_of_bounds_is_refused_and_the_others_hold(change: dict[str, Any], sentence: str) -> None:
+def test_a_frequency_rule_out_of_bounds_is_refused_and_the_others_apply(change: dict[str, Any], sentence: str) -> None:
     other = {**FREQUENCY, "EventId": ["ABC"]}
     rules, refused = read_custom(FaultFrequency=[{**FREQUENCY, **change}, other])
     assert set(rules.frequency) == {0xABC}
@@ -179,7 +179,7 @@ def test_a_frequency_rule_out_of_bounds_is_refused_and_the_others_hold(change: d
         ({"FaultHandling": "ManuallySeparateNPU"}, "FaultHandling is ManuallySeparateNPU, which only an operator"),
     ],
 )
-def test_a_duration_rule_out_of_bounds_is_refused_and_the_others_hold(change: dict[str, Any], sentence: str) -> None:
+def test_a_duration_rule_out_of_bounds_is_refused_and_the_others_apply(change: dict[str, Any], sentence: str) -> None:
     other = {**DURATION, "EventId": ["ABC"]}
     rules, refused = read_custom(FaultDuration=[{**DURATION, **change}, other, "x"])
     assert set(rules.duration) == {0xABC}
@@ -187,7 +187,7 @@ def test_a_duration_rule_out_of_bounds_is_refused_and_the_others_hold(change: di
     assert refused[1] == 'faultCustomization.json: FaultDuration[2]: "x" is not an object'
 
 
-def test_a_kind_of_rules_that_is_no_list_leaves_the_default() -> None:
+def test_rules_that_are_not_a_list_leave_the_default() -> None:
     rules, refused = read_custom(FaultFrequency={}, FaultDuration=[], Other=1)
     assert (rules.frequency, rules.duration) == (default_rules().frequency, {})
     assert refused == (
@@ -208,7 +208,7 @@ keys = st.sampled_from(["faultCode.json", "faultCustomization.json", "PollInterv
 
 
 @given(st.dictionaries(keys, json_values.map(json.dumps) | texts))
-def test_whatever_stands_there_is_read_or_refused_but_never_crashes(data: dict[str, str]) -> None:
+def test_any_content_is_read_or_refused_but_never_crashes(data: dict[str, str]) -> None:
     rules, refused = read_rules(data, NO_RULES)
     assert isinstance(rules, FaultRules)
     assert all(len(sentence) < 500 for sentence in refused)

@@ -1,4 +1,4 @@
-"""Who is fit for use: faults by event and by reading, silence, recovery, operators."""
+"""Which chips are healthy: faults by event and by reading, silence, recovery, operators."""
 
 import math
 from collections.abc import Collection
@@ -43,14 +43,14 @@ def after(at_s: float) -> float:
         (SEPARATE, False, False),
     ],
 )
-def test_a_chip_of_a_level_is_as_fit_for_use_as_the_level_says(code: int, *, idle: bool, in_use: bool) -> None:
+def test_the_level_of_a_fault_decides_whether_its_chip_is_healthy(code: int, *, idle: bool, in_use: bool) -> None:
     watch = Watch()
     watch.read(1, code)
     assert watch.chip(1).healthy is idle
     assert watch.chip(1, 0).healthy is in_use
 
 
-def test_a_chip_kept_by_its_pod_through_a_fault_is_unhealthy_once_the_pod_is_gone() -> None:
+def test_a_chip_kept_by_its_pod_is_unhealthy_once_the_pod_is_gone() -> None:
     watch = Watch()
     watch.event(1, PRE_SEPARATE)
     assert watch.chip(1, 0).healthy
@@ -62,12 +62,12 @@ def test_a_further_fault_never_makes_a_chip_healthier() -> None:
     watch = Watch()
     watch.read(1, FREQUENT)
     assert watch.why(1, 0) == "Fault"
-    watch.read(2, FREQUENT, PRE_SEPARATE)  # the more serious of the two, yet it leaves a chip in use alone
+    watch.read(2, FREQUENT, PRE_SEPARATE)  # the more serious of the two, but it leaves a chip in use healthy
     assert watch.chip(2).level is Level.PRE_SEPARATE
     assert watch.why(2, 0) == "Fault"
 
 
-def test_the_most_serious_of_the_faults_counts_and_is_named_first() -> None:
+def test_the_most_serious_fault_counts_and_is_named_first() -> None:
     watch = Watch()
     watch.event(1, NOT_HANDLE)
     watch.event(2, SEPARATE)
@@ -82,7 +82,7 @@ def test_the_most_serious_of_the_faults_counts_and_is_named_first() -> None:
     assert (chip.reason, chip.sentence) == ("Fault", "80E18402 (SeparateNPU), 80E18005 (RestartNPU)")
 
 
-def test_an_unknown_code_is_judged_by_the_severity_it_was_announced_with() -> None:
+def test_an_unknown_code_is_judged_by_its_announced_severity() -> None:
     watch = Watch()
     watch.event(1, UNKNOWN, severity=1)
     assert watch.chip(1).level is Level.NOT_HANDLE
@@ -92,20 +92,20 @@ def test_an_unknown_code_is_judged_by_the_severity_it_was_announced_with() -> No
     assert watch.chip(3).level is Level.SEPARATE
 
 
-def test_the_highest_severity_announced_counts_while_the_code_is_there() -> None:
+def test_the_highest_announced_severity_of_a_present_code_counts() -> None:
     watch = Watch()
     watch.event(1, UNKNOWN, severity=3)
     watch.event(1, UNKNOWN, severity=1)
     assert watch.chip(1).level is Level.SEPARATE
 
 
-def test_an_unknown_code_that_nobody_announced_bars_the_chip() -> None:
+def test_an_unknown_code_that_was_not_announced_bars_the_chip() -> None:
     watch = Watch()
     watch.read(1, UNKNOWN)
     assert watch.chip(1).level is Level.SEPARATE
 
 
-def test_an_announced_severity_is_forgotten_when_the_code_is_read_to_be_gone() -> None:
+def test_an_announced_severity_is_forgotten_when_the_code_clears() -> None:
     watch = Watch()
     watch.event(1, UNKNOWN, severity=0)
     watch.read(2)
@@ -126,7 +126,7 @@ def test_an_unknown_chip_and_an_event_of_it_are_ignored() -> None:
     assert [(chip.chip_id, chip.healthy) for chip in watch.judge(1).chips] == [(0, True)]
 
 
-def test_a_card_that_dropped_is_not_healthy_and_keeps_the_faults_it_can_not_tell_any_more() -> None:
+def test_a_dropped_card_is_unhealthy_and_keeps_its_earlier_faults() -> None:
     watch = Watch()
     watch.read(1, SUB_HEALTH)
     watch.read(2, dropped=True)
@@ -140,7 +140,7 @@ def test_a_card_that_dropped_is_not_healthy_and_keeps_the_faults_it_can_not_tell
 # Events and readings.
 
 
-def test_what_a_driver_tells_by_events_alone_is_there_until_an_event_ends_it() -> None:
+def test_a_fault_known_by_events_only_lasts_until_an_event_ends_it() -> None:
     watch = Watch(hold_s=0)
     watch.event(1, UNKNOWN, severity=0)
     watch.event(1, SEPARATE)
@@ -155,27 +155,27 @@ def test_what_a_driver_tells_by_events_alone_is_there_until_an_event_ends_it() -
     assert [(fault.code, fault.level) for fault in watch.chip(6).faults] == [(UNKNOWN, Level.NOT_HANDLE)]
 
 
-def test_where_events_alone_tell_of_faults_a_link_is_up_again_as_it_was_found_to_be_down() -> None:
+def test_a_link_found_down_by_polling_comes_back_by_polling() -> None:
     watch = Watch(hold_s=0)
     watch.answer(1, link_up=False)
     assert [fault.code for fault in watch.chip(1).network_faults] == [LINK_DOWN]
     watch.answer(2, link_up=True)
     assert not watch.chip(2).network_faults
     watch.event(3, LINK_DOWN)
-    watch.answer(4, link_up=True)  # it may have been asked before
+    watch.answer(4, link_up=True)  # the link may have been read before the event
     assert [fault.code for fault in watch.chip(4).network_faults] == [LINK_DOWN]
     watch.event(5, LINK_DOWN, "recover")
     watch.answer(6, link_up=True)
     assert not watch.chip(6).network_faults
 
 
-def test_what_was_so_before_a_restart_is_not_taken_up_after_a_reading() -> None:
+def test_restoring_after_the_first_reading_is_an_error() -> None:
     watch = Watch()
     with pytest.raises(ValueError, match="before the first reading"):
         watch.book.restore(manually_separated=0, reasons={}, awaiting=0, network_awaiting=0, harmless={}, at=moment(1))
 
 
-def test_a_reset_ends_what_events_alone_tell_of() -> None:
+def test_a_reset_ends_faults_known_by_events_only() -> None:
     watch = Watch(hold_s=0)
     watch.answer(1)
     watch.event(2, SEPARATE)
@@ -184,10 +184,10 @@ def test_a_reset_ends_what_events_alone_tell_of() -> None:
     assert watch.chip(4).healthy
     watch.read(5, SEPARATE)
     watch.event(6, RESET_FINISHED, "once")
-    assert watch.why(6) == "Fault"  # a reading will tell
+    assert watch.why(6) == "Fault"  # a reading decides
 
 
-def test_a_reading_finds_a_fault_and_a_recovery_that_no_event_announced() -> None:
+def test_a_reading_finds_faults_and_recoveries_without_events() -> None:
     watch = Watch(hold_s=0)
     watch.read(5, SEPARATE)
     assert watch.why(5) == "Fault"
@@ -205,7 +205,7 @@ def test_a_reading_started_before_an_event_does_not_undo_it() -> None:
     assert watch.chip(4).healthy
 
 
-def test_a_reading_started_after_an_event_has_the_last_word() -> None:
+def test_a_reading_started_after_an_event_overrides_it() -> None:
     watch = Watch(hold_s=0)
     watch.event(1, SEPARATE)
     watch.read(2)
@@ -216,14 +216,14 @@ def test_a_reading_started_after_an_event_has_the_last_word() -> None:
     assert watch.why(5) == "Fault"
 
 
-def test_readings_that_overtake_each_other_count_in_the_order_they_were_started() -> None:
+def test_readings_count_in_the_order_in_which_they_started() -> None:
     watch = Watch(hold_s=0)
     watch.read(2, SEPARATE)
     watch.read(1)
     assert watch.why(3) == "Fault"
 
 
-def test_an_event_told_late_does_not_undo_the_reading_begun_after_it() -> None:
+def test_a_late_event_does_not_undo_a_reading_started_after_it() -> None:
     watch = Watch()
     watch.read(2)
     watch.event(1, SEPARATE)
@@ -233,7 +233,7 @@ def test_an_event_told_late_does_not_undo_the_reading_begun_after_it() -> None:
     assert watch.chip(4).level is Level.NOT_HANDLE
 
 
-def test_a_fault_that_happened_once_is_seen_until_a_reading_does_not_find_it() -> None:
+def test_a_fault_that_occurred_once_is_shown_until_the_next_reading() -> None:
     watch = Watch()
     watch.event(1, SUB_HEALTH, "once")
     assert watch.chip(4).level is Level.SUB_HEALTH
@@ -245,10 +245,10 @@ def test_a_fault_that_happened_once_is_seen_until_a_reading_does_not_find_it() -
     assert watch.chip(8).level is Level.NORMAL
 
 
-# The network.
+# Network.
 
 
-def test_a_lost_link_becomes_serious_after_20_s_and_never_concerns_the_kubelet() -> None:
+def test_a_lost_link_is_raised_after_20_s_and_not_sent_to_the_kubelet() -> None:
     watch = Watch()
     watch.event(10, LINK_DOWN)
     assert watch.chip(30).network_healthy
@@ -258,14 +258,14 @@ def test_a_lost_link_becomes_serious_after_20_s_and_never_concerns_the_kubelet()
     chip = seen.chips[0]
     assert (chip.healthy, chip.network_healthy, chip.reason) == (True, False, "")
     assert chip.sentence == "network: 81078603 (PreSeparateNPU)"
-    # The golden report of the reference: the time is that of the alarm (spec/baseline-device-plugin.md §3.3).
+    # As in the reference's report: the time is that of the alarm (spec/baseline-device-plugin.md §3.3).
     assert chip.network_faults == (FaultRecord(LINK_DOWN, "81078603", WALL_MS + 30_000, Level.PRE_SEPARATE),)
     reason = UpgradeReason(LINK_DOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS + 30_000)
     assert seen.upgrade_reasons == {0: (reason,)}
     assert seen.manually_separated == 0
 
 
-def test_a_link_that_is_back_counts_as_back_after_60_s() -> None:
+def test_a_restored_link_is_healthy_after_60_s() -> None:
     watch = Watch(hold_s=0)
     watch.event(10, LINK_DOWN)
     watch.event(40, LINK_DOWN, "recover")
@@ -274,14 +274,14 @@ def test_a_link_that_is_back_counts_as_back_after_60_s() -> None:
     assert (chip.network_healthy, chip.network_faults) == (True, ())
 
 
-def test_a_network_of_sub_health_is_unhealthy_unlike_a_chip() -> None:
+def test_sub_health_makes_a_network_unhealthy_but_not_a_chip() -> None:
     watch = Watch()
     watch.read(1, 0x110000002)
     chip = watch.chip(1)
     assert (chip.healthy, chip.network_healthy, chip.network_level) == (True, False, Level.SUB_HEALTH)
 
 
-def test_a_port_without_link_implies_the_code_unless_another_says_why() -> None:
+def test_a_port_without_link_has_the_link_fault_unless_it_has_another() -> None:
     watch = Watch()
     watch.read(1, link_up=False)
     assert [fault.code for fault in watch.chip(1).network_faults] == [LINK_DOWN]
@@ -294,14 +294,14 @@ def test_a_port_without_link_implies_the_code_unless_another_says_why() -> None:
 # Silence.
 
 
-def test_a_new_chip_is_not_healthy_before_it_is_read_and_at_once_when_it_is() -> None:
+def test_a_new_chip_is_healthy_as_soon_as_it_is_read() -> None:
     watch = Watch(read=False)
     assert watch.why(0) == "DriverSilent"
     watch.read(1)
     assert watch.chip(1).healthy
 
 
-def test_a_chip_not_read_for_long_is_unhealthy_and_comes_back_damped() -> None:
+def test_a_chip_not_read_for_long_is_unhealthy_and_recovers_damped() -> None:
     watch = Watch(stale_s=10)
     assert watch.next_s(0) == 10
     assert watch.chip(math.nextafter(10, 0)).healthy
@@ -314,7 +314,7 @@ def test_a_chip_not_read_for_long_is_unhealthy_and_comes_back_damped() -> None:
     assert watch.chip(13).healthy
 
 
-def test_a_chip_that_is_not_discovered_any_more_stays_listed_and_goes_silent() -> None:
+def test_a_chip_no_longer_discovered_stays_listed_as_unhealthy() -> None:
     watch = Watch(count=2, stale_s=10)
     watch.count = 1
     watch.discover(5)
@@ -335,7 +335,7 @@ def test_a_network_does_not_become_healthy_while_nothing_is_read() -> None:
     assert watch.chip(201).network_healthy
 
 
-def test_silence_hides_no_fault_that_is_known() -> None:
+def test_silence_hides_no_known_fault() -> None:
     watch = Watch(stale_s=10)
     watch.read(1, SEPARATE)
     assert watch.why(100) == "Fault"
@@ -344,7 +344,7 @@ def test_silence_hides_no_fault_that_is_known() -> None:
 # Recovery.
 
 
-def test_a_recovered_chip_is_watched_for_its_hold_before_it_is_used_again() -> None:
+def test_a_recovered_chip_is_held_back_before_it_is_used_again() -> None:
     watch = Watch(hold_s=2)
     watch.event(1, SEPARATE)
     watch.event(5, SEPARATE, "recover")
@@ -356,7 +356,7 @@ def test_a_recovered_chip_is_watched_for_its_hold_before_it_is_used_again() -> N
     assert watch.chip(7).healthy
 
 
-def test_a_fault_nobody_looked_at_is_held_like_any_other() -> None:
+def test_a_fault_between_two_judgements_is_held_like_any_other() -> None:
     watch = Watch()
     watch.event(1, SEPARATE)
     watch.event(1.1, SEPARATE, "recover")
@@ -371,7 +371,7 @@ def test_a_slow_reading_does_not_shorten_the_hold() -> None:
     assert watch.next_s(10) == 11
 
 
-def test_each_relapse_doubles_the_hold_until_it_was_quiet_for_long() -> None:
+def test_each_relapse_doubles_the_hold_until_a_long_quiet_time() -> None:
     watch = Watch(hold_s=1)
 
     def held_s(at_s: float) -> float:
@@ -387,7 +387,7 @@ def test_each_relapse_doubles_the_hold_until_it_was_quiet_for_long() -> None:
     assert held_s(1000) == 1  # quiet for more than 300 s
 
 
-def test_a_hold_grows_up_to_its_limit() -> None:
+def test_the_hold_has_a_limit() -> None:
     watch = Watch(hold_s=100)
     for at_s in (0, 1000, 1500, 2000):
         watch.event(at_s, SEPARATE)
@@ -398,7 +398,7 @@ def test_a_hold_grows_up_to_its_limit() -> None:
     assert watch.next_s(2501) == 2801
 
 
-def test_a_chip_in_use_recovers_from_a_fault_that_left_it_alone_without_a_hold() -> None:
+def test_a_chip_in_use_that_stayed_healthy_recovers_without_a_hold() -> None:
     watch = Watch()
     watch.event(1, PRE_SEPARATE)
     watch.event(2, PRE_SEPARATE, "recover")
@@ -425,7 +425,7 @@ def test_an_operator_separates_and_releases_any_chip() -> None:
     assert judged.chips[17].healthy
 
 
-def test_a_released_chip_with_another_fault_stays_out() -> None:
+def test_a_released_chip_with_another_fault_stays_unhealthy() -> None:
     watch = Watch()
     watch.book.separate(1, moment(1))
     watch.event(2, SEPARATE)
@@ -442,7 +442,7 @@ def test_releasing_a_chip_that_is_not_separated_changes_nothing() -> None:
     assert watch.why(2) == "Recovering"
 
 
-def test_a_recovered_chip_awaits_readmission_where_an_operator_readmits() -> None:
+def test_with_manual_readmission_a_recovered_chip_awaits_it() -> None:
     watch = Watch(count=2, readmission="manual")
     watch.event(1, SEPARATE)
     assert watch.judge(1).awaiting_readmission == 0
@@ -456,7 +456,7 @@ def test_a_recovered_chip_awaits_readmission_where_an_operator_readmits() -> Non
     assert watch.judge(4).awaiting_readmission == 0
 
 
-def test_a_chip_with_a_fault_is_not_readmitted_beforehand() -> None:
+def test_a_chip_with_a_fault_cannot_be_readmitted() -> None:
     watch = Watch(readmission="manual")
     watch.event(1, SEPARATE)
     watch.book.readmit(1, 0, moment(2))
@@ -465,7 +465,7 @@ def test_a_chip_with_a_fault_is_not_readmitted_beforehand() -> None:
     assert watch.why(10) == "AwaitingReadmission"
 
 
-def test_a_network_awaits_readmission_by_itself() -> None:
+def test_a_network_port_awaits_readmission_separately() -> None:
     watch = Watch(readmission="manual")
     watch.read(1, 0x110000002)
     watch.read(2)
@@ -504,7 +504,7 @@ def test_silence_and_an_operators_own_separation_need_no_readmission() -> None:
     assert watch.chip(14).healthy
 
 
-def test_settings_that_are_read_again_take_effect() -> None:
+def test_reloaded_settings_take_effect() -> None:
     watch = Watch(hold_s=1, stale_s=10)
     watch.book.tune(hold_s=5, stale_s=20)
     watch.event(1, SEPARATE)
@@ -519,7 +519,7 @@ def test_settings_that_are_read_again_take_effect() -> None:
 def restored(
     watch: Watch, separated: int = 0, *reasons: UpgradeReason, awaiting: int = 0, harmless: Collection[int] = ()
 ) -> Watch:
-    """A watch that begins at 0 s with this in the ConfigMap, and chip 0 read as healthy."""
+    """A watch that starts at 0 s with this state of an earlier plugin."""
     watch.book.restore(
         manually_separated=separated,
         reasons={0: reasons} if reasons else {},
@@ -539,7 +539,7 @@ def test_a_chip_listed_as_separated_without_a_reason_is_separated() -> None:
     assert [why.kind for why in watch.judge(0).upgrade_reasons[0]] == ["FaultAutofill"]
 
 
-def test_a_reason_survives_as_it_was() -> None:
+def test_upgrade_reasons_survive_a_restart_unchanged() -> None:
     autofill = UpgradeReason(0, Level.MANUALLY_SEPARATE, "FaultAutofill", WALL_MS - 5000)
     frequent = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 4000)
     watch = restored(Watch(read=False, discover=False), 1, autofill, frequent)
@@ -548,7 +548,7 @@ def test_a_reason_survives_as_it_was() -> None:
     assert watch.chip(0).faults == (FaultRecord(FREQUENT, "80E18005", WALL_MS - 4000, Level.MANUALLY_SEPARATE),)
 
 
-def test_a_chip_released_while_nobody_looked_is_released() -> None:
+def test_a_chip_released_between_two_plugins_is_released() -> None:
     frequent = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 4000)
     watch = restored(Watch(read=False, discover=False), 0, frequent)
     watch.read(0)
@@ -556,14 +556,14 @@ def test_a_chip_released_while_nobody_looked_is_released() -> None:
     assert watch.judge(0).upgrade_reasons == {}
 
 
-def test_a_reason_that_no_rule_can_forgive_is_dropped() -> None:
+def test_an_upgrade_reason_that_no_rule_can_release_is_dropped() -> None:
     gone = UpgradeReason(UNKNOWN, Level.PRE_SEPARATE, "FaultFrequency", WALL_MS)
     short = UpgradeReason(UNKNOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS)
     watch = restored(Watch(read=False, discover=False), 0, gone, short)
     assert watch.judge(0).upgrade_reasons == {}
 
 
-def test_a_separation_by_frequency_is_released_by_the_wall_clock_across_a_restart() -> None:
+def test_a_separation_by_frequency_is_released_by_the_wall_clock() -> None:
     release_s = 172_800
     frequent = UpgradeReason(LINK_DOWN, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS - 1000 * (release_s - 60))
     watch = restored(Watch(read=False, discover=False, hold_s=0), 1, frequent)
@@ -575,7 +575,7 @@ def test_a_separation_by_frequency_is_released_by_the_wall_clock_across_a_restar
     assert watch.chip(after(60)).network_healthy
 
 
-def test_a_long_fault_survives_a_restart_and_ends_60_s_after_it_was_read_to_be_gone() -> None:
+def test_a_long_fault_survives_a_restart_and_ends_60_s_after_it_clears() -> None:
     lasting = UpgradeReason(LINK_DOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS - 1000)
     watch = restored(Watch(read=False, discover=False, hold_s=0), 0, lasting)
     assert not watch.chip(1).network_healthy
@@ -587,7 +587,7 @@ def test_a_long_fault_survives_a_restart_and_ends_60_s_after_it_was_read_to_be_g
     assert watch.judge(1000).upgrade_reasons == {0: (lasting,)}
 
 
-def test_an_unknown_code_that_was_harmless_before_a_restart_is_until_it_is_gone_or_announced_as_worse() -> None:
+def test_a_harmless_unknown_code_stays_so_over_a_restart() -> None:
     watch = restored(Watch(read=False, discover=False), harmless=[UNKNOWN])
     watch.read(0, UNKNOWN, 0xBEEF)
     assert [(fault.code, fault.level) for fault in watch.chip(0).faults] == [
@@ -605,13 +605,13 @@ def test_an_unknown_code_that_was_harmless_before_a_restart_is_until_it_is_gone_
     assert watch.chip(2).level is Level.SEPARATE
 
 
-def test_what_was_harmless_before_a_restart_is_not_where_the_site_says_otherwise() -> None:
+def test_a_sites_rules_override_what_was_harmless_before_a_restart() -> None:
     watch = restored(Watch(read=False, discover=False), harmless=[SEPARATE])
     watch.read(0, SEPARATE)
     assert watch.chip(0).level is Level.SEPARATE
 
 
-def test_what_was_harmless_by_the_rules_alone_is_not_once_they_say_nothing_of_it() -> None:
+def test_a_code_harmless_by_rules_alone_is_not_once_they_omit_it() -> None:
     watch = Watch(read=False, discover=False)
     watch.book.configure(replace(default_rules(), chip={UNKNOWN: Level.NOT_HANDLE}))
     watch = restored(watch, harmless=[UNKNOWN])
@@ -621,7 +621,7 @@ def test_what_was_harmless_by_the_rules_alone_is_not_once_they_say_nothing_of_it
     assert watch.judge(1).chips[0].level is Level.SEPARATE
 
 
-def test_who_awaited_readmission_still_does_after_a_restart() -> None:
+def test_chips_that_await_readmission_still_do_after_a_restart() -> None:
     watch = restored(Watch(read=False, discover=False, readmission="manual"), awaiting=1)
     judged = watch.judge(0)
     assert (judged.awaiting_readmission, judged.network_awaiting_readmission) == (1, 1)

@@ -1,4 +1,4 @@
-"""What holds of the chips' health whatever the driver and the operators do."""
+"""Properties of the chips' health, for any driver and any operators."""
 
 import itertools
 import math
@@ -27,12 +27,12 @@ from tests.device_plugin.watch import (
 
 KNOWN = (FREQUENT, NOT_HANDLE, PRE_SEPARATE, SEPARATE, SUB_HEALTH, LINK_DOWN, 0x81078607)
 AT_ONCE = (*KNOWN, UNKNOWN, HBM_DOUBLE_BIT)
-CODES = (*AT_ONCE, 0x80C98009)  # the last is held back for a while, by a rule of its own
+CODES = (*AT_ONCE, 0x80C98009)  # the last is a bus error, which is held back for a while
 LIMIT_S = 300.0
 
 
 def quick_rules() -> FaultRules:
-    """The default levels, with rules quick enough for short scripts; some codes have several."""
+    """The default levels, with rules that are quick enough for short scripts; some codes have several."""
     default = default_rules()
     return replace(
         default,
@@ -61,7 +61,7 @@ Kind: TypeAlias = Literal["occur", "recover", "once", "read", "drop", "separate"
 
 @dataclass(frozen=True)
 class Step:
-    """Something happens a while after what happened before."""
+    """Something happens, ``pause_s`` after the step before."""
 
     pause_s: float
     kind: Kind
@@ -94,7 +94,7 @@ ANYTHING = steps("occur", "recover", "once", "read", "drop", "separate", "releas
 
 
 def tell(watch: Watch, step: Step, now_s: float) -> None:
-    """Do a step; what is told late was so ``late_s`` before."""
+    """Do a step; a late report is ``late_s`` old."""
     at_s = max(0.0, now_s - step.late_s)
     told: dict[Kind, Callable[[], object]] = {
         "read": lambda: watch.read(at_s, *step.codes),
@@ -112,7 +112,7 @@ def tell(watch: Watch, step: Step, now_s: float) -> None:
 
 
 def play(watch: Watch, script: Sequence[Step]) -> list[tuple[float, bool, Snapshot]]:
-    """The snapshot after each step, when it was, and whether the chip was in use."""
+    """The time of each step, whether the chip was in use, and the snapshot after it."""
     seen, now_s = [], 0.0
     for step in script:
         now_s += step.pause_s
@@ -130,12 +130,14 @@ FIRST_READ = st.fixed_dictionaries({"read": st.booleans()})
 
 
 @given(ANYTHING, READMISSIONS, FIRST_READ)
-def test_the_same_told_twice_says_the_same(script: list[Step], who: ReadmissionPolicy, read: dict[str, bool]) -> None:
+def test_the_same_input_gives_the_same_health(
+    script: list[Step], who: ReadmissionPolicy, read: dict[str, bool]
+) -> None:
     assert play(quick(who, **read), script) == play(quick(who, **read), script)
 
 
 @given(ANYTHING, READMISSIONS)
-def test_next_s_lies_ahead_and_nothing_changes_before(script: list[Step], who: ReadmissionPolicy) -> None:
+def test_nothing_changes_before_next_s(script: list[Step], who: ReadmissionPolicy) -> None:
     watch = quick(who)
     now_s = 0.0
     for step in script:
@@ -179,7 +181,7 @@ def test_no_chip_with_a_fault_that_bars_it_is_healthy(
 
 
 @given(steps("occur", "recover", "read", "drop", codes=AT_ONCE, late=False))
-def test_a_fault_that_is_there_takes_effect_at_once(script: list[Step]) -> None:
+def test_a_present_fault_takes_effect_at_once(script: list[Step]) -> None:
     watch = quick()
     present: set[int] = set()
     now_s = 0.0
@@ -205,7 +207,7 @@ def test_a_fault_that_is_there_takes_effect_at_once(script: list[Step]) -> None:
     st.permutations(range(len(CODES))),
     st.lists(st.sampled_from(["occur", "recover", "once"]), min_size=len(CODES), max_size=len(CODES)),
 )
-def test_events_of_one_moment_mean_the_same_in_any_order(
+def test_the_order_of_simultaneous_events_does_not_matter(
     script: list[Step], order: list[int], assertions: list[Assertion]
 ) -> None:
     first, second = quick(), quick()
@@ -221,9 +223,7 @@ def test_events_of_one_moment_mean_the_same_in_any_order(
 
 
 @given(steps("occur", "recover", "once", "read", "drop", codes=KNOWN), st.lists(st.sampled_from(KNOWN), max_size=3))
-def test_once_quiet_events_have_changed_nothing_that_readings_would_not_have_found(
-    script: list[Step], codes: list[int]
-) -> None:
+def test_events_and_readings_agree_after_a_quiet_time(script: list[Step], codes: list[int]) -> None:
     rules = replace(quick_rules(), frequency={})
     announced, polled = Watch(rules, stale_s=20), Watch(rules, stale_s=20)
     play(announced, script)
@@ -248,7 +248,7 @@ def without_counting() -> FaultRules:
 
 
 def returns_s(watch: Watch, script: Sequence[Step]) -> list[float]:
-    """When the chip became healthy, looked at after each step and whenever the book wants to be."""
+    """The times at which the chip became healthy, judged after each step and at each ``next_s``."""
     returned_s, healthy, now_s = [], True, 0.0
     for step in script:
         step_s = now_s + step.pause_s
@@ -269,16 +269,16 @@ def returns_s(watch: Watch, script: Sequence[Step]) -> list[float]:
     ),
     st.integers(1, 20),
 )
-def test_the_returns_to_health_grow_with_the_logarithm_of_time(script: list[Step], times: int) -> None:
+def test_a_flapping_chip_recovers_at_most_logarithmically_often(script: list[Step], times: int) -> None:
     returned_s = returns_s(Watch(without_counting(), hold_s=1.0), script * times)
     for first, start_s in enumerate(returned_s):
         for count, end_s in enumerate(returned_s[first:], start=1):
-            # Within the limit of holds, 300 s, only so many doublings find room; after that it may begin anew.
+            # Only so many doublings fit into the limit of the hold, 300 s; after that the hold may start over.
             lasted_s = end_s - start_s
             assert count <= (1 + lasted_s / LIMIT_S) * (2 + math.log2(1 + min(lasted_s, LIMIT_S)))
 
 
-def test_a_fault_that_comes_and_goes_for_ever_is_seen_a_handful_of_times() -> None:
+def test_a_fault_that_flaps_for_ever_changes_the_health_a_few_times() -> None:
     watch = Watch(without_counting(), hold_s=1.0)
     seen = [True]
     for at_s in range(1, 1200):

@@ -25,7 +25,7 @@ from device_plugin.inventory.command import print_table
 from device_plugin.inventory.entries import EventEntry, ScanEntry, scan_entry, virtual_name
 from device_plugin.inventory.inspector import Inspector
 from tests.device_plugin.api import running, until
-from tests.device_plugin.test_scan import ScriptedDriver
+from tests.device_plugin.test_scanner import ScriptedDriver
 
 SERVER = Inventory(
     "Ascend910B",
@@ -59,7 +59,7 @@ async def scanned(driver: ScriptedDriver, **deadlines: float) -> Any:
     return msgspec.json.decode(msgspec.json.encode(entry))
 
 
-async def test_the_format_is_the_public_one(driver: ScriptedDriver) -> None:
+async def test_the_json_has_the_public_format(driver: ScriptedDriver) -> None:
     found = await scanned(driver)
     assert list(found) == ["product", "driver_version", "super_pod_id", "server_index", "chips", "vnpus"]
     assert (found["product"], found["driver_version"]) == ("Ascend910B", "24.1.0")
@@ -87,11 +87,11 @@ async def test_the_format_is_the_public_one(driver: ScriptedDriver) -> None:
         ("vir12_3c_32g", "Ascend910-12c.3cpu.32g-100-1"),
     ],
 )
-def test_a_virtual_chip_has_the_fields_name(template: str, name: str) -> None:
+def test_a_virtual_npu_has_the_name_in_common_use(template: str, name: str) -> None:
     assert virtual_name(VirtualNpu(100, 1, template)) == name
 
 
-async def test_health_and_level_are_what_the_plugin_would_report(driver: ScriptedDriver) -> None:
+async def test_health_and_level_are_those_of_the_report(driver: ScriptedDriver) -> None:
     driver.states = {0: ChipState((0x80E18402, 0x81078603)), 1: ChipState(dropped=True)}
     chip, dropped = (await scanned(driver))["chips"]
     assert set(chip["fault_codes"]) == {"80E18402", "81078603"}
@@ -100,7 +100,7 @@ async def test_health_and_level_are_what_the_plugin_would_report(driver: Scripte
     assert dropped["health"] == "Unhealthy"
 
 
-async def test_a_chip_that_hangs_is_shown_as_silent_and_the_others_are_read(driver: ScriptedDriver) -> None:
+async def test_a_chip_that_hangs_is_shown_with_a_problem_and_the_others_are_read(driver: ScriptedDriver) -> None:
     driver.hang(1)
     try:
         read, silent = (await scanned(driver, chip_s=0.05))["chips"]
@@ -111,13 +111,13 @@ async def test_a_chip_that_hangs_is_shown_as_silent_and_the_others_are_read(driv
     assert silent["problem"] == "driver silent: no answer within 0.05 s"
 
 
-async def test_a_chip_that_can_not_be_read_says_why(driver: ScriptedDriver) -> None:
+async def test_a_chip_that_cannot_be_read_is_shown_with_the_reason(driver: ScriptedDriver) -> None:
     driver.states[0] = DriverError("dcmi_get_device_errorcode_v2: -8005")
     chip, _ = (await scanned(driver))["chips"]
     assert (chip["level"], chip["problem"]) == (None, "dcmi_get_device_errorcode_v2: -8005")
 
 
-async def test_a_driver_that_hangs_or_fails_is_said_in_a_sentence(driver: ScriptedDriver) -> None:
+async def test_a_driver_that_hangs_or_fails_is_an_error_in_a_sentence(driver: ScriptedDriver) -> None:
     driver.server = DriverError("no libdcmi.so")
     with pytest.raises(DriverError, match="no libdcmi"):
         await scanned(driver)
@@ -139,7 +139,7 @@ async def watching(driver: ScriptedDriver) -> AsyncIterator[list[EventEntry]]:
         yield told
 
 
-async def test_an_announced_fault_is_told_once_although_polling_finds_it_too(driver: ScriptedDriver) -> None:
+async def test_an_announced_fault_is_one_line_although_polling_finds_it_too(driver: ScriptedDriver) -> None:
     async with watching(driver) as told:
         assert driver.subscribed is not None
         driver.subscribed(FaultEvent(1, 0x80E18402, "occur", 2))
@@ -147,7 +147,7 @@ async def test_an_announced_fault_is_told_once_although_polling_finds_it_too(dri
         await until(lambda: told)
         reads = len(driver.calls)
         await until(lambda: len(driver.calls) > reads + 10)
-        # What polling has found first is not told again either.
+        # A fault that polling finds first is not repeated either.
         driver.states[1] = ChipState((0x80E18402,))
         await until(lambda: len(told) == 2)
         driver.subscribed(FaultEvent(0, 0x80E18402, "occur", 2))
@@ -161,7 +161,7 @@ async def test_an_announced_fault_is_told_once_although_polling_finds_it_too(dri
     assert (told[0].severity, told[0].level, told[0].health) == (2, "SeparateNPU", "Unhealthy")
 
 
-async def test_a_driver_that_announces_nothing_is_polled(driver: ScriptedDriver) -> None:
+async def test_faults_are_found_without_events(driver: ScriptedDriver) -> None:
     driver.announces = False
     async with watching(driver) as told:
         driver.states[1] = ChipState((0x80E18402,))
@@ -235,7 +235,9 @@ def test_the_command_needs_no_cluster_and_no_node_name(state: Path, tmp_path: Pa
         (("--driver=magic",), 2, b"'magic'"),
     ],
 )
-def test_the_exit_status_says_whose_fault_it_is(arguments: tuple[str, ...], status: int, said: bytes) -> None:
+def test_driver_and_usage_errors_have_different_exit_statuses(
+    arguments: tuple[str, ...], status: int, said: bytes
+) -> None:
     done = subprocess.run(command(*arguments), capture_output=True, check=False, timeout=60)
     assert done.returncode == status
     assert said in done.stderr
@@ -246,7 +248,7 @@ def test_the_exit_status_says_whose_fault_it_is(arguments: tuple[str, ...], stat
 @pytest.mark.parametrize(
     ("arguments", "said"), [(("--driver=magic",), "'magic'"), (("--colour=red",), "--colour"), (("-o", "xml"), "xml")]
 )
-def test_what_it_was_called_with_wrongly_is_said(
+def test_invalid_arguments_are_named(
     arguments: tuple[str, ...],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -261,7 +263,7 @@ def test_what_it_was_called_with_wrongly_is_said(
     assert shown.out == ""
 
 
-async def test_watching_prints_the_scan_and_then_a_line_for_each_fault(state: Path) -> None:
+async def test_watch_prints_the_scan_and_then_a_line_per_fault(state: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *command("--driver=simulated", f"--simulated-state={state}", "-o", "json", "--watch"),
         stdout=asyncio.subprocess.PIPE,
@@ -283,7 +285,7 @@ async def test_watching_prints_the_scan_and_then_a_line_for_each_fault(state: Pa
     assert (process.returncode, said) == (0, b"")
 
 
-async def test_a_chip_found_only_later_is_watched_too(driver: ScriptedDriver) -> None:
+async def test_a_chip_discovered_later_is_watched_as_well(driver: ScriptedDriver) -> None:
     driver.server = replace(SERVER, chips=SERVER.chips[:1])
     inspector = Inspector(driver)
     await inspector.scan()

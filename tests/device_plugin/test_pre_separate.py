@@ -1,4 +1,4 @@
-"""A chip with a fault that bars new use only: who runs with it keeps it, and nobody else gets it."""
+"""A chip with a fault that only bars new use: a pod that runs with it keeps it, and no other pod gets it."""
 
 from pathlib import Path
 
@@ -32,12 +32,12 @@ def healthy(plugin: Plugin) -> ChipSet:
 
 
 def transitions(plugin: Plugin) -> dict[str, float]:
-    """How often chips changed to which health."""
+    """The number of changes of chips' health, by the new health."""
     samples = [each for family in plugin.metrics.transitions.collect() for each in family.samples]
     return {each.labels["to"]: each.value for each in samples if each.name.endswith("_total")}
 
 
-async def test_a_chip_that_bars_new_use_is_not_given_to_the_pod_whose_coming_names_it(folder: Path) -> None:
+async def test_a_chip_that_bars_new_use_is_not_given_to_a_bound_pod(folder: Path) -> None:
     async with whole_node(folder) as whole, whole.plugin() as plugin:
         whole.node.edit_chip(3, fault_codes=[CODE])
         await until(lambda: healthy(plugin) == 0xF7)
@@ -61,14 +61,14 @@ async def test_a_chip_that_bars_new_use_is_not_given_to_the_pod_whose_coming_nam
         assert transitions(plugin) == {"unhealthy": 1}
 
 
-async def test_a_pod_keeps_its_chip_through_a_fault_that_bars_new_use_and_a_restart(folder: Path) -> None:
+async def test_a_pod_keeps_a_chip_that_bars_new_use_over_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin() as plugin:
             await whole.bind("keeps", 3)
             await whole.claimed("keeps")
             whole.node.edit_chip(3, fault_codes=[CODE])
             await until(lambda: (found := plugin.snapshots.value) is not None and found.closed_to_new_pods == 0b1000)
-        # The driver has told of the chips long before the pods are known.
+        # The chips are read long before the pods are known.
         whole.cluster.server.delay(r"/pods\?", 0.3)
         async with whole.plugin() as plugin:
             await until(lambda: len(list(plugin.handovers)) == 1)
@@ -78,7 +78,7 @@ async def test_a_pod_keeps_its_chip_through_a_fault_that_bars_new_use_and_a_rest
             await until(lambda: healthy(plugin) == 0xF7)
 
 
-async def test_a_chip_that_bars_new_use_is_never_free_not_even_when_its_pod_has_just_ended() -> None:
+async def test_a_chip_that_bars_new_use_is_not_free_when_its_pod_ends() -> None:
     handovers = HandOvers()
     pods = NodePods(handovers.drop)
     judged: list[Snapshot] = []
@@ -103,7 +103,7 @@ async def test_a_chip_that_bars_new_use_is_never_free_not_even_when_its_pod_has_
     assert [(make_report(each, 1).free, make_report(each, 1).unhealthy) for each in judged] == [(0, 0), (0, 1)]
 
 
-def test_a_pod_that_is_merely_bound_has_its_chips_kept_for_it_and_does_not_run_with_them() -> None:
+def test_the_chips_of_a_bound_pod_are_used_but_not_running() -> None:
     handovers = HandOvers()
     pods = NodePods(handovers.drop)
     pods.applied(pod("bound", 1, 0, time=1))
@@ -116,7 +116,7 @@ def test_a_pod_that_is_merely_bound_has_its_chips_kept_for_it_and_does_not_run_w
     assert running_chips(pods, handovers) == 0b110_1100
 
 
-async def test_a_fault_that_bars_new_use_does_not_stop_a_pod_in_the_middle_of_its_containers(folder: Path) -> None:
+async def test_a_fault_that_bars_new_use_does_not_stop_a_partly_admitted_pod(folder: Path) -> None:
     face = Face(folder)
     face.pods.applied(pod("many", 0, 0, 1, time=1, asks={"left": 1, "right": 1}))
     await face.matcher.allocate(await face.matcher.prefer(["Ascend910-0", "Ascend910-1"], [], 1))

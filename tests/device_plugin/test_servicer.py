@@ -1,4 +1,4 @@
-"""What the kubelet is answered over the socket, and that it never gets more than it can use."""
+"""The answers to the kubelet over the socket."""
 
 import asyncio
 import itertools
@@ -59,13 +59,13 @@ async def allocate(stub: "DevicePluginAsyncStub", *ids: str) -> pb.ContainerAllo
     return given
 
 
-async def test_it_says_that_it_has_preferences(stub: "DevicePluginAsyncStub") -> None:
+async def test_the_options_include_preferred_allocation(stub: "DevicePluginAsyncStub") -> None:
     options = await stub.GetDevicePluginOptions(pb.Empty())
     assert (options.get_preferred_allocation_available, options.pre_start_required) == (True, False)
     await stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["Ascend910-0"]))
 
 
-async def test_every_chip_is_listed_and_a_failed_one_as_unhealthy(face: Face, stub: "DevicePluginAsyncStub") -> None:
+async def test_every_chip_is_listed_and_a_faulty_one_is_unhealthy(face: Face, stub: "DevicePluginAsyncStub") -> None:
     assert await first_list(stub) == HEALTHY
     face.order.reported_unhealthy.set(0b100)
     face.snapshots.set(snapshot(2))
@@ -91,7 +91,7 @@ async def test_an_unchanged_list_is_not_sent_again(face: Face, stub: "DevicePlug
     assert (await anext(stream)).devices[0].health == "Unhealthy"
 
 
-async def test_a_pod_that_came_between_two_lists_is_none_the_kubelet_found_at_its_start(
+async def test_a_pod_bound_between_two_lists_was_not_found_at_the_start(
     face: Face, stub: "DevicePluginAsyncStub"
 ) -> None:
     stream = aiter(stub.ListAndWatch(pb.Empty()))
@@ -105,7 +105,7 @@ async def test_a_pod_that_came_between_two_lists_is_none_the_kubelet_found_at_it
 
 
 async def test_a_second_stream_does_not_end_the_first(face: Face, stub: "DevicePluginAsyncStub") -> None:
-    # A new kubelet may open one before the old one's is cancelled (spec/kubernetes.md §1.5).
+    # A new kubelet may open a stream before the old one's is cancelled (spec/kubernetes.md §1.5).
     servicer = face.servicers[-1]
     one, two = stub.ListAndWatch(pb.Empty()), stub.ListAndWatch(pb.Empty())
     await asyncio.gather(anext(aiter(one)), anext(aiter(two)))
@@ -132,11 +132,11 @@ async def test_a_preference_is_never_an_error(
         assert set(preferred) <= {*available, *must_include}
 
 
-async def test_a_preference_for_no_container_is_none(stub: "DevicePluginAsyncStub") -> None:
+async def test_a_preference_for_no_container_is_empty(stub: "DevicePluginAsyncStub") -> None:
     assert not (await stub.GetPreferredAllocation(pb.PreferredAllocationRequest())).container_responses
 
 
-async def test_a_container_gets_its_chips_in_the_order_written(face: Face, stub: "DevicePluginAsyncStub") -> None:
+async def test_a_container_gets_its_chips_in_the_written_order(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 2, 5, 4, time=1))
     assert await prefer(stub, list(HEALTHY), [], 2) == [["Ascend910-5", "Ascend910-4"]]
     given = await allocate(stub, "Ascend910-4", "Ascend910-5")
@@ -146,7 +146,7 @@ async def test_a_container_gets_its_chips_in_the_order_written(face: Face, stub:
     assert face.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
 
 
-async def test_a_kubelet_that_chose_otherwise_is_counted(face: Face, stub: "DevicePluginAsyncStub") -> None:
+async def test_other_ids_of_the_kubelet_are_counted(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 2, 5, 4, time=1))
     given = await allocate(stub, "Ascend910-0", "Ascend910-1")
     assert given.envs["ASCEND_VISIBLE_DEVICES"] == "5,4"
@@ -162,7 +162,7 @@ def forbidden() -> list[Pod]:
 
 
 def prepare(face: Face, case: str) -> list[str]:
-    """Bring about one cause of a refusal; the ids to ask for."""
+    """Cause a refusal; return the ids to allocate."""
     match case:
         case "UnknownDevice":
             return [GARBAGE[-1]]
@@ -199,7 +199,7 @@ def prepare(face: Face, case: str) -> list[str]:
         ("UnknownChip", "UnknownChip"),
     ],
 )
-async def test_a_refusal_is_short_and_begins_with_its_reason(
+async def test_a_refusal_is_short_and_starts_with_its_reason(
     face: Face, stub: "DevicePluginAsyncStub", case: str, reason: str
 ) -> None:
     ids = prepare(face, case)
@@ -214,7 +214,7 @@ async def test_a_refusal_is_short_and_begins_with_its_reason(
     assert not list(face.handovers)
 
 
-async def test_every_call_is_timed_refused_or_not(face: Face, stub: "DevicePluginAsyncStub") -> None:
+async def test_refused_calls_are_timed_as_well(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 1, 0, time=1))
     await allocate(stub, "Ascend910-0")
     with pytest.raises(grpc.aio.AioRpcError):
@@ -224,10 +224,10 @@ async def test_every_call_is_timed_refused_or_not(face: Face, stub: "DevicePlugi
 
 
 def fail(*_: object) -> None:
-    raise ZeroDivisionError("a fault of ours")
+    raise ZeroDivisionError("an internal error")
 
 
-async def test_a_preference_that_fails_inside_is_empty_and_counted(
+async def test_an_internal_error_in_a_preference_is_empty_and_counted(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     face.pods.applied(pod("one", 1, 0, time=1))
@@ -239,7 +239,7 @@ async def test_a_preference_that_fails_inside_is_empty_and_counted(
     assert (face.preferred("failed"), face.preferred("answered")) == (1, 1)
 
 
-async def test_an_allocate_that_fails_inside_is_an_error_in_words_and_the_next_one_works(
+async def test_an_internal_error_in_allocate_fails_one_pod_with_a_reason(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     face.pods.applied(pod("one", 1, 0, time=1))
@@ -251,9 +251,7 @@ async def test_an_allocate_that_fails_inside_is_an_error_in_words_and_the_next_o
     assert (await allocate(stub, "Ascend910-0")).envs["ASCEND_VISIBLE_DEVICES"] == "0"
 
 
-async def test_two_pods_of_a_size_that_nobody_tells_apart_are_led_by_the_decisions_order(
-    face: Face, stub: "DevicePluginAsyncStub"
-) -> None:
+async def test_preferences_follow_the_order_of_decisions(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("late", 2, 0, 1, time=9))
     face.pods.applied(pod("early", 2, 5, 4, time=1))
     assert await prefer(stub, list(HEALTHY), [], 2) == [["Ascend910-5", "Ascend910-4"]]
@@ -262,7 +260,7 @@ async def test_two_pods_of_a_size_that_nobody_tells_apart_are_led_by_the_decisio
     assert await prefer(stub, ["Ascend910-5", "npu-0"], [], 2) == [[]]
 
 
-async def test_a_cdi_device_is_named_in_the_answer(face: Face, stub: "DevicePluginAsyncStub") -> None:
+async def test_an_answer_names_its_cdi_devices(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 2, 5, 4, time=1))
     face.matcher._inject = lambda chips: make_edits(chips, "cdi", Path("/dev"), lambda _folder: ())
     given = await allocate(stub, "Ascend910-4", "Ascend910-5")
@@ -280,7 +278,7 @@ def test_the_numa_node_is_sent_only_if_all_chips_share_it(nodes: tuple[int | Non
     assert [[node.ID for node in each.topology.nodes] for each in message.devices] == sent
 
 
-async def test_a_stream_that_fails_asks_for_another_registration_though_another_stream_goes_on(
+async def test_a_failed_stream_is_noticed_although_another_one_continues(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = stub.ListAndWatch(pb.Empty()), stub.ListAndWatch(pb.Empty())
@@ -289,7 +287,7 @@ async def test_a_stream_that_fails_asks_for_another_registration_though_another_
 
     def fail_once(snapshot: Snapshot) -> pb.ListAndWatchResponse:
         if next(calls) == 0:
-            raise ZeroDivisionError("a fault of ours")
+            raise ZeroDivisionError("an internal error")
         return real(snapshot)
 
     monkeypatch.setattr(servicer_module, "device_list", fail_once)
@@ -298,7 +296,7 @@ async def test_a_stream_that_fails_asks_for_another_registration_though_another_
     assert face.servicers[-1]._streams == 1
 
 
-async def test_asked_to_end_a_stream_does_not_wait_for_the_report(
+async def test_a_stream_that_is_ended_does_not_wait_for_the_report(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(order_module, "REPORT_WAIT_S", 60.0)

@@ -1,4 +1,4 @@
-"""One plugin per node works; another waits."""
+"""One plugin per node runs; a second one waits."""
 
 import asyncio
 import shutil
@@ -22,7 +22,7 @@ class Instance:
             await asyncio.Event().wait()
 
 
-async def test_a_second_instance_works_only_once_the_first_has_ended(tmp_path: Path) -> None:
+async def test_a_second_instance_starts_only_once_the_first_has_ended(tmp_path: Path) -> None:
     first, second = Instance(tmp_path), Instance(tmp_path)
     async with running(first.run()) as holding:
         await until(lambda: first.works)
@@ -36,7 +36,7 @@ async def test_a_second_instance_works_only_once_the_first_has_ended(tmp_path: P
             await until(lambda: second.works)
 
 
-async def test_an_instance_whose_folder_was_made_anew_keeps_others_waiting_all_the_same(tmp_path: Path) -> None:
+async def test_an_instance_keeps_the_lock_in_a_recreated_folder(tmp_path: Path) -> None:
     folder = tmp_path / "device-plugins"
     folder.mkdir()
     first, second = Instance(folder), Instance(folder)
@@ -51,7 +51,7 @@ async def test_an_instance_whose_folder_was_made_anew_keeps_others_waiting_all_t
             assert second.lock.problem is not None
 
 
-async def test_an_instance_that_finds_another_one_in_its_place_ends(tmp_path: Path) -> None:
+async def test_an_instance_that_was_replaced_ends(tmp_path: Path) -> None:
     folder = tmp_path / "device-plugins"
     folder.mkdir()
     first, second = Instance(folder), Instance(folder)
@@ -67,7 +67,7 @@ async def test_an_instance_that_finds_another_one_in_its_place_ends(tmp_path: Pa
             assert second.lock.is_still_ours()
 
 
-async def test_a_folder_that_is_gone_at_the_end_is_no_other_instance(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_not_taken_for_another_instance(tmp_path: Path) -> None:
     folder = tmp_path / "device-plugins"
     folder.mkdir()
     instance = Instance(folder)
@@ -77,7 +77,7 @@ async def test_a_folder_that_is_gone_at_the_end_is_no_other_instance(tmp_path: P
         assert instance.lock.is_still_ours()
 
 
-async def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_waited_for(tmp_path: Path) -> None:
     instance = Instance(tmp_path / "later")
     async with running(instance.run()):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""An error of the kubelet's never hides that we were asked to stop."""
+"""An error of a call to the kubelet never hides that its task was cancelled."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ ERROR = grpc.aio.AioRpcError(grpc.StatusCode.UNKNOWN, grpc.aio.Metadata(), grpc.
 
 
 async def call(asked: asyncio.Event) -> None:
-    """A call that fails in the moment its task is cancelled: gRPC raises the call's own error."""
+    """A call that fails when its task is cancelled; gRPC raises the call's error."""
     asked.set()
     try:
         try:
@@ -23,7 +23,7 @@ async def call(asked: asyncio.Event) -> None:
         raise unreachable("the kubelet", error) from error
 
 
-async def test_a_call_that_fails_as_its_task_is_cancelled_ends_the_task() -> None:
+async def test_a_call_that_fails_while_it_is_cancelled_ends_its_task() -> None:
     asked = asyncio.Event()
     task = asyncio.create_task(call(asked))
     await asked.wait()
@@ -32,6 +32,6 @@ async def test_a_call_that_fails_as_its_task_is_cancelled_ends_the_task() -> Non
         await task
 
 
-async def test_a_call_that_just_fails_is_an_error_that_names_it() -> None:
+async def test_a_call_that_fails_raises_an_error_that_names_it() -> None:
     assert str(unreachable("the kubelet", ERROR)) == "the kubelet: not today"
     assert isinstance(unreachable("the kubelet", ERROR), Unreachable)

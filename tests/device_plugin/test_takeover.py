@@ -1,4 +1,4 @@
-"""One plugin ends and another takes over the node: the last report is true."""
+"""One plugin ends and another takes over the node: the last report is correct."""
 
 import asyncio
 import errno
@@ -25,9 +25,9 @@ async def report(whole: Whole) -> DeviceReport | None:
 
 
 async def all_reported(whole: Whole) -> None:
-    """Wait until all chips are free in the report: nothing more is about to be written."""
+    """Wait until all chips are free in the report, after which nothing more is written."""
     async with asyncio.timeout(20.0):
-        while (told := await report(whole)) is None or told.free != 0xFF:  # noqa: ASYNC110 - nobody announces it
+        while (told := await report(whole)) is None or told.free != 0xFF:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.01)
 
 
@@ -45,7 +45,7 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-async def test_no_other_plugin_begins_before_the_last_report_of_the_one_that_ends(folder: Path) -> None:
+async def test_a_new_plugin_starts_only_after_the_last_report_of_the_old_one(folder: Path) -> None:
     async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
         behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
         lock = whole.node.kubelet.socket_dir / NAME
@@ -60,7 +60,7 @@ async def test_no_other_plugin_begins_before_the_last_report_of_the_one_that_end
         assert await has_signed_off(whole)
 
 
-async def test_a_plugin_whose_place_was_taken_unnoticed_does_not_report_its_end(folder: Path) -> None:
+async def test_a_plugin_replaced_unnoticed_does_not_report_its_end(folder: Path) -> None:
     async with whole_node(folder) as whole:
         lock = whole.node.kubelet.socket_dir / NAME
         async with running(Plugin(whole.settings()).run()) as task:
@@ -73,7 +73,7 @@ async def test_a_plugin_whose_place_was_taken_unnoticed_does_not_report_its_end(
         assert not await has_signed_off(whole)
 
 
-async def test_a_plugin_that_ends_because_its_place_was_taken_does_not_report_its_end(
+async def test_a_plugin_that_ends_because_it_was_replaced_does_not_report_its_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(_lock: InstanceLock) -> None:

@@ -1,4 +1,4 @@
-"""The ConfigMap that the plugin and operators both write, on a real API server."""
+"""The ConfigMap that both the plugin and operators write, on a real API server."""
 
 import pytest
 
@@ -27,7 +27,7 @@ class Rig:
         )
 
     async def edit(self, text: str | None) -> None:
-        """What an operator does."""
+        """Edit the ConfigMap as an operator does."""
         await self.client.patch(CONFIG_MAPS, NAME, {"data": {"ManuallySeparateNPU": text}}, namespace=NAMESPACE)
 
     async def there(self) -> ConfigMap:
@@ -39,7 +39,7 @@ def rig(client: RecordingClient) -> Rig:
     return Rig(client)
 
 
-async def test_it_is_made_where_there_is_none_and_patched_after(rig: Rig) -> None:
+async def test_the_config_map_is_created_once_and_then_patched(rig: Rig) -> None:
     assert await rig.board.fetch() == {}
     await rig.board.write(written(1))
     await rig.board.write(written(1, 2))
@@ -48,7 +48,7 @@ async def test_it_is_made_where_there_is_none_and_patched_after(rig: Rig) -> Non
     assert rig.edits == []
 
 
-async def test_what_an_earlier_plugin_left_is_read_and_is_no_edit(rig: Rig, client: RecordingClient) -> None:
+async def test_the_separations_of_an_earlier_plugin_are_not_an_edit(rig: Rig, client: RecordingClient) -> None:
     await rig.board.write(written(3))
     later = Rig(client)
     assert await later.board.fetch() == written(3)
@@ -66,7 +66,7 @@ async def test_what_an_earlier_plugin_left_is_read_and_is_no_edit(rig: Rig, clie
         ("Ascend910-7, Ascend910-1", (0x80, 0b100)),
     ],
 )
-async def test_a_write_after_an_edit_fails_and_tells_of_the_edit(
+async def test_a_write_after_an_edit_conflicts_and_reports_the_edit(
     rig: Rig, text: str | None, edit: tuple[ChipSet, ChipSet]
 ) -> None:
     await rig.board.write(written(1, 2))
@@ -80,7 +80,7 @@ async def test_a_write_after_an_edit_fails_and_tells_of_the_edit(
     assert rig.edits == [edit]
 
 
-async def test_what_names_no_chip_is_told_of_once_and_stays(rig: Rig, client: RecordingClient) -> None:
+async def test_an_entry_that_names_no_chip_is_kept_and_reported_once(rig: Rig, client: RecordingClient) -> None:
     await rig.board.write(written(1))
     await rig.edit("Ascend910-x, Ascend910-7,all of them,Ascend910-x")
     with pytest.raises(Conflict):
@@ -102,7 +102,7 @@ async def test_what_names_no_chip_is_told_of_once_and_stays(rig: Rig, client: Re
     assert (later.edits, later.slips) == ([], [("Ascend910-x", "all of them")])
 
 
-async def test_the_watch_tells_of_edits_at_once_and_never_of_our_own_writes(rig: Rig) -> None:
+async def test_the_watch_reports_edits_at_once_but_not_own_writes(rig: Rig) -> None:
     await rig.board.write(written())
     watch = rig.board.watch()
     async with running(watch.run()):
@@ -118,7 +118,7 @@ async def test_the_watch_tells_of_edits_at_once_and_never_of_our_own_writes(rig:
         assert rig.edits[1] == (0, 0b1_0000)
 
 
-async def test_a_change_of_other_keys_is_no_edit(rig: Rig, client: RecordingClient) -> None:
+async def test_a_change_of_other_keys_is_not_an_edit(rig: Rig, client: RecordingClient) -> None:
     await rig.board.write(written(1))
     await client.patch(CONFIG_MAPS, NAME, {"data": {"theirs": "x"}}, namespace=NAMESPACE)
     with pytest.raises(Conflict):
@@ -128,7 +128,7 @@ async def test_a_change_of_other_keys_is_no_edit(rig: Rig, client: RecordingClie
     assert (await rig.there()).data["theirs"] == "x"
 
 
-async def test_a_deletion_is_announced_and_releases_no_chip(rig: Rig, client: RecordingClient) -> None:
+async def test_a_deletion_is_noticed_and_releases_no_chip(rig: Rig, client: RecordingClient) -> None:
     await rig.board.write(written(1))
     watch = rig.board.watch()
     async with running(watch.run()):
@@ -140,7 +140,7 @@ async def test_a_deletion_is_announced_and_releases_no_chip(rig: Rig, client: Re
     assert (await rig.there()).data == written(1)
 
 
-async def test_a_deletion_not_seen_yet_is_a_conflict_and_then_made_up_for(rig: Rig, client: RecordingClient) -> None:
+async def test_an_unseen_deletion_is_a_conflict_and_then_repaired(rig: Rig, client: RecordingClient) -> None:
     await rig.board.write(written(1))
     await client.delete(CONFIG_MAPS, NAME, NAMESPACE)
     with pytest.raises(Conflict):
@@ -149,7 +149,7 @@ async def test_a_deletion_not_seen_yet_is_a_conflict_and_then_made_up_for(rig: R
     assert (await rig.there()).data == written(1)
 
 
-async def test_one_made_by_somebody_else_meanwhile_is_taken_up(rig: Rig, client: RecordingClient) -> None:
+async def test_a_config_map_created_by_somebody_else_is_taken_over(rig: Rig, client: RecordingClient) -> None:
     await rig.board.fetch()
     await Rig(client).board.write(written(2))
     with pytest.raises(Conflict):
@@ -158,7 +158,7 @@ async def test_one_made_by_somebody_else_meanwhile_is_taken_up(rig: Rig, client:
     await rig.board.write(written(2))
 
 
-async def test_a_write_whose_answer_was_lost_is_made_again(rig: Rig, server: ApiServer) -> None:
+async def test_a_write_whose_answer_was_lost_is_repeated(rig: Rig, server: ApiServer) -> None:
     await rig.board.write(written())
     server.lose_answer("PATCH", "/configmaps/")
     with pytest.raises(Exception, match="configmaps"):

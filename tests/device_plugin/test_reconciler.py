@@ -1,4 +1,4 @@
-"""The plugin's ledger after a restart, and where it and the kubelet's don't explain each other."""
+"""The plugin's ledger after a restart, and its differences from the kubelet's ledger."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ from tests.sandbox.kubelet.peer import Plugin as Peer
 
 
 class Books:
-    """A reconciler with what it stands on."""
+    """A reconciler and its data."""
 
     def __init__(self, socket: Path) -> None:
         self.handovers = HandOvers()
@@ -43,19 +43,19 @@ class Books:
 
     @property
     def entries(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """By pod: chips, and the kubelet's ids."""
+        """By pod: its chips, and the kubelet's ids."""
         return {each.pod: (each.chips, each.kubelet_ids) for each in self.handovers}
 
 
 async def unclaim(whole: Whole, name: str) -> None:
-    """Take a pod's claim away, as if the plugin had died before it could write it."""
+    """Remove a pod's claim, as if the plugin had died before it wrote it."""
     undone = {REAL: None, KUBELET_IDS: None, CONFIGURATION: None, PREDICATE_TIME: "1"}
     await whole.client.patch(PODS, name, {"metadata": {"annotations": undone}}, namespace="default")
     await until(lambda: REAL not in (found.metadata.annotations if (found := whole.find(name)) else {REAL: ""}))
 
 
 async def run_with_ids(whole: Whole, name: str, chips: tuple[int, ...], kubelet_ids: tuple[int, ...]) -> None:
-    """Run a pod that another plugin gave other ids than those written on it; no plugin runs afterwards."""
+    """Run a pod whose ids in the kubelet's ledger differ from its chips; no plugin runs afterwards."""
     kubelet = whole.node.kubelet
     async with Peer(kubelet.socket_dir) as peer:
         peer.prefer = lambda _available, _chosen, _size: [f"Ascend910-{chip_id}" for chip_id in kubelet_ids]
@@ -65,7 +65,7 @@ async def run_with_ids(whole: Whole, name: str, chips: tuple[int, ...], kubelet_
         await until(lambda: (found := whole.find(name)) is not None and found.status.phase == "Running")
 
 
-async def test_after_a_restart_the_ledger_is_what_it_was(folder: Path) -> None:
+async def test_the_ledger_is_the_same_after_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin() as plugin:
             await whole.bind("one", 5, 4)
@@ -80,7 +80,7 @@ async def test_after_a_restart_the_ledger_is_what_it_was(folder: Path) -> None:
             assert plugin.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
 
 
-async def test_a_pod_without_its_claim_gets_it_after_the_restart(folder: Path) -> None:
+async def test_a_missing_claim_is_written_after_the_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin():
             await whole.bind("one", 5, 4)
@@ -94,7 +94,7 @@ async def test_a_pod_without_its_claim_gets_it_after_the_restart(folder: Path) -
             assert (entry.uid, entry.chips) == (one.uid, (5, 4))
 
 
-async def test_where_the_kubelet_s_ids_differ_the_claim_tells_both(folder: Path) -> None:
+async def test_if_the_kubelets_ids_differ_the_claim_has_both(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (6, 7))
         async with whole.plugin() as plugin:
@@ -105,7 +105,7 @@ async def test_where_the_kubelet_s_ids_differ_the_claim_tells_both(folder: Path)
             assert (entry.chips, entry.kubelet_ids, entry.matches_kubelet) == ((0, 1), (6, 7), False)
 
 
-async def test_a_pod_nobody_wrote_chips_on_is_claimed_with_what_the_kubelet_gave_it(folder: Path) -> None:
+async def test_a_pod_without_a_grant_is_claimed_with_the_kubelets_chips(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (6, 7))
         await whole.client.patch(PODS, "one", {"metadata": {"annotations": {ALLOCATED: None}}}, namespace="default")
@@ -114,7 +114,7 @@ async def test_a_pod_nobody_wrote_chips_on_is_claimed_with_what_the_kubelet_gave
             assert written(one, REAL) == written(one, KUBELET_IDS) == 0b1100_0000
 
 
-async def test_without_the_kubelet_s_ledger_claims_are_believed_and_nothing_else(
+async def test_without_the_kubelets_ledger_only_claims_are_restored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
@@ -129,7 +129,7 @@ async def test_without_the_kubelet_s_ledger_claims_are_believed_and_nothing_else
     assert books.claimed == []
 
 
-async def test_what_could_not_be_restored_is_adopted_once_the_kubelet_answers(
+async def test_missing_hand_overs_are_adopted_once_the_kubelet_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
@@ -149,7 +149,7 @@ async def test_what_could_not_be_restored_is_adopted_once_the_kubelet_answers(
         assert [each.uid for each in books.claimed] == [one.uid]
 
 
-async def test_a_hand_over_nobody_knows_the_pod_of_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hand_over_of_an_unknown_pod_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (0, 1))
@@ -162,14 +162,14 @@ async def test_a_hand_over_nobody_knows_the_pod_of_is_dropped(folder: Path, monk
         assert books.claimed == []
 
 
-async def test_the_kubelet_s_ledger_is_read_by_pod_and_container(folder: Path) -> None:
+async def test_the_kubelets_ledger_is_read_by_pod_and_container(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (7, 6))
         ledger = await read_ledger(whole.node.kubelet.pod_resources_socket)
         assert ledger == KubeletLedger({"default/one": {"main": (6, 7)}})
 
 
-async def test_a_ledger_that_can_not_be_read_is_unreachable(folder: Path) -> None:
+async def test_an_unreadable_ledger_is_unreachable(folder: Path) -> None:
     with pytest.raises(Unreachable, match=r"pod-resources on .*none\.sock"):
         await read_ledger(folder / "none.sock")
     async with whole_node(folder) as whole:
@@ -183,7 +183,7 @@ async def test_a_ledger_that_can_not_be_read_is_unreachable(folder: Path) -> Non
             await read_ledger(whole.node.kubelet.pod_resources_socket)
 
 
-async def test_a_forged_claim_does_not_take_a_running_pod_s_chips_over_a_restart(folder: Path) -> None:
+async def test_a_forged_claim_takes_no_chips_over_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin():
             await whole.bind("holder", 0, 1)
@@ -197,8 +197,8 @@ async def test_a_forged_claim_does_not_take_a_running_pod_s_chips_over_a_restart
             assert [each.pod for each in plugin.handovers] == ["default/holder"]
 
 
-async def test_a_claim_somebody_changed_is_mended(folder: Path) -> None:
-    # Who keeps count by AscendReal would take the pod's chips for free.
+async def test_a_changed_claim_is_repaired(folder: Path) -> None:
+    # A reader that counts chips by AscendReal would consider the pod's chips free.
     async with whole_node(folder) as whole, whole.plugin():
         await whole.bind("one", 0, 1)
         await whole.claimed("one")
@@ -218,8 +218,8 @@ def _is_right(pod: Pod | None) -> bool:
     return pod is not None and pod.metadata.annotations.get(REAL) == pod.metadata.annotations[ALLOCATED]
 
 
-async def test_an_ascend_real_that_was_there_before_does_not_pass_for_a_claim(folder: Path) -> None:
-    # Volcano writes it at scheduling time for some pods (spec/node-agent.md §6.7); a pod's author can.
+async def test_an_ascend_real_from_before_the_hand_over_is_not_a_claim(folder: Path) -> None:
+    # Volcano writes it at scheduling time on some pods (spec/node-agent.md §6.7), and a pod's author can.
     async with whole_node(folder) as whole:
         async with whole.plugin():
             await whole.bind("one", 0, 1)
@@ -233,7 +233,7 @@ async def test_an_ascend_real_that_was_there_before_does_not_pass_for_a_claim(fo
             assert [each.chips for each in plugin.handovers] == [(0, 1)]
 
 
-async def test_a_hand_over_a_new_kubelet_knows_nothing_of_is_dropped_so_that_its_pod_is_found_waiting(
+async def test_a_hand_over_a_new_kubelet_lost_is_dropped_and_made_again(
     folder: Path,
 ) -> None:
     async with whole_node(folder) as whole:
@@ -244,7 +244,7 @@ async def test_a_hand_over_a_new_kubelet_knows_nothing_of_is_dropped_so_that_its
         assert books.entries == {}
 
 
-async def test_how_far_a_kubelet_that_died_had_come_with_a_pod_of_several_containers_is_not_certain(
+async def test_after_a_kubelet_died_a_pods_next_container_is_uncertain(
     folder: Path,
 ) -> None:
     async with whole_node(folder) as whole:
@@ -258,7 +258,7 @@ async def test_how_far_a_kubelet_that_died_had_come_with_a_pod_of_several_contai
         assert books.handovers.uncertain == {"uid-lost"}
 
 
-async def test_a_claim_changed_before_a_restart_is_not_believed_against_the_kubelet(folder: Path) -> None:
+async def test_the_kubelets_ledger_overrides_a_claim_changed_before_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin():
             await whole.bind("one", 0, 1)
@@ -272,7 +272,7 @@ async def test_a_claim_changed_before_a_restart_is_not_believed_against_the_kube
             assert [each.chips for each in plugin.handovers] == [(0, 1)]
 
 
-async def test_containers_are_restored_one_by_one_and_a_pod_in_the_middle_goes_on(folder: Path) -> None:
+async def test_containers_are_restored_and_a_partly_admitted_pod_continues(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin():
             await whole.bind("many", 5, 4, 7, 6, asks=asking("i1 s1 a2 a1"))
@@ -286,7 +286,7 @@ async def test_containers_are_restored_one_by_one_and_a_pod_in_the_middle_goes_o
             assert entry.matches_kubelet
 
 
-async def test_a_pod_whose_init_container_alone_asked_is_restored_by_what_is_written_on_it(folder: Path) -> None:
+async def test_a_pod_with_chips_for_an_init_container_only_is_restored(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin():
             await whole.bind("only-init", 5, 4, asks=asking("i2"))
@@ -298,7 +298,7 @@ async def test_a_pod_whose_init_container_alone_asked_is_restored_by_what_is_wri
             assert [each.chips for each in plugin.handovers] == [(5, 4)]
 
 
-async def test_what_another_container_of_the_pod_got_is_told_apart_from_the_rest(folder: Path) -> None:
+async def test_chips_of_another_container_are_distinguished_on_restore(folder: Path) -> None:
     books = Books(folder / "none.sock")
     (many,) = applied(books, pod("many", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}))
     handover = adopt(many, {"left": (0, 7)}, admitted=False)
@@ -308,7 +308,7 @@ async def test_what_another_container_of_the_pod_got_is_told_apart_from_the_rest
 
 
 def ledger_of(monkeypatch: pytest.MonkeyPatch, **held: tuple[int, ...]) -> None:
-    """The kubelet answers that these pods have these ids."""
+    """Have the kubelet answer that these pods have these ids."""
 
     async def read(_socket: Path) -> KubeletLedger:
         return KubeletLedger({f"default/{name}": {"main": ids} for name, ids in held.items()})
@@ -318,20 +318,18 @@ def ledger_of(monkeypatch: pytest.MonkeyPatch, **held: tuple[int, ...]) -> None:
 
 
 def handed(books: Books, name: str, *chips: int, guessed: bool) -> None:
-    """A pod was handed chips, or so we think."""
+    """Enter a hand-over to a pod."""
     part = Part("main", keeps=True, chips=chips, kubelet_ids=chips)
     books.handovers.add(HandOver.of_parts(f"uid-{name}", f"default/{name}", chips, (part,)))
     if guessed:
         books.handovers.guessed.add(f"uid-{name}")
 
 
-async def test_pods_swapped_where_the_kubelet_could_not_be_asked_are_claimed_with_what_they_have(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_swapped_pods_are_claimed_with_the_chips_they_have(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, first=(2, 3), second=(0, 1), third=(4, 5))
     handed(books, "first", 0, 1, guessed=True)
-    handed(books, "second", 2, 3, guessed=False)  # it was the only one left
+    handed(books, "second", 2, 3, guessed=False)  # the only candidate left
     handed(books, "third", 4, 5, guessed=False)
     for number, name in enumerate(("first", "second", "third")):
         books.pods.applied(pod(name, 2, 2 * number, 2 * number + 1, time=1, started=True))
@@ -349,9 +347,7 @@ async def test_pods_swapped_where_the_kubelet_could_not_be_asked_are_claimed_wit
     assert not books.handovers.guessed
 
 
-async def test_a_guess_that_was_right_changes_nothing_and_is_looked_after_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_right_guess_is_checked_once_and_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, first=(0, 1))
     handed(books, "first", 0, 1, guessed=True)
@@ -361,7 +357,7 @@ async def test_a_guess_that_was_right_changes_nothing_and_is_looked_after_once(
     assert (books.entries, books.claimed, books.told) == ({"default/first": ((0, 1), (0, 1))}, [], [])
 
 
-async def test_what_was_entered_for_a_pod_not_even_admitted_goes_to_the_one_that_has_it(
+async def test_a_hand_over_to_a_pod_not_admitted_moves_to_the_pod_that_has_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books = Books(folder / "none.sock")
@@ -377,7 +373,7 @@ async def test_what_was_entered_for_a_pod_not_even_admitted_goes_to_the_one_that
     assert [(each.pod, each.chips) for each in books.claimed] == [("default/real", (0, 1))]
 
 
-async def test_what_was_answered_for_a_pod_that_is_gone_goes_to_the_one_that_has_it(
+async def test_a_hand_over_to_a_deleted_pod_moves_to_the_pod_that_has_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books = Books(folder / "none.sock")
@@ -394,7 +390,7 @@ async def test_what_was_answered_for_a_pod_that_is_gone_goes_to_the_one_that_has
     assert books.handovers.misattributed == []
 
 
-async def test_what_was_answered_for_a_pod_that_is_found_admitted_meanwhile_goes_to_the_one_that_has_it(
+async def test_a_misattributed_answer_moves_to_a_pod_found_admitted_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books = Books(folder / "none.sock")
@@ -415,7 +411,7 @@ async def test_what_was_answered_for_a_pod_that_is_found_admitted_meanwhile_goes
     assert books.entries == {"default/real": ((0, 1), (0, 1)), "default/guess": ((2, 3), (2, 3))}
 
 
-async def test_an_answer_is_remembered_until_the_pod_that_has_it_is_seen_admitted(
+async def test_a_misattributed_answer_is_kept_until_its_pod_is_admitted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books = Books(folder / "none.sock")
@@ -431,7 +427,7 @@ async def test_an_answer_is_remembered_until_the_pod_that_has_it_is_seen_admitte
     assert books.entries == {"default/first": ((2, 3), (2, 3)), "default/second": ((0, 1), (0, 1))}
 
 
-async def test_a_chain_of_wrong_guesses_is_followed_to_its_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chain_of_wrong_guesses_is_resolved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     books = Books(folder / "none.sock")
     ledger_of(monkeypatch, first=(2, 3), last=(0, 1))
     handed(books, "first", 0, 1, guessed=True)
@@ -445,7 +441,7 @@ async def test_a_chain_of_wrong_guesses_is_followed_to_its_end(folder: Path, mon
     assert books.entries["default/last"] == ((0, 1), (0, 1))
 
 
-def test_what_was_answered_for_another_pod_is_told_by_the_kubelet_s_ids() -> None:
+def test_an_answer_is_matched_with_its_pod_by_the_kubelets_ids() -> None:
     swapped = read_pod(pod("swapped", 0, 0, 1, 2, time=1, asks={"left": 2, "right": 1}), 1)
     parts = [
         Part("one", keeps=True, chips=(6, 7), kubelet_ids=(4, 5)),
@@ -478,14 +474,14 @@ def applied(books: Books, *pods: Pod) -> list[NodePod]:
         ({}, False, False),
     ],
 )
-def test_a_pod_created_again_does_not_adopt_what_the_earlier_one_of_its_name_has(
+def test_a_recreated_pod_does_not_adopt_its_predecessors_chips(
     held: dict[str, tuple[int, ...]], *, admitted: bool, its_own: bool
 ) -> None:
     again = read_pod(pod("again", 2, 2, 3, time=1), 1)
     assert is_its_own(again, held, admitted=admitted) == its_own
 
 
-async def test_a_pod_that_waits_under_the_name_of_one_that_runs_on_is_not_taken_for_it(folder: Path) -> None:
+async def test_a_waiting_pod_is_not_mistaken_for_a_running_one_of_its_name(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (0, 1))
         books = Books(whole.node.kubelet.pod_resources_socket)
@@ -497,9 +493,7 @@ async def test_a_pod_that_waits_under_the_name_of_one_that_runs_on_is_not_taken_
         assert books.entries == {"default/one": ((6, 7), (0, 1))}
 
 
-async def test_a_hand_over_to_a_pod_of_which_another_has_taken_the_name_is_dropped(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hand_over_to_a_replaced_pod_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
     async with whole_node(folder) as whole:
         await run_with_ids(whole, "one", (0, 1), (0, 1))
@@ -512,7 +506,7 @@ async def test_a_hand_over_to_a_pod_of_which_another_has_taken_the_name_is_dropp
             await until(lambda: [each.uid for each in books.handovers] == [one.uid])
 
 
-async def test_a_kubelet_that_has_other_ids_is_counted_and_told_of_once(
+async def test_other_ids_in_the_kubelets_ledger_are_counted_and_announced_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
@@ -534,13 +528,11 @@ async def test_a_kubelet_that_has_other_ids_is_counted_and_told_of_once(
         assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 1
 
 
-async def test_a_pod_that_runs_without_its_chips_is_told_of_once_and_not_asked_about_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pod_that_runs_without_chips_is_announced_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
     reads = counted_reads(monkeypatch)
     async with whole_node(folder) as whole:
-        # No plugin has ever registered: the kubelet skips the resource in silence (spec/kubernetes.md §1.6).
+        # No plugin has ever registered: the kubelet silently skips the resource (spec/kubernetes.md §1.6).
         await whole.bind("one", 0, 1)
         await until(lambda: (found := whole.find("one")) is not None and found.status.phase == "Running")
         books = Books(whole.node.kubelet.pod_resources_socket)
@@ -564,12 +556,12 @@ async def test_a_pod_that_runs_without_its_chips_is_told_of_once_and_not_asked_a
 
 
 def without(books: Books) -> float | None:
-    """What is counted of pods without chips."""
+    """The value of the metric of pods without chips."""
     return books.metrics.registry.get_sample_value("ascend_dp_pods_without_chips")
 
 
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When the kubelet's ledger was read."""
+    """Record the times at which the kubelet's ledger is read."""
     reads: list[float] = []
 
     async def read(socket: Path) -> KubeletLedger:
@@ -581,7 +573,7 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.looptime
-async def test_the_kubelet_is_asked_once_a_second_at_most_and_ever_less_while_it_explains_nothing(
+async def test_the_ledger_is_read_once_a_second_at_most_and_with_backoff(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[float] = []
@@ -612,9 +604,7 @@ async def test_the_kubelet_is_asked_once_a_second_at_most_and_ever_less_while_it
         assert min(later - earlier for earlier, later in itertools.pairwise(reads)) >= 1.0
 
 
-async def test_two_pods_of_one_name_in_the_kubelet_s_ledger_explain_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_two_pods_of_one_name_in_the_ledger_prove_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def twice(_socket: Path) -> KubeletLedger:
         return KubeletLedger({"default/one": {"main": (0, 1)}}, {"default/one"})
 

@@ -1,4 +1,4 @@
-"""The scanner and drivers that fail, hang and come back; drivers run in real threads."""
+"""The scanner with drivers that fail, hang and recover; driver calls run in real threads."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ EVENT = FaultEvent(3, 0x80E18402, "occur", 2)
 
 
 class ScriptedDriver:
-    """Answers what the test says; a chip, or everything, hangs while it is told to."""
+    """A driver with the test's answers; a chip or the whole driver hangs on request."""
 
     def __init__(self) -> None:
         self.server: Inventory | Exception = server()
@@ -65,7 +65,7 @@ class ScriptedDriver:
 
 
 class Heard:
-    """A listener that remembers."""
+    """A listener that records."""
 
     def __init__(self) -> None:
         self.servers: list[Inventory] = []
@@ -103,7 +103,7 @@ def rig() -> Rig:
     return Rig()
 
 
-async def test_every_chip_is_read_again_and_again(rig: Rig) -> None:
+async def test_every_chip_is_read_periodically(rig: Rig) -> None:
     assert rig.scanner.problem == "the driver has not been read yet"
     async with running(rig.scanner.run()):
         await until(lambda: all(rig.heard.count(chip_id) > 3 for chip_id in range(8)))
@@ -113,7 +113,7 @@ async def test_every_chip_is_read_again_and_again(rig: Rig) -> None:
     assert rig.heard.servers == [server()]
 
 
-async def test_chips_are_found_but_neither_read_nor_heard_of_before_it_may_begin(rig: Rig) -> None:
+async def test_chips_are_discovered_but_not_read_before_the_scan_may_start(rig: Rig) -> None:
     begin = asyncio.Event()
     async with running(rig.scanner.run(begin)):
         await until(lambda: rig.heard.servers)
@@ -125,7 +125,7 @@ async def test_chips_are_found_but_neither_read_nor_heard_of_before_it_may_begin
         await until(lambda: rig.driver.subscribed is not None)
 
 
-async def test_an_answer_is_dated_when_it_was_asked_for(rig: Rig) -> None:
+async def test_a_reading_has_the_time_of_its_start(rig: Rig) -> None:
     async with running(rig.scanner.run()):
         await until(lambda: rig.heard.count(2))
         rig.driver.hang(2)
@@ -140,7 +140,7 @@ async def test_an_answer_is_dated_when_it_was_asked_for(rig: Rig) -> None:
         assert rig.heard.states[2][before][1] < latest
 
 
-async def test_a_chip_that_hangs_is_asked_no_second_time_and_holds_up_no_other(rig: Rig) -> None:
+async def test_a_chip_that_hangs_is_not_read_again_and_delays_no_other(rig: Rig) -> None:
     rig.driver.hang(3)
     async with running(rig.scanner.run()):
         await until(lambda: rig.heard.count(7) > 50)
@@ -162,7 +162,7 @@ async def test_a_driver_that_serialises_its_calls_and_hangs_is_a_problem(rig: Ri
         await until(lambda: rig.scanner.problem is None)
 
 
-async def test_one_chip_that_can_t_be_read_is_no_problem_of_the_driver(rig: Rig) -> None:
+async def test_one_unreadable_chip_is_no_problem_of_the_driver(rig: Rig) -> None:
     rig.driver.states[0] = DriverError("card 0 is gone")
     async with running(rig.scanner.run()):
         await until(lambda: rig.heard.count(1) > 5)
@@ -176,7 +176,7 @@ async def test_one_chip_that_can_t_be_read_is_no_problem_of_the_driver(rig: Rig)
     ("error", "said"),
     [(DriverError("no such device"), "no such device"), (KeyError("dcmi"), "KeyError: 'dcmi'")],
 )
-async def test_a_driver_that_is_not_there_yet_is_asked_until_it_is(rig: Rig, error: Exception, said: str) -> None:
+async def test_a_missing_driver_is_retried_until_it_answers(rig: Rig, error: Exception, said: str) -> None:
     rig.driver.server = error
     async with running(rig.scanner.run()):
         await until(lambda: rig.scanner.problem == said)
@@ -184,7 +184,7 @@ async def test_a_driver_that_is_not_there_yet_is_asked_until_it_is(rig: Rig, err
         await until(lambda: rig.heard.count(0))
 
 
-async def test_a_discovery_that_hangs_is_waited_for_and_not_asked_twice(rig: Rig) -> None:
+async def test_a_discovery_that_hangs_is_not_started_twice(rig: Rig) -> None:
     rig.driver.hang()
     async with running(rig.scanner.run()):
         await until(lambda: rig.scanner.problem == "the driver does not answer within 0.05 s")
@@ -203,14 +203,14 @@ async def test_events_are_passed_on_from_any_thread(rig: Rig) -> None:
         library.join()
 
 
-async def test_an_event_after_the_end_is_nobody_s_business(rig: Rig) -> None:
+async def test_an_event_after_the_end_is_ignored(rig: Rig) -> None:
     async with running(rig.scanner.run()):
         await until(lambda: rig.driver.subscribed is not None)
     assert rig.driver.subscribed is not None
     rig.driver.subscribed(EVENT)
 
 
-async def test_a_driver_that_announces_nothing_is_polled(rig: Rig) -> None:
+async def test_faults_are_found_without_events(rig: Rig) -> None:
     rig.driver.announces = False
     async with running(rig.scanner.run()):
         await until(lambda: rig.heard.count(0) > 3)
@@ -218,7 +218,7 @@ async def test_a_driver_that_announces_nothing_is_polled(rig: Rig) -> None:
         await until(lambda: rig.heard.states[0][-1][0] == FAULT)
 
 
-async def test_a_driver_that_hangs_when_asked_for_events_is_read_and_followed_meanwhile() -> None:
+async def test_chips_are_read_while_the_subscription_hangs() -> None:
     rig = Rig(discover_s=0.02)
     rig.driver.takes_subscribers.clear()
     async with running(rig.scanner.run()):
@@ -232,7 +232,7 @@ async def test_a_driver_that_hangs_when_asked_for_events_is_read_and_followed_me
         await until(lambda: rig.heard.events == [EVENT])
 
 
-async def test_a_fault_announced_to_be_over_is_looked_after_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chip_whose_fault_is_announced_as_over_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_module, "CONFIRM_S", 0.01)
     rig = Rig(period_s=1000.0)
     async with running(rig.scanner.run()):
@@ -266,7 +266,7 @@ async def test_chips_that_come_go_or_change_are_followed() -> None:
         gone = rig.heard.count(7)
         before = rig.heard.count(0)
         await until(lambda: rig.heard.count(0) > before + 20)
-        assert rig.heard.count(7) <= gone + 1  # an answer may have been on its way
+        assert rig.heard.count(7) <= gone + 1  # an answer may have been pending
         moved = replace(seven, chips=tuple(replace(each, address=ChipAddress("10.0.0.1")) for each in seven.chips))
         rig.driver.server = moved
         await until(lambda: rig.heard.servers[-1] == moved)
@@ -278,7 +278,7 @@ async def test_chips_that_come_go_or_change_are_followed() -> None:
         await until(lambda: rig.heard.count(7) > gone + 1)
 
 
-async def test_a_chip_that_hangs_and_comes_and_goes_keeps_one_thread() -> None:
+async def test_a_chip_that_hangs_comes_and_goes_has_one_thread() -> None:
     rig = Rig(discover_s=0.004)
     rig.driver.hang(7)
     seven = server(*(ChipFacts(chip_id, chip_id) for chip_id in range(7)))
@@ -286,7 +286,7 @@ async def test_a_chip_that_hangs_and_comes_and_goes_keeps_one_thread() -> None:
         for _ in range(5):
             for listed in (server(), seven):
                 rig.driver.server = listed
-                await until(lambda: rig.heard.servers and rig.heard.servers[-1] == listed)  # noqa: B023 - waited for
+                await until(lambda: rig.heard.servers and rig.heard.servers[-1] == listed)  # noqa: B023 - used before the next iteration
         rig.driver.server = server()
         await until(lambda: rig.heard.servers[-1] == server())
         assert rig.driver.calls.count(7) == 1
@@ -295,7 +295,7 @@ async def test_a_chip_that_hangs_and_comes_and_goes_keeps_one_thread() -> None:
         await until(lambda: rig.heard.count(7) > 1)
 
 
-async def test_a_hanging_driver_does_not_hold_up_the_end(rig: Rig) -> None:
+async def test_a_hanging_driver_does_not_delay_the_end(rig: Rig) -> None:
     for chip_id in range(8):
         rig.driver.hang(chip_id)
     async with running(rig.scanner.run()):

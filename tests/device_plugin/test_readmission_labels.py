@@ -1,4 +1,4 @@
-"""Recovered chips that wait for an operator, as labels of the Node, on a real API server."""
+"""Recovered chips that await readmission, as labels of the Node, on a real API server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -67,7 +67,7 @@ async def rig(client: RecordingClient) -> Rig:
     return Rig(client, await client.create(NODES, node_manifest()))
 
 
-async def test_what_waits_is_listed_and_nothing_is_listed_where_nothing_waits(rig: Rig) -> None:
+async def test_chips_that_await_readmission_are_in_the_label(rig: Rig) -> None:
     rig.wait(0b1001, 0b10)
     async with rig.runs():
         await rig.listed("0.3", "1")
@@ -78,7 +78,7 @@ async def test_what_waits_is_listed_and_nothing_is_listed_where_nothing_waits(ri
     assert rig.readmitted == []
 
 
-async def test_an_id_taken_out_is_let_in_and_so_are_all_when_the_label_goes(rig: Rig) -> None:
+async def test_an_id_removed_from_the_label_is_readmitted(rig: Rig) -> None:
     rig.wait(0b1101, 0b10)
     async with rig.runs():
         await rig.listed("0.2.3", "1")
@@ -90,9 +90,7 @@ async def test_an_id_taken_out_is_let_in_and_so_are_all_when_the_label_goes(rig:
     assert (rig.readmitted[-1][0], rig.readmitted[-1][1]) in {(0b1001, 0b10), (0b1001, 0)}
 
 
-async def test_an_edit_after_the_labels_were_read_and_before_they_are_watched_is_taken_up(
-    rig: Rig, client: RecordingClient
-) -> None:
+async def test_an_edit_between_the_read_and_the_watch_of_the_labels_counts(rig: Rig, client: RecordingClient) -> None:
     await rig.edit(chips="0.3", ports="1.2")
     started = Rig(client, await client.get(NODES, NODE))
     started.wait(0b1001, 0b110)
@@ -103,7 +101,7 @@ async def test_an_edit_after_the_labels_were_read_and_before_they_are_watched_is
     assert started.readmitted == [(0b1000, 0b110)]
 
 
-async def test_a_plugin_that_starts_does_not_undo_what_an_operator_edits_meanwhile(folder: Path) -> None:
+async def test_an_edit_during_the_start_is_not_undone(folder: Path) -> None:
     async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
         await whole.client.patch(NODES, NODE, {"metadata": {"labels": {CHIPS: "3"}}})
         behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
@@ -123,7 +121,7 @@ async def test_a_plugin_that_starts_does_not_undo_what_an_operator_edits_meanwhi
         assert CHIPS not in (await whole.client.get(NODES, NODE)).metadata.labels
 
 
-async def test_a_fault_that_ends_while_the_plugin_is_away_ends_for_nobody_but_an_operator(folder: Path) -> None:
+async def test_a_fault_that_ends_while_no_plugin_runs_awaits_readmission(folder: Path) -> None:
     async with whole_node(folder) as whole:
         broken = judged_chip(healthy=False, network_healthy=False, level=Level.SEPARATE, faults=(fault("A3"),))
         metadata = {"name": config_map_name(NODE), "namespace": NAMESPACE}
@@ -142,9 +140,7 @@ async def test_a_fault_that_ends_while_the_plugin_is_away_ends_for_nobody_but_an
             await until(whole.offers_chips)
 
 
-async def test_a_node_that_was_made_anew_before_its_labels_are_watched_lets_nothing_in(
-    rig: Rig, client: RecordingClient
-) -> None:
+async def test_a_node_recreated_before_the_watch_readmits_nothing(rig: Rig, client: RecordingClient) -> None:
     await rig.edit(chips="0.3")
     started = Rig(client, await client.get(NODES, NODE))
     started.wait(0b1001)
@@ -155,9 +151,7 @@ async def test_a_node_that_was_made_anew_before_its_labels_are_watched_lets_noth
     assert started.readmitted == []
 
 
-async def test_what_was_listed_before_the_last_write_lets_nothing_in_when_the_watch_shows_it_late(
-    rig: Rig, client: RecordingClient
-) -> None:
+async def test_a_late_event_of_an_older_label_readmits_nothing(rig: Rig, client: RecordingClient) -> None:
     async with running(rig.readmission.run()):
         rig.wait(0b1)
         await rig.listed("0")
@@ -169,14 +163,14 @@ async def test_what_was_listed_before_the_last_write_lets_nothing_in_when_the_wa
     assert rig.readmitted == []
 
 
-async def test_labels_an_api_server_would_not_take_are_written_once_it_does(rig: Rig, server: ApiServer) -> None:
+async def test_a_refused_write_of_the_labels_is_retried(rig: Rig, server: ApiServer) -> None:
     server.fail_next("PATCH", "/nodes/", 500, times=2)
     rig.wait(0b1)
     async with rig.runs():
         await rig.listed("0")
 
 
-async def test_a_change_of_the_node_meanwhile_does_not_lose_the_labels(rig: Rig) -> None:
+async def test_a_conflict_does_not_lose_the_labels(rig: Rig) -> None:
     async with rig.runs():
         for number in range(20):
             await rig.client.patch(NODES, NODE, {"metadata": {"annotations": {"beat": str(number)}}})
@@ -186,12 +180,12 @@ async def test_a_change_of_the_node_meanwhile_does_not_lose_the_labels(rig: Rig)
 
 
 @given(st.integers(0, 2**256 - 1))
-def test_a_label_means_what_was_written(chips: int) -> None:
+def test_a_written_label_is_read_back(chips: int) -> None:
     text = write_label(chips)
     assert (text is None) == (chips == 0)
     assert read_label({CHIPS: text} if text is not None else {}, CHIPS) == chips
 
 
 @given(st.text(max_size=80))
-def test_a_label_of_any_text_is_read(text: str) -> None:
+def test_any_label_can_be_read(text: str) -> None:
     assert read_label({CHIPS: text}, CHIPS) < 1 << 256

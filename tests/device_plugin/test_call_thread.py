@@ -1,4 +1,4 @@
-"""Calls in threads of their own."""
+"""Calls in a dedicated thread."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from ascend.errors import DriverError, Refusal
 from device_plugin.chips.call_thread import CallThread
 
 
-async def test_calls_run_in_order_in_one_thread_that_is_not_the_loop_s() -> None:
+async def test_calls_run_in_order_in_one_thread_other_than_the_loops() -> None:
     worker = CallThread("one")
     calls = [worker.call(lambda number=number: (number, threading.get_ident())) for number in range(5)]  # type: ignore[misc]  # a default keeps the number
     answers = await asyncio.gather(*calls)
@@ -25,7 +25,7 @@ async def test_calls_run_in_order_in_one_thread_that_is_not_the_loop_s() -> None
         (OSError(5, "broken"), DriverError, "broken"),
     ],
 )
-async def test_an_error_comes_out_of_the_call(error: Exception, kind: type[Exception], said: str) -> None:
+async def test_an_error_is_raised_by_the_call(error: Exception, kind: type[Exception], said: str) -> None:
     def fail() -> None:
         raise error
 
@@ -36,7 +36,7 @@ async def test_an_error_comes_out_of_the_call(error: Exception, kind: type[Excep
     worker.close()
 
 
-async def test_a_caller_that_gave_up_is_not_told() -> None:
+async def test_a_cancelled_caller_gets_no_result() -> None:
     free = threading.Event()
     worker = CallThread("one")
     abandoned = worker.call(lambda: free.wait(30.0))

@@ -1,4 +1,4 @@
-"""Bus errors that merely follow from a double-bit error of the chip's memory (spec/node-agent.md §4.4)."""
+"""Bus errors caused by a double-bit error of the chip's memory (spec/node-agent.md §4.4)."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ RULES = replace(default_rules(), duration={HBM_DOUBLE_BIT: (LASTING,)})
 
 
 def with_counter(times: int) -> FaultRules:
-    """A bus error that comes so often is raised."""
+    """Rules that raise a bus error that occurs this often."""
     rule = FrequencyRule(AIC, 1000, times, Level.MANUALLY_SEPARATE, None)
     return replace(RULES, frequency={AIC: (rule,)})
 
@@ -29,7 +29,7 @@ def after(at_s: float) -> float:
 
 
 @pytest.mark.parametrize("code", [AIC, AIV])
-def test_a_bus_error_is_held_for_5_s_and_then_there_since_it_came(code: int) -> None:
+def test_a_bus_error_is_held_for_5_s_and_then_counts_from_its_start(code: int) -> None:
     watch = Watch(RULES)
     watch.event(10, code)
     watch.read(11, code)
@@ -40,7 +40,7 @@ def test_a_bus_error_is_held_for_5_s_and_then_there_since_it_came(code: int) -> 
     assert (fault.code, fault.since_ms) == (code, WALL_MS + 10_000)
 
 
-def test_without_a_duration_rule_for_the_memorys_error_nothing_is_held() -> None:
+def test_without_a_duration_rule_for_the_memory_error_nothing_is_held() -> None:
     watch = Watch()
     watch.event(10, AIC)
     assert faults(watch, 10) == {AIC}
@@ -53,7 +53,7 @@ def test_without_a_duration_rule_for_the_memorys_error_nothing_is_held() -> None
     ("bus_s", "memory_s", "dropped"),
     [(10, 15, True), (10, 15.001, False), (15, 10, True), (15.001, 10, False), (10, 10, True)],
 )
-def test_a_bus_error_within_5_s_of_the_memorys_error_is_none(
+def test_a_bus_error_within_5_s_of_the_memory_error_is_dropped(
     code: int, bus_s: float, memory_s: float, *, dropped: bool
 ) -> None:
     watch = Watch(RULES)
@@ -65,7 +65,7 @@ def test_a_bus_error_within_5_s_of_the_memorys_error_is_none(
     assert faults(watch, 100) == expected
 
 
-def test_a_bus_error_alone_that_the_first_reading_finds_is_there_at_once() -> None:
+def test_a_bus_error_alone_in_the_first_reading_counts_at_once() -> None:
     watch = Watch(RULES, read=False)
     watch.read(1, AIC)
     assert faults(watch, 1) == {AIC}
@@ -74,20 +74,20 @@ def test_a_bus_error_alone_that_the_first_reading_finds_is_there_at_once() -> No
     assert faults(watch, 2) == {AIC, HBM_DOUBLE_BIT}
 
 
-def test_both_found_by_the_first_reading_are_one_error() -> None:
+def test_both_errors_in_the_first_reading_count_as_one() -> None:
     watch = Watch(RULES, read=False)
     watch.read(1, AIC, HBM_DOUBLE_BIT)
     assert faults(watch, 100) == {HBM_DOUBLE_BIT}
 
 
-def test_a_bus_error_that_polling_finds_is_held_as_well() -> None:
+def test_a_bus_error_found_by_polling_is_held_as_well() -> None:
     watch = Watch(RULES)
     watch.read(10, AIC)
     assert faults(watch, 15) == set()
     assert faults(watch, after(15)) == {AIC}
 
 
-def test_a_dropped_bus_error_that_comes_again_later_is_one() -> None:
+def test_a_dropped_bus_error_that_occurs_again_later_counts() -> None:
     watch = Watch(RULES)
     watch.event(10, HBM_DOUBLE_BIT)
     watch.event(11, AIC)
@@ -100,7 +100,7 @@ def test_a_dropped_bus_error_that_comes_again_later_is_one() -> None:
     assert faults(watch, 30) == {HBM_DOUBLE_BIT}
 
 
-def test_a_dropped_bus_error_announced_to_be_over_that_is_still_read_stays_dropped() -> None:
+def test_a_dropped_bus_error_stays_dropped_while_it_is_read() -> None:
     watch = Watch(RULES)
     watch.event(10, HBM_DOUBLE_BIT)
     watch.event(11, AIC)
@@ -109,7 +109,7 @@ def test_a_dropped_bus_error_announced_to_be_over_that_is_still_read_stays_dropp
     assert faults(watch, 60) == {HBM_DOUBLE_BIT}
 
 
-def test_a_bus_error_that_is_told_and_announced_to_be_over_but_still_read_is_not_held_again() -> None:
+def test_a_passed_bus_error_that_is_still_read_is_not_held_again() -> None:
     watch = Watch(RULES)
     watch.event(10, AIC)
     assert faults(watch, 16) == {AIC}
@@ -118,7 +118,7 @@ def test_a_bus_error_that_is_told_and_announced_to_be_over_but_still_read_is_not
     assert faults(watch, 20.3) == {AIC}
 
 
-def test_a_held_bus_error_announced_to_be_over_but_still_read_is_held_since_it_came() -> None:
+def test_a_held_bus_error_that_is_still_read_keeps_its_start() -> None:
     lasting = DurationRule(AIC, 8, 1, Level.MANUALLY_SEPARATE)
     watch = Watch(replace(RULES, duration={**RULES.duration, AIC: (lasting,)}))
     watch.event(10, AIC)
@@ -126,13 +126,13 @@ def test_a_held_bus_error_announced_to_be_over_but_still_read_is_held_since_it_c
     watch.read(12.3, AIC)
     assert faults(watch, 15) == set()
     assert faults(watch, after(15)) == {AIC}
-    watch.event(16, HBM_DOUBLE_BIT)  # too late, and far from when it came
+    watch.event(16, HBM_DOUBLE_BIT)  # more than 5 s after the bus error occurred
     assert faults(watch, 16) == {AIC, HBM_DOUBLE_BIT}
     assert watch.chip(18).level is not Level.MANUALLY_SEPARATE
     assert watch.chip(after(18)).level is Level.MANUALLY_SEPARATE
 
 
-def test_a_coming_that_is_told_late_waits_for_the_one_that_was_told_before_it() -> None:
+def test_occurrences_announced_out_of_order_are_passed_on_in_that_order() -> None:
     watch = Watch(RULES)
     watch.event(10, AIC, "once")
     watch.event(9.7, AIC)
@@ -142,7 +142,7 @@ def test_a_coming_that_is_told_late_waits_for_the_one_that_was_told_before_it() 
     assert faults(watch, after(15)) == {AIC}
 
 
-def test_held_errors_count_when_they_are_told_and_dropped_ones_never() -> None:
+def test_held_errors_are_counted_when_passed_on_and_dropped_ones_never() -> None:
     watch = Watch(with_counter(2))
     for at_s in (10, 12):
         watch.event(at_s, AIC)
@@ -162,7 +162,7 @@ def test_held_errors_count_when_they_are_told_and_dropped_ones_never() -> None:
     assert watch.judge(23).manually_separated == 0
 
 
-def test_what_is_held_or_dropped_is_there_as_soon_as_the_rules_ask_for_no_more() -> None:
+def test_rules_without_the_filter_release_what_is_held_or_dropped() -> None:
     for code_s, memory_s in ((10.0, 1.0), (10.0, 9.0)):
         watch = Watch(RULES)
         watch.event(memory_s, HBM_DOUBLE_BIT)
@@ -172,7 +172,7 @@ def test_what_is_held_or_dropped_is_there_as_soon_as_the_rules_ask_for_no_more()
         assert faults(watch, 12) == {HBM_DOUBLE_BIT, AIC}
 
 
-def test_other_rules_that_ask_for_it_too_change_nothing() -> None:
+def test_other_rules_with_the_filter_change_nothing() -> None:
     watch = Watch(RULES)
     watch.event(9, HBM_DOUBLE_BIT)
     watch.event(10, AIC)

@@ -1,4 +1,4 @@
-"""How an admission call is matched with a pod and answered; timers run on a virtual clock."""
+"""Admission calls are matched with pods and answered; timers run on a virtual clock."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -59,7 +59,7 @@ class Node:
         return answer
 
     async def _catch_up(self) -> None:
-        """What a watch does that lists again: all that was created, has changed or is gone."""
+        """Do what a watch does that lists again: report every pod that was created, changed or deleted."""
         self.asked.append("refresh")
         for uid in {each.uid for each in self.pods} - {each.uid for each in self.api}:
             self.pods.deleted(self.shown[uid])
@@ -67,17 +67,17 @@ class Node:
             self.show(each)
 
     def show(self, shown: Pod) -> None:
-        """Have the watch show a pod."""
+        """Show a pod in the watch."""
         self.shown[shown.uid] = shown
         self.pods.applied(shown)
 
     async def admit(self, count: int, available: Sequence[str] = ALL) -> HandOver:
-        """What a kubelet does: ask for a preference, follow it or choose the first ones, allocate."""
+        """Admit as a kubelet does: get the preferred ids, use them or else the first ones, and allocate."""
         ids = await self.matcher.prefer(available, [], count) or list(available)[:count]
         return (await self.matcher.allocate(ids)).handover
 
 
-async def test_a_single_waiting_pod_gets_its_chips_and_nobody_is_asked() -> None:
+async def test_a_single_candidate_gets_its_chips_without_further_calls() -> None:
     node = Node()
     node.pods.applied(pod("one", 2, 5, 4, time=1))
     handover = await node.admit(2)
@@ -87,7 +87,7 @@ async def test_a_single_waiting_pod_gets_its_chips_and_nobody_is_asked() -> None
     assert node.asked == []
 
 
-async def test_of_several_the_one_the_kubelet_lists_is_under_admission() -> None:
+async def test_of_several_candidates_the_one_the_kubelet_lists_is_under_admission() -> None:
     node = Node()
     early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
     node.pods.applied(early)
@@ -98,7 +98,7 @@ async def test_of_several_the_one_the_kubelet_lists_is_under_admission() -> None
     assert (await node.admit(2)).pod == "default/early"
 
 
-async def test_the_kubelet_may_admit_a_pod_our_watch_has_not_shown_yet() -> None:
+async def test_a_pod_only_the_kubelet_lists_can_be_under_admission() -> None:
     node = Node()
     unseen = pod("unseen", 2, 4, 5, time=3)
     node.pods.applied(pod("early", 2, 0, 1, time=1))
@@ -107,7 +107,7 @@ async def test_the_kubelet_may_admit_a_pod_our_watch_has_not_shown_yet() -> None
     assert (await node.admit(2)).chips == (4, 5)
 
 
-async def test_where_the_kubelet_cannot_be_asked_the_smallest_predicate_time_decides() -> None:
+async def test_without_the_kubelets_list_the_smallest_predicate_time_decides() -> None:
     node = Node()
     node.pods.applied(pod("seven", 2, 2, 3, time=7))
     node.pods.applied(pod("five", 2, 0, 1, time=5))
@@ -115,17 +115,17 @@ async def test_where_the_kubelet_cannot_be_asked_the_smallest_predicate_time_dec
     assert (await node.admit(2)).pod == "default/seven"
 
 
-async def test_while_a_guess_stands_the_last_one_waiting_is_a_guess_as_well() -> None:
+async def test_after_a_guess_the_last_candidate_is_a_guess_as_well() -> None:
     node = Node()
     node.pods.applied(pod("seven", 2, 2, 3, time=7))
     node.pods.applied(pod("five", 2, 0, 1, time=5))
     await node.admit(2)
     await node.admit(2)
-    # If the first one was for seven, the second one was for five.
+    # If the first call was in fact for pod seven, the second one was for pod five.
     assert node.handovers.guessed == {"uid-five", "uid-seven"}
 
 
-async def test_a_hand_over_that_rests_on_a_guess_is_remembered_until_its_pod_is_gone() -> None:
+async def test_a_guessed_hand_over_is_kept_until_its_pod_is_gone() -> None:
     node = Node()
     seven, five = pod("seven", 2, 2, 3, time=7), pod("five", 2, 0, 1, time=5)
     node.pods.applied(seven)
@@ -139,7 +139,7 @@ async def test_a_hand_over_that_rests_on_a_guess_is_remembered_until_its_pod_is_
     assert node.handovers.guessed == set()
 
 
-async def test_a_call_that_waits_gets_a_pod_whose_hand_over_turns_out_to_be_another_s() -> None:
+async def test_a_waiting_call_gets_a_pod_whose_hand_over_was_another_pods() -> None:
     node = Node()
     node.pods.applied(pod("one", 1, 3, time=1))
     await node.admit(1)
@@ -149,7 +149,7 @@ async def test_a_call_that_waits_gets_a_pod_whose_hand_over_turns_out_to_be_anot
     assert node.asked == []
 
 
-async def test_chips_are_not_handed_over_on_a_guess_where_the_kubelet_can_be_asked_again() -> None:
+async def test_a_guessed_preference_is_checked_with_the_kubelet_at_allocate() -> None:
     node = Node()
     early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
     node.pods.applied(early)
@@ -161,7 +161,7 @@ async def test_chips_are_not_handed_over_on_a_guess_where_the_kubelet_can_be_ask
     assert (given.pod, given.chips) == ("default/late", (2, 3))
 
 
-async def test_a_kubelet_that_chose_other_ids_gives_the_written_chips_and_the_difference_is_known() -> None:
+async def test_other_ids_of_the_kubelet_give_the_written_chips_and_are_recorded() -> None:
     node = Node()
     node.pods.applied(pod("one", 2, 0, 1, time=1))
     handover = (await node.matcher.allocate(["Ascend910-7", "Ascend910-0"])).handover
@@ -169,7 +169,7 @@ async def test_a_kubelet_that_chose_other_ids_gives_the_written_chips_and_the_di
     assert not handover.matches_kubelet
 
 
-async def test_the_same_call_again_gets_the_same_answer() -> None:
+async def test_a_repeated_call_gets_the_same_answer() -> None:
     node = Node()
     node.pods.applied(pod("one", 2, 0, 1, time=1))
     first = await node.admit(2)
@@ -193,7 +193,7 @@ async def test_a_pod_the_watch_never_shows_is_listed_once() -> None:
     assert node.asked == ["api"]
 
 
-async def test_a_pod_the_watch_never_shows_is_listed_once_and_the_kubelet_is_led_to_its_chips() -> None:
+async def test_a_preference_for_a_pod_the_watch_never_shows_lists_it_once() -> None:
     node = Node()
     node.api = [pod("unwatched", 2, 3, 5, time=1)]
     started_s = asyncio.get_running_loop().time()
@@ -205,7 +205,7 @@ async def test_a_pod_the_watch_never_shows_is_listed_once_and_the_kubelet_is_led
 
 @pytest.mark.parametrize("end", ["deleted", "Succeeded"])
 @pytest.mark.parametrize("led", [True, False])
-async def test_a_pod_the_watch_never_shows_gets_the_chips_of_one_whose_end_it_has_not_shown_either(
+async def test_a_pod_the_watch_never_shows_gets_chips_whose_release_it_missed(
     end: str,
     led: bool,  # noqa: FBT001 - a parameter
 ) -> None:
@@ -222,7 +222,7 @@ async def test_a_pod_the_watch_never_shows_gets_the_chips_of_one_whose_end_it_ha
     assert asyncio.get_running_loop().time() - started_s < CAP_S
 
 
-async def test_a_pod_that_came_and_went_without_the_watch_s_showing_it_leaves_its_chips_to_the_next() -> None:
+async def test_a_pod_the_watch_missed_entirely_leaves_its_chips_to_the_next() -> None:
     node = Node()
     node.api = [pod("first", 2, 3, 5, time=1)]
     await node.admit(2)
@@ -231,7 +231,7 @@ async def test_a_pod_that_came_and_went_without_the_watch_s_showing_it_leaves_it
     assert [each.pod for each in node.handovers] == ["default/second"]
 
 
-async def test_a_pod_the_kubelet_alone_has_shown_gets_the_chips_of_one_whose_end_it_has_not_shown_us() -> None:
+async def test_a_pod_only_the_kubelet_lists_gets_chips_whose_release_was_missed() -> None:
     node = Node()
     node.show(pod("first", 2, 3, 5, time=1))
     await node.admit(2)
@@ -243,7 +243,7 @@ async def test_a_pod_the_kubelet_alone_has_shown_gets_the_chips_of_one_whose_end
     assert "api" not in node.asked
 
 
-async def test_a_holder_the_api_server_still_has_keeps_its_chips_from_a_pod_the_watch_has_not_shown() -> None:
+async def test_a_holder_the_api_server_still_has_keeps_its_chips() -> None:
     node = Node()
     node.show(holder := pod("holder", 2, 3, 5, time=1))
     await node.admit(2)
@@ -253,7 +253,7 @@ async def test_a_holder_the_api_server_still_has_keeps_its_chips_from_a_pod_the_
     assert [each.pod for each in node.handovers] == ["default/holder"]
 
 
-async def test_a_pod_that_turns_out_to_be_over_while_the_watch_catches_up_gets_nothing() -> None:
+async def test_a_pod_that_ends_while_the_watch_catches_up_gets_nothing() -> None:
     node = Node()
     node.show(pod("first", 2, 3, 5, time=1))
     await node.admit(2)
@@ -278,7 +278,7 @@ async def test_a_watch_that_does_not_catch_up_is_not_waited_for_beyond_the_cap()
     assert loop.time() - started_s == pytest.approx(LIST_AFTER_S + REFRESH_S)
 
 
-async def test_a_pod_refused_for_want_of_time_is_not_taken_for_one_that_waits_once_the_watch_has_caught_up() -> None:
+async def test_a_pod_refused_at_the_time_limit_is_not_a_candidate_again() -> None:
     node = Node()
     node.show(pod("first", 2, 3, 5, time=1))
     await node.admit(2)
@@ -299,7 +299,7 @@ async def test_a_pod_refused_for_want_of_time_is_not_taken_for_one_that_waits_on
     assert (await node.matcher.allocate(ids(2, 6))).handover.pod == "default/real"
 
 
-async def test_a_forged_pod_the_watch_has_shown_costs_the_api_server_nothing() -> None:
+async def test_a_forged_pod_in_the_watch_causes_no_request() -> None:
     node = Node()
     node.show(pod("holder", 2, 0, 1, time=5))
     await node.admit(2)
@@ -309,7 +309,7 @@ async def test_a_forged_pod_the_watch_has_shown_costs_the_api_server_nothing() -
     assert node.asked == []
 
 
-async def test_a_pod_found_by_a_list_that_is_deleted_before_allocate_gets_nothing() -> None:
+async def test_a_listed_pod_that_is_deleted_before_allocate_gets_nothing() -> None:
     node = Node()
     gone = pod("unwatched", 1, 3, time=1)
     node.api = [gone]
@@ -357,7 +357,7 @@ async def test_a_forged_pod_gets_nothing_and_the_holder_keeps_its_chips() -> Non
     assert [each.pod for each in node.handovers] == ["default/holder"]
 
 
-async def test_a_pod_placed_by_hand_does_not_take_the_chips_of_one_that_waits() -> None:
+async def test_a_pod_bound_by_hand_does_not_get_the_chips_of_a_candidate() -> None:
     node = Node()
     by_hand, placed = pod("by-hand", 2), pod("placed", 2, 0, 1, time=1)
     node.pods.applied(placed)
@@ -370,7 +370,7 @@ async def test_a_pod_placed_by_hand_does_not_take_the_chips_of_one_that_waits() 
     assert (await node.admit(2)).pod == "default/placed"
 
 
-async def test_a_refused_pod_that_still_looks_pending_does_not_take_the_next_one_s_place() -> None:
+async def test_a_refused_pod_that_still_looks_pending_is_not_a_candidate() -> None:
     node = Node()
     by_hand, placed = pod("by-hand", 2), pod("placed", 2, 0, 1, time=1)
     node.pods.applied(by_hand)
@@ -381,8 +381,8 @@ async def test_a_refused_pod_that_still_looks_pending_does_not_take_the_next_one
     assert (await node.admit(2)).pod == "default/placed"
 
 
-async def test_nobody_gets_the_chips_the_kubelet_believes_another_pod_has() -> None:
-    # Where the kubelet could not be led, its ids may be what a changed annotation hides.
+async def test_chips_that_another_pod_has_in_the_kubelets_ledger_are_refused() -> None:
+    # If the kubelet did not follow the preference, its ledger can have chips that a changed annotation hides.
     node = Node()
     node.handovers.add(HandOver("uid-other", "default/other", (0, 1), (7, 0)))
     node.pods.applied(pod("one", 1, 7, time=1))
@@ -405,7 +405,7 @@ async def test_an_unknown_device_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("end", ["deleted", "failed", "started"])
-async def test_a_pod_the_watch_has_shown_to_end_does_not_come_back_by_the_kubelet_s_older_list(end: str) -> None:
+async def test_a_pod_that_ended_does_not_return_by_an_older_kubelet_list(end: str) -> None:
     node = Node()
     gone, one, two = pod("gone", 2, 0, 1, time=1), pod("one", 2, 2, 3, time=2), pod("two", 2, 4, 5, time=3)
     node.pods.applied(gone)
@@ -424,7 +424,7 @@ async def test_a_pod_the_watch_has_shown_to_end_does_not_come_back_by_the_kubele
     assert (await node.admit(2)).pod == "default/one"
 
 
-async def test_a_pod_deleted_while_the_kubelet_is_asked_gets_nothing() -> None:
+async def test_a_pod_deleted_during_the_kubelets_list_gets_nothing() -> None:
     node = Node()
     early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
     node.pods.applied(early)
@@ -439,7 +439,7 @@ async def test_a_pod_deleted_while_the_kubelet_is_asked_gets_nothing() -> None:
     assert (await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])).handover.pod == "default/late"
 
 
-async def test_a_pod_torn_away_while_it_is_admitted_does_not_get_the_chips_of_the_only_one_left() -> None:
+async def test_a_pod_deleted_under_admission_does_not_get_another_ones_chips() -> None:
     node = Node()
     torn, left = pod("torn", 2, 0, 1, time=1), pod("left", 2, 2, 3, time=2)
     node.pods.applied(torn)
@@ -453,7 +453,7 @@ async def test_a_pod_torn_away_while_it_is_admitted_does_not_get_the_chips_of_th
 
 
 def crowded(name: str, *chips: int, time: int = 1, **more: str) -> Pod:
-    """An init container of four, then two app containers of two."""
+    """An init container with 4 chips, then two app containers with 2 each."""
     return pod(name, 0, *chips, time=time, init={"prepare": 4}, asks={"left": 2, "right": 2}, **more)  # type: ignore[arg-type]  # fields of a pod
 
 
@@ -461,7 +461,7 @@ def ids(*chips: int) -> list[str]:
     return [chip_name(chip_id) for chip_id in chips]
 
 
-async def test_each_container_gets_its_slice_and_the_claim_names_the_whole_list_from_the_first_on() -> None:
+async def test_each_container_gets_its_slice_and_the_first_claim_has_all_chips() -> None:
     node = Node()
     node.kubelet = [one := pod("one", 0, 5, 4, 7, 6, time=1, asks={"left": 2, "right": 2})]
     node.pods.applied(one)
@@ -474,7 +474,7 @@ async def test_each_container_gets_its_slice_and_the_claim_names_the_whole_list_
     assert second.matches_kubelet
 
 
-async def test_what_the_kubelet_recycles_as_it_likes_is_given_as_it_is() -> None:
+async def test_chips_the_kubelet_reuses_for_a_container_are_given_as_they_are() -> None:
     node = Node()
     node.kubelet = [one := crowded("one", 0, 1, 2, 3)]
     node.pods.applied(one)
@@ -487,9 +487,7 @@ async def test_what_the_kubelet_recycles_as_it_likes_is_given_as_it_is() -> None
     assert len(node.claimed) == 1
 
 
-async def test_ids_that_are_not_the_pod_s_are_answered_by_the_container_s_slice_and_the_claim_is_written_again() -> (
-    None
-):
+async def test_foreign_ids_are_answered_with_the_slice_and_claimed_again() -> None:
     node = Node()
     node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
     node.pods.applied(one)
@@ -501,7 +499,7 @@ async def test_ids_that_are_not_the_pod_s_are_answered_by_the_container_s_slice_
     assert not second.handover.matches_kubelet
 
 
-async def test_the_same_call_for_one_of_several_containers_gets_the_same_answer() -> None:
+async def test_a_repeated_call_for_one_of_several_containers_gets_the_same_answer() -> None:
     node = Node()
     node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
     node.pods.applied(one)
@@ -514,7 +512,7 @@ async def test_the_same_call_for_one_of_several_containers_gets_the_same_answer(
     assert (await node.matcher.allocate(ids(2, 3))).part == right.part
 
 
-async def test_the_preference_for_a_later_container_takes_up_what_the_kubelet_has_chosen_already() -> None:
+async def test_the_preference_of_a_later_container_keeps_the_kubelets_ids() -> None:
     node = Node()
     node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, init={"prepare": 3}, asks={"left": 2, "right": 2})]
     node.pods.applied(one)
@@ -525,8 +523,8 @@ async def test_the_preference_for_a_later_container_takes_up_what_the_kubelet_ha
     assert await node.matcher.prefer(["npu-0", *ids(0, 3)], ["npu-0"], 2) == []
 
 
-async def test_a_pod_that_has_begun_is_passed_over_where_the_kubelet_has_taken_up_a_later_one() -> None:
-    # Another resource refused the rest of it; the kubelet rejects it, and the watch does not show that yet.
+async def test_a_partly_admitted_pod_is_skipped_if_the_kubelet_has_a_newer_one() -> None:
+    # Another resource refused the rest of it; the kubelet rejects it, which the watch does not show yet.
     node = Node()
     begun, later = pod("begun", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}), pod("later", 2, 4, 5, time=2)
     node.pods.applied(begun)
@@ -537,7 +535,7 @@ async def test_a_pod_that_has_begun_is_passed_over_where_the_kubelet_has_taken_u
     assert (await node.admit(2, ALL[2:])).pod == "default/later"
 
 
-async def test_a_pod_that_has_begun_is_asked_about_even_if_it_is_the_only_one_we_know() -> None:
+async def test_the_kubelet_is_asked_about_a_partly_admitted_pod() -> None:
     node = Node()
     begun = pod("begun", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})
     node.pods.applied(begun)
@@ -548,7 +546,7 @@ async def test_a_pod_that_has_begun_is_asked_about_even_if_it_is_the_only_one_we
 
 
 @pytest.mark.parametrize("kubelet", [None, []], ids=["silent", "lying"])
-async def test_without_the_kubelet_s_help_a_pod_that_has_begun_comes_before_an_older_decision(
+async def test_without_the_kubelets_list_a_partly_admitted_pod_goes_first(
     kubelet: list[Pod] | None,
 ) -> None:
     node = Node()
@@ -560,8 +558,8 @@ async def test_without_the_kubelet_s_help_a_pod_that_has_begun_comes_before_an_o
     assert (await node.admit(2, ALL[4:])).pod == "default/other"
 
 
-async def test_a_pod_the_kubelet_rejected_without_asking_us_does_not_take_the_next_one_s_place() -> None:
-    # Out of CPU, say: until its status arrives it looks as if it waited, and the kubelet lists it, too.
+async def test_a_pod_the_kubelet_rejects_by_itself_does_not_get_the_next_call() -> None:
+    # For example out of CPU: until its status arrives it looks pending, and the kubelet lists it as well.
     node = Node()
     rejected, next_one = pod("rejected", 2, 0, 1, time=1), pod("next", 2, 2, 3, time=2)
     node.pods.applied(rejected)
@@ -570,7 +568,7 @@ async def test_a_pod_the_kubelet_rejected_without_asking_us_does_not_take_the_ne
     assert (await node.admit(2)).pod == "default/next"
 
 
-async def test_a_pod_that_waits_for_long_may_have_been_rejected_and_the_kubelet_is_asked() -> None:
+async def test_the_kubelet_is_asked_about_a_pod_that_waits_for_long() -> None:
     clock = [0.0]
     node = Node(now_s=lambda: clock[0])
     rejected = pod("rejected", 2, 0, 1, time=1)
@@ -580,7 +578,7 @@ async def test_a_pod_that_waits_for_long_may_have_been_rejected_and_the_kubelet_
     assert (await node.admit(2)).pod == "default/unseen"
 
 
-async def test_a_pod_torn_away_is_forgotten_once_the_kubelet_has_come_to_a_later_one() -> None:
+async def test_a_deleted_pod_is_forgotten_once_the_kubelet_admits_a_newer_one() -> None:
     node = Node()
     torn, one, two = pod("torn", 2, 0, 1, time=1), pod("one", 2, 2, 3, time=2), pod("two", 2, 4, 5, time=3)
     node.pods.applied(torn)
@@ -594,7 +592,7 @@ async def test_a_pod_torn_away_is_forgotten_once_the_kubelet_has_come_to_a_later
     assert node.asked == []
 
 
-async def test_a_pod_from_before_a_restart_may_be_asked_for_in_the_middle() -> None:
+async def test_a_pod_from_before_a_restart_may_continue_at_any_container() -> None:
     node = Node()
     node.kubelet = [one := crowded("one", 0, 1, 2, 3)]
     node.pods.applied(one)
@@ -605,7 +603,7 @@ async def test_a_pod_from_before_a_restart_may_be_asked_for_in_the_middle() -> N
     assert (await node.matcher.allocate(ids(3, 2))).part.container == "right"
 
 
-async def test_a_refused_container_leaves_no_trace_in_the_ledger() -> None:
+async def test_a_refused_container_adds_nothing_to_the_ledger() -> None:
     node = Node()
 
     def refuse(_chips: tuple[int, ...]) -> ContainerEdits:
@@ -629,7 +627,7 @@ async def test_a_call_for_no_device_is_refused_at_once() -> None:
 
 
 def found_by_the_kubelet(*found: Pod) -> Node:
-    """A node whose kubelet started after these pods had come to it."""
+    """A node whose kubelet started after these pods were bound to it."""
     node = Node()
     node.kubelet = list(found)
     for each in found:
@@ -638,9 +636,7 @@ def found_by_the_kubelet(*found: Pod) -> Node:
     return node
 
 
-async def test_a_pod_from_before_the_kubelet_s_start_is_refused_a_chip_that_is_not_offered_and_the_next_gets_it() -> (
-    None
-):
+async def test_a_pod_from_before_the_kubelets_start_is_refused_unoffered_chips() -> None:
     found = pod("found", 2, 0, 1, time=1)
     node = found_by_the_kubelet(found)
     with pytest.raises(Refusal, match="the kubelet does not offer Ascend910-1 yet") as refused:
@@ -654,7 +650,7 @@ async def test_a_pod_from_before_the_kubelet_s_start_is_refused_a_chip_that_is_n
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["after", "before any"])
-async def test_a_pod_that_came_after_the_kubelet_s_start_gets_its_chips_whatever_is_offered(*, begun: bool) -> None:
+async def test_a_pod_from_after_the_kubelets_start_gets_unoffered_chips(*, begun: bool) -> None:
     node = Node()
     if begun:
         node = found_by_the_kubelet(pod("earlier", 1, 7, time=1))
@@ -664,7 +660,7 @@ async def test_a_pod_that_came_after_the_kubelet_s_start_gets_its_chips_whatever
     assert (handover.chips, handover.kubelet_ids) == ((0, 1), (0, 2))
 
 
-async def test_what_was_not_offered_to_one_pod_is_not_held_against_another() -> None:
+async def test_chips_not_offered_to_one_pod_are_not_refused_to_another() -> None:
     one, other = pod("one", 2, 0, 1, time=1), pod("other", 2, 2, 3, time=2)
     node = found_by_the_kubelet(one, other)
     node.kubelet = [one]
@@ -674,7 +670,7 @@ async def test_what_was_not_offered_to_one_pod_is_not_held_against_another() -> 
 
 
 @pytest.mark.parametrize("then", ["asked again", "another kubelet"])
-async def test_what_was_not_offered_is_refused_until_the_kubelet_asks_again_or_is_another(then: str) -> None:
+async def test_unoffered_chips_are_refused_until_they_are_offered_or_a_new_kubelet(then: str) -> None:
     node = found_by_the_kubelet(pod("one", 2, 0, 1, time=1))
     with pytest.raises(Refusal, match="does not offer Ascend910-1 yet"):
         await node.admit(2, ids(0, 2))
@@ -687,13 +683,13 @@ async def test_what_was_not_offered_is_refused_until_the_kubelet_asks_again_or_i
     assert (await node.matcher.allocate(ids(0, 2))).part.chips == (0, 1)
 
 
-async def test_a_kubelet_that_chose_the_chip_after_all_gives_it() -> None:
+async def test_an_unoffered_chip_that_the_kubelet_chose_is_given() -> None:
     node = found_by_the_kubelet(pod("one", 2, 0, 1, time=1))
     assert await node.matcher.prefer(ids(0, 2), [], 2) == []
     assert (await node.matcher.allocate(ids(1, 2))).part.chips == (0, 1)
 
 
-async def test_a_pod_whose_preference_took_too_long_gets_its_chips_though_another_choice_was_made() -> None:
+async def test_after_a_preference_that_took_too_long_the_pod_gets_its_chips() -> None:
     node = found_by_the_kubelet(one := pod("one", 2, 0, 1, time=1), pod("two", 2, 2, 3, time=2))
     answer, node.finder._kubelet_pods = node.finder._kubelet_pods, asyncio.Event().wait  # type: ignore[assignment]  # hangs
     assert await node.matcher.prefer(ids(0, 4, 5), [], 2) == []
@@ -701,7 +697,7 @@ async def test_a_pod_whose_preference_took_too_long_gets_its_chips_though_anothe
     assert (await node.matcher.allocate(ids(0, 4))).part.chips == (0, 1)
 
 
-async def test_a_container_that_can_have_other_chips_of_its_pod_is_not_refused_and_the_one_left_without_is() -> None:
+async def test_only_a_container_without_other_chips_of_its_pod_is_refused() -> None:
     node = found_by_the_kubelet(pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}))
     left = await node.admit(2, ids(0, 2, 3))
     assert [part.chips for part in left.parts] == [(0, 2)]
@@ -709,7 +705,7 @@ async def test_a_container_that_can_have_other_chips_of_its_pod_is_not_refused_a
         await node.admit(2, ids(3, 4, 5))
 
 
-async def test_ids_that_are_not_the_pod_s_and_chosen_already_are_no_reason_to_refuse() -> None:
+async def test_foreign_ids_chosen_already_are_not_refused() -> None:
     node = found_by_the_kubelet(crowded("one", 0, 1, 2, 3))
     await node.admit(4)
     assert await node.matcher.prefer(ids(2, 3, 4), ids(4), 2) == []
