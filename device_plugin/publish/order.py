@@ -92,7 +92,7 @@ class AdvertisedChips:
             now_s: the present.
             advertised: the healthy chips in the last list the kubelet was sent.
         """
-        # At the start nobody relies on the node yet, so its first chips count at once.
+        # At the start no reader relies on the node yet, so its first chips count at once.
         since_s = now_s if self._begun else -math.inf
         self._begun = self._begun or advertised != 0
         self._since_s = {chip: self._since_s.get(chip, since_s) for chip in chip_ids(advertised)}

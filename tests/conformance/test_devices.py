@@ -149,7 +149,7 @@ def test_a_fault_is_an_event_of_the_node(node: PluginNode) -> None:
         )
 
     # After the same fault in an earlier test this Event is a repetition, which can be delayed.
-    node.wait_until(told, "an Event tells of it", timeout_s=REPEAT_POST_S + PATIENCE_S)
+    node.wait_until(told, "an Event about it", timeout_s=REPEAT_POST_S + PATIENCE_S)
     node.wait_until(lambda: node.counts() == (8, 7), "one chip less is offered")
 
 
