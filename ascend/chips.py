@@ -59,6 +59,11 @@ def parse_chip_name(name: str) -> int:
     return int(match[1])
 
 
+def count_chips(count: int) -> str:
+    """Return the number with its noun: ``1 chip``, ``2 chips``."""
+    return f"{count} chip" if count == 1 else f"{count} chips"
+
+
 def join_names(ids: Iterable[int]) -> str:
     """A comma-joined list of names in the order given: the pod annotation's selection order."""
     return ",".join(chip_name(chip_id) for chip_id in ids)

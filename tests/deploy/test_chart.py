@@ -12,7 +12,7 @@ import yaml
 
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.settings import RELOADED, read_settings
-from device_plugin.rules.rights import KUBELET_PODS, rights
+from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster
@@ -261,7 +261,6 @@ def test_values_change_the_settings_they_are_named_for(tmp_path: Path, monkeypat
         ("devicePlugin.health.recoveryHoldSeconds=30", False),
         ("devicePlugin.health.staleSeconds=30", False),
         ("devicePlugin.driver.scanPeriodSeconds=5", False),
-        ("devicePlugin.driver.calmScanPeriodSeconds=2", False),
         ("devicePlugin.injection=devices", False),
         ("devicePlugin.logLevel=DEBUG", False),
         ("devicePlugin.health.readmission=manual", True),
@@ -276,7 +275,6 @@ def test_only_what_needs_a_restart_restarts_the_pods(*, value: str, rolls: bool)
     assert (before["spec"]["template"] != after["spec"]["template"]) == rolls
     field = {
         "scanPeriodSeconds": "scan_period_s",
-        "calmScanPeriodSeconds": "calm_scan_period_s",
         "logLevel": "log_level",
         "library": "dcmi_library",
     }
