@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from allocator.settings import Settings as AllocatorSettings
+from allocator.state.kinds import watched_kinds
 from ascend.daemon.settings import RELOADED, read_settings
 from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
@@ -323,6 +324,15 @@ def test_the_rights_are_these_and_no_others() -> None:
         ("Role", f"endpointslices.discovery.k8s.io {LEASE}-leader"): {"patch", "delete"},
         ("Role", "configmaps"): {"list", "watch"},
     }
+
+
+@pytest.mark.parametrize("health_namespace", ["", "mindx-dl"])
+def test_the_allocator_may_list_and_watch_every_kind_it_watches(health_namespace: str) -> None:
+    granted = _rights(helm.render("--set", f"allocator.nodeHealthNamespace={health_namespace}"), "allocator")
+    for kind in watched_kinds(health_namespace):
+        resource = ".".join(filter(None, (kind.resource.plural, kind.resource.group)))
+        scope = "Role" if kind.namespace(health_namespace) else "ClusterRole"
+        assert granted.get((scope, resource), set()) >= {"list", "watch"}, kind.name
 
 
 def test_what_noded_writes_may_be_read_where_the_values_say_and_nowhere_else() -> None:
