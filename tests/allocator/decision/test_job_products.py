@@ -42,11 +42,12 @@ def placed(world: World, *pods: Pod) -> list[str]:
     return [world.engine.place(each).node for each in pods]
 
 
+@pytest.mark.parametrize("candidates", [None, ["a"], ["b1", "b2"]], ids=["all", "one", "of one product"])
 @pytest.mark.parametrize("minimum", [1, 2])
-def test_a_job_that_names_no_product_is_refused_on_a_mixed_cluster(minimum: int) -> None:
+def test_a_job_that_names_no_product_is_refused_on_a_mixed_cluster(minimum: int, candidates: list[str] | None) -> None:
     world = world_of(a=A, b1=B, b2=B)
     world.add(*(peer(number, minimum=minimum) for number in range(2)))
-    refusal = world.refusal(peer(0, minimum=minimum))
+    refusal = world.refusal(peer(0, minimum=minimum), candidates)
     assert refusal.reason is Reason.PRODUCT_NOT_NAMED
     assert refusal.message.startswith("job default/train ")
     assert "910A or 910B-8" in refusal.message
@@ -121,6 +122,13 @@ def test_servers_that_take_no_pods_now_count_as_well(*, ready: bool, cordoned: b
 
 def test_a_node_of_unknown_product_does_not_count() -> None:
     assert placed(world_of(a=A, b={TYPE: "unknown"}), peer(0)) == ["a"]
+
+
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_a_peer_on_an_unknown_node_holds_up_no_pod(minimum: int) -> None:
+    world = world_of(a=A)
+    world.add(peer(0, minimum=minimum, on="unknown"))
+    assert placed(world, peer(1, minimum=minimum)) == ["a"]
 
 
 def test_a_product_is_what_the_labels_say_now() -> None:

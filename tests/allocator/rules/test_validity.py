@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from allocator.rules.job import VOLCANO
 from allocator.rules.job_products import SCHEDULE_POLICY, avoids_sub_healthy, wanted_products
 from allocator.rules.validity import JobShape, invalidity, job_shape, validate_job, virtual_chips
 from ascend.annotations import MIN_AVAILABLE
@@ -17,7 +16,7 @@ from ascend.kube.objects import (
     Resources,
 )
 from ascend.reasons import Reason
-from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod, pod_group, stateful_set
+from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod
 from tests.allocator.reference import reference_cases
 
 
@@ -296,90 +295,3 @@ def test_a_job_of_several_pods_in_one_superpod_is_refused(super_pod: dict[str, A
     assert refusal is not None
     assert refusal.reason is Reason.UNSUPPORTED_POLICY
     assert invalidity(job_shape("job default/train", pods[:1])) is None
-
-
-GROUPED = {GROUP: "train"}
-
-
-def world_of_group(minimum: int) -> World:
-    """A 910A server, and a PodGroup with this minimum."""
-    world = World()
-    world.add(node("n1", labels=of_type("module")))
-    group = pod_group(minimum)
-    world.cluster.jobs.watched(VOLCANO)
-    world.cluster.jobs.group_applied(VOLCANO, group)
-    return world
-
-
-def in_group(name: str, resources: dict[str, str] | int) -> Pod:
-    """A pod of that group."""
-    return requesting(name, resources, selector=of_type("module"), annotations=GROUPED)
-
-
-def test_a_worker_waits_for_its_launcher() -> None:
-    world = world_of_group(2)
-    worker = in_group("worker", 4)
-    for _ in ("before it was seen", "after it was seen"):
-        world.engine.validate(worker)
-        assert world.engine.filter(worker).refused["n1"].reason is Reason.GANG_INCOMPLETE
-        refusal = world.refusal(worker)
-        assert refusal.reason is Reason.GANG_INCOMPLETE
-        assert not world.engine.may_fit(worker)
-        world.add(worker)
-    world.add(in_group("launcher", {}))
-    assert world.engine.may_fit(worker)
-    assert not world.engine.request_of(worker).distributed
-    assert world.engine.place(worker).node == "n1"
-    with pytest.raises(Refusal, match="several pods"):
-        world.engine.validate(in_group("another", 4))
-
-
-def test_a_pod_too_many_makes_its_whole_gang_invalid() -> None:
-    world = world_of_group(3)
-    pods = [in_group(f"train-{number}", 4) for number in range(2)]
-    world.engine.validate(pods[0])
-    world.add(pods[0])
-    refusals = set()
-    for seen in (pods[1], in_group("launcher", {})):
-        for each in pods[1:] if seen is pods[1] else pods:
-            with pytest.raises(Refusal) as refused:
-                world.engine.validate(each)
-            refusals.add((refused.value.reason, refused.value.message))
-        world.add(seen)
-    ((reason, sentence),) = refusals
-    assert reason is Reason.INVALID_REQUEST
-    assert re.search("job default/train .*several pods of 4 chips", sentence)
-    for each in pods:
-        with pytest.raises(Refusal, match="several pods of 4"):
-            world.engine.filter(each)
-
-
-@pytest.mark.parametrize("chips", [3, 16])
-def test_a_size_valid_neither_alone_nor_with_peers_is_refused_early(chips: int) -> None:
-    with pytest.raises(Refusal, match=f"pod default/first .* {chips} chips; on 910A servers"):
-        world_of_group(2).engine.validate(in_group("first", chips))
-
-
-@pytest.mark.parametrize("labels", [{}, {"jobset.sigs.k8s.io/replicatedjob-replicas": "2"}])
-def test_the_first_pod_is_refused_if_known_peers_make_its_gang_invalid(
-    labels: dict[str, str],
-) -> None:
-    world = world_of_group(2)
-    world.cluster.jobs.owner_applied(stateful_set(1 if labels else 2))
-    first = pod("train-0", 4, selector=of_type("module"), annotations=GROUPED, labels=labels)
-    with pytest.raises(Refusal, match=r"job default/train .*several pods of 4 chips"):
-        world.engine.validate(owned_by(first, "StatefulSet"))
-
-
-def test_a_stated_minimum_is_validated_like_that_of_a_group() -> None:
-    world = World()
-    world.add(node("n1", labels=of_type("module")))
-    annotations = {**GROUPED, MIN_AVAILABLE: "2"}
-    worker = requesting("worker", 4, annotations=annotations, selector=of_type("module"))
-    world.engine.validate(worker)
-    world.add(requesting("launcher", {}, annotations=annotations))
-    assert not world.engine.request_of(worker).distributed
-    world.add(worker)
-    assert world.engine.place(worker).node == "n1"
-    with pytest.raises(Refusal, match="several pods"):
-        world.engine.request_of(requesting("another", 4, annotations=annotations, selector=of_type("module")))

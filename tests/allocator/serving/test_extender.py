@@ -57,8 +57,8 @@ async def test_refused_nodes_are_unresolvable_and_have_a_reason(allocator: Alloc
     assert answer["FailedNodes"] == {}
     assert answer["FailedAndUnresolvableNodes"]["n1"].startswith("NotEnoughChips: ")
     assert answer["FailedAndUnresolvableNodes"]["plain"].startswith("NotAnNpuNode: ")
-    odd = await allocator.filter(await allocator.pod("c", 3), ["n1"])
-    assert odd["FailedAndUnresolvableNodes"]["n1"].startswith("InvalidRequest: ")
+    invalid = await allocator.filter(await allocator.pod("c", 3), ["n1"])
+    assert invalid["FailedAndUnresolvableNodes"]["n1"].startswith("InvalidRequest: ")
 
 
 async def test_many_refused_nodes_have_one_sentence_per_reason(allocator: Allocator) -> None:

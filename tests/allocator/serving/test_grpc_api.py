@@ -99,11 +99,11 @@ async def test_the_state_shows_holders_and_reservations(allocator: Allocator) ->
 
 
 async def test_a_refusal_is_an_answer_of_filter_and_an_error_of_allocate(allocator: Allocator) -> None:
-    odd = ref(await allocator.pod("odd", 3))
-    assert (await allocator.stub.Filter(pb.FilterRequest(pod=odd))).refused["n1"].reason == Reason.INVALID_REQUEST
-    assert not (await allocator.stub.Score(pb.ScoreRequest(pod=odd))).nodes
+    invalid = ref(await allocator.pod("invalid", 3))
+    assert (await allocator.stub.Filter(pb.FilterRequest(pod=invalid))).refused["n1"].reason == Reason.INVALID_REQUEST
+    assert not (await allocator.stub.Score(pb.ScoreRequest(pod=invalid))).nodes
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await allocator.stub.Allocate(pb.AllocateRequest(pod=odd))
+        await allocator.stub.Allocate(pb.AllocateRequest(pod=invalid))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert str(refused.value.details()).startswith("InvalidRequest: ")
 

@@ -107,10 +107,10 @@ async def test_a_binding_of_a_pod_without_chips_gets_none(
     allocator: Allocator, scheduler: KubeClient, count: int | None
 ) -> None:
     assert await bind(scheduler, await allocator.pod("plain", count), "anywhere") == ""
-    pod = await allocator.pod("invents", count)
+    pod = await allocator.pod("forged", count)
     assert await bind(scheduler, pod, "anywhere", **{ALLOCATED: "Ascend910-0", "note": "kept"}) == ""
     assert "annotations" not in (await allocator.read("plain"))["metadata"]
-    assert (await allocator.read("invents"))["metadata"]["annotations"] == {"note": "kept"}
+    assert (await allocator.read("forged"))["metadata"]["annotations"] == {"note": "kept"}
 
 
 async def test_the_allocators_own_bindings_pass_unchanged(tmp_path: Path) -> None:
@@ -240,10 +240,10 @@ async def test_racing_schedulers_share_no_chip(allocator: Allocator, scheduler: 
 
 async def test_an_invalid_pod_is_denied_with_the_filters_sentence(allocator: Allocator) -> None:
     await allocator.node("n1")
-    invalid = pod_manifest("odd", 17)
+    invalid = pod_manifest("invalid", 17)
     denied = await review(allocator, "pods", invalid)
     assert not denied["allowed"]
-    created = await allocator.pod("odd", 17)
+    created = await allocator.pod("invalid", 17)
     sentence = (await allocator.filter(created, ["n1"]))["FailedAndUnresolvableNodes"]["n1"]
     assert denied["status"]["message"] == sentence
     assert (await review(allocator, "pods", pod_manifest("good", 4)))["allowed"]
@@ -306,7 +306,7 @@ async def test_the_second_vnpu_of_a_job_is_not_bound_by_other_schedulers(
 
 async def test_an_invalid_pod_is_only_warned_about_if_configured(tmp_path: Path) -> None:
     async with ApiServer() as server, running(server, tmp_path, invalid_pods="warn") as allocator:
-        answer = await review(allocator, "pods", pod_manifest("odd", 17))
+        answer = await review(allocator, "pods", pod_manifest("invalid", 17))
         assert answer["allowed"]
         assert "InvalidRequest: " in answer["warnings"][0]
 

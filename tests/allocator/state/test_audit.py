@@ -80,11 +80,11 @@ def test_a_missed_change_is_found(missed: Node | Pod | ConfigMap, expected: tupl
 
 def test_a_chip_of_two_pods_is_found() -> None:
     world = World()
-    objects = [*OBJECTS, pod("thief", 1, node="n1", chips=[1], phase="Running")]
+    objects = [*OBJECTS, pod("second", 1, node="n1", chips=[1], phase="Running")]
     world.add(*objects)
     (found,) = differences(world, objects)
     assert found.object == "node n1"
-    assert "uid-thief" in found.field
+    assert "uid-second" in found.field
     assert "Ascend910-1" in found.kept
 
 

@@ -1,7 +1,6 @@
-"""Which pods are a job, how many of them work together, and their ranks; the same after any order of events."""
+"""Which pods are a job, and how many of them work together; the same after any order of events."""
 
 import itertools
-from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -26,43 +25,12 @@ from ascend.errors import Refusal
 from ascend.kube.objects import (
     BatchJob,
     BatchJobSpec,
-    Container,
-    EnvVar,
     Metadata,
     Pod,
     StatefulSet,
 )
-from tests.allocator.builders import GROUP, container, owned_by, pod, pod_group, stateful_set
-from tests.allocator.reference import reference_cases
-
-INDEX = "batch.kubernetes.io/job-completion-index"
-CASES = reference_cases("ranks")
-
-
-def marked(
-    name: str,
-    count: int | None = 1,
-    *,
-    labels: Mapping[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
-    owner: str = "",
-    phase: str = "Pending",
-    terminating: bool = False,
-    since: str = "2026-01-01T00:00:00Z",
-    env: Mapping[str, str] | None = None,
-) -> Pod:
-    """A pod with this metadata; ``owner`` is the kind of a controller named ``owner``."""
-    variables = [EnvVar(key, value) for key, value in (env or {}).items()]
-    made = pod(
-        name,
-        annotations=annotations,
-        labels=labels,
-        phase=phase,
-        terminating=terminating,
-        since=since,
-        containers=[Container("main", container("main", count).resources, env=variables)],
-    )
-    return owned_by(made, owner, name="owner") if owner else made
+from tests.allocator.builders import GROUP, pod_group, stateful_set
+from tests.allocator.state.builders import INDEX, marked
 
 
 @pytest.mark.parametrize(
@@ -85,28 +53,6 @@ def marked(
 )
 def test_labels_annotations_and_owners_identify_the_job(each: Pod, kind: str, name: str) -> None:
     assert find_job(each) == JobKey("default", name, kind)
-
-
-@pytest.mark.parametrize(
-    ("each", "rank"),
-    [
-        (marked("p", annotations={RANK: "3"}), 3),
-        (marked("p", annotations={RANK: "3"}, phase="Failed"), None),
-        (marked("p", annotations={RANK: "many"}), None),
-        (marked("p", labels={"apps.kubernetes.io/pod-index": "4"}), 4),
-        (marked("p", labels={"statefulset.kubernetes.io/pod-name": "train-12"}), 12),
-        (marked("p", labels={INDEX: "5"}), 5),
-        (marked("p", annotations={INDEX: "5"}), 5),
-        (marked("p", annotations={"volcano.sh/task-index": "6"}), 6),
-        (marked("p", labels={INDEX: "5", "jobset.sigs.k8s.io/global-replicas": "2"}), None),
-        (marked("p", env={"VC_TASK_INDEX": "7", "HOME": "1"}), 7),
-        (marked("p", env={"VC_TASK_INDEX": "9" * 5000}), None),
-        (marked("p", annotations={RANK: "3"}, labels={INDEX: "5"}), 3),
-        (marked("p-8"), None),
-    ],
-)
-def test_a_pods_own_rank_is_read_from_its_metadata(each: Pod, rank: int | None) -> None:
-    assert own_rank(each) == rank
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "", "1.5"])
@@ -266,47 +212,6 @@ def test_replicas_are_distributed_only_with_a_minimum(owner: str) -> None:
     assert jobs.is_distributed(pods[0])
 
 
-@pytest.mark.parametrize("case", CASES["rank_fill"]["cases"], ids=str)
-def test_missing_ranks_are_the_lowest_unused(case: dict[str, object]) -> None:
-    jobs, given = Jobs(), case["ranks_present"]
-    assert isinstance(given, list)
-    total = case["tasks"]
-    assert isinstance(total, int)
-    pods = [
-        marked(f"p-{number}", owner="Job", annotations={RANK: given[number]} if number < len(given) else None)
-        for number in range(total)
-    ]
-    for each in pods:
-        jobs.pod_applied(each)
-    ranked = jobs.job_of(pods[0]).ranked()
-    assert [str(rank) for rank, each in ranked if RANK not in each.metadata.annotations] == case["assigned"]
-
-
-def test_masters_are_ranked_first() -> None:
-    jobs = Jobs()
-    kind, index = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
-    job = {"training.kubeflow.org/job-name": "train"}
-    workers = [marked(f"w-{n}", labels={**job, kind: "worker", index: str(n)}) for n in (10, 9, 0)]
-    master = marked("z-0", labels={**job, kind: "master", index: "0"})
-    for each in (*workers, master):
-        jobs.pod_applied(each)
-    assert [each.name for _, each in jobs.job_of(master).ranked()] == ["z-0", "w-0", "w-9", "w-10"]
-
-
-def test_a_successor_gets_the_free_rank() -> None:
-    jobs = Jobs()
-    pods = [marked(f"p-{name}", owner="ReplicaSet") for name in "abc"]
-    for each in pods:
-        jobs.pod_applied(each)
-    job = jobs.job_of(pods[0])
-    ranks = {each.name: rank for rank, each in job.ranked()}
-    jobs.pod_applied(marked("p-b", owner="ReplicaSet", phase="Failed"))
-    new = marked("p-z", owner="ReplicaSet")
-    jobs.pod_applied(new)
-    assert job.rank_of(new) == ranks["p-b"] == 1
-    assert [job.rank_of(each) for each in (pods[0], pods[2])] == [0, 2]
-
-
 names = st.sampled_from(["a", "b", "c", "d"])
 owners = st.sampled_from(["Job", "ReplicaSet", ""])
 events = st.lists(
@@ -354,9 +259,9 @@ def test_any_events_lead_to_the_jobs_of_the_present_pods(events: list[tuple[str,
             other.present,
             set(other.pods),
         )
-        given_ranks = [rank for rank, one in mine.ranked() if own_rank(one) is None]
-        assert len(set(given_ranks)) == len(given_ranks)
-        assert not set(given_ranks) & {own_rank(one) for one in mine.pods.values()}
+        assigned = [rank for rank, one in mine.ranked() if own_rank(one) is None]
+        assert len(set(assigned)) == len(assigned)
+        assert not set(assigned) & {own_rank(one) for one in mine.pods.values()}
     if not pods:
         assert len(jobs) == 0
 
