@@ -140,7 +140,7 @@ async def test_never_two_candidates_lead_during_repeated_outages() -> None:
     candidates = [candidate(server, name) for name in "ab"]
     leaders: list[Election] = []
     async with running(*candidates) as tasks:
-        for tick in range(2000):
+        for tick in range(4000):
             await asyncio.sleep(0.1)
             server.broken = tick // 150 % 2 == 1 and tick % 7 != 0
             now = [each for each in candidates if each.remaining_s > 0]
