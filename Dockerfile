@@ -26,6 +26,12 @@ RUN uv sync --locked --no-dev --no-editable
 
 # The environment alone: no compiler, no uv, no sources.
 FROM python:3.11-slim
+# The build system adds what it knows: --label org.opencontainers.image.source=… and .revision=…
+LABEL org.opencontainers.image.title="ascend-affinity" \
+      org.opencontainers.image.description="Device plugin and affinity allocator for Huawei Ascend NPUs on Kubernetes" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="0.1.0"
+
 COPY --from=build /opt/ascend-affinity /opt/ascend-affinity
 # The root file system is read-only in the cluster, so nothing is to be compiled (or written) at run time.
 ENV PATH=/opt/ascend-affinity/bin:$PATH \

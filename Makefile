@@ -43,8 +43,7 @@ lint: setup ## ruff, mypy strict, import contracts, generated stubs and tables c
 	@$(RUN) mypy
 	@$(RUN) lint-imports --no-logo
 	@$(RUN) python -m protos.generate --check
-	@$(RUN) python -m device_plugin.reference --check
-	@$(RUN) python -m npuctl.reference --check
+	@$(RUN) python -m docs.generate --check
 
 format: setup ## format and fix what can be fixed
 	@$(RUN) ruff check --fix .
@@ -56,9 +55,8 @@ bench: setup ## measure; prints ratios side by side
 soak: setup ## restarts and races by the thousand on the sandbox, twenty minutes; a tenth of it is in `make test`
 	@$(RUN) python -m tests.soak
 
-docs: setup ## write the tables of docs/ that the code knows, and what commands print
-	@$(RUN) python -m device_plugin.reference
-	@$(RUN) python -m npuctl.reference
+docs: setup ## generate the tables and command outputs in README.md and docs/
+	@$(RUN) python -m docs.generate
 
 protos: setup ## generate the stubs in protos/
 	@$(RUN) python -m protos.generate

@@ -11,12 +11,12 @@ def join_address(host: str, port: int | str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of an address as in ``10.0.0.5:8080`` or ``[::1]:0``; port 0 takes a free one.
+    """Return host and port of an address like ``10.0.0.5:8080`` or ``[::1]:0``; port 0 selects a free one.
 
-    Without a host, as in ``:8080``, it is every address there is, of both kinds.
+    Without a host, like ``:8080``, it is every IPv4 and IPv6 address of the machine.
 
     Raises:
-        InvalidValue: it is not such an address.
+        InvalidValue: it is not an address.
     """
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the largest port
@@ -25,7 +25,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there; a name counts as reachable, but for ``localhost``."""
+    """Return whether a host can be reached from this machine only; of names only ``localhost`` counts as one."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

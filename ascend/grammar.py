@@ -1,21 +1,46 @@
-"""Number and article in the sentences that programs write."""
+"""English for messages: singular or plural after a number, and the article before a name."""
+
+from typing import Final
+
+_AN_LETTERS: Final = frozenset("AEFHILMNORSX")
+"""Letters whose own name begins with a vowel: an NPU, an A3-16 server."""
+
+_AN_NUMBERS: Final = ("11", "18")
+"""Eleven and eighteen; of the other numbers those that begin with 8."""
+
+_LIKE_YOU: Final = ("one", "uid", "uni", "use", "usu")
+"""How words begin that are spoken with a consonant: a uid, a unit, a user, a one."""
 
 
-def count(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: ``1 chip``, ``2 chips``.
+def count(number: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun: ``1 chip``, ``2 chips``.
 
     Args:
-        number: the number.
-        noun: the singular.
-        plural: the plural, where it is not the singular with an ``s``.
+        number: how many.
+        singular: the noun for one.
+        plural: the noun for any other number; the singular with an ``s`` if not given.
     """
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+    return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
 
 
-def a(noun: str) -> str:
-    """A noun with its indefinite article, by how product names are spoken: ``an A3-16 server``, ``a 910A server``."""
-    first = noun[:1]
-    # A name in capitals is spelled ("an NPU"), and so is one like A3.
-    is_spelled = noun[:2].isupper() or (noun[1:2].isdigit() and first.isupper())
-    sounds_like_vowel = first in "AEFHILMNORSX" if is_spelled else first.lower() in "aeiou" or first == "8"
-    return f"{'an' if sounds_like_vowel else 'a'} {noun}"
+def a(name: str) -> str:
+    """Return a name after its indefinite article: ``an A3-16 server``, ``a 910B-8 server``.
+
+    The article depends on how the first word is spoken: a number as a number, capitals and digits letter by letter, any
+    other word as it is written.
+    """
+    word = name
+    for position, character in enumerate(name):
+        if not character.isalnum():
+            word = name[:position]
+            break
+    return f"{'an' if _begins_with_vowel(word) else 'a'} {name}"
+
+
+def _begins_with_vowel(word: str) -> bool:
+    digits = word[: len(word) - len(word.lstrip("0123456789"))]
+    if digits:
+        return digits.startswith("8") or digits in _AN_NUMBERS
+    if word.isupper():
+        return word[0] in _AN_LETTERS
+    return word[:1].lower() in set("aeiou") and not word.lower().startswith(_LIKE_YOU)

@@ -1,24 +1,30 @@
-"""The commands ``npuctl`` and ``kubectl npu``: their names, options and exit codes."""
+"""The commands ``npuctl``, ``kubectl npu`` and ``kubectl_complete-npu``: names, options and exit statuses."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
+from ascend.daemon.settings import DISTRIBUTION
 from ascend.errors import AscendError, InvalidValue
-from npuctl.output import Output, show
+from npuctl.output import Output, written_out
+from npuctl.topo.choice import Choice, Sort, View
+
+_HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decides."
 
 app = typer.Typer(
-    help="Look at the Ascend NPUs of a cluster, and ask the allocator's rules.",
-    epilog="Exit status 0: all is well; 1: the cluster can't be read, or there are problems; 2: called wrongly, or "
-    "the input can't be used; 3: something waits.",
+    help=_HELP,
+    epilog="Exit status 0: success; 1: the cluster can't be read, or there are problems; 2: wrong usage or invalid "
+    "input; 3: a pod has no place.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -28,66 +34,79 @@ _COMPLETE: Final = "_NPUCTL_COMPLETE"
 
 
 class Shell(StrEnum):
-    """A shell that completes."""
+    """A shell with completion."""
 
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"
 
 
-_OutputOption: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="How to print.")]
-_Kubeconfig: TypeAlias = Annotated[str | None, typer.Option(help="Which kubeconfig file.", show_default="$KUBECONFIG")]
-_Context: TypeAlias = Annotated[str | None, typer.Option(help="Which of its contexts.", show_default="current")]
+_OutputOption: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="The output format.")]
+_Kubeconfig: TypeAlias = Annotated[str | None, typer.Option(help="The kubeconfig file.", show_default="$KUBECONFIG")]
+_Context: TypeAlias = Annotated[str | None, typer.Option(help="The kubeconfig's context.", show_default="current")]
 _Files: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("-f", "--filename", help="Objects from this YAML or JSON file (- is standard input), not a cluster."),
+    typer.Option("-f", "--filename", help="Read objects from this YAML or JSON file (-: stdin), not from a cluster."),
 ]
 _Config: TypeAlias = Annotated[Path | None, typer.Option(help="The allocator's settings file.", show_default=False)]
 _Values: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the allocator.")
 ]
-_Now: TypeAlias = Annotated[str | None, typer.Option(metavar="RFC3339", help="The present.", show_default="the clock")]
+_Now: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="RFC3339", help="The time of the objects.", show_default="the clock")
+]
 
 
-def _pods(context: typer.Context, begun: str) -> list[str]:
-    """The pods that are offered for the options typed so far."""
-    from npuctl.completing import pod_names
-    from npuctl.source import Source
+def _pods(context: typer.Context, incomplete: str) -> list[str]:
+    """The pods offered for completion, given the options typed so far."""
+    from npuctl.completion import pod_names
+    from npuctl.reading.source import Source
 
     typed = context.params
     try:
         source = Source.of(files=typed["files"] or (), kubeconfig=typed["kubeconfig"], context=typed["context"])
     except InvalidValue:
         return []
-    return pod_names(begun, typed["namespace"], source)
+    return pod_names(incomplete, typed["namespace"], source)
 
 
-@app.callback()
-def _npuctl() -> None:
-    """Look at the Ascend NPUs of a cluster, and ask the allocator's rules."""
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the signature of an option's callback
+    if wanted:
+        typer.echo(f"npuctl {version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
+@app.callback(help=_HELP)
+def _npuctl(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
 def plan(
     *,
-    files: Annotated[
-        list[str], typer.Option("-f", "--filename", help="YAML or JSON of Kubernetes objects; - is standard input.")
-    ],
+    files: Annotated[list[str], typer.Option("-f", "--filename", help="YAML or JSON of Kubernetes objects; -: stdin.")],
     config: _Config = None,
     values: _Values = None,
     now: _Now = None,
-    candidates: Annotated[bool, typer.Option("--candidates", help="Tell of every node that fits.")] = False,
+    candidates: Annotated[
+        bool, typer.Option("--candidates", help="Also list every node that each pod fits on.")
+    ] = False,
     output: _OutputOption = Output.TABLE,
 ) -> None:
-    """Tell what the allocator would do with the pods of these files, without a cluster.
+    """Show what the allocator would do with the pods in these files, without a cluster.
 
-    Exit status 0: everything has a place; 3: something waits; 2: the input can't be used.
+    Exit status 0: every pod has a place; 3: a pod has none; 2: the input is invalid.
     """
-    from npuctl.plan import make_plan
-    from npuctl.source import Source
+    from npuctl.plan.command import run_plan
+    from npuctl.reading.source import Source
 
     _exit(
-        lambda: make_plan(
+        lambda: run_plan(
             Source.of(files=files, config=config, values=values or (), now=now), candidates=candidates, output=output
         )
     )
@@ -96,9 +115,14 @@ def plan(
 @app.command()
 def explain(
     *,
-    pod: Annotated[str, typer.Argument(help="The pod: its name, or namespace/name.", autocompletion=_pods)],
+    pod: Annotated[
+        str,
+        typer.Argument(
+            metavar="POD", help="The pod: NAME, NAMESPACE/NAME or pod/NAME; or job/NAME.", autocompletion=_pods
+        ),
+    ],
     namespace: Annotated[
-        str | None, typer.Option("-n", "--namespace", help="The pod's.", show_default="the context's")
+        str | None, typer.Option("-n", "--namespace", help="The pod's namespace.", show_default="the context's")
     ] = None,
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
@@ -108,18 +132,18 @@ def explain(
     now: _Now = None,
     output: _OutputOption = Output.TABLE,
 ) -> None:
-    """Tell why a pod waits, node by node, and what would help.
+    """Show why a pod (or each pod of a job) waits, by node, and what would help.
 
-    Exit status 0: it has a place, or one is free; 3: it fits nowhere; 2: there is no such pod.
+    Exit status 0: it has a place, or fits on a node; 3: it fits on no node; 2: there is no such pod.
     """
-    from npuctl.explain import make_explanation
-    from npuctl.source import Source
+    from npuctl.explain.command import run_explain
+    from npuctl.reading.source import Source
 
     def run() -> int:
         source = Source.of(
             files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
         )
-        return asyncio.run(make_explanation(pod, namespace, source, output))
+        return asyncio.run(run_explain(pod, namespace, source, output))
 
     _exit(run)
 
@@ -127,7 +151,14 @@ def explain(
 @app.command()
 def topo(
     *,
-    nodes: Annotated[list[str] | None, typer.Argument(help="Only these nodes.", show_default=False)] = None,
+    nodes: Annotated[list[str] | None, typer.Argument(help="Show only these nodes.", show_default=False)] = None,
+    selector: Annotated[str, typer.Option("-l", "--selector", help="Show only nodes with these labels.")] = "",
+    unhealthy: Annotated[
+        bool, typer.Option("--unhealthy", help="Show only nodes with unhealthy chips, or that can't be used.")
+    ] = False,
+    sort: Annotated[Sort, typer.Option(help="The order of the nodes.")] = Sort.NAME,
+    view: Annotated[View, typer.Option(help="The layout of the table; auto fits the screen.")] = View.AUTO,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Show them again every few seconds.")] = False,
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
     context: _Context = None,
@@ -136,20 +167,21 @@ def topo(
     now: _Now = None,
     output: _OutputOption = Output.TABLE,
 ) -> None:
-    """Show nodes, rings and chips: who holds what, and what is unhealthy."""
-    from npuctl.render import node_map
-    from npuctl.source import Source
-    from npuctl.view import node_views
+    """Show nodes, rings and chips: which pods hold them, and which are unhealthy."""
+    from npuctl.reading.source import Source
+    from npuctl.topo.command import run_topo, watch_topo
 
     def run() -> int:
         source = Source.of(
             files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
         )
-        views = node_views(asyncio.run(source.read()), source.settings, source.now_ns)
-        if missing := set(nodes or ()) - {view.node for view in views}:
-            raise InvalidValue(f"not an NPU node: {', '.join(sorted(missing))}")
-        shown = [view for view in views if not nodes or view.node in nodes]
-        show({"nodes": shown}, output, lambda: node_map(shown))
+        choice = Choice(nodes or (), selector, unhealthy, sort, view)
+        if not watch:
+            return asyncio.run(run_topo(choice, source, output))
+        if output is not Output.TABLE:
+            raise InvalidValue("--watch prints tables only")
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(watch_topo(choice, source))
         return 0
 
     _exit(run)
@@ -159,9 +191,9 @@ def topo(
 def doctor(
     arguments: typer.Context,
     *,
-    cluster: Annotated[bool, typer.Option("--cluster", help="Look at the whole cluster, from afar.")] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster instead of this node.")] = False,
     allocator: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="With --cluster: ask this allocator how it is, too.")
+        str | None, typer.Option(metavar="ADDRESS", help="With --cluster: also check the allocator at this address.")
     ] = None,
     allocator_ca: Annotated[
         Path | None,
@@ -182,45 +214,43 @@ def doctor(
     now: _Now = None,
     output: _OutputOption = Output.TABLE,
 ) -> None:
-    """Tell what is wrong with this node, or with the cluster, in words.
+    """Show what is wrong with this node, or with the cluster, and what to do.
 
-    For the node run it there, or in the plugin's pod; flags, $ASCEND_DP_... variables and --config are those of
-    ascend-device-plugin. With --cluster, --config and --set are the allocator's. Exit status 1 where there are
-    problems.
+    Run it on the node, or in the device plugin's pod there; flags, $ASCEND_DP_... variables and --config are those of
+    ascend-device-plugin. With --cluster, --config and --set are the allocator's. Exit status 1: there are problems.
     """
-    # Not above: looking at a cluster from afar needs nothing of the node's side.
-    from npuctl.doctor import diagnose, diagnose_cluster
-    from npuctl.source import Source
+    from npuctl.doctor.command import diagnose_cluster, diagnose_node
+    from npuctl.reading.source import Source
 
     def run() -> int:
         if cluster or files:
             if arguments.args:
-                raise InvalidValue(f"of the cluster nothing is known of {' '.join(arguments.args)}")
+                raise InvalidValue(f"not an option of doctor --cluster: {' '.join(arguments.args)}")
             if allocator_ca is not None and allocator is None:
-                raise InvalidValue("--allocator-ca is for --allocator")
+                raise InvalidValue("--allocator-ca needs --allocator")
             source = Source.of(
                 files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
             )
             return asyncio.run(diagnose_cluster(source, allocator, allocator_ca, output))
         if values or any(each is not None for each in (context, now, allocator, allocator_ca)):
-            raise InvalidValue("--context, --now, --set, --allocator and --allocator-ca are for --cluster")
+            raise InvalidValue("--context, --now, --set, --allocator and --allocator-ca need --cluster")
         access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
         file = ["--config", str(config)] if config is not None else []
-        return asyncio.run(diagnose([*arguments.args, *access, *file], output))
+        return asyncio.run(diagnose_node([*arguments.args, *access, *file], output))
 
     _exit(run)
 
 
 @app.command()
-def completion(shell: Annotated[Shell, typer.Argument(help="For which shell.")]) -> None:
-    """Print the script that makes a shell complete these commands; see docs/npuctl.md on where to put it."""
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+    """Print the script that completes these commands in a shell; docs/npuctl.md says where to put it."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # where typer itself takes it from
 
     typer.echo(get_completion_script(prog_name="npuctl", complete_var=_COMPLETE, shell=shell))
 
 
 def _exit(command: Callable[[], int]) -> None:
-    """End with a command's exit status; what can't be used is told in a line."""
+    """Run a command and exit with its status; report invalid input in one line."""
     try:
         status = command()
     except InvalidValue as error:
@@ -230,17 +260,35 @@ def _exit(command: Callable[[], int]) -> None:
 
 
 def main() -> None:
-    """Run the command line; exit status 1 with one line on standard error when the cluster can't be read."""
-    logging.getLogger().addHandler(logging.NullHandler())  # what libraries log is not an answer to anybody
+    """Run ``npuctl``; exit with status 1 and one line on standard error if the cluster can't be read."""
+    logging.getLogger().addHandler(logging.NullHandler())  # the logs of libraries are not for users
     if os.environ.get(_COMPLETE, "").startswith("complete_"):
-        from npuctl.completing import end_in_time
+        from npuctl.completion import end_in_time
 
         end_in_time("")
+    _run(app)
+
+
+def _run(command: Callable[[], None]) -> None:
     try:
-        app()
+        with written_out():
+            command()
     except AscendError as error:
         sys.stderr.write(f"npuctl: {error}\n")
         sys.exit(EXIT_FAILURE)
+
+
+def main_for_kubectl_completion() -> None:
+    """Run ``kubectl_complete-npu``."""
+    from typer.main import get_command
+
+    from npuctl.completion import complete_for_kubectl, end_in_time, no_candidates
+
+    logging.getLogger().addHandler(logging.NullHandler())
+    limit = end_in_time(no_candidates())
+    lines = complete_for_kubectl(get_command(app), sys.argv[1:])
+    limit.cancel()
+    _run(lambda: sys.stdout.writelines(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

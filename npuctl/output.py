@@ -1,60 +1,75 @@
-"""How answers are printed: tables for people, JSON and YAML for programs."""
+"""Prints answers: tables for people, JSON and YAML for programs."""
 
 import codecs
 import io
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
+from typing import Final, Protocol
 
 import msgspec
 import yaml
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
 
-from ascend.errors import Refusal
+from ascend.daemon.run import EXIT_FAILURE
+from ascend.errors import AscendError
+from ascend.reasons import Reason
 
-_PIPE_WIDTH = 140
-"""Columns where no terminal says how many there are."""
+_PIPE_WIDTH: Final = 140
+"""Columns if standard output is not a terminal."""
 
-_NAMES = 3
+_MOST_COLUMNS: Final = 10_000
+"""Columns of a line that is not broken."""
 
-_STAND_INS = str.maketrans("✓✗⊘⊖↻≁·→…", "+xo-@~.>.")
-"""What people see where their terminal can't show a mark of ours; of all else a question mark."""
+_MOST_NAMES: Final = 3
+
+_STAND_INS: Final = str.maketrans("✓✗⊘⊖↻≁·→…", "+xo-@~.>.")
+"""What a terminal shows whose encoding lacks these characters; any other character becomes a question mark."""
 
 
 class Output(StrEnum):
-    """How an answer is printed."""
+    """The format of an answer."""
 
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
 
 
+class OutputFailed(AscendError):
+    """Standard output can't be written to, for example because the disk is full."""
+
+
 def show(answer: object, output: Output, table: Callable[[], RenderableType]) -> None:
     """Print an answer on standard output.
 
     Args:
-        answer: as programs get it.
-        output: how.
+        answer: the answer as programs get it.
+        output: the format.
         table: makes what people see.
     """
-    if output is not Output.TABLE and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # as programs expect, whatever people's terminals show
+    if output is Output.TABLE:
+        make_console().print(table(), crop=False)
+        return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # programs expect it whatever the locale is
     if output is Output.JSON:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
-    elif output is Output.YAML:
+    else:
         text = yaml.safe_dump(msgspec.to_builtins(answer), sort_keys=False, allow_unicode=True, width=_PIPE_WIDTH)
         sys.stdout.write(text)
-    else:
-        console().print(table())
 
 
 def warn(sentence: str) -> None:
-    """Tell people something beside the answer, on standard error."""
+    """Print a sentence on standard error."""
     sys.stderr.write(f"npuctl: {sentence}\n")
 
 
-def console() -> Console:
-    """Where people read: as wide as their terminal, with what it can show; names are printed as they are."""
+def make_console() -> Console:
+    """Return a console on standard output that prints names as they are, in the characters its encoding has."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         codecs.register_error("npuctl", _stand_in)
         sys.stdout.reconfigure(errors="npuctl")
@@ -69,31 +84,106 @@ def _stand_in(error: UnicodeError) -> tuple[str, int]:
     return shown.encode("ascii", "replace").decode(), error.end
 
 
-class Group(msgspec.Struct, frozen=True):
-    """Nodes that say no for one reason; the sentence is that of the first of them."""
+@contextmanager
+def written_out() -> Iterator[None]:
+    """Write standard output out at the end of the block.
 
-    reason: str
+    Raises:
+        OutputFailed: it can't be written to.
+        SystemExit: nobody reads the pipe any more.
+    """
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # Else Python would try to write the rest at its exit, and print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(EXIT_FAILURE)
+        raise OutputFailed(f"standard output can't be written to: {error.strerror}") from error
+
+
+class FittingTable:
+    """A table that drops columns until its lines fit. Lines that still don't fit are not broken, as with kubectl.
+
+    Args:
+        titles: the titles of the columns.
+        numeric: the columns that are aligned to the right.
+        drop: the columns that may be dropped, in this order.
+    """
+
+    def __init__(self, titles: Sequence[str], *, numeric: Sequence[str] = (), drop: Sequence[str] = ()) -> None:
+        self._titles = titles
+        self._numeric = numeric
+        self._drop = drop
+        self._rows: list[tuple[Sequence[RenderableType], str]] = []
+
+    def add_row(self, *cells: RenderableType, style: str = "") -> None:
+        """Add a row with a cell for each title."""
+        self._rows.append((cells, style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for dropped in range(len(self._drop) + 1):
+            table = self._table(self._drop[:dropped])
+            width = Measurement.get(console, options.update(max_width=_MOST_COLUMNS), table).maximum
+            if width <= options.max_width:
+                break
+        yield from console.render(table, options.update(width=width, max_width=width))
+
+    def _table(self, dropped: Sequence[str]) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+        kept = [position for position, title in enumerate(self._titles) if title not in dropped]
+        for position in kept:
+            title = self._titles[position]
+            table.add_column(title, no_wrap=True, justify="right" if title in self._numeric else "left")
+        for cells, style in self._rows:
+            table.add_row(*(cells[position] for position in kept), style=style)
+        return table
+
+
+class Refused(Protocol):
+    """Why a node refuses."""
+
+    @property
+    def reason(self) -> Reason:
+        """The reason."""
+        ...
+
+    @property
+    def message(self) -> str:
+        """The sentence."""
+        ...
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Nodes that refuse for the same reason; the message is that of the first one."""
+
+    reason: Reason
     message: str
     nodes: tuple[str, ...]
 
     def __str__(self) -> str:
-        """One line."""
+        """Return one line."""
         return f"{self.reason}: {self.message}"
 
     def names(self) -> str:
-        """The first few nodes by name, and how many more there are."""
+        """The names of the first few nodes, and the number of the others."""
         return some(self.nodes)
 
 
 def some(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - _NAMES
-    return ", ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "")
+    """Return the first few names, and the number of the others."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def group(refusals: Mapping[str, Refusal]) -> tuple[Group, ...]:
-    """The nodes by the reason they give, the most frequent first."""
-    by_reason: dict[str, list[str]] = {}
+def group(refusals: Mapping[str, Refused]) -> tuple[Group, ...]:
+    """Group nodes by the reason of their refusal, the most frequent reason first."""
+    by_reason: dict[Reason, list[str]] = {}
     for node, refusal in sorted(refusals.items()):
         by_reason.setdefault(refusal.reason, []).append(node)
     ordered = sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0]))

@@ -23,12 +23,12 @@ from ascend.kube.objects import Pod
 from ascend.observe.logs import configure_logs
 from ascend.products import ASCEND_910A
 from device_plugin.app import Plugin
-from device_plugin.rules.injection import VISIBLE_DEVICES
+from device_plugin.pods.container_edits import VISIBLE_DEVICES
 from device_plugin.settings import Settings as PluginSettings
-from npuctl.output import console
-from npuctl.render import node_map
-from npuctl.snapshot import Snapshot
-from npuctl.view import node_views
+from npuctl.output import make_console
+from npuctl.reading.objects import list_objects
+from npuctl.topo.chip_map import node_map
+from npuctl.topo.nodes import node_views
 from sandbox.cluster import SandboxCluster, SandboxNode, pod_manifest
 
 PODS = {"train-a": 4, "train-b": 2, "notebook": 1, "serve": 2}
@@ -112,7 +112,7 @@ class Demo:
         return decode_report((await self._client.get(objects.CONFIG_MAPS, name, NAMESPACE)).data)
 
     async def _show(self) -> None:
-        snapshot = await Snapshot.fetch(self._client)
+        snapshot = await list_objects(self._client)
         self._console.print(node_map(node_views(snapshot, self._settings, time.time_ns())))
         table = Table(box=None, padding=(0, 2))
         for title in ("pod", "requests", "node", "chips"):
@@ -199,7 +199,7 @@ async def run() -> None:
         settings = AllocatorSettings(
             kubeconfig=str(kubeconfig), extender_address="127.0.0.1:0", grpc_address="127.0.0.1:0"
         )
-        demo = Demo(cluster, settings, console())
+        demo = Demo(cluster, settings, make_console())
         demo.say("a cluster runs in this process: API server, scheduler, two nodes with kubelets; no root is needed")
         allocator = await stack.enter_async_context(AllocatorApp(settings))
         await allocator.synced()

@@ -133,7 +133,7 @@ class FullPod(KubeObject, frozen=True, kw_only=True, dict=True):
         }
 
 
-ALL_OF_PODS = Resource(FullPod, "api/v1", "pods", namespaced=True)
+ALL_OF_PODS = Resource(FullPod, "Pod", "api/v1", "pods", namespaced=True)
 
 
 def is_extended(resource: str) -> bool:

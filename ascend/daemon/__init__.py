@@ -1,1 +1,1 @@
-"""How both programs read their settings, start and end."""
+"""What both daemons share: settings, certificates, start and end."""

@@ -1,11 +1,11 @@
-"""The certificate a daemon shows and the authority it believes, taken over from their files while it serves.
+"""A daemon's certificate and the authority of its clients, reloaded from their files while it serves.
 
-cert-manager, the kubelet (for a mounted Secret) or an operator replaces the files some time before the old certificate
-ends. Connections that are open go on; every new one gets what is newest. Files that don't fit each other, because only
-half of them have been replaced, are not taken over: the old ones stay until the others come.
+cert-manager, the kubelet (for a mounted Secret) or an operator replaces the files before the old certificate expires.
+Open connections continue; new ones use the newest files. Files that don't match, because only some have been replaced,
+are not loaded: the old ones stay until the others arrive.
 
-A resumed session would be a client that nobody verifies: of its certificate the server only remembers that it was good.
-So each set of files has a context of its own, whose memory goes with it, and no tickets, which outlive a certificate.
+On session resumption a server does not verify the client's certificate again. So each set of files has a context of its
+own, whose session cache ends with it, and no session tickets, which would outlive the certificate.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ _Identity = tuple[tuple[int, int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where certificates are; PEM.
+    """The paths of certificates; PEM.
 
     Attributes:
-        cert: our certificate, with the ones between it and its authority.
-        key: its key.
-        client_ca: the authority that vouches for clients; None where clients need no certificate.
+        cert: our certificate with its intermediate certificates.
+        key: its private key.
+        client_ca: the authority that client certificates are verified by; None if clients need no certificate.
     """
 
     cert: Path
@@ -43,23 +43,23 @@ class TlsFiles:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All of them."""
+        """All paths."""
         return (self.cert, self.key) if self.client_ca is None else (self.cert, self.key, self.client_ca)
 
 
 class Certificates:
-    """What is in the files, for HTTP and for gRPC.
+    """The current certificates, for HTTP and for gRPC servers.
 
     Args:
-        files: where.
-        poll_s: time between looks at them; one ``stat`` each.
+        files: their paths.
+        poll_s: seconds between checks of the files; each costs one ``stat`` per file.
 
     Attributes:
-        http: for an HTTP server. Where there is an authority for clients, they may show a certificate, and one that it
-            does not vouch for ends the connection; who must show one is the application's to say.
+        http: the context for an HTTP server. With an authority for clients, a client may present a certificate, and one
+            that can't be verified ends the connection; the application decides who must present one.
 
     Raises:
-        InvalidValue: they can't be used.
+        InvalidValue: the files can't be used.
     """
 
     def __init__(self, files: TlsFiles, *, poll_s: float = POLL_S) -> None:
@@ -70,12 +70,12 @@ class Certificates:
         self.http: ssl.SSLContext = _Newest(lambda: self._current)
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server: with an authority for clients, all of them must show a certificate."""
+        """Return credentials for a gRPC server; with an authority for clients, each must present a certificate."""
         required = self._files.client_ca is not None
         return grpc.dynamic_ssl_server_credentials(self._grpc, self._fetch, require_client_authentication=required)
 
     async def run(self) -> None:
-        """Take changed files over until cancelled."""
+        """Load changed files until cancelled."""
         while True:
             await asyncio.sleep(self._poll_s)
             seen = self._identity()
@@ -85,9 +85,9 @@ class Certificates:
             try:
                 self._load()
             except InvalidValue as error:
-                log.warning("the certificates have changed and can't be used, the old ones stay", error=error.message)
+                log.warning("changed certificates can't be used, the old ones stay", error=error.message)
             else:
-                log.info("took over new certificates", files=[str(path) for path in self._files.paths])
+                log.info("loaded changed certificates", files=[str(path) for path in self._files.paths])
 
     def _load(self) -> None:
         self._current = _context(self._files)
@@ -100,7 +100,7 @@ class Certificates:
         self._grpc = grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration:
-        # ResolvedRequest in every handshake, in a thread of gRPC's.
+        # gRPC calls this in every handshake, from a thread of its own.
         return self._grpc
 
     def _identity(self) -> _Identity:
@@ -108,10 +108,10 @@ class Certificates:
 
 
 class _Newest(ssl.SSLContext):
-    """What an event loop makes its connections from: each from the context that is newest then.
+    """A context that makes each connection from the newest context.
 
-    To change the context of a connection in its handshake (``sni_callback``) comes too late: by then OpenSSL has looked
-    its session up in the old one.
+    Changing a connection's context in its handshake (``sni_callback``) would be too late: by then OpenSSL has looked up
+    the session in the old one.
     """
 
     _newest: Callable[[], ssl.SSLContext]
@@ -125,11 +125,11 @@ class _Newest(ssl.SSLContext):
         self,
         incoming: ssl.MemoryBIO,
         outgoing: ssl.MemoryBIO,
-        server_side: bool = False,  # noqa: FBT001, FBT002 - as the standard library has it
+        server_side: bool = False,  # noqa: FBT001, FBT002 - the signature of the standard library
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """As the newest context does."""
+        """Wrap with the newest context."""
         return self._newest().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
 
@@ -150,7 +150,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def _identity(path: Path) -> tuple[int, int, int, int] | None:
-    # Follows links: the kubelet changes a mounted Secret by pointing a link elsewhere.
+    # Follows links: the kubelet updates a mounted Secret by changing a symbolic link.
     try:
         stat = path.stat()
     except OSError:

@@ -1,8 +1,8 @@
-"""Keeps Python's garbage collector away from what a daemon keeps for long.
+"""Excludes long-lived objects from Python's garbage collection.
 
-A full collection walks every object there is: with 10,000 nodes and 30,000 pods it stops the event loop for 0.1 s, for
-nothing, since they hang together in no circles and are freed when they are let go. So what has lived for a while is
-taken out of the collector's sight; only what is young is walked.
+A full collection walks every object: with 10,000 nodes and 30,000 pods it stops the event loop for 0.1 s, and frees
+nothing, because these objects are in no reference cycles and are freed by reference counting. So objects that have
+lived for a while are frozen, and only young ones are walked.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ PERIOD_S: Final = 60.0
 
 
 async def keep_collections_short() -> NoReturn:
-    """Take what is there out of the collector's sight, now and every minute, until cancelled."""
+    """Freeze all live objects now and every minute, until cancelled."""
     while True:
-        spare_what_lives()
+        freeze_live_objects()
         await asyncio.sleep(PERIOD_S)
 
 
-def spare_what_lives() -> None:
-    """Collect what is young and no longer used, and never look at the rest again."""
+def freeze_live_objects() -> None:
+    """Collect garbage once, and exclude the objects that remain from later collections."""
     gc.collect()
     gc.freeze()

@@ -1,10 +1,10 @@
-"""Imports a daemon's program without what its libraries load along and the daemon never uses.
+"""Imports a daemon's modules without the parts of its libraries that a daemon never uses.
 
-On a node with a device plugin these are a quarter of the time from its start to its registration, and 4 MiB for good:
+On a node with a device plugin these take a quarter of the time from its start to its registration, and 4 MiB:
 
-* structlog loads rich where that is installed, to lay tracebacks out on a terminal; a daemon's logs are JSON;
-* aiohttp reads all authorities the machine trusts; a daemon's connections name the cluster's own each time;
-* the garbage collector walks what has been imported again and again, though all of it stays.
+* structlog imports rich if it is installed, for tracebacks on a terminal; a daemon logs JSON;
+* aiohttp loads all certificate authorities of the machine; a daemon's connections each name the cluster's own;
+* the garbage collector walks the imported objects again and again, although all of them stay.
 """
 
 import gc
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Import within the block; afterwards everything can be imported and is collected as ever, but for what is there.
+    """Import within the block. After it, imports work as usual, and imported objects are not collected.
 
-    Call it while there are no other threads yet: it changes the environment for a moment.
+    Only call it while there are no other threads: it changes an environment variable for the time of the block.
     """
     gc.disable()
     try:
@@ -34,7 +34,7 @@ def _not_installed(module: str) -> Iterator[None]:
     if module in sys.modules:
         yield
         return
-    sys.modules[module] = None  # type: ignore[assignment]  # Python's own way to have an import of it fail
+    sys.modules[module] = None  # type: ignore[assignment]  # None makes Python's import fail
     try:
         yield
     finally:
@@ -43,7 +43,7 @@ def _not_installed(module: str) -> Iterator[None]:
 
 @contextmanager
 def _no_authorities() -> Iterator[None]:
-    # OpenSSL takes the place of its file of authorities from here.
+    # OpenSSL takes the path of its file of authorities from this variable.
     variable = "SSL_CERT_FILE"
     before = os.environ.get(variable)
     os.environ[variable] = os.devnull

@@ -1,7 +1,7 @@
-"""Settings that change while a program runs: read again when the file changes, or on SIGHUP.
+"""Reloads settings while a program runs: when the file changes, or on SIGHUP.
 
-All sources are read and checked again. What is wrong is logged, all of it at once, and the old settings stay. Of what
-changed, the fields marked ``RELOADED`` are applied; the others are named, because they need a restart.
+All sources are read and validated again. If a setting is wrong, all errors are logged and the old settings stay. Of the
+changed fields, those marked ``RELOADED`` are applied; the others are logged, because they need a restart.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ POLL_S = 2.0
 
 
 class SettingsReload(Generic[D]):
-    """Keeps a program's settings those of its sources.
+    """Keeps a program's settings up to date with their sources.
 
     Args:
-        source: where they come from.
-        settings: as read at the start.
-        apply: takes over the settings in effect from now on; called on the event loop, only when some have changed.
-        count: told the outcome of every reload, for a metric.
-        poll_s: time between looks at the file; one ``stat`` each.
+        source: the sources.
+        settings: the settings as read at the start.
+        apply: applies changed settings; called on the event loop.
+        count: called with the outcome of every reload, for a metric.
+        poll_s: seconds between checks of the file; each costs one ``stat``.
     """
 
     def __init__(
@@ -49,29 +49,29 @@ class SettingsReload(Generic[D]):
         self._apply = apply
         self._count = count
         self._poll_s = poll_s
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self.settings = settings
-        """In effect now."""
+        """The settings in effect."""
         self.awaiting_restart: tuple[str, ...] = ()
-        """The fields that the sources have changed, but only a restart applies."""
+        """Changed fields that only a restart applies."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self._asked.set)
+        loop.add_signal_handler(signal.SIGHUP, self._requested.set)
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll_s):
-                        await self._asked.wait()
-                if self._asked.is_set() or self._source.has_changed():
-                    self._asked.clear()
+                        await self._requested.wait()
+                if self._requested.is_set() or self._source.has_changed():
+                    self._requested.clear()
                     await self.reload()
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
 
     async def reload(self) -> Outcome:
-        """Read all sources again, and take over what can be taken over."""
+        """Read all sources again, and apply the changes that need no restart."""
         outcome = await self._reload()
         self._count(outcome)
         return outcome
@@ -80,24 +80,24 @@ class SettingsReload(Generic[D]):
         try:
             fresh = await asyncio.to_thread(self._source.read)
         except InvalidValue as error:
-            log.warning("the settings were read again and refused, the old ones stay", error=error.message)
+            log.warning("reloaded settings are invalid, the old ones stay", error=error.message)
             return "refused"
         fields = type(self.settings).model_fields
         changed = [name for name in fields if getattr(fresh, name) != getattr(self.settings, name)]
-        now = [name for name in changed if _is_reloaded(fields[name].json_schema_extra)]
-        self.awaiting_restart = tuple(name for name in changed if name not in now)
+        applicable = [name for name in changed if _is_reloaded(fields[name].json_schema_extra)]
+        self.awaiting_restart = tuple(name for name in changed if name not in applicable)
         if self.awaiting_restart:
-            log.warning("these settings have changed, but need a restart", fields=self.awaiting_restart)
-        if now:
-            self.settings = self.settings.model_copy(update={name: getattr(fresh, name) for name in now})
+            log.warning("changed settings need a restart", fields=self.awaiting_restart)
+        if applicable:
+            self.settings = self.settings.model_copy(update={name: getattr(fresh, name) for name in applicable})
             set_level(self.settings.log_level)
             self._apply(self.settings)
-            log.info("settings applied", **{name: str(getattr(fresh, name)) for name in now})
+            log.info("applied changed settings", **{name: str(getattr(fresh, name)) for name in applicable})
         if self.awaiting_restart:
             return "needs_restart"
-        if not now:
-            log.info("the settings were read again, nothing has changed")
-        return "applied" if now else "unchanged"
+        if not applicable:
+            log.info("reloaded settings, nothing has changed")
+        return "applied" if applicable else "unchanged"
 
 
 def _is_reloaded(extra: object) -> bool:

@@ -1,4 +1,4 @@
-"""How a daemon starts and ends: settings in, exit status out."""
+"""Runs a daemon until a signal ends it: settings in, exit status out."""
 
 import asyncio
 import signal
@@ -13,7 +13,6 @@ from ascend.observe.logs import configure_logs
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
-
 D = TypeVar("D", bound=DaemonSettings)
 
 
@@ -25,16 +24,17 @@ def run_daemon(
     *,
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
-    """Run a program until SIGTERM or SIGINT, and leave with an exit status.
+    """Run a program until SIGTERM or SIGINT, and exit.
 
-    0 after a signal, 1 with a sentence when it can't start or go on, 2 when the settings are not valid.
+    The exit status is 0 after a signal, 1 with a sentence on standard error if the program can't start or continue, and
+    2 if the settings are invalid.
 
     Args:
-        program: its name, in front of what it says.
-        kind: its settings.
-        serve: does its work until cancelled; given the settings, and where they can be read again.
+        program: its name.
+        kind: the class of its settings.
+        serve: runs until cancelled; its arguments are the settings and their source.
         arguments: the command line without the program; ``sys.argv`` if not given.
-        new_loop: makes the event loop it runs on; asyncio's own if not given.
+        new_loop: creates the event loop; asyncio's default if not given.
     """
     try:
         source = SettingsSource(kind, program, arguments)

@@ -1,17 +1,20 @@
-"""How both programs read their settings: flags, then environment, then a YAML file, then defaults.
+"""Reads a program's settings from flags, environment variables and a YAML file, in this order of precedence.
 
-``--config FILE`` (or the variable ``<PREFIX>CONFIG``) names the file. All that is wrong is told at once.
+``--config FILE`` (or the variable ``<PREFIX>CONFIG``) names the file. All errors are reported at once.
 """
 
 import argparse
+import difflib
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import yaml
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -19,31 +22,42 @@ from pydantic_settings import (
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from ascend.addresses import split_address
 from ascend.errors import InvalidValue
+from ascend.grammar import a
 
 S = TypeVar("S", bound=BaseSettings)
 
+DISTRIBUTION: Final = "ascend-affinity"
+"""The package whose version is the version of all programs."""
+
 RELOADED: Final[dict[str, Any]] = {"reload": True}
-"""Marks a field (as its ``json_schema_extra``) that takes effect while the program runs; all others need a restart."""
+"""The ``json_schema_extra`` of a field whose changes apply while the program runs; all others need a restart."""
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
 
 
 class DaemonSettings(BaseSettings):
-    """What every daemon's settings have."""
+    """The settings that every daemon has."""
 
-    kubeconfig: str | None = Field(default=None, description="a kubeconfig file; the pod's own identity if not given")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="least level logged", json_schema_extra=RELOADED
+    kubeconfig: str | None = Field(
+        default=None, description="the path of a kubeconfig; the pod's service account if not given"
+    )
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = Field(
+        default="INFO", description="the lowest level that is logged", json_schema_extra=RELOADED
     )
 
 
 def checked_address(text: str) -> str:
-    """The text, if it is an address to listen on; a validator for pydantic.
+    """Return the text if it is an address to listen on; a validator for pydantic.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not.
     """
     try:
         split_address(text)
@@ -53,20 +67,19 @@ def checked_address(text: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(checked_address)]
-"""Host and port to listen on, as in ``0.0.0.0:8080``; port 0 takes a free one."""
-
+"""Host and port to listen on, like ``0.0.0.0:8080``; port 0 selects a free one."""
 
 _Identity = tuple[int, int, int, int]
 
 
 class SettingsSource(Generic[S]):
-    """Where the settings of a program come from; they can be read again.
+    """The sources of a program's settings. They can be read again.
 
     Args:
-        kind: what to read; its ``model_config`` has the prefix of environment variables.
+        kind: the class of the settings; its ``model_config`` has the prefix of environment variables.
         program: the program's name, for the help text.
         arguments: the command line without the program; ``sys.argv`` if not given.
-        options: further flags, for the help text; they have been taken out of the arguments.
+        options: further flags, for the help text; the caller has removed them from the arguments.
     """
 
     def __init__(
@@ -85,25 +98,25 @@ class SettingsSource(Generic[S]):
         finder.add_argument("--config", default=os.environ.get(f"{prefix}CONFIG"))
         found, self._flags = finder.parse_known_args(list(sys.argv[1:] if arguments is None else arguments))
         self.file = Path(found.config) if found.config else None
-        """The file among them; it alone can change while the program runs."""
+        """The settings file, the only source that can change while the program runs."""
         self._seen: _Identity | None = None
 
     def has_changed(self) -> bool:
-        """Whether the file is another one than was read last; one ``stat``."""
+        """Return whether the file has changed since it was last read; costs one ``stat``."""
         return _identity(self.file) != self._seen
 
     def read(self) -> S:
-        """The settings as they are now.
+        """Return the current settings.
 
         Raises:
-            InvalidValue: something is wrong; the message has a line for each.
-            SystemExit: help was asked for, or a flag is unknown.
+            InvalidValue: a setting is wrong; the message has a line for each.
+            SystemExit: the flags request help or the version, or one of them is unknown.
         """
         program, flags, options = self._program, self._flags, self._options
-        self._seen = _identity(self.file)  # before it is read: a change meanwhile is one more change
+        self._seen = _identity(self.file)  # before the file is read, so that a later change is noticed
         from_file = _read_file(self.file) if self.file is not None else {}
 
-        class Sourced(self._kind):  # type: ignore[name-defined,misc]  # what is read differs from call to call
+        class Sourced(self._kind):  # type: ignore[name-defined,misc]  # its sources differ from call to call
             model_config = SettingsConfigDict(cli_prog_name=program)
 
             @classmethod
@@ -114,6 +127,7 @@ class SettingsSource(Generic[S]):
                     prog=program, description=cls.__doc__, allow_abbrev=False, parents=options
                 )
                 parser.add_argument("--config", metavar="FILE", help="a YAML file with the same settings")
+                parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
                 cli: CliSettingsSource[argparse.ArgumentParser] = CliSettingsSource(
                     settings_cls, cli_parse_args=flags, cli_kebab_case=True, root_parser=parser, cli_hide_none_type=True
                 )
@@ -123,37 +137,39 @@ class SettingsSource(Generic[S]):
         try:
             return Sourced()
         except ValidationError as error:
-            raise _told(error) from error
+            raise _invalid(error, self._kind.model_fields) from error
+        except SettingsError as error:
+            raise _undecodable(error, self._kind) from error
 
 
 def read_settings(kind: type[S], program: str, arguments: Sequence[str] | None = None) -> S:
-    """The settings of a program, read once.
+    """Read the settings of a program once.
 
     Args:
-        kind: what to read.
+        kind: the class of the settings.
         program: the program's name, for the help text.
         arguments: the command line without the program; ``sys.argv`` if not given.
 
     Raises:
-        InvalidValue: something is wrong; the message has a line for each.
-        SystemExit: help was asked for, or a flag is unknown.
+        InvalidValue: a setting is wrong; the message has a line for each.
+        SystemExit: the flags request help or the version, or one of them is unknown.
     """
     return SettingsSource(kind, program, arguments).read()
 
 
 def fixed_settings(kind: type[S], file: Path | None, values: Mapping[str, object]) -> S:
-    """Settings from a file and from values alone, whatever the environment says; keys may have dashes.
+    """Read settings from a file and from values only, not from the environment. Keys may have dashes.
 
     Args:
-        kind: what to read.
-        file: a YAML file; none, if None.
-        values: these go before what the file says.
+        kind: the class of the settings.
+        file: a YAML file; None if there is none.
+        values: settings that take precedence over the file.
 
     Raises:
-        InvalidValue: something is wrong; the message has a line for each.
+        InvalidValue: a setting is wrong; the message has a line for each.
     """
 
-    class Fixed(kind):  # type: ignore[valid-type,misc]  # what is read differs from call to call
+    class Fixed(kind):  # type: ignore[valid-type,misc]  # its sources differ from call to call
         @classmethod
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
@@ -162,25 +178,59 @@ def fixed_settings(kind: type[S], file: Path | None, values: Mapping[str, object
             return (sources["init_settings"],)
 
     from_file = _read_file(file) if file is not None else {}
-    merged = {str(key).replace("-", "_"): value for key, value in (*from_file.items(), *values.items())}
+    merged = {key.replace("-", "_"): value for key, value in (*from_file.items(), *values.items())}
     try:
         return Fixed(**merged)
     except ValidationError as error:
-        raise _told(error) from error
+        raise _invalid(error, kind.model_fields) from error
 
 
-def _told(error: ValidationError) -> InvalidValue:
-    lines = ["the settings are not valid:"]
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_arguments: object) -> None:
+        """Print the version and exit."""
+        sys.stdout.write(f"{parser.prog} {version(DISTRIBUTION)}\n")
+        parser.exit()
+
+
+_INVALID: Final = "the settings are not valid:"
+_TYPE = re.compile(r"Input should be a valid (?P<type>\w+).*", re.DOTALL)
+
+
+def _invalid(error: ValidationError, fields: Collection[str]) -> InvalidValue:
+    lines = [_INVALID]
     for each in error.errors():
-        field = ".".join(map(str, each["loc"])) or "settings"
-        # What concerns several fields has all of them as its input.
-        got = f" (got {each['input']!r})" if each["loc"] else ""
-        lines.append(f"  {field}: {each['msg']}{got}")
+        field = ".".join(map(str, each["loc"]))
+        if each["type"] == "value_error":
+            sentence = str(each["ctx"]["error"])
+        elif each["type"] == "extra_forbidden":
+            similar = difflib.get_close_matches(field, fields, n=1)
+            sentence = f"there is no such setting{f'; did you mean {similar[0]}?' if similar else ''}"
+        else:
+            sentence = _sentence(each["msg"])
+        # A validator of several fields names them itself, and its input is all settings.
+        lines.append(f"  {field}: {sentence} (got {each['input']!r})" if field else f"  {sentence}")
     return InvalidValue("\n".join(lines))
 
 
+def _sentence(message: str) -> str:
+    """Return a message of pydantic as the end of a sentence about a setting."""
+    if message == "Field required":
+        return "must be given"
+    if wrong_type := _TYPE.fullmatch(message):
+        return "must be true or false" if wrong_type["type"] == "boolean" else f"must be {a(wrong_type['type'])}"
+    return re.sub("^(Input|String) should", "must", message)
+
+
+def _undecodable(error: SettingsError, kind: type[BaseSettings]) -> InvalidValue:
+    found = re.search(r'field "(\w+)"', str(error))
+    if found is None:
+        return InvalidValue(f"{_INVALID}\n  {error}")
+    variable = f"{kind.model_config.get('env_prefix', '')}{found[1]}".upper()
+    return InvalidValue(f'{_INVALID}\n  {found[1]}: the variable {variable} must be JSON, like ["a", "b"]')
+
+
 def _identity(path: Path | None) -> _Identity | None:
-    # Follows links: the kubelet changes a mounted ConfigMap by pointing a link elsewhere.
+    # Follows links: the kubelet updates a mounted ConfigMap by changing a symbolic link.
     try:
         stat = path.stat() if path is not None else None
     except OSError:
@@ -191,10 +241,12 @@ def _identity(path: Path | None) -> _Identity | None:
 def _read_file(path: Path) -> dict[str, object]:
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise InvalidValue(f"--config: {path}: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
         raise InvalidValue(f"--config: {path}: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise InvalidValue(f"--config: {path}: a mapping of settings is expected, not {type(content).__name__}")
-    return content
+    return {str(key): value for key, value in content.items()}

@@ -1,22 +1,21 @@
-"""Where the API server is, and who we are to it: the pod's service account, or a kubeconfig (exec plugins included).
+"""The API server's address and our credentials: the pod's service account, or a kubeconfig (exec plugins included).
 
 Kubeconfigs are read by the official client library. A service account is three files in a folder, and is read here:
-the library takes 10 MiB of memory and a tenth of a second, and in a pod, on every node of a cluster, that is for
-nothing.
+the library would take 10 MiB of memory and a tenth of a second in a pod on every node.
 """
 
 import contextlib
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from yaml import YAMLError
+import yaml
 
 from ascend.addresses import join_address
 from ascend.errors import InvalidValue
@@ -25,24 +24,27 @@ if TYPE_CHECKING:
     from kubernetes.aio.client import Configuration
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet mounts it."""
+"""Where the kubelet mounts the service account."""
+
+KUBECONFIG: Final = "~/.kube/config"
+"""kubectl's default."""
 
 TOKEN_S: Final = 60.0
-"""How long a token is used before its file is read again: the kubelet renews it long before it ends."""
+"""Seconds after which the token's file is read again. The kubelet renews a token long before it expires."""
 
 Headers = Callable[[], Awaitable[Mapping[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach the API server, and as whom.
+    """The API server's address and our credentials.
 
     Attributes:
-        url: its address.
-        tls: verifies it, and carries our certificate if we have one.
-        headers: gives the headers that say who we are, as of now; empty where there are none.
-        proxy: the address of the proxy on the way, if any.
-        server_name: the name its certificate has, where that is not the one in the address.
+        url: the API server's address.
+        tls: verifies the API server, and has our client certificate if there is one.
+        headers: returns the current headers with our credentials; empty if there are none.
+        proxy: the address of the proxy, if any.
+        server_name: the name in the API server's certificate, if it is not the one in the address.
     """
 
     url: str
@@ -55,20 +57,28 @@ class Access:
 async def load_access(
     kubeconfig: str | None = None, context: str | None = None, *, monotonic: Callable[[], float] = time.monotonic
 ) -> Access:
-    """The way to the API server: from ``kubeconfig``, else ``$KUBECONFIG``, else the pod, else ``~/.kube/config``.
+    """Read ``kubeconfig``, else ``$KUBECONFIG``, else the pod's service account, else ``~/.kube/config``.
 
     Args:
-        kubeconfig: path of a kubeconfig file.
-        context: the context to use; the file's current one if not given.
+        kubeconfig: the path of a kubeconfig, or several as in ``$KUBECONFIG``.
+        context: the context to use; the current one if not given.
         monotonic: the clock.
 
     Raises:
-        InvalidValue: none of the sources is usable; says which was tried and why it failed.
+        InvalidValue: no source is usable; the message says which one was tried and why it failed.
     """
-    path = kubeconfig or os.environ.get("KUBECONFIG")
-    if path is None and (SERVICE_ACCOUNT / "token").exists():
+    if _chosen(kubeconfig) is None and (SERVICE_ACCOUNT / "token").exists():
         return _service_account(SERVICE_ACCOUNT, monotonic)
-    return await _kubeconfig(path, context)
+    return await _kubeconfig(kubeconfig, context)
+
+
+def kubeconfig_paths(kubeconfig: str | None = None) -> str:
+    """Return the path of the kubeconfig, or several as in ``$KUBECONFIG``, whether they exist or not."""
+    return _chosen(kubeconfig) or KUBECONFIG
+
+
+def _chosen(kubeconfig: str | None) -> str | None:
+    return kubeconfig or os.environ.get("KUBECONFIG") or None
 
 
 def _service_account(folder: Path, monotonic: Callable[[], float]) -> Access:
@@ -85,14 +95,14 @@ def _service_account(folder: Path, monotonic: Callable[[], float]) -> Access:
 
 
 class _Token:
-    """A token that is renewed in its file.
+    """A token that the kubelet renews in its file.
 
     Args:
         path: the file.
         monotonic: the clock.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the file can't be read.
     """
 
     def __init__(self, path: Path, monotonic: Callable[[], float]) -> None:
@@ -102,27 +112,42 @@ class _Token:
         self._text = path.read_text().strip()
 
     async def headers(self) -> Mapping[str, str]:
-        """The token as a header; one that can't be read again is used on."""
+        """Return the token as a header; while the file can't be read, the last one read."""
         now_s = self._monotonic()
         if now_s - self._read_s >= TOKEN_S:
             self._read_s = now_s
-            with contextlib.suppress(OSError):  # the server says when it takes the old one no longer
+            with contextlib.suppress(OSError):  # the server reports when the old one has expired
                 self._text = self._path.read_text().strip() or self._text
         return {"Authorization": f"Bearer {self._text}"}
 
 
-async def _kubeconfig(path: str | None, context: str | None) -> Access:
+async def _kubeconfig(kubeconfig: str | None, context: str | None) -> Access:
     from kubernetes.aio import client, config
 
+    paths = kubeconfig_paths(kubeconfig)
+    # pathlib raises where it can't tell whether a file exists, for example below a folder of somebody else's.
+    named = (os.path.expanduser(part) for part in paths.split(os.pathsep))  # noqa: PTH111
+    files = [Path(each) for each in named if os.path.exists(each)]  # noqa: PTH110
+    if not files:
+        absent = f"there is no file {paths}"
+        if _chosen(kubeconfig) is None:
+            absent = (
+                f"no kubeconfig was found: neither --kubeconfig nor $KUBECONFIG is set, {paths} does not exist, and "
+                f"there is no service account in {SERVICE_ACCOUNT}"
+            )
+        raise InvalidValue(f"no usable access to the API server: {absent}")
     loaded = client.Configuration()
     try:
         await config.load_kube_config(
-            config_file=path, context=context, client_configuration=loaded, persist_config=False
+            config_file=paths, context=context, client_configuration=loaded, persist_config=False
         )
         tls = _tls(loaded)
-    except (config.ConfigException, OSError, YAMLError, TypeError, ValueError, KeyError, AttributeError) as error:
-        # A half-written file provokes any of these in the library.
-        raise InvalidValue(f"no usable access to the API server from {path or '~/.kube/config'}: {error}") from error
+    except (config.ConfigException, OSError, yaml.YAMLError, ValueError) as error:
+        reason = _not_a_kubeconfig(files) or " ".join(str(error).split())
+        raise InvalidValue(f"no usable access to the API server from {paths}: {reason}") from error
+    except (TypeError, KeyError, AttributeError) as error:  # the library's, about a file of another shape
+        reason = _not_a_kubeconfig(files) or f"a field has the wrong type ({error})"
+        raise InvalidValue(f"no usable access to the API server from {paths}: {reason}") from error
 
     async def headers() -> Mapping[str, str]:
         settings = cast("dict[str, dict[str, str]]", await loaded.auth_settings())
@@ -131,6 +156,18 @@ async def _kubeconfig(path: str | None, context: str | None) -> Access:
     url = str(loaded.host)
     proxy = loaded.proxy or _environment_proxy(urlsplit(url))
     return Access(url, tls, headers, proxy, loaded.tls_server_name)
+
+
+def _not_a_kubeconfig(files: Sequence[Path]) -> str | None:
+    """Return a sentence on the first file that is not even a YAML mapping; None if all are."""
+    for file in files:
+        try:
+            content = yaml.safe_load(file.read_text())
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # the error of the library says more
+        if not isinstance(content, dict):
+            return f"{file} is not a kubeconfig: it is empty" if content is None else f"{file} is not a kubeconfig"
+    return None
 
 
 def _tls(loaded: "Configuration") -> ssl.SSLContext:
@@ -144,7 +181,7 @@ def _tls(loaded: "Configuration") -> ssl.SSLContext:
 
 
 def _environment_proxy(server: SplitResult) -> str | None:
-    """The proxy that HTTPS_PROXY and NO_PROXY (or the like) name for a server, if any."""
+    """Return the proxy for a server by HTTPS_PROXY, NO_PROXY and the like, if any."""
     if proxy_bypass(server.hostname or ""):
         return None
     return getproxies().get(server.scheme)

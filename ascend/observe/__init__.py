@@ -1,1 +1,1 @@
-"""What every daemon shows of itself: logs, metrics, probes."""
+"""What every daemon exposes: logs, metrics, probes."""

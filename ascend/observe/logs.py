@@ -1,7 +1,7 @@
-"""Logs: one JSON object a line on standard output; laid out for eyes where that is a terminal.
+"""Logs: one JSON object per line on standard output; human-readable lines on a terminal.
 
-Modules log through ``structlog.get_logger()`` with an event sentence and key-value pairs; ``ascend`` itself uses the
-standard library's logging with ``extra``, and comes out the same way.
+Modules log through ``structlog.get_logger()`` with an event sentence and key-value pairs. Records of the standard
+library's logging, with ``extra``, have the same format.
 """
 
 import logging
@@ -12,17 +12,17 @@ import structlog
 
 
 def set_level(level: str) -> None:
-    """Change the least serious level shown, of the whole process."""
+    """Set the lowest level that the process logs."""
     logging.getLogger().setLevel(level.upper())
 
 
 def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.stdout) -> None:
-    """Set up logging for the whole process, once, at its start.
+    """Configure logging for the process; call it once, at its start.
 
     Args:
-        component: the program, on every line.
-        level: the least serious level shown: DEBUG, INFO, WARNING or ERROR.
-        stream: where lines go.
+        component: the program's name, which is on every line.
+        level: the lowest level that is logged: DEBUG, INFO, WARNING or ERROR.
+        stream: the stream to write to.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

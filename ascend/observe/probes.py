@@ -1,10 +1,9 @@
-"""The HTTP page of a daemon: ``/startupz``, ``/livez``, ``/readyz``, ``/standbyz`` and ``/metrics``.
+"""The HTTP endpoints of a daemon: ``/startupz``, ``/livez``, ``/readyz``, ``/standbyz`` and ``/metrics``.
 
-Started means that everything a program does once at its start is done. Live means that the event loop turns (the
-answer itself comes from it) and that nothing the program can't do without has died or stands still: only a restart
-helps. Ready means that the program can do its work now, and standing by that it could if it had to: of several equal
-processes one is ready, and the others stand by. Where one is not so, the answer is 503 and says what is
-missing.
+Started: everything that a program does once at its start is done. Live: the event loop runs (it answers the request)
+and no essential task has ended or hangs; otherwise only a restart helps. Ready: the program can do its work now.
+Standby: it could if it were the leader; of several replicas one is ready, and the others are on standby. If a check
+fails, the status is 503 and the body names the check and what is missing.
 """
 
 import ssl
@@ -18,7 +17,7 @@ from ascend.addresses import join_address, split_address
 from ascend.errors import InvalidValue
 
 Check = Callable[[], str | None]
-"""None where all is well, else a sentence saying what is missing."""
+"""Returns None if the check passes, else a sentence that says what is missing."""
 
 
 def add_probes(
@@ -30,23 +29,23 @@ def add_probes(
     started: Mapping[str, Check] | None = None,
     standby: Mapping[str, Check] | None = None,
 ) -> None:
-    """Add the paths to an application.
+    """Add the endpoints to an application.
 
     Args:
-        app: an aiohttp application not yet started.
-        registry: the metrics to show.
-        ready: what readiness consists of, by name.
-        live: what liveness consists of beyond the loop, by name.
-        started: what having started consists of, by name; each stays done once it was.
-        standby: what standing by consists of, by name; the same as readiness if not given.
+        app: an aiohttp application that has not started.
+        registry: the metrics.
+        ready: the checks of readiness by name.
+        live: the checks of liveness, in addition to the event loop's, by name.
+        started: the checks of having started by name; one that has passed once is not run again.
+        standby: the checks of standby by name; those of readiness if not given.
     """
     done: set[str] = set()
 
     def still_starting() -> Mapping[str, Check]:
-        # A program that has started is never starting again: its startup probe is over.
+        # A program starts only once.
         checks = started or {}
         done.update(name for name, check in checks.items() if check() is None)
-        return {name: _done if name in done else check for name, check in checks.items()}
+        return {name: _passed if name in done else check for name, check in checks.items()}
 
     _add_page(app, "/startupz", still_starting)
     _add_page(app, "/livez", lambda: live or {})
@@ -59,8 +58,8 @@ def add_probes(
     app.router.add_get("/metrics", metrics)
 
 
-def _done() -> None:
-    """All is well, for good."""
+def _passed() -> None:
+    """A check that has passed."""
 
 
 def _add_page(app: web.Application, path: str, checks: Callable[[], Mapping[str, Check]]) -> None:
@@ -75,18 +74,18 @@ def _add_page(app: web.Application, path: str, checks: Callable[[], Mapping[str,
 
 @asynccontextmanager
 async def serve_http(app: web.Application, address: str, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """Serve an application within a ``with`` block, which gets the address it really listens on.
+    """Serve an application within a ``with`` block; yields the address it listens on.
 
     Args:
         app: the application.
-        address: as ``split_address`` takes it.
-        tls: certificates; plaintext without.
+        address: host and port, as for ``split_address``.
+        tls: the certificates; None for plain text.
 
     Raises:
         InvalidValue: the address is malformed or can't be listened on.
     """
     host, port = split_address(address)
-    # Bodies stay as they were sent: aiohttp's parser can't go on after one that can't be unpacked.
+    # Bodies are not decompressed: aiohttp's parser can't continue after one that is corrupt.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, auto_decompress=False)
     await runner.setup()
     try:

@@ -175,7 +175,7 @@ class Consistency(RuleBasedStateMachine):
             return
         self.promises.pop(each.uid, None)
         with contextlib.suppress(Refusal):
-            bound = self.binder.keep(each, candidates)
+            bound = self.binder.reserve(each, candidates)
             assert candidates is None or bound.node in candidates
             self.promises[each.uid] = Promise(each.name, bound.node, bound.grant.chips, self.world.now_s + TTL_S)
 

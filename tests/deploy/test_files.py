@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from ascend.chips import RESOURCE
+from ascend.products import PRODUCTS
 from device_plugin.driver import ChipState
 from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
 from tests.deploy.helm import CHART, REPOSITORY
@@ -84,7 +85,14 @@ def test_chart_programs_and_sandbox_have_one_version() -> None:
     version = read_project(REPOSITORY)["version"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
-    assert read_project(SANDBOX)["version"] == version
+    labels = (REPOSITORY / "Dockerfile").read_text().split("\nLABEL ")[1].split("\n\n")[0]
+    assert f'org.opencontainers.image.version="{version}"' in labels
+
+
+def test_the_chart_accepts_the_chips_of_the_products_table() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    chips = schema["definitions"]["simulatedServer"]["properties"]["product"]["enum"]
+    assert set(chips) == {product.chip for product in PRODUCTS.values()} - {""}
 
 
 def test_the_charts_simulated_chips_are_what_the_driver_reads(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Kubernetes objects as people write them and as kubectl prints them."""
+"""Builders of Kubernetes objects as in manifests."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 def node(
     name: str, *, chips: int = 8, ready: bool = True, cordoned: bool = False, kind: str = "", **labels: str
 ) -> Json:
-    """A 910A server, unless ``kind`` is another ``accelerator-type``."""
+    """Return a 910A server, unless ``kind`` is another ``accelerator-type``."""
     infos = write_base_device_infos({chip: ChipAddress() for chip in range(8)})
     if kind:
         labels["accelerator-type"] = kind
@@ -59,7 +59,7 @@ def pod(
 
 
 def parts(name: str, count: str, **more: Any) -> Json:
-    """A pod that asks for parts of a chip."""
+    """Return a pod that requests vNPUs."""
     manifest = pod(name, None, **more)
     manifest["spec"]["containers"][0]["resources"] = {"limits": {f"{RESOURCE}-2c": count}}
     return manifest
@@ -89,5 +89,5 @@ def pod_group(name: str, minimum: int, *, group: str = "scheduling.volcano.sh/v1
 
 
 def member(name: str, group: str, count: int = 8, **more: Any) -> Json:
-    """A pod of a Volcano pod group."""
+    """Return a pod of a Volcano pod group."""
     return pod(name, count, annotations={"scheduling.k8s.io/group-name": group}, **more)

@@ -1,4 +1,4 @@
-"""What the shells are offered: by kubectl's own completion, and by npuctl's."""
+"""Completion by kubectl and by npuctl itself."""
 
 import asyncio
 import json
@@ -8,12 +8,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from npuctl.cli import app
-from npuctl.kubectl_complete import complete
+from npuctl.completion import complete_for_kubectl
 from sandbox.apiserver import ApiServer
 from tests.npuctl.manifests import as_list, pod
+
+
+def complete(words: list[str]) -> list[str]:
+    lines: list[str] = complete_for_kubectl(get_command(app), words)
+    return lines
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +40,12 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ([], ["completion", "doctor", "explain", "plan", "topo", ":4"]),
     ],
 )
-def test_kubectl_is_told_how_a_word_may_go_on(words: list[str], offered: list[str]) -> None:
+def test_kubectl_gets_the_candidates_for_the_last_word(words: list[str], offered: list[str]) -> None:
     assert complete(words) == offered
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_gets_its_completion(shell: str) -> None:
+def test_every_shell_has_a_completion_script(shell: str) -> None:
     done = CliRunner().invoke(app, ["completion", shell])
     assert done.exit_code == 0
     assert "_NPUCTL_COMPLETE=complete_" + shell in done.stdout
@@ -83,13 +89,13 @@ def kubeconfig(server: ApiServer, tmp_path: Path) -> Path:
         ("-f -", "", []),
     ],
 )
-async def test_a_pod_is_offered_by_name(typed: str, begun: str, offered: list[str], kubeconfig: Path) -> None:
+async def test_pods_are_offered_by_name(typed: str, begun: str, offered: list[str], kubeconfig: Path) -> None:
     words = ["explain", "--kubeconfig", str(kubeconfig), *typed.split(), begun]
     assert await asyncio.to_thread(complete, words) == [*offered, ":4"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-async def test_every_shell_offers_the_same(shell: str, kubeconfig: Path) -> None:
+async def test_every_shell_offers_the_same_pods(shell: str, kubeconfig: Path) -> None:
     line = f"npuctl explain --kubeconfig {kubeconfig} -n kube-public t"
     typed = {
         "COMP_WORDS": line,
@@ -104,7 +110,7 @@ async def test_every_shell_offers_the_same(shell: str, kubeconfig: Path) -> None
     assert "train" not in done.stdout
 
 
-def test_the_pods_of_files_are_offered_too(tmp_path: Path) -> None:
+def test_the_pods_in_files_are_offered(tmp_path: Path) -> None:
     path = tmp_path / "objects.json"
     path.write_text(json.dumps(as_list(pod("train", 1), pod("web", None))))
     assert complete(["explain", "-f", str(path), ""]) == ["train", ":4"]
@@ -113,28 +119,30 @@ def test_the_pods_of_files_are_offered_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "contexts: 7", "current-context: a", "contexts: [{name: a}]"])
-def test_a_garbled_kubeconfig_is_no_news_for_whoever_types(text: str, tmp_path: Path) -> None:
+def test_an_invalid_kubeconfig_offers_nothing_and_prints_nothing(text: str, tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     assert complete(["explain", "--kubeconfig", str(path), ""]) == [":4"]
 
 
 @pytest.mark.parametrize(("program", "said"), [("kubectl_complete-npu", ":4\n"), ("npuctl", "")])
-async def test_nobody_is_made_to_wait_for_a_silent_server(
+async def test_completion_does_not_wait_for_a_server_without_an_answer(
     program: str, said: str, server: ApiServer, kubeconfig: Path
 ) -> None:
     server.delay("/pods", 300)
     words = ["explain", "--kubeconfig", str(kubeconfig), ""] if program != "npuctl" else []
     line = f"npuctl explain --kubeconfig {kubeconfig} "
     typed = {} if words else {"COMP_WORDS": line, "COMP_CWORD": "4", "_NPUCTL_COMPLETE": "complete_bash"}
-    # The client itself would wait for 15 s, and then say so.
+    # The client itself would wait 15 s and then report an error.
     async with asyncio.timeout(12):
         assert await run(program, *words, **typed) == (0, said, "")
     server.delay("/pods", 0)
 
 
 @pytest.mark.parametrize("status", [401, 403, 500])
-async def test_a_server_that_refuses_is_not_heard(status: int, server: ApiServer, kubeconfig: Path) -> None:
+async def test_an_error_of_the_server_offers_nothing_and_prints_nothing(
+    status: int, server: ApiServer, kubeconfig: Path
+) -> None:
     server.fail_next("GET", "/pods", status, times=100)
     words = ["explain", "--kubeconfig", str(kubeconfig), ""]
     assert await run("kubectl_complete-npu", *words) == (0, ":4\n", "")

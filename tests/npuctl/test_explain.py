@@ -1,4 +1,4 @@
-"""``npuctl explain``: why a pod waits, node by node, and what would help."""
+"""``npuctl explain``: why a pod waits, by node, and what would help."""
 
 import asyncio
 import json
@@ -16,9 +16,9 @@ from ascend.chips import chip_set
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import chip_fault
 from npuctl.cli import app
-from npuctl.manifests import read_manifests
-from npuctl.planning import plan
-from npuctl.source import Source
+from npuctl.plan.placement import plan_pods
+from npuctl.reading.manifests import read_manifests
+from npuctl.reading.source import Source
 from sandbox.apiserver import ApiServer
 from tests.npuctl.manifests import Json, as_list, member, node, parts, pod, pod_group, report
 
@@ -44,31 +44,31 @@ def helps(answer: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(each["kind"], each["node"], tuple(each["targets"])) for each in answer["remedies"]]
 
 
-def test_a_pod_of_two_vnpus_is_told_that_it_may_have_one(tmp_path: Path) -> None:
+def test_a_pod_with_two_vnpus_waits_because_it_may_have_one(tmp_path: Path) -> None:
     answer = explain(tmp_path, node("n1"), parts("train", "2"))
     assert (answer["state"], answer["reason"], answer["remedies"]) == ("waits", "InvalidRequest", [])
     said = people(tmp_path, node("n1"), parts("train", "2"))
     assert said.startswith(
-        "pod default/train waits: InvalidRequest: pod default/train asks for 2 vNPUs; a job may have"
+        "pod default/train waits: InvalidRequest: pod default/train requests 2 vNPUs; a job may have"
     )
     for other in (parts("train", "1"), parts("train", "2", node="n1"), pod("train", 0)):
         assert explain(tmp_path, node("n1"), other)["state"] == "none"
 
 
-def test_the_pods_are_named_whose_end_would_make_room(tmp_path: Path) -> None:
+def test_pods_whose_end_would_make_room_are_named(tmp_path: Path) -> None:
     left, right = pod("left", 1, node="n1", chips=[1]), pod("right", 2, node="n1", chips=[4, 5])
     answer = explain(tmp_path, node("n1"), left, right, pod("train", 4))
     assert (answer["state"], answer["reason"]) == ("waits", "RingTooSmall")
     assert helps(answer) == [("end", "n1", ("default/left",)), ("end", "n1", ("default/right",))]
 
 
-def test_a_chip_is_named_whose_recovery_would_make_room(tmp_path: Path) -> None:
+def test_a_chip_whose_recovery_would_make_room_is_named(tmp_path: Path) -> None:
     right = pod("right", 4, node="n1", chips=range(4, 8))
     answer = explain(tmp_path, node("n1", chips=7), report("n1", unhealthy=0b10), right, pod("train", 4))
     assert helps(answer) == [("end", "n1", ("default/right",)), ("repair", "n1", ("Ascend910-1",))]
 
 
-def test_a_chip_left_to_its_pod_helps_only_once_it_has_recovered(tmp_path: Path) -> None:
+def test_a_separating_chip_helps_only_after_its_recovery(tmp_path: Path) -> None:
     fault = chip_fault(chip_id=1, level="PreSeparateNPU", codes={})
     told = DeviceReport(0xFF, 0, 0, update_time_s=1_767_225_600, faults=(fault,))
     answer = explain(tmp_path, node("n1"), {**report("n1"), "data": encode_report(told)}, pod("train", 8))
@@ -80,7 +80,7 @@ def test_chips_that_must_all_recover_are_named_together(tmp_path: Path) -> None:
     assert helps(answer) == [("repair", "n1", ("Ascend910-0", "Ascend910-1", "Ascend910-2"))]
 
 
-def test_pods_that_must_all_end_are_named_together_and_only_where_none_alone_would_do(tmp_path: Path) -> None:
+def test_pods_that_must_all_end_are_named_together(tmp_path: Path) -> None:
     holders = [pod(f"h{chip}", 1, node="n1", chips=[chip]) for chip in (0, 5)]
     answer = explain(tmp_path, node("n1"), *holders, pod("train", 8))
     assert helps(answer) == [("end", "n1", ("default/h0", "default/h5"))]
@@ -96,19 +96,19 @@ def test_pods_that_must_all_end_are_named_together_and_only_where_none_alone_wou
         ([node("n1"), {**report("n1"), "data": {"DeviceInfoCfg": "{}"}}], "InvalidReport", "report"),
     ],
 )
-def test_what_is_wrong_with_a_node_is_said(changed: list[Json], reason: str, kind: str, tmp_path: Path) -> None:
+def test_what_would_make_a_node_usable_is_named(changed: list[Json], reason: str, kind: str, tmp_path: Path) -> None:
     answer = explain(tmp_path, *changed, pod("train", 4))
     assert answer["reason"] == reason
     assert helps(answer) == [(kind, "n1", ())]
 
 
-def test_a_pod_whose_chips_are_unclear_is_named(tmp_path: Path) -> None:
+def test_a_pod_with_unreadable_chips_is_named(tmp_path: Path) -> None:
     answer = explain(tmp_path, node("n1"), pod("unclear", 2, node="n1"), pod("train", 2))
     assert answer["reason"] == "UnreadablePod"
     assert helps(answer) == [("end", "n1", ("default/unclear",))]
 
 
-def test_nodes_that_a_selector_leaves_out_are_no_places_and_nothing_on_them_would_help(tmp_path: Path) -> None:
+def test_nodes_that_a_selector_excludes_get_no_remedies(tmp_path: Path) -> None:
     wanted = pod("train", 8, selector={"zone": "a"})
     holder = pod("holder", 1, node="n1", chips=[0])
     answer = explain(tmp_path, node("n1"), node("n2"), holder, wanted)
@@ -117,10 +117,10 @@ def test_nodes_that_a_selector_leaves_out_are_no_places_and_nothing_on_them_woul
     assert (answer["state"], [each["node"] for each in answer["candidates"]]) == ("fits", ["n3"])
 
 
-def test_a_request_nothing_helps_is_told_so(tmp_path: Path) -> None:
+def test_a_request_that_fits_no_server_has_no_remedy(tmp_path: Path) -> None:
     answer = explain(tmp_path, node("n1"), pod("train", 3))
     assert (answer["reason"], helps(answer)) == ("InvalidRequest", [])
-    assert "the pod must ask for something else" in people(tmp_path, node("n1"), pod("train", 3))
+    assert "change the pod's request" in people(tmp_path, node("n1"), pod("train", 3))
 
 
 @pytest.mark.parametrize(
@@ -129,27 +129,27 @@ def test_a_request_nothing_helps_is_told_so(tmp_path: Path) -> None:
         (
             [node("n1"), pod_group("train", 3), member("train", "train")],
             "GangIncomplete",
-            "create the missing 2 pods of job default/train",
+            "create 2 missing pods of job default/train",
         ),
         (
             [node("n1"), pod_group("train", 2), member("train", "train")],
             "GangIncomplete",
-            "create the missing pod of job default/train",
+            "create 1 missing pod of job default/train",
         ),
         (
             [node("n1"), member("train", "gang")],
             "GroupMissing",
-            "create the PodGroup.scheduling.volcano.sh default/gang, or correct the name that the pod gives",
+            "create the PodGroup.scheduling.volcano.sh default/gang, or correct the name in the pod",
         ),
         (
             [node("n1"), node("n2", kind="module"), pod("train", 8, selector={"zone": "a", "rack": "1"})],
             "NodeSelectorMismatch",
-            "label a node with room rack=1,zone=a, or change the pod's node selector, which asks for that",
+            "label a node that has room with rack=1,zone=a, or change the pod's node selector",
         ),
     ],
     ids=["pods", "pod", "group", "selector"],
 )
-def test_what_no_node_is_to_blame_for_has_a_cure_of_its_own(
+def test_an_obstacle_outside_the_nodes_gets_advice(
     objects: list[Json], reason: str, advice: str, tmp_path: Path
 ) -> None:
     answer = explain(tmp_path, *objects)
@@ -158,15 +158,15 @@ def test_what_no_node_is_to_blame_for_has_a_cure_of_its_own(
     assert said == f"  {advice}\n"
 
 
-def test_a_label_is_advised_only_where_nothing_else_would_help(tmp_path: Path) -> None:
+def test_a_label_is_advised_only_if_nothing_else_helps(tmp_path: Path) -> None:
     wanted = pod("train", 8, selector={"zone": "a"})
     answer = explain(tmp_path, node("n1"), node("n2", zone="a", ready=False), wanted)
     assert (helps(answer), answer["advice"]) == ([("ready", "n2", ())], [])
     answer = explain(tmp_path, node("n1"), node("n2", zone="a", chips=0, ready=False), wanted)
     assert answer["remedies"] == []
     said = people(tmp_path, node("n1"), node("n2", zone="a", chips=0, ready=False), wanted)
-    assert "nothing that was tried, on 1 node: " in said
-    assert "label a node with room zone=a" in said
+    assert "nothing that was tried on 1 node: " in said
+    assert "label a node that has room with zone=a" in said
 
 
 def test_a_pod_that_is_being_deleted_waits_for_nothing(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_pod_that_is_being_deleted_waits_for_nothing(tmp_path: Path) -> None:
     objects = [node("n1", ready=False), going]
     answer = explain(tmp_path, *objects)
     assert (answer["state"], answer["reason"], answer["remedies"]) == ("terminating", "", [])
-    assert people(tmp_path, *objects) == "pod default/train is being deleted: no scheduler gives it a node any more\n"
+    assert people(tmp_path, *objects) == "pod default/train is being deleted: no scheduler binds it any more\n"
     holder = pod("train", 2, node="n1", chips=[4, 5], deletionTimestamp=NOW)
     assert explain(tmp_path, node("n1"), holder)["state"] == "placed"
 
@@ -185,7 +185,7 @@ def test_a_pod_that_is_being_deleted_waits_for_nothing(tmp_path: Path) -> None:
     sick=st.sets(st.integers(0, 7), max_size=2),
     request=st.sampled_from([1, 2, 4, 8]),
 )
-def test_what_is_said_to_help_does(
+def test_every_remedy_makes_the_pod_fit(
     tmp_path_factory: pytest.TempPathFactory, held: list[set[int]], sick: set[int], request: int
 ) -> None:
     folder = tmp_path_factory.mktemp("explain")
@@ -207,10 +207,10 @@ def test_what_is_said_to_help_does(
         path = folder / "after.json"
         path.write_text(json.dumps(as_list(*after)))
         source = Source.of(files=[str(path)], now=NOW)
-        assert not plan(read_manifests(source.files).snapshot, source.settings, source.now_ns).pending, each
+        assert not plan_pods(read_manifests(source.files).objects, source.settings, source.now_ns).pending, each
 
 
-def test_a_pod_that_fits_is_told_where_best(tmp_path: Path) -> None:
+def test_a_pod_that_fits_gets_its_best_nodes(tmp_path: Path) -> None:
     busy = pod("busy", 4, node="n2", chips=range(4))
     waiting = pod("train", 4)
     waiting["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes: 2 tainted"}]}
@@ -221,17 +221,17 @@ def test_a_pod_that_fits_is_told_where_best(tmp_path: Path) -> None:
     assert "its scheduler says: 0/2 nodes: 2 tainted" in said
 
 
-def test_a_pod_that_has_its_place_a_finished_one_and_one_without_chips_are_told_as_they_are(tmp_path: Path) -> None:
+def test_placed_finished_and_chipless_pods_are_described(tmp_path: Path) -> None:
     placed = pod("train", 2, node="n1", chips=[4, 5])
     assert "is on node n1 with chips 4,5" in people(tmp_path, placed)
     assert "no annotation says which chips" in people(tmp_path, pod("train", 2, node="n1"))
     rejected = pod("train", 2, node="n1", phase="Failed")
     rejected["status"] |= {"reason": "UnexpectedAdmissionError", "message": "ChipHeld: Ascend910-0 is held"}
     assert "UnexpectedAdmissionError: ChipHeld: Ascend910-0 is held" in people(tmp_path, rejected)
-    assert "asks for no chips" in people(tmp_path, pod("train", None))
+    assert "requests no chips" in people(tmp_path, pod("train", None))
 
 
-def test_a_pod_of_a_gang_is_told_what_its_job_lacks_and_no_remedy_for_what_already_fits(tmp_path: Path) -> None:
+def test_a_pod_of_a_gang_gets_the_remedies_of_its_job(tmp_path: Path) -> None:
     busy = pod("busy", 8, node="n2", chips=range(8))
     gang = [
         node("n1"),
@@ -250,12 +250,12 @@ def test_a_pod_of_a_gang_is_told_what_its_job_lacks_and_no_remedy_for_what_alrea
     assert (incomplete["reason"], helps(incomplete)) == ("GangIncomplete", [])
 
 
-def test_nodes_are_told_by_reason_first(tmp_path: Path) -> None:
+def test_nodes_are_grouped_by_reason(tmp_path: Path) -> None:
     said = people(
         tmp_path, *(node(f"n{number}", ready=False) for number in range(5)), node("full", chips=1), pod("train", 4)
     )
     lines = [line.rstrip() for line in said.splitlines()]
-    assert lines[0].startswith("pod default/train asks for 4 chips and waits: NoNodeFits: ")
+    assert lines[0].startswith("pod default/train requests 4 chips and waits: NoNodeFits: ")
     groups = lines[lines.index("why not:") + 1 :]
     assert groups[0] == "  5 nodes NodeNotReady: node n0 is not Ready"
     assert groups[1].endswith("n0, n1, n2 and 2 more")
@@ -271,7 +271,7 @@ def test_nodes_are_told_by_reason_first(tmp_path: Path) -> None:
         (("default/train", "-n", "team"), "is not in the namespace team"),
     ],
 )
-def test_a_pod_that_is_not_there_is_an_error(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_a_pod_that_does_not_exist_is_an_error(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
     path = tmp_path / "objects.json"
     path.write_text(json.dumps(as_list(pod("train", 1))))
     done = CliRunner().invoke(app, ["explain", *arguments, "-f", str(path)])
@@ -279,7 +279,7 @@ def test_a_pod_that_is_not_there_is_an_error(arguments: tuple[str, ...], said: s
     assert said in done.stderr
 
 
-async def test_a_live_cluster_is_asked_in_the_namespace_of_the_context(tmp_path: Path) -> None:
+async def test_a_live_cluster_is_read_in_the_namespace_of_the_context(tmp_path: Path) -> None:
     async with ApiServer() as server:
         for each in (node("n1", ready=False), pod("train", "2"), pod("train", "4", namespace="kube-public")):
             await server.create(each)
@@ -297,12 +297,12 @@ async def test_a_live_cluster_is_asked_in_the_namespace_of_the_context(tmp_path:
             assert process.returncode == 3
             return out.decode()
 
-        assert "pod kube-public/train asks for 4 chips and waits: NodeNotReady" in await asked()
-        assert "pod default/train asks for 2 chips and waits: NodeNotReady" in await asked("-n", "default")
+        assert "pod kube-public/train requests 4 chips and waits: NodeNotReady" in await asked()
+        assert "pod default/train requests 2 chips and waits: NodeNotReady" in await asked("-n", "default")
 
 
 @pytest.mark.parametrize("current", [None, "", "gone", "sandbox"])
-def test_the_namespace_of_a_named_context_counts_whatever_is_current(current: str | None, tmp_path: Path) -> None:
+def test_a_named_context_gives_the_namespace_whatever_is_current(current: str | None, tmp_path: Path) -> None:
     document = ApiServer(port=1).kubeconfig()
     team = {"name": "team", "context": {"cluster": "sandbox", "user": "sandbox", "namespace": "kube-public"}}
     document["contexts"].append(team)
@@ -319,3 +319,107 @@ def test_the_namespace_of_a_named_context_counts_whatever_is_current(current: st
     assert meant("sandbox") == "default"
     assert meant("none of these") == "default"
     assert meant(None) == "default"
+
+
+def gated(name: str, *gates: str) -> Json:
+    manifest = pod(name, 4)
+    manifest["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+    condition = {"type": "PodScheduled", "status": "False", "message": "Scheduling is blocked due to gates"}
+    manifest["status"] = {"conditions": [condition]}
+    return manifest
+
+
+def test_a_gated_pod_names_its_gates(tmp_path: Path) -> None:
+    gates = ("kueue.x-k8s.io/admission", "example.com/quota")
+    answer = explain(tmp_path, node("n1"), gated("train", *gates))
+    assert (answer["state"], answer["gates"]) == ("fits", list(gates))
+    said = people(tmp_path, node("n1"), gated("train", *gates))
+    assert said.splitlines()[-1] == (
+        "it is gated: no scheduler looks at it before somebody removes its scheduling gates: "
+        "kueue.x-k8s.io/admission, example.com/quota"
+    )
+    assert "its scheduler" not in said
+    waits = people(tmp_path, node("n1", ready=False), gated("train", gates[0]))
+    assert "train requests 4 chips and waits: NodeNotReady" in waits
+    assert waits.splitlines()[-1].endswith("removes its scheduling gate: kueue.x-k8s.io/admission")
+
+
+def owned(name: str, kind: str, owner: str, count: int | None = 8, **more: Any) -> Json:
+    reference = {"apiVersion": "x/v1", "kind": kind, "name": owner, "uid": f"uid-{owner}", "controller": True}
+    return pod(name, count, ownerReferences=[reference], **more)
+
+
+@pytest.mark.parametrize(
+    ("argument", "made"),
+    [
+        ("pod/train", pod("train", 8)),
+        ("pods/train", pod("train", 8)),
+        ("po/train", pod("train", 8)),
+        ("default/train", pod("train", 8)),
+        ("job/train", pod("train", 8, namespace="job")),
+    ],
+)
+def test_a_pod_may_be_named_as_with_kubectl(argument: str, made: Json, tmp_path: Path) -> None:
+    answer = explain(tmp_path, node("n1"), made, name=argument)
+    assert (answer["name"], answer["state"]) == ("train", "fits")
+
+
+@pytest.mark.parametrize(
+    ("argument", "members"),
+    [
+        ("job/big", [owned(f"big-{at}", "Job", "big") for at in range(2)]),
+        ("jobs/big", [owned(f"big-{at}", "Job", "big") for at in range(2)]),
+        ("job.batch/big", [owned(f"big-{at}", "Job", "big") for at in range(2)]),
+        ("sts/big", [owned(f"big-{at}", "StatefulSet", "big") for at in range(2)]),
+        ("job/big", [owned(f"big-{at}", "StatefulSet", "big") for at in range(2)]),
+        ("replicaset/big", [owned(f"big-{at}", "ReplicaSet", "big") for at in range(2)]),
+        ("deploy/big", [owned(f"a-{at}", "ReplicaSet", "big-77", labels={"pod-template-hash": "77"}) for at in (0, 1)]),
+        ("pytorchjob/big", [owned(f"big-{at}", "PyTorchJob", "big") for at in range(2)]),
+        ("jobset/big", [pod(f"big-{at}", 8, labels={"jobset.sigs.k8s.io/jobset-name": "big"}) for at in range(2)]),
+        ("podgroup/big", [member(f"big-{at}", "big") for at in range(2)]),
+        ("vcjob/big", [member(f"big-{at}", "big") for at in range(2)]),
+    ],
+)
+def test_the_pods_of_a_job_are_explained(argument: str, members: list[Json], tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    others = [owned("other-0", "Job", "other"), owned("big-9", "Job", "big", namespace="team")]
+    path.write_text(json.dumps(as_list(node("n1", ready=False), *members, *others)))
+    done = CliRunner().invoke(app, ["explain", argument, "-f", str(path), "--now", NOW, "-o", "json"])
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["job"]) == (3, "default/big")
+    assert [each["name"] for each in answer["pods"]] == sorted(each["metadata"]["name"] for each in members)
+    assert {each["state"] for each in answer["pods"]} == {"waits"}
+
+
+def test_pods_of_a_job_with_the_same_explanation_are_printed_once(tmp_path: Path) -> None:
+    members = [owned(f"big-{at}", "Job", "big") for at in range(6)]
+    placed = owned("big-7", "Job", "big", node="n1", chips=range(8))
+    launcher = owned("launcher", "Job", "big", None)
+    said = people(tmp_path, node("n1"), *members, placed, launcher, name="job/big")
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert lines[0] == "job default/big, 7 pods: 6 waiting, 1 placed"
+    assert [line.partition(":")[0] for line in lines if line.startswith("pod ")] == [
+        "pod default/big-0 requests 8 chips and waits",
+        "pod default/big-7 is on node n1 with chips 0,1,2,3,4,5,6,7",
+    ]
+    assert "the same for 5 other pods: default/big-1, default/big-2, default/big-3 and 2 more" in lines
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("job/none", "there are no pods of job default/none"),
+        (
+            "team/none",
+            "there is no pod team/none; give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job",
+        ),
+        ("team/train", "there is no pod team/train; there is default/train; give a pod as NAME"),
+        ("deployment/none", "there is no pod deployment/none; give a pod as"),
+    ],
+)
+def test_a_job_that_does_not_exist_says_what_is_accepted(argument: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(pod("train", 1))))
+    done = CliRunner().invoke(app, ["explain", argument, "-f", str(path)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr

@@ -1,4 +1,4 @@
-"""Who holds which chip, for people and for programs."""
+"""``npuctl topo``: health and holders of chips."""
 
 import asyncio
 import json
@@ -18,38 +18,41 @@ from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import FaultTime, chip_fault
 from ascend.kube.objects import KubeObject, Metadata, Node
 from npuctl.cli import app
-from npuctl.render import node_map
-from npuctl.snapshot import Snapshot
-from npuctl.view import ChipView, NodeView, node_views
+from npuctl.reading.objects import ClusterObjects
+from npuctl.reading.source import Source
+from npuctl.topo.chip_map import node_map
+from npuctl.topo.choice import Choice
+from npuctl.topo.command import watch_topo
+from npuctl.topo.nodes import ChipView, NodeView, node_views
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import node, pod, report
 from tests.npuctl import manifests
 
 
-def show(*views: NodeView) -> str:
-    console = Console(width=100, color_system=None, record=True)
+def show(*views: NodeView, width: int = 100) -> str:
+    console = Console(width=width, color_system=None, record=True)
     with console.capture() as captured:
         console.print(node_map(views))
     return captured.get()
 
 
 def views(*objects: KubeObject) -> list[NodeView]:
-    """At the time the reports are of."""
-    return node_views(Snapshot.of(objects), fixed_settings(Settings, None, {}), 10**9)
+    """The views at the time of the reports."""
+    return node_views(ClusterObjects.of(objects), fixed_settings(Settings, None, {}), 10**9)
 
 
-def test_chips_are_told_with_ring_health_and_holder() -> None:
+def test_a_chip_has_ring_health_and_holder() -> None:
     (view,) = views(node("n1"), pod("train", 2, node="n1", chips=(4, 5)), report("n1", unhealthy=(1,)))
     assert (view.node, view.product, view.reason) == ("n1", "910A", None)
     assert view.chips[1] == ChipView("Ascend910-1", 0, healthy=False, holders=(), health="unhealthy")
     assert view.chips[4] == ChipView("Ascend910-4", 1, healthy=True, holders=("default/train",))
 
 
-def test_nodes_without_npus_are_left_out() -> None:
+def test_nodes_without_npus_are_not_shown() -> None:
     assert views(Node(metadata=Metadata(name="plain"))) == []
 
 
-def test_a_node_that_only_its_report_tells_of_is_shown() -> None:
+def test_a_node_known_only_from_its_report_is_shown() -> None:
     plain = structs.replace(node("n1"), metadata=Metadata(name="n1"))
     held = pod("train", 1, node="n1", chips=(3,))
     (view,) = views(plain, report("n1", data=encode_report(DeviceReport(0xF7, 0, 0, update_time_s=1))), held)
@@ -58,13 +61,13 @@ def test_a_node_that_only_its_report_tells_of_is_shown() -> None:
     assert (view.product, view.reason, len(view.chips)) == ("910A", "NoBaseDeviceInfos", 7)
 
 
-def test_a_node_that_can_not_be_used_says_why() -> None:
+def test_an_unusable_node_shows_its_reason() -> None:
     (view,) = views(node("n1"), report("n1", data={"DeviceInfoCfg": "{}"}))
     assert view.reason == "InvalidReport"
     assert "not used: ConfigMap kube-system/mindx-dl-deviceinfo-n1" in show(view)
 
 
-def test_the_map_shows_a_line_per_ring() -> None:
+def test_the_map_has_a_line_per_ring() -> None:
     shown = views(node("n1"), pod("train", 2, node="n1", chips=(4, 5)), report("n1", unhealthy=(1,)))
     lines = show(*shown).splitlines()
     assert "n1  910A  5 of 8 free  1 unhealthy" in lines[0]
@@ -74,10 +77,12 @@ def test_the_map_shows_a_line_per_ring() -> None:
 
 def test_two_holders_of_one_chip_are_a_conflict() -> None:
     holders = [pod("a", 1, node="n1", chips=(3,)), pod("b", 1, node="n1", chips=(3,))]
-    assert "[3 CONFLICT default/a default/b]" in show(*views(node("n1"), *holders))
+    shown = show(*views(node("n1"), *holders))
+    assert "[3 CONFLICT]" in shown
+    assert "Ascend910-3 is held by default/a and default/b" in shown
 
 
-def test_chips_that_are_ill_are_marked_by_how_they_are_with_the_codes_of_their_faults() -> None:
+def test_unhealthy_chips_have_marks_and_fault_codes() -> None:
     made = DeviceReport(
         free=0xF0,
         unhealthy=chip_set([0]),
@@ -99,10 +104,10 @@ def test_chips_that_are_ill_are_marked_by_how_they_are_with_the_codes_of_their_f
     shown = show(view)
     assert "[0 ✗] [1 ↻] [2 ⊘] [3 · ≁]" in shown
     assert "Ascend910-0 unhealthy: 80E18402" in shown
-    assert "1 node, 5 of 8 chips free, 3 unhealthy; ✗ unhealthy; ⊘ taken out" in shown
+    assert "1 node, 5 of 8 chips free, 3 unhealthy; ✗ unhealthy; ⊘ separated: removed from use" in shown
 
 
-def test_a_chip_that_is_left_to_its_pod_is_marked_and_not_free() -> None:
+def test_a_separating_chip_has_a_mark_and_is_not_free() -> None:
     fault = chip_fault(chip_id=3, level="PreSeparateNPU", codes={})
     told = report("n1", data=encode_report(DeviceReport(0xF7, 0, 0, update_time_s=1, faults=(fault,))))
     (view,) = views(node("n1"), told, pod("train", 1, node="n1", chips=(3,)))
@@ -112,7 +117,7 @@ def test_a_chip_that_is_left_to_its_pod_is_marked_and_not_free() -> None:
         ("default/train",),
     )
     assert "[3 train ⊖]" in show(view)
-    assert "⊖ for no pod but the one that holds it" in show(view)
+    assert "⊖ separating: only for the pod that holds it" in show(view)
 
 
 @pytest.mark.parametrize(
@@ -125,39 +130,42 @@ def test_a_chip_that_is_left_to_its_pod_is_marked_and_not_free() -> None:
         ({"accelerator-type": "chip1-node16"}, 16, ["[0 ·]", "[8 ·]"]),
     ],
 )
-def test_the_map_shows_what_links_the_chips_of_each_product(
-    labels: dict[str, str], chips: int, lines: list[str]
-) -> None:
+def test_the_map_has_a_line_per_group_of_linked_chips(labels: dict[str, str], chips: int, lines: list[str]) -> None:
     shown = show(*views(node("n1", labels=labels, chips=range(chips), allocatable=chips))).splitlines()
     assert [line.strip("│ ")[: len(start)] for line, start in zip(shown[1:-2], lines, strict=True)] == lines
 
 
-def test_chips_of_nodes_that_are_not_used_are_not_counted_as_free() -> None:
+def test_chips_of_unusable_nodes_do_not_count_as_free() -> None:
     shown = show(*views(node("n1"), node("n2", ready=False), pod("train", 2, node="n2", chips=(4, 5))))
     assert "2 nodes, 8 of 16 chips free, 1 node not used" in shown
     assert "[4 train] [5 train]" in shown
 
 
 @pytest.fixture
-async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
-    async with ApiServer() as server:
-        infos = json.dumps({f"Ascend910-{chip_id}": {"IP": "", "SuperDeviceID": 0} for chip_id in range(8)})
-        status = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"huawei.com/Ascend910": "8"}}
-        metadata = {"name": "n1", "annotations": {"baseDeviceInfos": infos}}
-        await server.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
-        path = tmp_path / "kubeconfig.json"
-        path.write_text(json.dumps(server.kubeconfig()))
-        yield path
+async def server() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def kubeconfig(server: ApiServer, tmp_path: Path) -> Path:
+    infos = json.dumps({f"Ascend910-{chip_id}": {"IP": "", "SuperDeviceID": 0} for chip_id in range(8)})
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"huawei.com/Ascend910": "8"}}
+    metadata = {"name": "n1", "annotations": {"baseDeviceInfos": infos}}
+    await server.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status})
+    path = tmp_path / "kubeconfig.json"
+    path.write_text(json.dumps(server.kubeconfig()))
+    return path
 
 
 async def npuctl(*arguments: str) -> tuple[int, str, str]:
-    """Exit status, standard output and error of the command, run beside this loop."""
+    """Run the command in a thread; return exit status, standard output and error."""
     done = await asyncio.to_thread(CliRunner().invoke, app, arguments)
     return done.exit_code, done.stdout, done.stderr
 
 
 async def program(*arguments: str) -> tuple[int | None, str, str]:
-    """The same of a program of its own."""
+    """Run the command as a process; return exit status, standard output and error."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "npuctl.cli", *arguments),
         stdout=asyncio.subprocess.PIPE,
@@ -180,13 +188,13 @@ async def test_the_command_prints_a_map_for_people(kubeconfig: Path) -> None:
     assert "n1  910A  8 of 8 free" in out
 
 
-async def test_an_unknown_node_is_an_error_that_names_it(kubeconfig: Path) -> None:
+async def test_an_unknown_node_is_named(kubeconfig: Path) -> None:
     status, _, err = await npuctl("topo", "n7", "--kubeconfig", str(kubeconfig))
     assert status == 2
     assert "n7" in err
 
 
-async def test_a_cluster_that_can_not_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cluster_that_can_not_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, _, err = await program("topo", "--kubeconfig", str(tmp_path / "none"))
     assert status == 1
     assert err == f"npuctl: no usable access to the API server: there is no file {tmp_path / 'none'}\n"
@@ -201,11 +209,11 @@ async def test_a_cluster_that_can_not_be_read_is_one_sentence(tmp_path: Path, mo
 
 
 ODD_NAMES = ("n[/]x", "n[red]y", ":smile:")
-"""Files may have any; to a library that prints, some of them are orders."""
+"""Names that are markup to rich; files may have them."""
 
 
 def odd(folder: Path) -> str:
-    """A file with them, and a chip that is ill."""
+    """A file with these names, and unhealthy chips."""
     path = folder / "odd.json"
     nodes = [manifests.node(name, chips=7) for name in ODD_NAMES]
     reports = [manifests.report(name, unhealthy=0b10) for name in ODD_NAMES]
@@ -220,7 +228,7 @@ def odd(folder: Path) -> str:
     [("topo",), ("plan", "--candidates"), ("explain", "default/[/n[/]x"), ("doctor", "--cluster")],
     ids=lambda command: command[0],
 )
-def test_names_are_printed_as_they_are_on_any_terminal(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_names_are_printed_unchanged_on_any_terminal(command: tuple[str, ...], tmp_path: Path) -> None:
     out, plain = (on_a_terminal(encoding, *command, "-f", odd(tmp_path)) for encoding in ("utf-8", "ascii"))
     assert all(name in out for name in ODD_NAMES)
     assert plain.isascii()
@@ -228,13 +236,13 @@ def test_names_are_printed_as_they_are_on_any_terminal(command: tuple[str, ...],
     assert "?" not in plain
 
 
-def test_marks_can_be_told_apart_on_a_terminal_that_has_none_of_them(tmp_path: Path) -> None:
+def test_marks_have_different_stand_ins_in_ascii(tmp_path: Path) -> None:
     plain = on_a_terminal("ascii", "topo", "-f", odd(tmp_path))
     assert "[1 x] [2 .]" in plain
     assert plain.rstrip().endswith("; x unhealthy")
 
 
-def test_what_a_terminal_has_no_character_for_is_a_question_mark_and_programs_get_utf_8(tmp_path: Path) -> None:
+def test_unknown_characters_become_question_marks_but_json_is_utf_8(tmp_path: Path) -> None:
     path, name = tmp_path / "greek.json", "node-\N{GREEK SMALL LETTER ALPHA}"
     path.write_text(json.dumps(manifests.as_list(manifests.node(name))))
     assert "node-?" in on_a_terminal("ascii", "topo", "-f", str(path))
@@ -248,3 +256,132 @@ def on_a_terminal(encoding: str, *arguments: str) -> str:
     assert done.exception is None or isinstance(done.exception, SystemExit)
     assert done.stderr == ""
     return done.stdout_bytes.decode(encoding)
+
+
+def test_names_and_cells_are_never_split_on_a_narrow_terminal() -> None:
+    holders = [pod(f"train-{chip:03}", 1, node="n1", chips=(chip,)) for chip in range(7)]
+    shown = show(*views(node("n1"), *holders, report("n1", unhealthy=(7,))), width=38).splitlines()
+    assert max(map(len, shown)) <= 38
+    text = " ".join(shown)
+    assert all(f"[{chip} train-{chip:03}]" in text for chip in range(7))
+    assert "[7 ✗]" in text
+    assert [line[2:8] for line in shown if "ring" in line] == ["ring 0", "ring 1"]
+    assert shown[0].startswith("╭─ n1 ─")
+    assert "910A  0 of 8 free  1 unhealthy" in text
+    assert len(show(*views(node("n1")), width=40).splitlines()) == 5
+
+
+def test_a_name_longer_than_the_terminal_is_cut_and_not_wrapped() -> None:
+    shown = show(*views(node("n1"), pod("a" * 60, 1, node="n1", chips=(0,))), width=40).splitlines()
+    (line,) = (line for line in shown if "aaa" in line)
+    assert "[0 aaaa" in line
+    assert "…" in line
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    """A file with a cluster of 60 nodes of two products: one chip is held, one is unhealthy, and a node is cordoned."""
+    path = tmp_path / "large.json"
+    nodes = [manifests.node(f"a{number:02}", zone="x" if number % 2 else "y") for number in range(40)]
+    nodes += [manifests.node(f"b{number:02}", kind="module-910b-8") for number in range(19)]
+    nodes.append(manifests.node("b19", kind="module-910b-8", cordoned=True))
+    nodes[7] = manifests.node("a07", chips=7, zone="x", disk="ssd")
+    held = manifests.pod("held", 1, node="a00", chips=[0])
+    path.write_text(json.dumps(manifests.as_list(*nodes, held, manifests.report("a07", unhealthy=0b1))))
+    return str(path)
+
+
+def topo(file: str, *flags: str) -> str:
+    done = CliRunner().invoke(app, ["topo", "-f", file, "--now", "2026-01-01T00:00:00Z", *flags])
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+def words(out: str) -> list[list[str]]:
+    return [line.split() for line in out.splitlines()]
+
+
+def test_nodes_beyond_a_screen_are_summed_up_by_product(large: str) -> None:
+    lines = topo(large).splitlines()
+    assert words(topo(large))[:3] == [
+        ["PRODUCT", "NODES", "USABLE", "EMPTY", "CHIPS", "FREE", "UNHEALTHY", "LARGEST"],
+        ["910A", "40", "40", "38", "320", "318", "1", "4"],
+        ["910B-8", "20", "19", "19", "160", "152", "0", "-"],
+    ]
+    assert lines[3] == "1 node NodeCordoned: b19"
+    assert lines[4] == "60 nodes, 470 of 480 chips free, 1 unhealthy, 1 node not used"
+    assert lines[-1].startswith("--view nodes has a line per node")
+
+
+def test_nodes_that_fit_a_screen_by_lines_have_a_line_each(large: str) -> None:
+    lines = words(topo(large, "-l", "zone"))
+    assert lines[0] == ["NODE", "PRODUCT", "FREE", "CHIPS", "UNHEALTHY", "LARGEST", "STATUS"]
+    assert lines[1] == ["a00", "910A", "7", "8", "0", "4", "ok"]
+    assert lines[8] == ["a07", "910A", "7", "8", "1", "4", "ok"]
+    assert len(lines) == 1 + 40 + 3
+    assert words(topo(large, "--view", "nodes"))[60] == ["b19", "910B-8", "8", "8", "0", "-", "NodeCordoned"]
+
+
+def test_named_nodes_and_the_map_view_show_chips(large: str) -> None:
+    assert "[0 held]" in topo(large, "a00")
+    assert topo(large, "--view", "map").count("910A") == 40
+    many = [f"a{number:02}" for number in range(40)]
+    assert topo(large, *many).count("910A") == 40
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--unhealthy",), ["a07", "b19"]),
+        (("-l", "disk=ssd"), ["a07"]),
+        (("-l", "disk,zone!=y"), ["a07"]),
+        (("-l", "accelerator-type in (module-910b-8),!zone", "--unhealthy"), ["b19"]),
+        (("-l", "zone notin (x,y)", "--unhealthy"), ["b19"]),
+        (("-l", "zone==x", "--sort", "free", "--unhealthy"), ["a07"]),
+        (("--sort", "unhealthy", "-l", "zone in (x)"), ["a07", "a01", "a03"]),
+        (("--sort", "free"), ["a01", "a02", "a03"]),
+        (("a00", "a01", "--sort", "free"), ["a01", "a00"]),
+    ],
+)
+def test_nodes_are_selected_and_sorted(large: str, flags: tuple[str, ...], expected: list[str]) -> None:
+    found = [each["node"] for each in json.loads(topo(large, "-o", "json", *flags))["nodes"]]
+    assert found[: len(expected)] == expected
+    assert len(found) == len(expected) or "--sort" in flags
+
+
+@pytest.mark.parametrize("selector", ["=", "a b", "a in x", "a>1", "a=b,", "a in (b"])
+def test_an_invalid_selector_is_named(large: str, selector: str) -> None:
+    done = CliRunner().invoke(app, ["topo", "-f", large, "-l", selector])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("npuctl: --selector: ")
+    assert done.stderr.count("\n") == 1
+
+
+async def test_a_watched_cluster_is_printed_again_when_it_changes(
+    kubeconfig: Path, server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("npuctl.topo.command.WATCH_S", 0.01)
+    out = ""
+
+    async def printed(text: str) -> None:
+        nonlocal out
+        async with asyncio.timeout(20):
+            while text not in out:
+                await asyncio.sleep(0.01)
+                out += capsys.readouterr().out
+
+    watching = asyncio.create_task(watch_topo(Choice(), Source.of(kubeconfig=str(kubeconfig))))
+    await printed("8 of 8 free")
+    server.fail_next("GET", "/nodes", 500, times=3)
+    await server.create(manifests.pod("late", "2", node="n1", chips=[0, 1]))
+    await printed("[0 late] [1 late]")
+    assert out.count("8 of 8 free") == 1
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.parametrize("flags", [("-f", "none.yaml"), ("-o", "json")])
+def test_watch_needs_a_cluster_and_a_table(flags: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["topo", "--watch", *flags])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("npuctl: --watch ")

@@ -183,7 +183,7 @@ def test_filter_score_and_selection_agree(product: Product, data: st.DataObject)
     assert len(verdict.chips) == len(set(verdict.chips)) == request
     assert linked(product, verdict.taken, request)
     assert verdict.score > 0
-    if distributed and product.heeds_network:
+    if distributed and product.has_network:
         assert not verdict.taken & cut_off
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from allocator.rules.job_products import SCHEDULE_POLICY, avoids_sub_healthy, wanted_products
-from allocator.rules.validity import JobShape, invalidity, job_shape, validate_job, virtual_chips
+from allocator.rules.validity import JobShape, invalidity, job_shape, validate_job, requested_vnpus
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
@@ -177,17 +177,17 @@ STATIC_VNPU = [
 @pytest.mark.parametrize("case", STATIC_VNPU, ids=lambda case: f"{case['resource']}-{case['num']}")
 def test_a_job_may_request_one_vnpu(case: dict[str, Any]) -> None:
     part = requesting("p", {case["resource"]: str(case["num"])})
-    assert virtual_chips(part) == case["num"]
+    assert requested_vnpus(part) == case["num"]
     assert (invalidity(job_shape("job", [part])) is None) == case["valid"]
 
 
 def test_a_vnpu_beside_chips_or_another_vnpu_is_refused() -> None:
     part, whole = requesting("part", {f"{RESOURCE}-2c": "1"}), requesting("whole", 1)
     cores = requesting("cores", {"huawei.com/npu-core": "12"})
-    assert virtual_chips(whole) == 0
-    assert virtual_chips(cores) == 1
-    assert virtual_chips(requesting("none", {"huawei.com/npu-core": "0", f"{RESOURCE}-2c": "0"})) == 0
-    assert virtual_chips(requesting("many", {f"{RESOURCE}-2c": "9" * 5000})) == 1
+    assert requested_vnpus(whole) == 0
+    assert requested_vnpus(cores) == 1
+    assert requested_vnpus(requesting("none", {"huawei.com/npu-core": "0", f"{RESOURCE}-2c": "0"})) == 0
+    assert requested_vnpus(requesting("many", {f"{RESOURCE}-2c": "9" * 5000})) == 1
     for pods, words in (([part, whole], "whole chips"), ([part, cores], "2 vNPUs")):
         with pytest.raises(Refusal) as refused:
             validate_job(job_shape("job default/train", pods))
@@ -217,7 +217,7 @@ def test_vnpus_in_use_at_the_same_time_are_counted(init: list[tuple[str, str]], 
     first = [container(f"i{number}", *each) for number, each in enumerate(init)]
     then = [container(f"c{number}", each) for number, each in enumerate(app)]
     made = pod("p", init_containers=first, containers=then)
-    assert virtual_chips(made) == parts
+    assert requested_vnpus(made) == parts
     assert World().engine.handles(made) == (parts > 1)
 
 

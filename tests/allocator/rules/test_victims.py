@@ -31,7 +31,7 @@ def occupants(draw: st.DrawFn, *, limit: int = 8) -> list[Occupant]:
             pod=f"default/p{owner}",
             priority=draw(st.integers(0, 2)),
             since=f"2026-01-0{draw(st.integers(1, 3))}",
-            leaving=draw(st.integers(0, 3)) == 0,
+            terminating=draw(st.integers(0, 3)) == 0,
             chips=chip_set(chip for chip in range(8) if owners[chip] == owner),
             counted=owners.count(owner),
         )
@@ -63,12 +63,12 @@ def test_the_chosen_victims_cost_least(pods: list[Occupant], request: int) -> No
 def test_among_equal_costs_the_youngest_pods_are_chosen(pods: list[Occupant], request: int) -> None:
     chosen = select_victims(IDLE, ChipRequest(request), pods)
     assert not isinstance(chosen, Refusal)
-    terminating = [each for each in pods if each.leaving]
-    ranked = least_important_first(each for each in pods if not each.leaving)
+    terminating = [each for each in pods if each.terminating]
+    ranked = least_important_first(each for each in pods if not each.terminating)
     sets = [each for size in range(len(ranked) + 1) for each in combinations(range(len(ranked)), size)]
     sets = [each for each in sets if fits([*terminating, *(ranked[place] for place in each)], pods, request)]
     best = min(sets, key=lambda each: (cost(ranked[place] for place in each), each))
-    assert [each for each in reversed(chosen) if not each.leaving] == [ranked[place] for place in best]
+    assert [each for each in reversed(chosen) if not each.terminating] == [ranked[place] for place in best]
 
 
 @given(pods=occupants(), request=REQUESTS)

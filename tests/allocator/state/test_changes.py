@@ -15,7 +15,7 @@ def test_each_change_is_returned_once_latest_first() -> None:
 
 
 def test_a_client_too_far_behind_has_to_read_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.state.changes._REMEMBERED", 3)
+    monkeypatch.setattr("allocator.state.changes._LIMIT", 3)
     changes = Changes()
     for name in "abcd":
         changes.note(name)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from allocator.decision.engine import DecisionEngine
 from allocator.rules.job import VOLCANO, JobKey
 from allocator.state.cluster import Cluster
-from allocator.state.previous_nodes import LIFE_S, PreviousNodes
+from allocator.state.previous_nodes import TTL_S, PreviousNodes
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -128,7 +128,7 @@ def test_a_gang_returns_to_its_free_previous_nodes_by_rank(selected: tuple[int, 
 def test_previous_nodes_of_old_jobs_are_dropped() -> None:
     previous = PreviousNodes()
     for number in range(100):
-        previous.remember(JobKey("default", f"job-{number}", VOLCANO), 0, "n1", now_s=number * LIFE_S / 10)
+        previous.remember(JobKey("default", f"job-{number}", VOLCANO), 0, "n1", now_s=number * TTL_S / 10)
     assert len(previous) == 11
     assert previous.of(JobKey("default", "job-99", VOLCANO)) == {0: "n1"}
     assert previous.of(JobKey("default", "job-1", VOLCANO)) == {}

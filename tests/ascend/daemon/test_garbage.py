@@ -1,4 +1,4 @@
-"""Collections don't walk what a daemon keeps."""
+"""Long-lived objects are excluded from garbage collection."""
 
 import asyncio
 import gc
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ascend.daemon.garbage import PERIOD_S, keep_collections_short, spare_what_lives
+from ascend.daemon.garbage import PERIOD_S, freeze_live_objects, keep_collections_short
 
 
 @pytest.fixture(autouse=True)
@@ -15,15 +15,15 @@ def thawed() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_what_lives_is_not_walked_again() -> None:
+def test_long_lived_objects_are_not_walked_again() -> None:
     kept = [[number] for number in range(1000)]
-    spare_what_lives()
+    freeze_live_objects()
     assert len(gc.get_objects()) < len(kept)
     assert gc.get_freeze_count() > len(kept)
 
 
 @pytest.mark.looptime
-async def test_what_has_come_since_is_taken_out_after_a_while() -> None:
+async def test_new_objects_are_frozen_after_the_period() -> None:
     task = asyncio.create_task(keep_collections_short())
     await asyncio.sleep(1)
     before = gc.get_freeze_count()
@@ -34,9 +34,9 @@ async def test_what_has_come_since_is_taken_out_after_a_while() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_what_is_let_go_is_freed_all_the_same() -> None:
+def test_frozen_objects_are_freed_when_released() -> None:
     kept = [[number] for number in range(1000)]
-    spare_what_lives()
+    freeze_live_objects()
     before = gc.get_freeze_count()
     kept.clear()
     assert gc.get_freeze_count() <= before - 1000

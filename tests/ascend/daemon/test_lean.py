@@ -1,4 +1,4 @@
-"""What a daemon's libraries load along stays out of it, and nothing else changes."""
+"""Imports of a daemon without the unused parts of its libraries."""
 
 import gc
 import subprocess
@@ -10,7 +10,7 @@ from ascend.daemon.lean import lean_imports
 
 
 @pytest.mark.parametrize("before", [None, "/some/authorities.pem"])
-def test_afterwards_everything_is_as_it_was(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+def test_everything_can_be_imported_after_the_block(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     if before is not None:
         monkeypatch.setenv("SSL_CERT_FILE", before)
@@ -30,7 +30,7 @@ def test_afterwards_everything_is_as_it_was(monkeypatch: pytest.MonkeyPatch, bef
     assert done.returncode == 0, done.stderr
 
 
-def test_an_import_that_fails_leaves_all_as_it_was() -> None:
+def test_a_failed_import_restores_the_state() -> None:
     __import__("rich")
     with pytest.raises(ModuleNotFoundError), lean_imports():
         __import__("no_such_module")

@@ -1,4 +1,4 @@
-"""Settings that change while a program runs."""
+"""Reloading settings while a program runs."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from tests.device_plugin.api import running, until
 
 
 class Settings(DaemonSettings):
-    """A program's."""
+    """A program's settings."""
 
     model_config = SettingsConfigDict(env_prefix="T_", extra="forbid")
 
@@ -26,7 +26,7 @@ class Settings(DaemonSettings):
 
 
 class Program:
-    """A program that takes settings over."""
+    """A program that reloads its settings."""
 
     def __init__(self, file: Path, *flags: str) -> None:
         source = SettingsSource(Settings, "p", ["--config", str(file), *flags])
@@ -62,7 +62,7 @@ async def test_a_changed_file_is_applied_without_a_restart(file: Path) -> None:
     assert logging.getLogger().level == logging.DEBUG
 
 
-async def test_a_mounted_config_map_that_changes_by_a_link_is_seen(tmp_path: Path) -> None:
+async def test_a_change_of_a_mounted_config_map_is_noticed(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"..{number}").mkdir()
         (tmp_path / f"..{number}" / "settings.yaml").write_text(f"hold_s: {number}\n")
@@ -76,7 +76,7 @@ async def test_a_mounted_config_map_that_changes_by_a_link_is_seen(tmp_path: Pat
     assert program.reload.settings.hold_s == 2
 
 
-async def test_a_bad_file_is_told_whole_and_the_old_settings_stay(
+async def test_all_errors_of_a_file_are_logged_and_the_old_settings_stay(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = Program(file)
@@ -96,7 +96,7 @@ async def test_a_bad_file_is_told_whole_and_the_old_settings_stay(
     assert await program.reload.reload() == "applied"
 
 
-async def test_what_needs_a_restart_is_named_and_the_rest_applied(
+async def test_settings_that_need_a_restart_are_named_and_others_applied(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = Program(file)
@@ -110,14 +110,14 @@ async def test_what_needs_a_restart_is_named_and_the_rest_applied(
     assert not program.reload.awaiting_restart
 
 
-async def test_a_flag_still_wins_over_the_changed_file(file: Path) -> None:
+async def test_a_flag_wins_over_the_changed_file(file: Path) -> None:
     program = Program(file, "--hold-s", "5")
     file.write_text("hold_s: 9\n")
     assert await program.reload.reload() == "unchanged"
     assert program.applied == []
 
 
-async def test_sighup_reads_again_at_once_even_what_looks_the_same(file: Path) -> None:
+async def test_sighup_reloads_at_once_even_without_a_change(file: Path) -> None:
     program = Program(file)
     program.reload._poll_s = 3600.0
     async with running(program.reload.run()):

@@ -162,9 +162,9 @@ async def test_a_suspended_holder_stops_leading_at_once() -> None:
     async with running(a) as (task,):
         await a.won()
         assert a.leads
-        ahead_s = LEASE.belief_s + 1  # the process was suspended, and its event loop has not run since
+        ahead_s = LEASE.renew_deadline_s + 1  # the process was suspended, and its event loop has not run since
         assert not a.leads
-        assert a.remaining_s < 15 - LEASE.belief_s
+        assert a.remaining_s < 15 - LEASE.renew_deadline_s
         with pytest.raises(LeadershipLost, match="renewed"):
             await asyncio.wait_for(task, 5)
     assert a.remaining_s < 0

@@ -1,4 +1,4 @@
-"""What a daemon says of itself over HTTP."""
+"""The HTTP endpoints of a daemon."""
 
 import socket
 
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from ascend.observe.probes import add_probes, serve_http
 
 
-async def test_each_page_has_its_own_checks_and_says_which_is_missing() -> None:
+async def test_each_page_has_its_own_checks_and_names_the_failed_ones() -> None:
     said: dict[str, str | None] = {"start": "no chips yet", "live": None, "ready": "no kubelet"}
     app = web.Application()
     add_probes(
@@ -32,12 +32,12 @@ async def test_each_page_has_its_own_checks_and_says_which_is_missing() -> None:
         assert (await ask("/startupz"))[0] == 200
         assert await ask("/livez") == (503, "[-] scanner: it stands still\n")
         assert (await ask("/readyz"))[0] == 200
-        # Once started, a program is not starting again.
+        # A program starts only once.
         said["start"] = "chips are gone"
         assert (await ask("/startupz"))[0] == 200
 
 
-async def test_a_daemon_without_checks_of_its_own_is_live_as_long_as_it_answers() -> None:
+async def test_a_daemon_without_checks_is_live_if_it_answers() -> None:
     app = web.Application()
     add_probes(app, registry=CollectorRegistry(), ready={})
     async with serve_http(app, "127.0.0.1:0") as address, aiohttp.ClientSession() as session:
@@ -46,7 +46,7 @@ async def test_a_daemon_without_checks_of_its_own_is_live_as_long_as_it_answers(
                 assert (answer.status, await answer.text()) == (200, "ok\n")
 
 
-async def test_without_a_host_it_is_reached_at_addresses_of_both_kinds() -> None:
+async def test_without_a_host_ipv4_and_ipv6_addresses_are_served() -> None:
     app = web.Application()
     add_probes(app, registry=CollectorRegistry(), ready={})
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -35,7 +35,7 @@ class Event(KubeObject, frozen=True, kw_only=True):
     regarding: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-ALL_OF_EVENTS = Resource(Event, EVENTS.prefix, EVENTS.plural, namespaced=True)
+ALL_OF_EVENTS = Resource(Event, EVENTS.kind, EVENTS.prefix, EVENTS.plural, namespaced=True)
 
 
 def container(name: str = "main", chips: int = 0, **more: Any) -> JsonObject:

@@ -65,7 +65,9 @@ class World:
     def __init__(self, client: KubeClient) -> None:
         self.client = client
         self._changed = asyncio.Event()
-        self._events = Reflector(client, Resource(Event, EVENTS.prefix, EVENTS.plural, namespaced=True), self)
+        self._events = Reflector(
+            client, Resource(Event, EVENTS.kind, EVENTS.prefix, EVENTS.plural, namespaced=True), self
+        )
         self._pods = Reflector(client, ALL_OF_PODS, self)
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -1,0 +1,21 @@
+"""The command ``python -m docs.generate [--check]``."""
+
+import sys
+
+from docs.generate.pages import PAGES, ROOT, render
+
+
+def main() -> None:
+    """Write all pages; with ``--check`` exit with status 1 where one is not current."""
+    rendered = {path: render(path) for path in PAGES}
+    stale = {path: text for path, text in rendered.items() if text != path.read_text()}
+    if sys.argv[1:] == ["--check"]:
+        if stale:
+            sys.exit(f"{', '.join(str(path.relative_to(ROOT)) for path in stale)}: not current; run `make docs`")
+        return
+    for path, text in stale.items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

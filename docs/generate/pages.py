@@ -1,0 +1,56 @@
+"""Which page has which generated parts, and how a page is put together.
+
+A generated table is between ``<!-- name -->`` and ``<!-- /name -->``. To add one, write a function that returns its
+lines, and add it to ``TABLES`` below. Output of npuctl needs no entry: each console block of each page that begins with
+``$ npuctl`` is run.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from allocator.settings import Settings as AllocatorSettings
+from ascend.reasons import Category
+from device_plugin.metrics import Metrics as DevicePluginMetrics
+from device_plugin.settings import Settings as DevicePluginSettings
+from docs.generate.console import with_output
+from docs.generate.tables import allocator_registry, metrics_table, reasons_table, rights_table, settings_table
+
+ROOT: Final = Path(__file__).parents[2]
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
+    "allocator.md": {
+        "settings": lambda: settings_table(AllocatorSettings, reloads=False),
+        "metrics": lambda: metrics_table(allocator_registry()),
+    },
+    "device-plugin.md": {
+        "settings": lambda: settings_table(DevicePluginSettings, reloads=True),
+        "metrics": lambda: metrics_table(DevicePluginMetrics().registry),
+        "rights": rights_table,
+    },
+    "reasons.md": {category.name.lower().replace("_", "-"): partial(reasons_table, category) for category in Category},
+}
+
+_TABLE = re.compile(r"(?P<start><!-- (?P<name>[a-z-]+) -->\n).*?(?P<end><!-- /(?P=name) -->)", re.DOTALL)
+
+
+def render(path: Path) -> str:
+    """Return the text of a page with its generated parts made anew.
+
+    Raises:
+        ValueError: the page lacks the markers of a table, or has those of an unknown one.
+    """
+    tables = TABLES.get(path.name, {})
+    text = path.read_text()
+    marked = [found["name"] for found in _TABLE.finditer(text)]
+    if sorted(marked) != sorted(tables):
+        raise ValueError(f"{path.name}: tables {sorted(tables)} are expected between markers, found {sorted(marked)}")
+
+    def table(found: re.Match[str]) -> str:
+        lines = "\n".join(tables[found["name"]]())
+        return f"{found['start']}{lines}\n{found['end']}"
+
+    return with_output(_TABLE.sub(table, text))

@@ -1,0 +1,122 @@
+"""The tables of settings, metrics and rights."""
+
+import typing
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings
+
+from allocator.metrics import AllocatorMetrics
+from allocator.settings import Settings as AllocatorSettings
+from ascend.daemon.settings import RELOADED, fixed_settings
+from ascend.reasons import Category, Reason
+from device_plugin.publish.rights import KUBELET_PODS, rights
+from npuctl.offline_allocator import OfflineAllocator
+from npuctl.reading.objects import ClusterObjects
+
+_BOUNDS: Final = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_KINDS: Final = {bool: "true or false", float: "number", int: "number"}
+
+
+def settings_table(settings: type[BaseSettings], *, reloads: bool) -> Iterator[str]:
+    """Yield the lines of the table of all settings of a program.
+
+    Args:
+        settings: the program's.
+        reloads: the program applies some of them without a restart; ``*`` marks these.
+    """
+    yield "| setting | default | values | meaning |"
+    yield "|---|---|---|---|"
+    for name, field in sorted(settings.model_fields.items()):
+        mark = " *" if reloads and field.json_schema_extra == RELOADED else ""
+        yield f"| `{name}`{mark} | {_default(field)} | {_values(field)} | {_text(field.description or '')} |"
+
+
+def _text(text: str) -> str:
+    # Else `<node>` is taken for HTML.
+    return text.replace("<", "&lt;")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "must be given"
+    if isinstance(field.default, bool):
+        return f"`{field.default}`".lower()
+    return f"`{field.default}`" if field.default not in (None, "", []) else "-"
+
+
+def _values(field: FieldInfo) -> str:
+    if typing.get_origin(field.annotation) is list:
+        return f"list of {_choices(typing.get_args(field.annotation)[0])}"
+    # pydantic keeps each bound of a field as an object with one attribute.
+    bounds = [
+        f"{sign} {getattr(each, name)}"
+        for each in field.metadata
+        for name, sign in _BOUNDS.items()
+        if hasattr(each, name)
+    ]
+    return " ".join(filter(None, (_choices(field.annotation), ", ".join(bounds))))
+
+
+def _choices(annotation: Any) -> str:
+    if typing.get_origin(annotation) is Literal:
+        return ", ".join(f"`{each}`" for each in typing.get_args(annotation))
+    (kind,) = [each for each in typing.get_args(annotation) if each is not type(None)] or [annotation]
+    return "path" if kind.__name__ == "Path" else _KINDS.get(kind, "text")
+
+
+def metrics_table(registry: CollectorRegistry) -> Iterator[str]:
+    """Yield the lines of the table of all metrics of a registry."""
+    yield "| metric | kind | labels | meaning |"
+    yield "|---|---|---|---|"
+    rows = {
+        metric.name + ("_total" if metric.type == "counter" else ""): (metric, labels)
+        for metric, labels in _metrics(registry)
+    }
+    for name, (metric, labels) in sorted(rows.items()):
+        shown = ", ".join(f"`{label}`" for label in labels) or "-"
+        yield f"| `{name}` | {metric.type} | {shown} | {_text(metric.documentation)} |"
+
+
+def _metrics(registry: CollectorRegistry) -> Iterator[tuple[Metric, tuple[str, ...]]]:
+    # Neither the registry nor a metric has a public name for what it consists of.
+    for collector in registry._collector_to_names:  # noqa: SLF001
+        if isinstance(collector, MetricWrapperBase):
+            yield next(iter(collector.describe())), collector._labelnames  # noqa: SLF001
+        else:
+            for metric in collector.collect():
+                yield metric, getattr(metric, "_labelnames", ())
+
+
+def allocator_registry() -> CollectorRegistry:
+    """Return the registry of an allocator that has seen nothing yet."""
+    empty = OfflineAllocator(ClusterObjects(), fixed_settings(AllocatorSettings, None, {}), 0)
+    return AllocatorMetrics(empty.ledger, lambda: 0.0, empty.cluster.index).registry
+
+
+def rights_table() -> Iterator[str]:
+    """Yield the lines of the table of the rights that the device plugin needs at the API server."""
+    yield "| right | what for |"
+    yield "|---|---|"
+    manual = set(rights(manual_readmission=True)) - set(rights(manual_readmission=False))
+    for right in rights(manual_readmission=True):
+        yield f"| `{right}`{' (only `readmission: manual`)' if right in manual else ''} | {right.why} |"
+    yield f"| one of {', '.join(f'`{right}`' for right in KUBELET_PODS)} | {KUBELET_PODS[0].why} |"
+
+
+def reasons_table(category: Category) -> Iterator[str]:
+    """Yield the lines of the table of all reasons of a category; reasons with the same text share a row."""
+    yield "| reason | what it means | what helps | who acts |"
+    yield "|---|---|---|---|"
+    rows: dict[tuple[str, str, str], list[Reason]] = {}
+    for reason in Reason:
+        if reason.category is category:
+            rows.setdefault((reason.meaning, reason.cure, reason.actor), []).append(reason)
+    for (meaning, cure, actor), reasons in rows.items():
+        words = ", ".join(f"`{reason}`" for reason in reasons)
+        yield f"| {words} | {_text(meaning)} | {_text(cure)} | {actor} |"

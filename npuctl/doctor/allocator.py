@@ -1,0 +1,84 @@
+"""The checks of a running allocator: whether it serves schedulers, and whether its state matches the API server's."""
+
+import ssl
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from ascend.errors import InvalidValue
+from ascend.grammar import count
+from npuctl.doctor.finding import Finding
+
+CHECK: Final = "allocator"
+
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=8.0)
+_DIFFERENCES: Final = "ascend_allocator_state_differences"
+_AGE_S: Final = "ascend_allocator_snapshot_age_seconds"
+_QUIET_S: Final = 120.0
+"""Every watch receives at least a bookmark each minute."""
+
+_REACH: Final = "use kubectl port-forward, and give its address by --allocator: https://… if it serves TLS"
+_TRUST: Final = (
+    "give the authority of its certificate by --allocator-ca (ca.crt of the Secret that the chart makes), and the "
+    "address by a name in the certificate"
+)
+
+
+async def check_allocator(address: str, authority: Path | None = None) -> list[Finding]:
+    """Check an allocator.
+
+    Args:
+        address: where it serves probes and metrics, as in ``http://127.0.0.1:8080``. Without a scheme, it is https if
+            an authority is given, else http.
+        authority: a PEM file with the authority of its certificate; None for the system's.
+
+    Raises:
+        InvalidValue: the authority can't be read.
+    """
+    tls = _trusting(authority) if authority is not None else True
+    scheme = "" if "://" in address else "http://" if authority is None else "https://"
+    base = f"{scheme}{address.rstrip('/')}"
+    try:
+        connector = aiohttp.TCPConnector(ssl=tls)
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector) as http:
+            async with http.get(f"{base}/readyz") as answer:
+                ready, page = answer.status == HTTPStatus.OK, (await answer.text()).strip()
+            async with http.get(f"{base}/metrics") as answer:
+                metrics = await answer.text()
+        values = {
+            sample.name: sample.value for each in text_string_to_metric_families(metrics) for sample in each.samples
+        }
+    except aiohttp.ClientConnectorCertificateError as error:
+        sentence = f"the certificate of {base} is not trusted: {error.certificate_error}"
+        return [Finding(CHECK, "problem", sentence, _TRUST)]
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        sentence = f"{base} does not answer like an allocator: {str(error) or type(error).__name__}"
+        return [Finding(CHECK, "problem", sentence, _REACH)]
+    if not ready:
+        advice = "its log says more; if it is not the leader, check the leader instead"
+        return [Finding(CHECK, "problem", f"{base} is not ready: {page}", advice)]
+    return [Finding(CHECK, "ok", f"{base} is ready"), *_state(values)]
+
+
+def _trusting(authority: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except (OSError, ValueError) as error:
+        raise InvalidValue(f"--allocator-ca: {authority} can't be used: {error}") from error
+
+
+def _state(values: dict[str, float]) -> Iterator[Finding]:
+    differences, age_s = values.get(_DIFFERENCES), values.get(_AGE_S)
+    if differences:
+        sentence = f"its state differs from the API server's objects in {count(int(differences), 'point')}"
+        advice = "its log names them; restart it, and report this: it is a defect of the allocator"
+        yield Finding(CHECK, "problem", sentence, advice)
+    elif differences is not None:
+        yield Finding(CHECK, "ok", "its state matches the API server's objects")
+    if age_s is not None and age_s > _QUIET_S:
+        sentence = f"one of its watches has received nothing from the API server for {age_s:.0f} s"
+        yield Finding(CHECK, "warning", sentence, "check the network between them")

@@ -1,0 +1,114 @@
+"""Carries out ``npuctl doctor`` and lays out its findings."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
+from ascend.daemon.settings import SettingsSource
+from ascend.errors import InvalidValue
+from ascend.grammar import count
+from ascend.observe.logs import configure_logs
+from npuctl.doctor.allocator import check_allocator
+from npuctl.doctor.cluster import check_cluster
+from npuctl.doctor.finding import Finding
+from npuctl.doctor.node import NodeSettings, check_node
+from npuctl.output import Output, show
+from npuctl.reading.source import Source
+
+PROGRAM: Final = "npuctl doctor"
+
+_MARKS: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
+
+
+class _Diagnosis(msgspec.Struct):
+    node: str
+    problems: int
+    warnings: int
+    findings: Sequence[Finding]
+
+
+async def diagnose_node(arguments: Sequence[str], output: Output) -> int:
+    """Check this node and print the findings.
+
+    Args:
+        arguments: flags of ascend-device-plugin.
+        output: how to print.
+
+    Returns:
+        The exit status: 0, 1 if there are problems, 2 if a flag is wrong.
+    """
+    try:
+        settings = SettingsSource(NodeSettings, PROGRAM, arguments).read()
+    except InvalidValue as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return EXIT_USAGE
+    configure_logs(PROGRAM, level="ERROR", stream=sys.stderr)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    with Console(stderr=True).status("checking", spinner="line") as status:  # a spinner that ASCII has
+        findings = await check_node(settings, begin=lambda check: status.update(f"checking: {check.name}"))
+    return _report(settings.node_name, findings, output)
+
+
+async def diagnose_cluster(source: Source, allocator: str | None, authority: Path | None, output: Output) -> int:
+    """Check a cluster and print the findings.
+
+    Args:
+        source: where its objects come from.
+        allocator: the address of a running allocator to check; None: none.
+        authority: the certificate authority of the allocator; None for the system's.
+        output: how to print.
+
+    Returns:
+        The exit status: 0, or 1 if there are problems.
+
+    Raises:
+        InvalidValue: the input is invalid.
+        ApiError: the API server refused.
+        Unreachable: the API server did not answer.
+    """
+    findings = check_cluster(await source.read(), source.settings, source.now_ns)
+    if allocator is not None:
+        findings += await check_allocator(allocator, authority)
+    return _report("cluster", findings, output)
+
+
+def _report(name: str, findings: Sequence[Finding], output: Output) -> int:
+    problems, warnings = (sum(each.severity == severity for each in findings) for severity in ("problem", "warning"))
+    show(_Diagnosis(name, problems, warnings, findings), output, lambda: render(name, findings))
+    return EXIT_FAILURE if problems else 0
+
+
+def render(name: str, findings: Sequence[Finding]) -> RenderableType:
+    """Lay out findings: a line each, and below it what to do."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    before = ""
+    for finding in findings:
+        mark, style = _MARKS[finding.severity]
+        table.add_row(
+            Text(mark, style=style),
+            Text("" if finding.check == before else finding.check, style="dim"),
+            Text(finding.sentence, style="" if finding.severity == "ok" else style),
+        )
+        if finding.advice:
+            table.add_row("", "", Text(f"→ {finding.advice}", style="italic"))
+        before = finding.check
+    problems = sum(finding.severity == "problem" for finding in findings)
+    warnings = sum(finding.severity == "warning" for finding in findings)
+    summary = Text.assemble(
+        (f"{name}: ", "bold"),
+        (count(problems, "problem"), "bold red" if problems else "green"),
+        ", ",
+        (count(warnings, "warning"), "yellow" if warnings else "green"),
+    )
+    return Group(table, summary)

@@ -1,0 +1,189 @@
+"""The checks of the kubelet's folder and sockets, and of the device plugin that serves there."""
+
+import asyncio
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import grpc
+
+from ascend.addresses import join_address, split_address
+from ascend.errors import Unreachable
+from ascend.grammar import count
+from device_plugin.kubelet.channel import CHANNEL_OPTIONS
+from device_plugin.kubelet.pod_resources import read_ledger
+from device_plugin.serving.instance_lock import NAME
+from device_plugin.serving.registration import KUBELET_SOCKET, PREFIX
+from device_plugin.settings import Settings
+from npuctl.doctor.finding import Check, Finding
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+
+FOLDER, SOCKET, POD_RESOURCES, PLUGIN = "kubelet's folder", "kubelet.sock", "pod-resources", "our plugin"
+
+CONNECT_S: Final = 2.0
+
+_LOCAL: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
+
+
+def checks(settings: Settings) -> Iterator[Check]:
+    """Yield the checks; each one can explain the findings of the next."""
+    directory = settings.device_plugin_dir
+
+    async def folder() -> Sequence[Finding]:
+        return [check_folder(directory)]
+
+    async def socket() -> Sequence[Finding]:
+        return [await check_socket(directory / KUBELET_SOCKET)]
+
+    async def pod_resources() -> Sequence[Finding]:
+        return [await check_pod_resources(settings.pod_resources_socket)]
+
+    async def plugin() -> Sequence[Finding]:
+        return [*await check_plugin(directory), *await check_readiness(settings.http_address)]
+
+    yield Check(FOLDER, folder)
+    yield Check(SOCKET, socket)
+    yield Check(POD_RESOURCES, pod_resources)
+    yield Check(PLUGIN, plugin)
+
+
+def check_folder(directory: Path) -> Finding:
+    """Check that plugins can create their sockets there."""
+    if not directory.is_dir():
+        advice = "start the kubelet; in a container, mount this folder of the node at the same path"
+        return Finding(FOLDER, "problem", f"{directory} does not exist", advice)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        sentence = f"user {os.geteuid()} can't write to {directory}"
+        return Finding(FOLDER, "problem", sentence, "run as root, and mount the folder writable")
+    return Finding(FOLDER, "ok", f"{directory} exists and is writable")
+
+
+async def check_socket(path: Path) -> Finding:
+    """Check that a kubelet accepts registrations."""
+    problem = await _connection_problem(path)
+    if problem is not None:
+        advice = "`systemctl status kubelet`; the kubelet creates the socket when it starts"
+        return Finding(SOCKET, "problem", problem, advice)
+    return Finding(SOCKET, "ok", f"{path} accepts connections")
+
+
+async def check_pod_resources(path: Path) -> Finding:
+    """Check that the kubelet lists the devices of its pods."""
+    try:
+        ledger = await read_ledger(path)
+    except Unreachable as error:
+        advice = "mount the folder of this socket; the plugin completes its record of the pods' chips from it"
+        return Finding(POD_RESOURCES, "problem", error.message, advice)
+    holders = sum(bool(containers) for containers in ledger.pods.values())
+    return Finding(POD_RESOURCES, "ok", f"answers; {count(holders, 'pod')} with chips")
+
+
+async def check_plugin(directory: Path) -> Sequence[Finding]:
+    """Check that exactly one of our plugins serves, and holds the lock."""
+    sockets = sorted(directory.glob(f"{PREFIX}*.sock"))
+    serving = [path for path in sockets if await _serves(path)]
+    findings = []
+    if len(serving) == 1:
+        findings.append(Finding(PLUGIN, "ok", f"serves on {serving[0].name}"))
+    elif serving:
+        names = ", ".join(path.name for path in serving)
+        advice = "run only one: each registers in place of the other"
+        findings.append(Finding(PLUGIN, "problem", f"several plugins serve: {names}", advice))
+    else:
+        advice = "check its pod: `kubectl get pods -A -l app.kubernetes.io/component=device-plugin -o wide`"
+        findings.append(Finding(PLUGIN, "problem", "no device plugin of ours serves here", advice))
+    if dead := [path.name for path in sockets if path not in serving]:
+        sentence = f"sockets without a server: {', '.join(dead)}"
+        advice = "a plugin that was killed left them; the next one removes them when it starts"
+        findings.append(Finding(PLUGIN, "warning", sentence, advice))
+    findings.append(_lock(directory / NAME, serving=bool(serving)))
+    return findings
+
+
+async def check_readiness(address: str) -> Sequence[Finding]:
+    """Return what the plugin itself waits for; nothing if its HTTP page can't be reached, as from outside its pod."""
+    host, port = split_address(address)
+    place = join_address(_LOCAL.get(host, host), port)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_S)) as session,
+            session.get(f"http://{place}/readyz") as answer,
+        ):
+            lines = (await answer.text()).splitlines()
+    except (aiohttp.ClientError, OSError, UnicodeError):
+        return []
+    missing = [line.removeprefix("[-] ") for line in lines if line.startswith("[-] ")]
+    if missing:
+        advice = "the other checks explain what it waits for"
+        return [Finding(PLUGIN, "problem", f"it is not ready: {'; '.join(missing)}", advice)]
+    if not any(line.startswith("[+] ") for line in lines):
+        sentence = f"the page at {place} is not the plugin's: another program, or another version"
+        return [Finding(PLUGIN, "warning", sentence, "give the plugin's own --http-address")]
+    return [Finding(PLUGIN, "ok", "it is ready")]
+
+
+def _lock(path: Path, *, serving: bool) -> Finding:
+    try:
+        with path.open() as file:
+            try:
+                # Shared, and released at once: a plugin that starts at this moment tries again.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return Finding(PLUGIN, "ok", f"{path.name} is held{_holder(file.fileno())}")
+    except FileNotFoundError:
+        return Finding(PLUGIN, "warning" if serving else "ok", f"there is no {path.name}: no plugin has run here")
+    except OSError as error:
+        return Finding(PLUGIN, "warning", f"{path.name} can't be opened: {error.strerror}", "run as root")
+    if serving:
+        advice = "restart the plugin: without the lock a second plugin could start"
+        return Finding(PLUGIN, "problem", f"{path.name} is not held, although a plugin serves", advice)
+    return Finding(PLUGIN, "ok", f"{path.name} is not held")
+
+
+def _holder(descriptor: int) -> str:
+    """The process that holds the lock, if this PID namespace shows it."""
+    status = os.fstat(descriptor)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for line in Path("/proc/locks").read_text().splitlines():
+        # Like "1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF".
+        words = line.split()
+        if len(words) > 5 and words[1] == "FLOCK" and words[5] == place and words[4].isdigit():  # noqa: PLR2004
+            return f" by {_process(words[4])}"
+    return ""
+
+
+def _process(pid: str) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return f"process {pid}"
+    return f"process {pid} ({command[:60]})"
+
+
+async def _connection_problem(path: Path) -> str | None:
+    """Why a socket accepts no connections; None if it does."""
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            return f"{path} is not a socket"
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_unix_connection(path)
+    except TimeoutError:
+        return f"{path} does not accept connections within {CONNECT_S:g} s"
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
+    writer.close()
+    return None
+
+
+async def _serves(path: Path) -> bool:
+    async with grpc.aio.insecure_channel(f"unix://{path}", options=CHANNEL_OPTIONS) as channel:
+        try:
+            await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=CONNECT_S)
+        except grpc.aio.AioRpcError:
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""The command ``npuctl explain``: why a pod waits, and what would help."""

@@ -1,0 +1,157 @@
+"""Carries out ``npuctl explain`` and lays out its answer."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from rich.console import Group as Stack
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ascend.chips import NAME_PREFIX
+from ascend.grammar import count
+from npuctl.explain.explanation import Explanation, explain
+from npuctl.explain.target import find_target
+from npuctl.output import Output, show, some
+from npuctl.reading.source import Source
+
+EXIT_WAITS: Final = 3
+"""The pod waits and fits on no node."""
+
+_NOTHING_TO_DO: Final = {
+    "none": "requests no chips: the allocator does not handle it",
+    "terminating": "is being deleted: no scheduler binds it any more",
+}
+_STATES: Final = {"none": "without chips", "waits": "waiting", "fits": "not bound yet"}
+_TRIED: Final = "the end of up to three pods, the recovery of chips, a node that is Ready, uncordoned and has a report"
+_MOST_REMEDIES: Final = 5
+_MOST_CANDIDATES: Final = 3
+
+
+class _JobExplanation(msgspec.Struct):
+    job: str
+    pods: tuple[Explanation, ...]
+
+
+async def run_explain(argument: str, namespace: str | None, source: Source, output: Output) -> int:
+    """Explain a pod or the pods of a job, and print the answer.
+
+    Args:
+        argument: the pod or job, as for ``find_target``.
+        namespace: its namespace; the default of the source if not given.
+        source: where the objects come from.
+        output: how to print.
+
+    Returns:
+        The exit status: 0, or 3 if a pod waits and fits on no node.
+
+    Raises:
+        InvalidValue: there is no such pod, or the input is invalid.
+    """
+    objects = await source.read()
+    target = find_target(argument, namespace, objects.pods, source.namespace)
+    answers = tuple(explain(pod, objects, source.settings, source.now_ns) for pod in target.pods)
+    if target.job is None:
+        (answer,) = answers
+        show(answer, output, lambda: render(answer))
+    else:
+        job = _JobExplanation(target.job, answers)
+        show(job, output, lambda: _render_job(job))
+    return EXIT_WAITS if any(answer.state == "waits" for answer in answers) else 0
+
+
+def _render_job(job: _JobExplanation) -> RenderableType:
+    """Lay out the pods of a job; those with the same explanation once."""
+    states = Counter(answer.state for answer in job.pods)
+    summary = ", ".join(f"{number} {_STATES.get(state, state)}" for state, number in states.items())
+    parts: list[RenderableType] = [Text(f"job {job.job}, {count(len(job.pods), 'pod')}: {summary}", style="bold")]
+    alike: dict[object, list[Explanation]] = {}
+    for answer in job.pods:
+        groups = tuple((group.reason, group.nodes) for group in answer.groups)
+        key = (answer.state, answer.reason, answer.request, answer.gates, answer.node, answer.chips, groups)
+        alike.setdefault(key, []).append(answer)
+    for first, *others in alike.values():
+        parts += [Text(""), render(first)]
+        if others:
+            names = some([f"{other.namespace}/{other.name}" for other in others])
+            parts.append(Text(f"\nthe same for {count(len(others), 'other pod')}: {names}"))
+    return Stack(*parts)
+
+
+def render(answer: Explanation) -> RenderableType:
+    """Lay out an explanation."""
+    head = Text(f"pod {answer.namespace}/{answer.name} ", style="bold").append_text(_verdict(answer))
+    parts: list[RenderableType] = [head]
+    if answer.groups and answer.state == "waits":
+        parts += [Text("\nwhy not:", style="bold"), _groups(answer)]
+    if answer.state == "waits":
+        parts += [Text("\nwhat would help:", style="bold"), _remedies(answer)]
+        if answer.gang and answer.remedies:
+            parts.append(Text(f"  job {answer.job} is placed as a whole: each of these makes room for one of its pods"))
+    if answer.state == "fits":
+        parts += [Text("\nbest nodes:", style="bold"), _candidates(answer)]
+        if not answer.gates:
+            says = f"its scheduler says: {answer.scheduler}"
+            look = "if it stays unbound, look at its scheduler: kubectl describe pod shows its events"
+            parts.append(Text(f"\n{says if answer.scheduler else look}"))
+    if answer.gates:
+        gates = f"its scheduling {'gate' if len(answer.gates) == 1 else 'gates'}: {', '.join(answer.gates)}"
+        parts.append(Text(f"\nit is gated: no scheduler looks at it before somebody removes {gates}", style="yellow"))
+    return Stack(*parts)
+
+
+def _verdict(answer: Explanation) -> Text:
+    requests = f"requests {count(answer.request, 'chip')}"
+    match answer.state:
+        case "none" | "terminating":
+            return Text(_NOTHING_TO_DO[answer.state])
+        case "finished":
+            return Text(f"has finished: {answer.reason or 'done'}: {answer.message}")
+        case "placed" if answer.reason:
+            return Text.assemble(f"is on node {answer.node}: ", (answer.reason, "red"), f": {answer.message}")
+        case "placed":
+            chips = ",".join(name.removeprefix(NAME_PREFIX) for name in answer.chips)
+            return Text(f"is on node {answer.node} with chips {chips}")
+        case "fits":
+            return Text(f"{requests} and fits on {count(len(answer.candidates), 'node')} now; it is not bound yet")
+    waits = f"{requests} and waits: " if answer.request else "waits: "
+    return Text.assemble(waits, (answer.reason, "yellow"), f": {answer.message}")
+
+
+def _groups(answer: Explanation) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right")
+    for each in answer.groups:
+        number, noun = count(len(each.nodes), "node").split()
+        reason = Text.assemble((each.reason, "yellow"), f": {each.message}")
+        table.add_row(f"  {number}", noun, reason)
+        table.add_row("", "", Text(each.names(), style="dim"))
+    return table
+
+
+def _remedies(answer: Explanation) -> RenderableType:
+    if not answer.remedies:
+        return Stack(*(Text(f"  {sentence}") for sentence in _without_remedy(answer)))
+    lines = [Text(f"  on node {each.node}, once {each}", style="green") for each in answer.remedies[:_MOST_REMEDIES]]
+    more = len(answer.remedies) - _MOST_REMEDIES
+    if more > 0:
+        lines.append(Text(f"  and {count(more, 'other way')} (-o json has all)", style="dim"))
+    return Stack(*lines)
+
+
+def _without_remedy(answer: Explanation) -> Iterator[str]:
+    if answer.examined:
+        yield f"nothing that was tried on {count(answer.examined, 'node')}: {_TRIED}"
+    yield from answer.advice
+    if not answer.examined and not answer.advice:
+        yield "nothing on any node; change the pod's request, or add nodes with NPUs"
+
+
+def _candidates(answer: Explanation) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for each in answer.candidates[:_MOST_CANDIDATES]:
+        chips = ",".join(name.removeprefix(NAME_PREFIX) for name in each.chips)
+        table.add_row(f"  {each.rank}.", each.node, f"chips {chips}")
+    return table

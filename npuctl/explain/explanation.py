@@ -1,0 +1,198 @@
+"""Why a pod waits, by node, from the code that decides; and what would help."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+from msgspec import structs
+
+from allocator.rules.request import ChipRequest, counted_chips
+from allocator.settings import Settings
+from ascend.annotations import held_chips
+from ascend.chips import chip_ids, chip_name
+from ascend.errors import InvalidValue, Refusal
+from ascend.grammar import count
+from ascend.kube.objects import Pod
+from ascend.reasons import Category, Reason
+from npuctl.explain.remedies import Remedy, Scene, pods_to_end, remedies
+from npuctl.offline_allocator import OfflineAllocator
+from npuctl.output import Group, group
+from npuctl.plan.placement import Candidate, NodeRefusal, find_candidates, reasons
+from npuctl.reading.objects import ClusterObjects
+
+MOST_NODES: Final = 200
+"""Remedies are searched on this many nodes at most, those with an occupancy reason first."""
+
+_HOPELESS: Final = {Category.REQUEST, Category.INCOMPLETE, Category.MISMATCH, Category.NOT_NPU}
+"""Categories of reasons that no change on the node resolves."""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """The state of a pod, why, and what would help.
+
+    Attributes:
+        namespace: the pod's.
+        name: the pod's.
+        job: ``namespace/name`` of its job.
+        request: the number of chips it requests.
+        state: ``none`` (it requests no chips), ``finished``, ``placed``, ``terminating`` (it is being deleted, so no
+            scheduler binds it), ``fits`` (it is not bound, but fits on a node) or ``waits``.
+        node: its node, if it is placed.
+        chips: its chips.
+        reason: why it waits.
+        message: the same as a sentence.
+        gang: it is placed together with other pods of its job, or not at all.
+        scheduler: the message of its scheduler.
+        gates: its scheduling gates; schedulers ignore it while it has any.
+        groups: the nodes that refuse it by reason, the most frequent reason first.
+        nodes: every node that refuses it.
+        candidates: every node it fits on, best first.
+        remedies: the changes that would make it fit, the smallest first.
+        examined: the number of nodes on which remedies were searched.
+        advice: what to do if there is no remedy: sentences for people.
+    """
+
+    namespace: str
+    name: str
+    job: str
+    request: int
+    state: str
+    node: str = ""
+    chips: tuple[str, ...] = ()
+    reason: str = ""
+    message: str = ""
+    gang: bool = False
+    scheduler: str = ""
+    gates: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+    nodes: dict[str, NodeRefusal] = {}
+    candidates: tuple[Candidate, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    examined: int = 0
+    advice: tuple[str, ...] = ()
+
+
+def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) -> Explanation:
+    """Explain why a pod has no place, or say where its place is.
+
+    Args:
+        pod: one of the objects.
+        objects: the objects.
+        settings: the allocator's.
+        now_ns: the time, Unix nanoseconds.
+    """
+    allocator = OfflineAllocator(objects, settings, now_ns)
+    namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
+    explanation = Explanation(namespace, name, job, counted_chips(pod), "none", scheduler=_scheduler_message(pod))
+    if not pod.requests_chips and not allocator.waits(pod):
+        return explanation
+    if not pod.is_live:
+        message = pod.status.message or "its containers have ended"
+        return structs.replace(explanation, state="finished", reason=pod.status.reason, message=message)
+    if pod.spec.node_name:
+        return _placed(explanation, pod)
+    if pod.is_terminating:
+        return structs.replace(explanation, state="terminating")
+    refused = allocator.refusals(pod)
+    explanation = structs.replace(
+        explanation,
+        gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
+        gang=allocator.engine.is_of_gang(pod),
+        groups=group(refused),
+        nodes=reasons(refused),
+        candidates=find_candidates(allocator, pod),
+    )
+    try:
+        allocator.place(pod)
+    except Refusal as refusal:
+        waiting = structs.replace(explanation, state="waits", reason=refusal.reason, message=refusal.message)
+        waiting = _with_remedies(waiting, _request(allocator, pod), _Trials(objects, settings, now_ns))
+        return waiting if waiting.remedies else structs.replace(waiting, advice=_advice(waiting, pod, allocator))
+    return structs.replace(explanation, state="fits")
+
+
+def _placed(explanation: Explanation, pod: Pod) -> Explanation:
+    placed = structs.replace(explanation, state="placed", node=pod.spec.node_name)
+    try:
+        chips = tuple(map(chip_name, chip_ids(held_chips(pod.metadata.annotations))))
+    except InvalidValue as error:
+        return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=str(error))
+    if not chips:
+        message = f"pod {pod.key} is on node {pod.spec.node_name}, but no annotation says which chips it holds"
+        return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=message)
+    return structs.replace(placed, chips=chips)
+
+
+def _request(allocator: OfflineAllocator, pod: Pod) -> ChipRequest | None:
+    try:
+        return allocator.engine.request_of(pod)
+    except Refusal:
+        return None
+
+
+class _Trials:
+    """Tries changes on single nodes.
+
+    Args:
+        objects: the objects.
+        settings: the allocator's.
+        now_ns: the time, Unix nanoseconds.
+    """
+
+    def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
+        self._settings = settings
+        self._now_ns = now_ns
+        self._nodes = {node.name: node for node in objects.nodes}
+        self._reports = objects.reports
+        self._pods: dict[str, list[Pod]] = {}
+        for pod in objects.pods:
+            if pod.spec.node_name and pod.is_live:
+                self._pods.setdefault(pod.spec.node_name, []).append(pod)
+
+    def search(self, request: ChipRequest, nodes: Iterable[str]) -> list[Remedy]:
+        """Return the remedies on these nodes, the smallest changes first."""
+        fits = self._judge(request)
+        scenes = [self._scene(name) for name in nodes if name in self._nodes]
+        # If a node fits as it is, the obstacle is not on the node, and any change would seem to help.
+        scenes = [scene for scene in scenes if not fits(scene)]
+        found = [each for scene in scenes for each in remedies(scene, fits, self._now_ns // 10**9)]
+        if not found:
+            several = (pods_to_end(scene, fits) for scene in scenes)
+            found = [each for each in several if each is not None]
+        return sorted(found, key=lambda each: (len(each.targets), each.node, each.kind, each.targets))
+
+    def _scene(self, name: str) -> Scene:
+        return Scene(self._nodes[name], self._reports.get(name), tuple(self._pods.get(name, ())))
+
+    def _judge(self, request: ChipRequest) -> Callable[[Scene], bool]:
+        def fits(scene: Scene) -> bool:
+            alone = OfflineAllocator(scene.objects(), self._settings, self._now_ns)
+            return alone.cluster.index.best(request) is not None
+
+        return fits
+
+
+def _with_remedies(waiting: Explanation, request: ChipRequest | None, trials: _Trials) -> Explanation:
+    if request is None:
+        return waiting
+    why = waiting.nodes
+    likely = sorted(why, key=lambda node: (why[node].reason.category is not Category.OCCUPIED, node))
+    examined = [node for node in likely if why[node].reason.category not in _HOPELESS][:MOST_NODES]
+    return structs.replace(waiting, remedies=tuple(trials.search(request, examined)), examined=len(examined))
+
+
+def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:
+    """What to do if the obstacle is not a node, as in docs/reasons.md, for this pod."""
+    job = allocator.job_of(pod)
+    labels = ",".join(f"{key}={value}" for key, value in sorted(pod.spec.node_selector.items()))
+    cures = {
+        Reason.GANG_INCOMPLETE: f"create {count(job.min_available - job.present, 'missing pod')} of job {job.key}",
+        Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name in the pod",
+        Reason.NODE_SELECTOR_MISMATCH: f"label a node that has room with {labels}, or change the pod's node selector",
+    }
+    found = {waiting.reason, *(each.reason for each in waiting.groups)}
+    return tuple(cure for reason, cure in cures.items() if reason in found)
+
+
+def _scheduler_message(pod: Pod) -> str:
+    return next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")

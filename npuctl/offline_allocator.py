@@ -1,0 +1,117 @@
+"""The allocator's state and decision engine on a set of objects, without its servers, watches and clock.
+
+The engine answers as it answers kube-scheduler: a pod with a node selector is only offered the nodes that match it.
+(The engine itself applies the node selectors of a gang.) Nothing else by which kube-scheduler filters is considered:
+no taints, affinity, CPU or memory.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from allocator.decision.engine import DecisionEngine
+from allocator.rules.summary import sum_up
+from allocator.rules.vacancy import Fit
+from allocator.settings import Settings
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from allocator.state.kinds import fill
+from allocator.state.ledger import Ledger
+from allocator.state.previous_nodes import PreviousNodes
+from allocator.state.reservation import Reservation
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Category, Reason
+from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
+
+
+class OfflineAllocator:
+    """What an allocator with these settings makes of these objects at a fixed time.
+
+    Args:
+        objects: the objects.
+        settings: the allocator's.
+        now_ns: the time, Unix nanoseconds.
+
+    Attributes:
+        cluster: the allocator's view of the objects.
+        ledger: its reservations. They don't expire.
+        engine: its decisions.
+    """
+
+    def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
+        self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=lambda: 0.0)
+        self.cluster = Cluster(
+            self.ledger,
+            now_s=lambda: now_ns / 1e9,
+            max_report_age_s=settings.max_report_age_s,
+            previous=PreviousNodes() if settings.prefer_previous_node else None,
+        )
+        self.engine = DecisionEngine(
+            self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s, default_product=settings.default_product
+        )
+        fill(self.cluster, objects.watched(settings.node_health_namespace or HEALTH_NAMESPACE))
+
+    def waits(self, pod: Pod) -> bool:
+        """Whether a pod waits for the allocator's decision; schedulers ignore pods that are being deleted."""
+        return pod.is_live and not pod.is_terminating and not pod.spec.node_name and self.engine.handles(pod)
+
+    def job_of(self, pod: Pod) -> Job:
+        """The job that a pod belongs to."""
+        return self.cluster.jobs.job_of(pod)
+
+    def place(self, pod: Pod) -> Reservation:
+        """Choose node and chips for a pod, and reserve them.
+
+        Raises:
+            Refusal: it fits on no node.
+        """
+        if not pod.spec.node_selector or self.engine.is_of_gang(pod):
+            return self.engine.place(pod)
+        request = self.engine.request_of(pod)
+        try:
+            return self.engine.place(pod, self._selected(pod))
+        except Refusal:
+            reasons = Counter(each.reason for each in self.refusals(pod).values())
+            raise sum_up(pod.key, request.chips, reasons) from None
+
+    def refusals(self, pod: Pod) -> dict[str, Refusal]:
+        """Why each node that refuses a pod does so; every node refuses an invalid request."""
+        nodes = self.cluster.nodes
+        try:
+            refused = self.engine.filter(pod).refused
+        except Refusal as refusal:
+            return dict.fromkeys(nodes, refusal)
+        selector = pod.spec.node_selector
+        if not selector:
+            return refused
+        selected = self._selected(pod)
+        # With these reasons a label would not help.
+        stronger = {Category.INCOMPLETE, Category.NOT_NPU}
+        for name, record in nodes.items():
+            if name not in selected and not (name in refused and refused[name].reason.category in stronger):
+                refused[name] = _mismatch(selector, record.node.metadata.labels if record.node is not None else {})
+        return refused
+
+    def fits(self, pod: Pod) -> list[tuple[str, Fit]]:
+        """Every node that a pod fits on, best first.
+
+        Raises:
+            Refusal: the pod's request is invalid.
+        """
+        found = self.engine.fits(pod)
+        if not pod.spec.node_selector:
+            return found
+        selected = self._selected(pod)
+        return [each for each in found if each[0] in selected]
+
+    def _selected(self, pod: Pod) -> frozenset[str]:
+        return frozenset(self.cluster.labels.selected(pod.spec.node_selector))
+
+
+def _mismatch(selector: Mapping[str, str], labels: Mapping[str, str]) -> Refusal:
+    differences = (
+        f"{key}={value}, but the node has {f'{key}={labels[key]}' if key in labels else 'no such label'}"
+        for key, value in sorted(selector.items())
+        if labels.get(key) != value
+    )
+    return Refusal(Reason.NODE_SELECTOR_MISMATCH, f"the pod's node selector requires {'; '.join(differences)}")

@@ -1,0 +1,83 @@
+"""Carries out ``npuctl plan`` and lays out its answer."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import structs
+from rich.console import Group as Stack
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ascend.chips import NAME_PREFIX
+from ascend.grammar import count
+from npuctl.output import FittingTable, Output, group, show, some, warn
+from npuctl.plan.placement import Candidate, PendingPod, PlacementPlan, plan_pods
+from npuctl.plan.workloads import expand
+from npuctl.reading.source import Source
+
+EXIT_PENDING: Final = 3
+"""A pod has no place."""
+
+
+def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
+    """Plan and print the answer.
+
+    Args:
+        source: where the objects come from.
+        candidates: also list every node that each pod fits on.
+        output: how to print.
+
+    Returns:
+        The exit status: 0, or 3 if a pod has no place, or the pods of a workload with chips are not known.
+
+    Raises:
+        InvalidValue: the input is invalid.
+    """
+    reading = source.read_files()
+    expansion = expand(reading.unsubmitted, reading.objects)
+    plan = plan_pods(expansion.objects, source.settings, source.now_ns, candidates=candidates)
+    plan = structs.replace(plan, unplanned=expansion.unplanned)
+    if skipped := reading.ignored - expansion.kinds:
+        warn(f"skipped: {', '.join(f'{number} {kind}' for kind, number in sorted(skipped.items()))}")
+    if expansion.without_chips:
+        warn(f"the pods of {some(expansion.without_chips)} request no chips")
+    show(plan, output, lambda: _render(plan))
+    return EXIT_PENDING if plan.pending or plan.unplanned else 0
+
+
+def _render(plan: PlacementPlan) -> RenderableType:
+    parts: list[RenderableType] = []
+    if not plan.pods and not plan.pending and not plan.unplanned:
+        parts.append(Text("no pod waits for chips"))
+    if plan.pods:
+        table = FittingTable(("POD", "JOB", "NODE", "CHIPS"), drop=("JOB",))
+        for pod in plan.pods:
+            table.add_row(f"{pod.namespace}/{pod.name}", pod.job, pod.node, _chips(pod.chips))
+            for each in pod.candidates or ():
+                table.add_row("", "", *_candidate(each), style="dim")
+        parts.append(table)
+    parts += [_pending(pod) for pod in plan.pending]
+    parts += [
+        Text(f"{each.kind} {each.namespace}/{each.name} requests chips, but was not planned: {each.message}", "yellow")
+        for each in plan.unplanned
+    ]
+    return Stack(*parts)
+
+
+def _pending(pod: PendingPod) -> RenderableType:
+    head = Text.assemble(
+        (f"{pod.namespace}/{pod.name}", "bold"), " waits: ", (pod.reason, "yellow"), f": {pod.message}"
+    )
+    lines = Table.grid(padding=(0, 1))
+    for each in group(pod.nodes):
+        lines.add_row(f"  {count(len(each.nodes), 'node')}", Text(f"{each} ({each.names()})"))
+    return Stack(head, lines)
+
+
+def _candidate(each: Candidate) -> tuple[str, str]:
+    return f"{each.rank}. {each.node}", f"{_chips(each.chips)} (score {each.score})"
+
+
+def _chips(names: Sequence[str]) -> str:
+    return ",".join(name.removeprefix(NAME_PREFIX) for name in names)

@@ -1,0 +1,185 @@
+"""A planning run: decides on every pod without a node, with the allocator's own code.
+
+Each pod is decided on as if a scheduler asked about it alone and bound it at once to the node it got. No reservation
+expires, and the clock stands still, so the same objects give the same answer byte for byte.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import structs
+
+from allocator.binding.annotations import Stamper
+from allocator.rules.job import JobKey, own_rank
+from allocator.settings import Settings
+from allocator.state.reservation import Stage
+from ascend.chips import chip_name
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+from npuctl.offline_allocator import OfflineAllocator
+from npuctl.reading.objects import ClusterObjects
+
+_NUMBERS = re.compile(r"(\d+)")
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A node that a pod fits on.
+
+    Attributes:
+        node: its name.
+        rank: 1 is the best; equally good nodes share a rank.
+        score: the reference scheduler's number for the placement.
+        chips: the chips the pod would get.
+    """
+
+    node: str
+    rank: int
+    score: int
+    chips: tuple[str, ...]
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """A pod that gets chips, and the annotations its Binding would carry."""
+
+    namespace: str
+    name: str
+    job: str
+    node: str
+    chips: tuple[str, ...]
+    annotations: dict[str, str]
+    candidates: tuple[Candidate, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class NodeRefusal(msgspec.Struct, frozen=True):
+    """Why a node refuses a pod."""
+
+    reason: Reason
+    message: str
+
+
+class PendingPod(msgspec.Struct, frozen=True):
+    """A pod that gets no chips: why, as a whole and by node."""
+
+    namespace: str
+    name: str
+    job: str
+    reason: str
+    message: str
+    nodes: dict[str, NodeRefusal]
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A block of a job in a SuperPod after faults: ``kept``, ``patched`` or ``moved``, and its nodes."""
+
+    verdict: str
+    nodes: tuple[str, ...]
+
+
+class RescheduledJob(msgspec.Struct, frozen=True):
+    """A job whose pods have to move."""
+
+    job: str
+    delete: tuple[str, ...]
+    blocks: dict[str, Block]
+
+
+class UnplannedWorkload(msgspec.Struct, frozen=True):
+    """A workload that requests chips and whose pods are not known."""
+
+    kind: str
+    namespace: str
+    name: str
+    message: str
+
+
+class PlacementPlan(msgspec.Struct, frozen=True):
+    """The answer; pods in the order in which they were decided on."""
+
+    pods: tuple[Placement, ...]
+    pending: tuple[PendingPod, ...]
+    rescheduled: tuple[RescheduledJob, ...] = ()
+    unplanned: tuple[UnplannedWorkload, ...] = ()
+
+
+def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> PlacementPlan:
+    """Decide on every pod that waits for a node, job after job.
+
+    Args:
+        objects: the objects.
+        settings: the allocator's.
+        now_ns: the time, Unix nanoseconds.
+        candidates: also list every node that each pod fits on.
+    """
+    allocator = OfflineAllocator(objects, settings, now_ns)
+    stamper = Stamper(allocator.cluster, allocator.ledger, lambda: now_ns)
+    placed: list[Placement] = []
+    pending: list[PendingPod] = []
+    for pod in _in_order(objects.pods, allocator):
+        namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
+        offered = find_candidates(allocator, pod) if candidates else msgspec.UNSET
+        try:
+            reservation = allocator.place(pod)
+        except Refusal as refusal:
+            nodes = reasons(allocator.refusals(pod))
+            pending.append(PendingPod(namespace, name, job, refusal.reason, refusal.message, nodes))
+            continue
+        stamped = stamper.stamp(reservation, Stage.BINDING)
+        annotations = stamper.annotations(pod, stamped)
+        allocator.cluster.pod_applied(_bound(pod, stamped.node, annotations))
+        chips = tuple(map(chip_name, stamped.chips))
+        placed.append(Placement(namespace, name, job, reservation.node, chips, annotations, offered))
+    return PlacementPlan(tuple(placed), tuple(pending))
+
+
+def find_candidates(allocator: OfflineAllocator, pod: Pod) -> tuple[Candidate, ...]:
+    """Return every node that a pod fits on, best first; none if its request is invalid."""
+    try:
+        found = allocator.fits(pod)
+    except Refusal:
+        return ()
+    ranks: dict[object, int] = {}
+    return tuple(
+        Candidate(
+            node, ranks.setdefault((fit.key, fit.score), len(ranks) + 1), fit.score, tuple(map(chip_name, fit.chips))
+        )
+        for node, fit in found
+    )
+
+
+def reasons(refusals: dict[str, Refusal]) -> dict[str, NodeRefusal]:
+    """Return refusals by node as plain values, ordered by node."""
+    return {node: NodeRefusal(each.reason, each.message) for node, each in sorted(refusals.items())}
+
+
+def _in_order(pods: Iterable[Pod], allocator: OfflineAllocator) -> list[Pod]:
+    """The pods that wait: jobs by creation time and name, pods of a job by rank and by the numbers in their names.
+
+    Pods without a creation time come last.
+    """
+    waiting: dict[JobKey, list[Pod]] = {}
+    for pod in pods:
+        if allocator.waits(pod):
+            waiting.setdefault(allocator.job_of(pod).key, []).append(pod)
+    ordered = sorted(waiting.items(), key=lambda job: (min(_created(pod) for pod in job[1]), job[0]))
+    return [pod for _, members in ordered for pod in sorted(members, key=_position)]
+
+
+def _created(pod: Pod) -> datetime:
+    stamp = pod.metadata.creation_timestamp
+    return msgspec.convert(stamp, datetime) if stamp is not None else datetime.max.replace(tzinfo=UTC)
+
+
+def _position(pod: Pod) -> tuple[bool, int, tuple[object, ...], str]:
+    rank = own_rank(pod)
+    # Every second part is a number: train-10 comes after train-9.
+    parts = _NUMBERS.split(pod.name)
+    return rank is None, rank or 0, tuple(int(part) if at % 2 else part for at, part in enumerate(parts)), pod.name
+
+
+def _bound(pod: Pod, node: str, annotations: dict[str, str]) -> Pod:
+    """The pod as the watch shows it after its Binding: from then on the pod itself holds its chips."""
+    metadata = structs.replace(pod.metadata, annotations=pod.metadata.annotations | annotations)
+    return structs.replace(pod, metadata=metadata, spec=structs.replace(pod.spec, node_name=node))

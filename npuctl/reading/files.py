@@ -1,0 +1,90 @@
+"""Splits files into documents: YAML or JSON, whatever the file's extension is."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from ascend.errors import UNREADABLE, InvalidValue
+
+STDIN: Final = "-"
+
+_MOST_LEVELS: Final = 1000
+"""Nested collections in a document. libyaml overflows the C stack at some tens of thousands."""
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml is optional in PyYAML
+    """YAML as Kubernetes reads it: a timestamp is a string."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+def read_documents(file: str) -> Iterator[object]:
+    """Yield the documents of a file; ``-`` is standard input.
+
+    Raises:
+        InvalidValue: the file can't be read, or is neither YAML nor JSON; the message has the names of file and
+            document.
+    """
+    name = "standard input" if file == STDIN else file
+    try:
+        text = sys.stdin.buffer.read().decode() if file == STDIN else Path(file).read_bytes().decode()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidValue(f"{name}: can't be read: {reason}") from error
+    text = text.removeprefix("\ufeff")
+    if text.lstrip().startswith("{"):
+        # JSON is also YAML, but the YAML loader takes minutes for the objects of a large cluster.
+        documents: list[object] = []
+        try:
+            documents.extend(_json_documents(text))
+        except UNREADABLE as error:
+            if file.endswith(".json"):
+                raise InvalidValue(f"{name}: document {len(documents) + 1}: not valid JSON: {error}") from error
+        else:
+            yield from documents
+            return
+    number = 0
+    try:
+        _check_depth(name, text)
+        for document in yaml.load_all(text, Loader=_Loader):
+            number += 1
+            yield document
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise InvalidValue(f"{name}: document {number + 1}: not valid YAML: {error.problem}{place}") from error
+    except (*UNREADABLE, yaml.YAMLError) as error:
+        raise InvalidValue(f"{name}: document {number + 1}: not valid YAML: {error}") from error
+
+
+def _json_documents(text: str) -> Iterator[object]:
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+            continue
+        document, at = decoder.raw_decode(text, at)
+        yield document
+
+
+def _check_depth(name: str, text: str) -> None:
+    depth = number = 0
+    with contextlib.suppress(yaml.YAMLError):  # the loader finds the same error, and reports it
+        for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+                if depth > _MOST_LEVELS:
+                    raise InvalidValue(f"{name}: document {number}: nested more than {_MOST_LEVELS} levels deep")
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            elif isinstance(event, yaml.DocumentStartEvent):
+                number += 1

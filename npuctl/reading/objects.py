@@ -1,0 +1,185 @@
+"""The objects of a cluster that the commands look at, and how they are listed from an API server."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+import msgspec
+
+from allocator.settings import Settings
+from allocator.state.kinds import KINDS, WatchedKind, watched_kinds
+from allocator.state.report import node_of_health
+from ascend.deviceinfo import NAMESPACE, decode_report, node_name
+from ascend.errors import UNREADABLE, ApiError, InvalidReport, NotFound, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod, PodGroup
+
+_NO_GROUPS: Final[Mapping[str, Iterable[PodGroup]]] = MappingProxyType({})
+
+HEALTH_NAMESPACE: Final = "mindx-dl"
+"""The namespace of NodeD's ConfigMaps. Those in files are used even if the allocator's settings name no namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterObjects:
+    """Kubernetes objects, each kind ordered by name.
+
+    Attributes:
+        by_kind: the objects by name of their watched kind (``allocator.state.kinds``); ConfigMaps of all namespaces are
+            under both of their kinds. An optional kind that is missing is not served by the cluster: pods of a group of
+            that kind are placed alone.
+    """
+
+    by_kind: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]] = _NO_GROUPS) -> Self:
+        """Sort objects by kind and name.
+
+        Args:
+            objects: of all kinds but pod groups.
+            groups: pod groups by name of their kind.
+        """
+        ordered = sorted(objects, key=_key)
+        fixed = {
+            kind.name: tuple(each for each in ordered if isinstance(each, kind.resource.type))
+            for kind in KINDS
+            if not kind.is_optional
+        }
+        return cls(fixed | {kind: tuple(sorted(some, key=_key)) for kind, some in groups.items()})
+
+    def plus(self, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]]) -> Self:
+        """Return these objects and more; of objects with the same kind and name these count.
+
+        Args:
+            objects: of all kinds but pod groups.
+            groups: pod groups by name of their kind.
+        """
+        mine = (each for kind in KINDS if not kind.is_optional for each in self.by_kind.get(kind.name, ()))
+        merged = {(type(each), each.key): each for each in (*objects, *mine)}
+        merged_groups = {
+            kind: {each.key: each for each in (*groups.get(kind, ()), *self.groups.get(kind, ()))}.values()
+            for kind in {**self.groups, **groups}
+        }
+        return type(self).of(merged.values(), merged_groups)
+
+    def watched(self, health_namespace: str) -> dict[str, list[Any]]:
+        """The objects that an allocator watches, by name of their kind.
+
+        Args:
+            health_namespace: the namespace of NodeD's ConfigMaps.
+        """
+        return {
+            kind.name: [
+                each
+                for each in self.by_kind[kind.name]
+                if kind.namespace(health_namespace) in {"", each.metadata.namespace}
+            ]
+            for kind in KINDS
+            if kind.name in self.by_kind
+        }
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes."""
+        return self.by_kind.get("nodes", ())
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """The pods of all namespaces."""
+        return self.by_kind.get("pods", ())
+
+    @property
+    def config_maps(self) -> tuple[ConfigMap, ...]:
+        """The ConfigMaps, device reports and NodeD's among them."""
+        return self.by_kind.get("device reports", ())
+
+    @property
+    def groups(self) -> dict[str, tuple[PodGroup, ...]]:
+        """The pod groups by name of their kind."""
+        return {kind.name: self.by_kind[kind.name] for kind in KINDS if kind.is_optional and kind.name in self.by_kind}
+
+    @property
+    def reports(self) -> dict[str, ConfigMap]:
+        """The ConfigMaps with device reports, by node."""
+        return {
+            name: each
+            for each in self.config_maps
+            if each.metadata.namespace == NAMESPACE and (name := node_name(each.name)) is not None
+        }
+
+    def newest_report_s(self) -> int | None:
+        """Return when the newest device report was written, Unix seconds; None if there is none."""
+        times = []
+        for each in self.reports.values():
+            with contextlib.suppress(InvalidReport):
+                times.append(decode_report(each.data).update_time_s)
+        return max((time for time in times if time > 0), default=None)
+
+    def unused_health_reports(self, settings: Settings) -> tuple[str, ...]:
+        """The names of NodeD's ConfigMaps that are used here, but not by an allocator with these settings."""
+        if settings.node_health_namespace:
+            return ()
+        health = (each.name for each in self.config_maps if each.metadata.namespace == HEALTH_NAMESPACE)
+        return tuple(name for name in health if node_of_health(name) is not None)
+
+
+async def list_objects(client: KubeClient, health_namespace: str = "") -> ClusterObjects:
+    """List the objects from an API server.
+
+    Args:
+        client: the API server.
+        health_namespace: the namespace of NodeD's ConfigMaps; empty if they are not used.
+
+    Raises:
+        ApiError: the API server refused.
+        Unreachable: it did not answer.
+    """
+    kinds = watched_kinds(health_namespace)
+    found = await asyncio.gather(*(_list_kind(client, kind, health_namespace) for kind in kinds))
+    groups = {kind.name: some for kind, some in zip(kinds, found, strict=True) if kind.is_optional and some is not None}
+    fixed = (some for kind, some in zip(kinds, found, strict=True) if not kind.is_optional and some is not None)
+    return ClusterObjects.of(chain.from_iterable(fixed), groups)
+
+
+def _key(each: KubeObject) -> str:
+    return each.key
+
+
+async def _list_kind(client: KubeClient, kind: WatchedKind, health_namespace: str) -> list[Any] | None:
+    """List the objects of a kind; None if it is optional and the cluster does not serve it."""
+    try:
+        return await client.list_objects(kind.resource, kind.namespace(health_namespace))
+    except ApiError as error:
+        # The API server checks rights first, so a kind it does not serve is forbidden too.
+        is_forbidden = error.status == HTTPStatus.FORBIDDEN
+        if kind.is_optional and (isinstance(error, NotFound) or (is_forbidden and not await _is_served(client, kind))):
+            return None
+        raise
+
+
+class _Kind(msgspec.Struct):
+    name: str
+
+
+class _Kinds(msgspec.Struct):
+    resources: list[_Kind]
+
+
+async def _is_served(client: KubeClient, kind: WatchedKind) -> bool:
+    """Whether the API server serves a kind, according to its discovery, which every authenticated user may read."""
+    path = f"/{kind.resource.prefix}"
+    try:
+        kinds = msgspec.json.decode(await client.request("GET", path), type=_Kinds)
+    except NotFound:
+        return False
+    except ApiError:
+        return True  # the error of the list request says more
+    except UNREADABLE as error:
+        raise Unreachable(f"the API server's discovery document {path} can't be decoded: {error}") from error
+    return any(each.name == kind.resource.plural for each in kinds.resources)

@@ -1,0 +1,168 @@
+"""Where a command's objects come from, and by which settings and at which time they are judged."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Self
+
+from yaml import YAMLError
+
+from allocator.settings import Settings
+from ascend.daemon.settings import fixed_settings
+from ascend.errors import InvalidValue, Unreachable
+from ascend.grammar import count
+from ascend.kube.client import KubeClient
+from ascend.kube.identity import kubeconfig_paths
+from npuctl.output import some, warn
+from npuctl.reading.manifests import Reading, read_manifests
+from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects, list_objects
+
+DEFAULT_NAMESPACE: Final = "default"
+_DAY_S: Final = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source of objects.
+
+    Attributes:
+        settings: the allocator's.
+        now_ns: the time at which the objects are judged, Unix nanoseconds.
+        now_given: the time was given, and is not the clock's.
+        files: the files to read; if there are none, a cluster is read.
+        kubeconfig: the path of the kubeconfig; None: as kubectl finds it.
+        context: the context of the kubeconfig; None: the current one.
+    """
+
+    settings: Settings
+    now_ns: int
+    now_given: bool = False
+    files: tuple[str, ...] = ()
+    kubeconfig: str | None = None
+    context: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        files: Sequence[str] = (),
+        kubeconfig: str | None = None,
+        context: str | None = None,
+        config: Path | None = None,
+        values: Sequence[str] = (),
+        now: str | None = None,
+    ) -> Self:
+        """From the options of a command.
+
+        Args:
+            files: the files to read.
+            kubeconfig: the path of the kubeconfig.
+            context: the context of the kubeconfig.
+            config: the allocator's settings file.
+            values: settings as ``key=value``; they win over the file.
+            now: the time, RFC 3339; the clock's if not given.
+
+        Raises:
+            InvalidValue: an option is invalid.
+        """
+        settings = fixed_settings(Settings, config, dict(map(_setting, values)))
+        return cls(settings, read_time(now), now is not None, tuple(files), kubeconfig, context)
+
+    def at_present(self) -> Self:
+        """Return the source with the clock's present time, unless a time was given."""
+        return self if self.now_given else replace(self, now_ns=time.time_ns())
+
+    async def read(self) -> ClusterObjects:
+        """Read the objects.
+
+        Raises:
+            InvalidValue: a file is invalid.
+            ApiError: the API server refused.
+            Unreachable: the API server did not answer, or no kubeconfig names one.
+        """
+        if self.files:
+            return self.read_files().objects
+        async with await self.connect() as client:
+            return await list_objects(client, self.settings.node_health_namespace)
+
+    def read_files(self) -> Reading:
+        """Read the files, and print warnings on standard error.
+
+        Raises:
+            InvalidValue: a file is invalid.
+        """
+        reading = read_manifests(self.files)
+        for sentence in reading.warnings:
+            warn(sentence)
+        if unused := reading.objects.unused_health_reports(self.settings):
+            warn(
+                f"NodeD's ConfigMaps in {HEALTH_NAMESPACE} are used ({some(unused)}), as by an allocator with "
+                f"node_health_namespace={HEALTH_NAMESPACE}; an allocator without that setting ignores them"
+            )
+        if not self.now_given:
+            self._warn_of_the_clock(reading.objects)
+        return reading
+
+    def _warn_of_the_clock(self, objects: ClusterObjects) -> None:
+        newest_s = objects.newest_report_s()
+        age_s = self.now_ns // 10**9 - (newest_s or 0)
+        if newest_s is not None and age_s > self.settings.max_report_age_s:
+            newest = datetime.fromtimestamp(newest_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            age = count(age_s // _DAY_S, "day") if age_s >= _DAY_S else f"{age_s} s"
+            warn(
+                f"the newest device report in the files is of {newest}, {age} before now, so all are stale; give the "
+                f"time of the files by --now {newest}"
+            )
+
+    async def connect(self) -> KubeClient:
+        """Return a client of the cluster.
+
+        Raises:
+            Unreachable: no usable kubeconfig was found.
+        """
+        try:
+            return await KubeClient.connect(self.kubeconfig, self.context)
+        except InvalidValue as error:
+            raise Unreachable(error.message) from error
+
+    def namespace(self) -> str:
+        """The namespace of a name without one: that of the kubeconfig's context, as with kubectl."""
+        if self.files:
+            return DEFAULT_NAMESPACE
+        from kubernetes.aio.config import ConfigException
+        from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
+
+        try:
+            # Not list_kube_config_contexts: it fails without a usable current context, whichever is wanted.
+            merged = KubeConfigMerger(kubeconfig_paths(self.kubeconfig)).config
+            chosen = KubeConfigLoader(merged, self.context).current_context
+            return str(chosen["context"].get("namespace") or DEFAULT_NAMESPACE)
+        except (ConfigException, OSError, YAMLError, TypeError, ValueError, KeyError, AttributeError):
+            return DEFAULT_NAMESPACE  # connect() reports what is wrong
+
+
+def read_time(text: str | None) -> int:
+    """Return a time as Unix nanoseconds; the clock's if not given.
+
+    Raises:
+        InvalidValue: it is not a time.
+    """
+    if text is None:
+        return time.time_ns()
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidValue(f"--now: {text!r} is not an RFC 3339 time like 2026-01-31T12:00:00Z")
+    whole_s = int(moment.replace(microsecond=0).timestamp())
+    return whole_s * 10**9 + moment.microsecond * 1000
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InvalidValue(f"--set: {text!r} is not key=value")
+    return key, value

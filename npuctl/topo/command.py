@@ -1,0 +1,126 @@
+"""Carries out ``npuctl topo``: selects and sorts nodes, and chooses a view that fits the screen."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Final
+
+from rich.console import Console, RenderableType
+from rich.console import Group as Stack
+from rich.live import Live
+from rich.text import Text
+
+from ascend.errors import ApiError, InvalidValue, Unreachable
+from npuctl.output import Output, make_console, show
+from npuctl.reading.source import Source
+from npuctl.topo.chip_map import node_map
+from npuctl.topo.choice import Choice, Sort, View
+from npuctl.topo.nodes import NodeView, node_views
+from npuctl.topo.selector import parse_selector
+from npuctl.topo.summary import node_table, product_table
+
+WATCH_S: Final = 5.0
+"""Seconds between two readings of a watched cluster."""
+
+_PIPE_LINES: Final = 50
+"""Lines of a screen if standard output is not a terminal."""
+
+_PANEL_LINES: Final = 3
+"""A node takes at least so many lines of the map."""
+
+
+_LAYOUTS: Final[dict[View, Callable[[Sequence[NodeView]], RenderableType]]] = {
+    View.MAP: node_map,
+    View.NODES: node_table,
+    View.PRODUCTS: product_table,
+}
+
+_ORDERS: Final[dict[Sort, Callable[[NodeView], object]]] = {
+    Sort.NAME: lambda view: view.node,
+    Sort.FREE: lambda view: (view.reason is not None, -view.free, view.node),
+    Sort.UNHEALTHY: lambda view: (-view.unhealthy, view.reason is None, view.node),
+}
+
+
+async def run_topo(choice: Choice, source: Source, output: Output) -> int:
+    """Print the nodes of a cluster.
+
+    Args:
+        choice: which nodes are shown, and how.
+        source: where the objects come from.
+        output: how to print.
+
+    Raises:
+        InvalidValue: one of the names is not an NPU node, or the input is invalid.
+        ApiError: the API server refused.
+        Unreachable: the API server did not answer.
+    """
+    views = await _read(choice, source)
+    show({"nodes": views}, output, lambda: _lay_out(choice, views, make_console()))
+    return 0
+
+
+async def watch_topo(choice: Choice, source: Source) -> None:
+    """Show the nodes of a cluster, again and again, until cancelled.
+
+    On a terminal they stay on one screen; otherwise they are printed when they have changed. While the API server does
+    not answer, the last picture stays.
+
+    Args:
+        choice: which nodes are shown, and how.
+        source: the cluster.
+
+    Raises:
+        InvalidValue: one of the names is not an NPU node, or the source is files.
+        ApiError: the API server refused the first reading.
+        Unreachable: the API server did not answer the first one.
+    """
+    if source.files:
+        raise InvalidValue("--watch needs a cluster, not files")
+    console = make_console()
+    views, shown = await _read(choice, source), None
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        problem = ""
+        while True:
+            status = Text(f"{datetime.now().astimezone():%H:%M:%S}{problem}", style="dim")
+            if console.is_terminal:
+                live.update(Stack(_lay_out(choice, views, console), status), refresh=True)
+            elif views != shown:
+                console.print(_lay_out(choice, views, console), status)
+            shown = views
+            await asyncio.sleep(WATCH_S)
+            try:
+                views, problem = await _read(choice, source.at_present()), ""
+            except (ApiError, Unreachable) as error:
+                problem = f"  {error}"
+
+
+async def _read(choice: Choice, source: Source) -> list[NodeView]:
+    selects = parse_selector(choice.selector) if choice.selector else None
+    objects = await source.read()
+    views = node_views(objects, source.settings, source.now_ns)
+    if missing := set(choice.nodes) - {view.node for view in views}:
+        raise InvalidValue(f"not an NPU node: {', '.join(sorted(missing))}")
+    if choice.nodes:
+        views = [view for view in views if view.node in choice.nodes]
+    if selects is not None:
+        selected = {node.name for node in objects.nodes if selects(node.metadata.labels)}
+        views = [view for view in views if view.node in selected]
+    if choice.unhealthy:
+        views = [view for view in views if view.unhealthy or view.reason is not None]
+    return sorted(views, key=_ORDERS[choice.sort])  # type: ignore[arg-type]  # each order returns one comparable type
+
+
+def _lay_out(choice: Choice, views: Sequence[NodeView], console: Console) -> RenderableType:
+    view = choice.view if choice.view is not View.AUTO or not choice.nodes else View.MAP
+    if view is not View.AUTO:
+        return _LAYOUTS[view](views)
+    lines = console.height - 1 if console.is_terminal else _PIPE_LINES
+    if len(views) * _PANEL_LINES < lines:
+        chips = node_map(views)
+        if len(console.render_lines(chips, pad=False)) <= lines:
+            return chips
+    hint = Text("--view map shows the chips of each node", style="dim")
+    if len(views) + _PANEL_LINES < lines:
+        return Stack(node_table(views), hint)
+    return Stack(product_table(views), Text("--view nodes has a line per node; ", style="dim").append_text(hint))

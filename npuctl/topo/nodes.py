@@ -1,0 +1,170 @@
+"""The allocator's view of nodes and chips as plain values: health, holders and links of each chip."""
+
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from allocator.settings import Settings
+from allocator.state.node import NodeRecord, Server, read_server
+from allocator.state.report import NO_REPORT
+from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
+from ascend.deviceinfo import DeviceReport, decode_report
+from ascend.errors import InvalidReport, Refusal
+from ascend.kube.objects import Condition, Node
+from ascend.products import Family
+from ascend.reasons import Category, Reason
+from npuctl.offline_allocator import OfflineAllocator
+from npuctl.reading.objects import ClusterObjects
+
+_GROUPS = {
+    Family.RINGS: "ring",
+    Family.PAIRED_RINGS: "ring",
+    Family.DIES: "card",
+    Family.MESHES: "mesh",
+    Family.POOL: "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChipView:
+    """A chip.
+
+    Attributes:
+        name: its name, as in ``Ascend910-0``.
+        ring: the number of the group of linked chips that it belongs to.
+        healthy: it can be allocated.
+        holders: the pods (``namespace/name``) that hold it.
+        health: ``healthy``, ``unhealthy``, ``recovering`` (being reset), ``separated`` (removed from use),
+            ``separating`` (only the pod that holds it may use it) or ``network-unhealthy`` (not for distributed jobs).
+        faults: its fault codes.
+    """
+
+    name: str
+    ring: int
+    healthy: bool
+    holders: tuple[str, ...]
+    health: str = "healthy"
+    faults: tuple[str, ...] = ()
+
+    @property
+    def is_free(self) -> bool:
+        """It can be allocated, and no pod holds it."""
+        return self.healthy and not self.holders
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node.
+
+    Attributes:
+        node: its name.
+        product: the product of the server; empty if it is unknown.
+        chips: its chips by number.
+        reason: why no pod can be placed on it; None if pods can.
+        message: the same as a sentence.
+        group: the name of a group of linked chips: ``ring``, ``mesh`` or ``card``; empty if all chips are alike.
+    """
+
+    node: str
+    product: str
+    chips: tuple[ChipView, ...]
+    reason: Reason | None
+    message: str | None
+    group: str = ""
+
+    @property
+    def groups(self) -> dict[int, list[ChipView]]:
+        """The chips by the number of their group."""
+        groups: dict[int, list[ChipView]] = {}
+        for chip in self.chips:
+            groups.setdefault(chip.ring, []).append(chip)
+        return dict(sorted(groups.items()))
+
+    @property
+    def free(self) -> int:
+        """The number of healthy chips that no pod holds."""
+        return sum(chip.is_free for chip in self.chips)
+
+    @property
+    def unhealthy(self) -> int:
+        """The number of chips that can't be allocated because of their health."""
+        return sum(not chip.healthy for chip in self.chips)
+
+    @property
+    def largest(self) -> int | None:
+        """The most free chips in one ring or mesh; None for other products."""
+        if self.group not in {"ring", "mesh"}:
+            return None
+        return max((sum(chip.is_free for chip in linked) for linked in self.groups.values()), default=0)
+
+
+def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[NodeView]:
+    """Return the NPU nodes of a cluster by name, as the allocator reads them.
+
+    Args:
+        objects: the objects.
+        settings: the allocator's.
+        now_ns: the time, Unix nanoseconds.
+    """
+    cluster = OfflineAllocator(objects, settings, now_ns).cluster
+    reports = _reports(objects)
+    views = [_view(record, reports.get(name)) for name, record in sorted(cluster.nodes.items())]
+    return [view for view in views if view.reason is None or view.reason.category is not Category.NOT_NPU]
+
+
+def _reports(objects: ClusterObjects) -> dict[str, DeviceReport]:
+    reports = {}
+    for name, each in objects.reports.items():
+        try:
+            reports[name] = decode_report(each.data)
+        except InvalidReport:
+            continue  # the reason of the node says what is wrong
+    return reports
+
+
+def _as_usable(node: Node) -> Node:
+    """The node as if it could be used, because its chips are shown also while it can't."""
+    status = structs.replace(
+        node.status,
+        conditions=[Condition("Ready", "True")],
+        allocatable=node.status.allocatable | {RESOURCE: "1"},
+        capacity={},
+    )
+    return structs.replace(node, spec=structs.replace(node.spec, unschedulable=False), status=status)
+
+
+def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
+    offer = record.offer
+    reason, message = (offer.reason, offer.message) if isinstance(offer, Refusal) else (None, None)
+    server = None if record.node is None else read_server(_as_usable(record.node), record.report, record.held)
+    if not isinstance(server, Server):
+        return NodeView(record.name, "", (), reason, message)
+    reported = NO_REPORT if isinstance(record.report, Refusal) else record.report
+    unusable = reported.unhealthy | reported.pre_separate
+    chips = []
+    for chip_id in chip_ids(server.reported):
+        chip, name = chip_set((chip_id,)), chip_name(chip_id)
+        ring = next(number for number, ring in enumerate(server.product.rings) if ring & chip)
+        holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
+        health, faults = _health(chip, report, reported.pre_separate), _faults(name, report)
+        chips.append(ChipView(name, ring, not unusable & chip, holders, health, faults))
+    group = _GROUPS[server.product.family]
+    return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
+
+
+def _health(chip: ChipSet, report: DeviceReport | None, separating: ChipSet) -> str:
+    if report is None:
+        return "healthy"
+    worst_first = {
+        "separated": report.manually_separated,
+        "recovering": report.recovering,
+        "unhealthy": report.unhealthy,
+        "separating": separating,
+        "network-unhealthy": report.network_unhealthy,
+    }
+    return next((health for health, chips in worst_first.items() if chips & chip), "healthy")
+
+
+def _faults(name: str, report: DeviceReport | None) -> tuple[str, ...]:
+    codes = (fault.fault_code.split(",") for fault in report.faults if fault.npu_name == name) if report else ()
+    return tuple(code for some in codes for code in some if code)

@@ -1,0 +1,136 @@
+"""What all commands have in common: version, output streams, encodings, and the kubeconfig."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from npuctl.cli import app
+
+CLUSTER = str(Path(__file__).parents[2] / "deploy" / "examples" / "cluster.yaml")
+OBJECTS = ("-f", CLUSTER, "--now", "2026-01-01T00:05:00Z")
+COMMANDS = (
+    ("topo", *OBJECTS),
+    ("topo", "-o", "json", *OBJECTS),
+    ("plan", "-o", "yaml", *OBJECTS),
+    ("explain", "train-c", *OBJECTS),
+    ("doctor", "--cluster", *OBJECTS),
+    ("--help",),
+    ("completion", "bash"),
+)
+
+
+def program(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+@pytest.mark.parametrize("name", ["npuctl", "kubectl-npu", "ascend-allocator", "ascend-device-plugin"])
+def test_every_program_shows_its_version(name: str) -> None:
+    done = subprocess.run([program(name), "--version"], capture_output=True, text=True, check=True)
+    shown = "npuctl" if name == "kubectl-npu" else name
+    assert (done.stdout, done.stderr) == (f"{shown} {version('ascend-affinity')}\n", "")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS[:2], ("--help",)], ids=lambda command: " ".join(command[:2]))
+def test_output_that_can_not_be_written_is_one_line(command: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [program("npuctl"), *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    said = "npuctl: standard output can't be written to: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_completion_for_kubectl_that_can_not_be_written_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        words = [program("kubectl_complete-npu"), "plan", "-o", ""]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+def test_a_closed_pipe_ends_the_program_silently() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        done = subprocess.run([program("npuctl"), "topo", *OBJECTS], stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "gb18030", "ascii", "latin-1"])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]))
+def test_every_command_prints_on_a_terminal_with_any_encoding(command: tuple[str, ...], encoding: str) -> None:
+    done = CliRunner(charset=encoding).invoke(app, command)
+    assert done.exit_code in {0, 3}, done.exception
+    out = done.stdout_bytes.decode("utf-8" if "-o" in command else encoding)
+    assert "?" not in out
+
+
+def test_gbk_shows_the_characters_it_has() -> None:
+    done = CliRunner(charset="gbk").invoke(app, ["topo", *OBJECTS])
+    out = done.stdout_bytes.decode("gbk")
+    assert "[7 ·]" in out
+    assert "[5 x]" in out
+    assert out.endswith("; x unhealthy\n")
+
+
+@pytest.mark.parametrize(
+    "command", [("plan",), ("explain", "train-c"), ("topo",), ("doctor", "--cluster")], ids=lambda command: command[0]
+)
+def test_reports_older_than_the_clock_are_a_hint_to_give_the_time(command: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(app, [*command, "-f", CLUSTER]).stderr
+    assert said.startswith("npuctl: the newest device report in the files is of 2026-01-01T00:00:00Z, ")
+    assert said.endswith(
+        " days before now, so all are stale; give the time of the files by --now 2026-01-01T00:00:00Z\n"
+    )
+    assert CliRunner().invoke(app, [*command, *OBJECTS]).stderr == ""
+    assert CliRunner().invoke(app, [*command, "-f", CLUSTER, "--set", "max-report-age-s=1e12"]).stderr == ""
+
+
+def topo_error(kubeconfig: Path | None = None) -> str:
+    flags = [] if kubeconfig is None else ["--kubeconfig", str(kubeconfig)]
+    # In process, an error that is not the input's is an exception; main() prints it.
+    done = CliRunner().invoke(app, ["topo", *flags])
+    message = str(done.exception)
+    assert message.startswith("no usable access to the API server")
+    assert "\n" not in message
+    return message.removeprefix("no usable access to the API server")
+
+
+@pytest.mark.parametrize("variable", [None, ""])
+def test_a_missing_default_kubeconfig_says_where_it_was_searched(
+    variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("KUBECONFIG", variable)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert topo_error() == (
+        ": no kubeconfig was found: neither --kubeconfig nor $KUBECONFIG is set, ~/.kube/config does not exist, and "
+        "there is no service account in /var/run/secrets/kubernetes.io/serviceaccount"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("root:x:0:0:root:/root:/bin/bash\n", "{path} is not a kubeconfig"),
+        ("- a\n", "{path} is not a kubeconfig"),
+        ("", "{path} is not a kubeconfig: it is empty"),
+        ("clusters: 7\n", "a field has the wrong type ("),
+        ("{", "while parsing a flow node expected the node content"),
+        ("clusters: []\n", "Invalid kube-config file. Expected key current-context in {path}"),
+    ],
+)
+def test_a_file_that_is_no_kubeconfig_is_named(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    assert topo_error(path).startswith(f" from {path}: {said.format(path=path)}")
+
+
+def test_a_kubeconfig_below_a_file_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert topo_error(tmp_path / "file" / "config") == f": there is no file {tmp_path / 'file' / 'config'}"

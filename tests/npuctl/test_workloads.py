@@ -1,0 +1,225 @@
+"""``npuctl plan`` of workloads that were not submitted yet: the pods that their controllers would create."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from npuctl.cli import app
+from tests.npuctl.manifests import Json, as_list, node, pod
+
+NOW = "2026-01-01T00:00:00Z"
+RESOURCE = "huawei.com/Ascend910"
+
+
+def template(chips: int | str | None = 8, **metadata: Any) -> Json:
+    limits = {} if chips is None else {RESOURCE: chips}
+    return {"metadata": metadata, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}}
+
+
+def workload(kind: str, version: str, spec: Json, **metadata: Any) -> Json:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": "train", **metadata}, "spec": spec}
+
+
+def job(chips: int | str | None = 8, **spec: Any) -> Json:
+    return workload("Job", "batch/v1", {"template": template(chips), **spec})
+
+
+def run(folder: Path, *objects: Json, nodes: int = 8, output: str = "json") -> tuple[int, str, str]:
+    path = folder / "objects.json"
+    path.write_text(json.dumps(as_list(*(node(f"n{number}") for number in range(nodes)), *objects)))
+    done = CliRunner().invoke(app, ["plan", "-f", str(path), "--now", NOW, "-o", output])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def plan(folder: Path, *objects: Json, nodes: int = 8) -> dict[str, Any]:
+    status, out, _ = run(folder, *objects, nodes=nodes)
+    answer: dict[str, Any] = json.loads(out)
+    assert status == (3 if answer["pending"] or answer["unplanned"] else 0)
+    return answer
+
+
+def names(answer: dict[str, Any]) -> list[str]:
+    return [each["name"] for each in answer["pods"]]
+
+
+def distributed(answer: dict[str, Any]) -> set[str]:
+    return {each["annotations"]["distributed-job"] for each in answer["pods"]}
+
+
+INDEXED = {"completionMode": "Indexed"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "pods"),
+    [
+        ({"parallelism": 2, "completions": 2}, 2),
+        ({"parallelism": 4, "completions": 2}, 2),
+        ({"parallelism": 2, "completions": 4}, 2),
+        ({"parallelism": 3}, 3),
+        ({}, 1),
+        ({"completions": 5}, 1),
+    ],
+)
+def test_a_job_has_the_pods_that_run_at_the_same_time(tmp_path: Path, spec: Json, pods: int) -> None:
+    answer = plan(tmp_path, job(**spec))
+    assert names(answer) == [f"train-{number}" for number in range(pods)]
+    assert {each["job"] for each in answer["pods"]} == {"default/train"}
+    assert distributed(answer) == {"false"}
+
+
+def test_an_indexed_job_is_distributed_and_its_pods_have_ranks(tmp_path: Path) -> None:
+    answer = plan(tmp_path, job(**INDEXED, parallelism=3, completions=3))
+    assert (names(answer), distributed(answer)) == (["train-0", "train-1", "train-2"], {"true"})
+    (alone,) = plan(tmp_path, job(**INDEXED, parallelism=1, completions=1))["pods"]
+    assert alone["annotations"]["distributed-job"] == "false"
+
+
+def test_a_job_that_does_not_fit_is_pending(tmp_path: Path) -> None:
+    answer = plan(tmp_path, job(parallelism=2, completions=2), nodes=1)
+    assert (names(answer), [each["name"] for each in answer["pending"]]) == (["train-0"], ["train-1"])
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "ReplicaSet"])
+def test_the_replicas_of_a_deployment_work_alone(tmp_path: Path, kind: str) -> None:
+    answer = plan(tmp_path, workload(kind, "apps/v1", {"replicas": 2, "template": template(2)}))
+    assert (names(answer), distributed(answer)) == (["train-0", "train-1"], {"false"})
+    assert len(plan(tmp_path, workload(kind, "apps/v1", {"template": template(2)}))["pods"]) == 1
+    assert plan(tmp_path, workload(kind, "apps/v1", {"replicas": 0, "template": template(2)}))["pods"] == []
+
+
+def test_a_stateful_set_is_one_job_in_the_order_of_its_ordinals(tmp_path: Path) -> None:
+    spec = {"replicas": 2, "ordinals": {"start": 5}, "template": template(8)}
+    answer = plan(tmp_path, workload("StatefulSet", "apps/v1", spec))
+    assert (names(answer), distributed(answer)) == (["train-5", "train-6"], {"true"})
+
+
+def test_the_jobs_of_a_job_set_are_one_job(tmp_path: Path) -> None:
+    jobs = [
+        {"name": "leader", "template": {"spec": {"template": template(None)}}},
+        {
+            "name": "worker",
+            "replicas": 2,
+            "template": {"spec": {"parallelism": 2, "completions": 2, "template": template()}},
+        },
+    ]
+    answer = plan(tmp_path, workload("JobSet", "jobset.x-k8s.io/v1alpha2", {"replicatedJobs": jobs}))
+    assert names(answer) == ["train-worker-0-0", "train-worker-0-1", "train-worker-1-0", "train-worker-1-1"]
+    assert ({each["job"] for each in answer["pods"]}, distributed(answer)) == ({"default/train"}, {"true"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "field", "first"),
+    [
+        ("PyTorchJob", "kubeflow.org/v1", "pytorchReplicaSpecs", "Master"),
+        ("TFJob", "kubeflow.org/v1", "tfReplicaSpecs", "Chief"),
+        ("MPIJob", "kubeflow.org/v1", "mpiReplicaSpecs", "Launcher"),
+        ("MPIJob", "kubeflow.org/v2beta1", "mpiReplicaSpecs", "Launcher"),
+    ],
+)
+def test_the_replicas_of_a_kubeflow_job_are_one_job(
+    tmp_path: Path, kind: str, version: str, field: str, first: str
+) -> None:
+    specs = {"Worker": {"replicas": 2, "template": template()}, first: {"template": template()}}
+    answer = plan(tmp_path, workload(kind, version, {field: specs}))
+    assert names(answer) == [f"train-{first.lower()}-0", "train-worker-0", "train-worker-1"]
+    assert ({each["job"] for each in answer["pods"]}, distributed(answer)) == ({"default/train"}, {"true"})
+
+
+@pytest.mark.parametrize(("minimum", "nodes", "planned"), [(None, 3, 3), (None, 2, 0), (2, 2, 2)])
+def test_a_volcano_job_is_a_gang(tmp_path: Path, minimum: int | None, nodes: int, planned: int) -> None:
+    tasks = [{"name": "master", "template": template()}, {"name": "worker", "replicas": 2, "template": template()}]
+    spec = {"tasks": tasks, **({} if minimum is None else {"minAvailable": minimum})}
+    answer = plan(tmp_path, workload("Job", "batch.volcano.sh/v1alpha1", spec), nodes=nodes)
+    assert len(answer["pods"]) == planned
+    every = [each["name"] for each in (*answer["pods"], *answer["pending"])]
+    assert sorted(every) == ["train-master-0", "train-worker-0", "train-worker-1"]
+    assert distributed(answer) <= {"true"}
+
+
+def test_labels_annotations_and_namespace_of_the_template_are_on_the_pods(tmp_path: Path) -> None:
+    marks = {"scheduling.k8s.io/group-name": "gang", "huawei.com/schedule_minAvailable": "2"}
+    spec = {"replicas": 2, "template": template(8, annotations=marks)}
+    answer = plan(tmp_path, workload("Deployment", "apps/v1", spec, namespace="team"))
+    assert [(each["namespace"], each["job"]) for each in answer["pods"]] == [("team", "team/gang")] * 2
+
+
+def test_workloads_with_the_same_name_have_different_pods(tmp_path: Path) -> None:
+    deployment = workload("Deployment", "apps/v1", {"template": template(1)})
+    answer = plan(tmp_path, pod("train-0", 1, uid="u"), job(1), deployment)
+    assert sorted(names(answer)) == ["deployment-train-0", "job-train-0", "train-0"]
+    assert len({(each["node"], *each["chips"]) for each in answer["pods"]}) == 3
+
+
+@pytest.mark.parametrize("change", ["uid", "owned"])
+def test_a_workload_of_a_cluster_is_not_expanded(tmp_path: Path, change: str) -> None:
+    manifest = job(parallelism=2, completions=2)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
+    pods = [pod("train-x7f", 8, ownerReferences=[owner])] if change == "owned" else []
+    if change == "uid":
+        manifest["metadata"]["uid"] = "u"
+    answer = plan(tmp_path, manifest, *pods)
+    assert (names(answer), answer["unplanned"]) == ([each["metadata"]["name"] for each in pods], [])
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        (workload("DaemonSet", "apps/v1", {"template": template()}), "npuctl plan does not expand this kind"),
+        (workload("AscendJob", "mindxdl.gitee.com/v1", {"x": [template()]}), "npuctl plan does not expand this kind"),
+        (workload("JobSet", "jobset.x-k8s.io/v9", {"x": template()}), "npuctl plan does not expand this kind"),
+        (job(suspend=True), "it is suspended, so its controller creates no pods"),
+    ],
+)
+def test_a_workload_that_can_not_be_planned_is_no_success(tmp_path: Path, manifest: Json, said: str) -> None:
+    (unplanned,) = plan(tmp_path, manifest)["unplanned"]
+    assert unplanned == {"kind": manifest["kind"], "namespace": "default", "name": "train", "message": said}
+    status, out, _ = run(tmp_path, manifest, output="table")
+    assert (status, out) == (3, f"{manifest['kind']} default/train requests chips, but was not planned: {said}\n")
+
+
+def test_a_workload_without_chips_is_no_failure(tmp_path: Path) -> None:
+    status, out, err = run(
+        tmp_path, job(None), workload("DaemonSet", "apps/v1", {"template": template(None)}), output="table"
+    )
+    assert (status, out) == (0, "no pod waits for chips\n")
+    assert "the pods of Job default/train request no chips" in err
+    assert "skipped: 1 DaemonSet" in err
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        (job("eight"), "document 1 items[0] (Job train): spec.template.spec.containers[0].resources.limits["),
+        (
+            workload("Job", "batch/v1", {"template": {"spec": {"nodeName": 7}}}),
+            "spec.template.spec.nodeName: Expected `str`",
+        ),
+        (job(parallelism="two"), "(Job train): spec.parallelism: Expected `int`, got `str`"),
+        (
+            workload("Job", "batch/v1", {"template": 7}),
+            "(Job train): spec.template: Expected `object`, got `int`",
+        ),
+        (
+            workload("Deployment", "apps/v1", {"replicas": 10**6, "template": template()}),
+            "spec.replicas: Expected `int` <= ",
+        ),
+        (
+            workload("JobSet", "jobset.x-k8s.io/v1alpha2", {"replicatedJobs": [{}]}),
+            "spec.replicatedJobs[0]: Object missing",
+        ),
+    ],
+)
+def test_an_invalid_workload_is_named_with_document_and_field(tmp_path: Path, manifest: Json, said: str) -> None:
+    status, out, err = run(tmp_path, manifest, nodes=0)
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+def test_other_commands_do_not_expand_workloads(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(node("n1"), job())))
+    done = CliRunner().invoke(app, ["explain", "train-0", "-f", str(path), "--now", NOW])
+    assert done.exit_code == 2
