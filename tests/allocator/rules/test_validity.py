@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from allocator.rules.job_products import SCHEDULE_POLICY, avoids_sub_healthy, wanted_products
-from allocator.rules.validity import JobShape, invalidity, job_shape, validate_job, requested_vnpus
+from allocator.rules.validity import JobShape, invalidity, job_shape, requested_vnpus, validate_job
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
