@@ -36,7 +36,7 @@ def test_a_pod_without_the_annotation_has_no_grant() -> None:
 
 @pytest.mark.parametrize("text", [None, "", "abc", "-1", "1.5", str(CLAIMED + 1), "٣", "9" * 5000])
 def test_an_unreadable_predicate_time_leaves_the_grant_valid(text: str | None) -> None:
-    # spec/node-agent.md §9.8: such a pod is last in order, not out
+    # By docs/spec/hand-over.md#finding-the-pod: such a pod is last in order, not out
     annotations = {ALLOCATED: "Ascend910-0"} | ({PREDICATE_TIME: text} if text is not None else {})
     assert read_grant(annotations) == Grant((0,), None)
 
@@ -53,7 +53,7 @@ def test_a_list_of_more_than_100_chips_is_refused() -> None:
 
 
 def test_a_claim_equals_that_of_the_reference() -> None:
-    # spec/baseline-device-plugin.md §2.2: the reference's annotations on a pod with chips 4 and 5
+    # By docs/spec/measurements.md#allocate-and-annotations: the reference's annotations on a pod with chips 4 and 5
     configuration = write_configuration(
         pod_name="two-0",
         pod_uid="b80c64c1-6955-4cd1-a160-c39348b63d22",

@@ -21,7 +21,7 @@ def test_a_list_of_names_is_read_back_in_order(chips: list[int]) -> None:
 
 
 def test_names_are_sorted_as_strings() -> None:
-    # spec/node-agent.md §9.2
+    # See docs/spec/node-report.md#device-list.
     assert join_names_sorted(range(16)).split(",")[:4] == ["Ascend910-0", "Ascend910-1", "Ascend910-10", "Ascend910-11"]
     assert join_names_sorted(range(16)).split(",")[-1] == "Ascend910-9"
 

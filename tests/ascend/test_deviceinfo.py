@@ -26,7 +26,7 @@ from ascend.deviceinfo import (
 from ascend.errors import InvalidReport
 from ascend.faults import FaultTime, chip_fault
 
-# The literal of spec/node-agent.md §5.2.
+# The literal of docs/spec/node-report.md#golden-report.
 GOLDEN = Path(__file__).with_name("golden_device_info.json").read_text().rstrip("\n")
 GOLDEN_CHECK_CODE = "a550811fdfafb5717555526816af2ca4ac6c3e102f5907574048578e0c8fcc73"
 masks = st.integers(0, 2**16 - 1)
@@ -56,7 +56,7 @@ def test_the_check_code_of_the_golden_report() -> None:
 
 
 def test_the_check_code_covers_the_json_that_go_prints() -> None:
-    # spec/node-agent.md §9.1: Go escapes the special characters of HTML; written out by hand here
+    # By docs/spec/node-report.md#checkcode: Go escapes the special characters of HTML; written out by hand here
     go = '{"DeviceList":{"a":"x\\u003cy\\u0026z\\u003e\\u2028"},"UpdateTime":7}'
     assert check_code({"a": "x<y&z>\u2028"}, 7) == hashlib.sha256(go.encode()).hexdigest()
 

@@ -137,7 +137,8 @@ def test_a_kubelet_that_follows_gives_the_pod_exactly_its_chips(
     kept: dict[str, tuple[int, ...]] = {}
     seen: set[int] = set()
     for request in requests:
-        # The device manager takes what it can reuse, in any order, and then requests a preference (spec §1.7).
+        # The device manager takes what it can reuse, in any order, and then requests a preference
+        # (docs/spec/kubelet.md#getpreferredallocation).
         given_ids = set(rng.sample(sorted(reusable), min(request.count, len(reusable))))
         if len(given_ids) < request.count:
             preferred = choose(request, requests, chips, kept=kept, among=free | given_ids, must_include=given_ids)

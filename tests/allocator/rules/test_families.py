@@ -143,7 +143,10 @@ def test_selected_mesh_chips_agree_with_the_reference(case: list[Any]) -> None:
 
 
 def linked(product: Product, taken: int, request: int) -> bool:
-    """Whether chips are linked with each other as a request of this size requires (seed 000, spec/scheduling.md §4)."""
+    """Whether chips are linked with each other as a request of this size requires.
+
+    See docs/spec/affinity-rules.md and docs/spec/products.md.
+    """
     touched = [ring for ring in product.rings if ring & taken]
     filled = all(taken & ring == ring for ring in touched)
     match product.family:
@@ -162,7 +165,10 @@ def linked(product: Product, taken: int, request: int) -> bool:
 @every_product
 @given(data=st.data())
 def test_filter_score_and_selection_agree(product: Product, data: st.DataObject) -> None:
-    """§9: pass ⇔ scored ⇔ selectable; selected ⊆ free; |selected| = request; linked as the request needs it."""
+    """Pass ⇔ scored ⇔ selectable; selected ⊆ free; |selected| = request; linked as the request needs it.
+
+    See docs/spec/products.md#invariants.
+    """
     free = data.draw(st.integers(0, product.all_chips))
     distributed = data.draw(st.booleans())
     request = data.draw(st.sampled_from(product.allowed(distributed=distributed)))
@@ -238,14 +244,16 @@ def test_cached_placements_equal_computed_ones(product: Product, data: st.DataOb
 
 
 def test_the_fullest_ring_that_fits_is_used() -> None:
-    # §9: after selection the ring used had the smallest group value; here on the 16-chip server.
+    # By docs/spec/products.md#invariants: after selection the ring used had the smallest group value; here on the
+    # 16-chip server.
     placement = RULES[ASCEND_910B_16.family].place(ASCEND_910B_16, 0b0000_0111_0000_1111, 3)
     assert placement is not None
     assert placement.chips == (8, 9, 10)
 
 
 def test_a_healthy_server_precedes_a_better_fit_on_a_faulty_one() -> None:
-    # The reference has the same score for both: health and fit weigh 16 each (spec/scheduling.md §4.3).
+    # The reference has the same score for both: health and fit weigh 16 each
+    # (docs/spec/products.md#910b-with-16-chips).
     damaged = Vacancy(ASCEND_910B_16, 15, 0b1111, 16, faulty=1)
     healthy = Vacancy(ASCEND_910B_16, 16, 0b11111, 16)
     fits = [judge(vacancy, ChipRequest(4)) for vacancy in (damaged, healthy)]

@@ -17,7 +17,7 @@ Answer = tuple[int, tuple[int, ...]] | None
 
 
 def paired_rings(free: tuple[int, ...], request: int) -> Answer:
-    """spec/scheduling.md §4.3."""
+    """docs/spec/products.md#910b-with-16-chips."""
     if request > 8:
         pairs = [chip for chip in free if chip < 8 and chip + 8 in free]
         chips = [each for chip in pairs[: request // 2] for each in (chip, chip + 8)]
@@ -29,7 +29,7 @@ def paired_rings(free: tuple[int, ...], request: int) -> Answer:
 
 
 def dies(free: tuple[int, ...], request: int) -> Answer:
-    """spec/scheduling.md §4.4."""
+    """docs/spec/products.md#a3-servers."""
     left = len(free) - request
     halves = [chip for chip in free if chip ^ 1 not in free]
     if request == 1:
@@ -39,7 +39,7 @@ def dies(free: tuple[int, ...], request: int) -> Answer:
 
 
 def meshes(free: tuple[int, ...], request: int, chips: int) -> Answer:
-    """spec/scheduling.md §4.5."""
+    """docs/spec/products.md#meshes-of-four."""
     left = len(free) - request
     if request > 4 and request % 4:
         return (left, free[:request]) if left >= 0 else None
