@@ -1,10 +1,15 @@
-"""Values for tests of the allocator, and a small world to decide in."""
+"""Objects for tests of the allocator, and a small cluster with an engine."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from typing import Final
+
+import pytest
+from msgspec.structs import replace
 
 from allocator.decision.engine import DecisionEngine
+from allocator.rules.vacancy import Vacancy
 from allocator.state.audit import Difference, compare_by_parts
 from allocator.state.cluster import Cluster
 from allocator.state.kinds import KINDS, fill
@@ -12,6 +17,7 @@ from allocator.state.ledger import Ledger
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, Grant, write_base_device_infos
 from ascend.chips import RESOURCE, chip_set
 from ascend.deviceinfo import LABELS, NAMESPACE, DeviceReport, config_map_name, encode_report
+from ascend.errors import Refusal
 from ascend.kube.objects import (
     Condition,
     ConfigMap,
@@ -21,15 +27,25 @@ from ascend.kube.objects import (
     Node,
     NodeSpec,
     NodeStatus,
+    OwnerReference,
     Pod,
+    PodGroup,
+    PodGroupSpec,
     PodSpec,
     PodStatus,
     Resources,
+    StatefulSet,
+    StatefulSetSpec,
 )
+
+GROUP: Final = "scheduling.k8s.io/group-name"
+"""The annotation that names a pod's PodGroup of Volcano."""
+TYPE: Final = "accelerator-type"
+"""The label of nodes, and the node selector of pods, that names a product."""
 
 
 def container(name: str, count: int | str | None) -> Container:
-    """A container that asks for chips, or names the resource not at all."""
+    """A container that requests chips; None for one without the resource."""
     return Container(name, Resources(limits={RESOURCE: str(count)}) if count is not None else Resources())
 
 
@@ -46,10 +62,12 @@ def pod(
     init_containers: list[Container] | None = None,
     priority: int = 0,
     since: str = "2026-01-01T00:00:00Z",
-    leaving: bool = False,
+    terminating: bool = False,
     preemption_policy: str = "",
+    labels: Mapping[str, str] | None = None,
+    selector: Mapping[str, str] | None = None,
 ) -> Pod:
-    """A pod that asks for ``count`` chips, with ``chips`` written on it if any."""
+    """A pod that requests ``count`` chips, with ``chips`` written on it if any."""
     written = Grant(tuple(chips), time).annotations() if chips is not None else {}
     return Pod(
         metadata=Metadata(
@@ -57,11 +75,13 @@ def pod(
             namespace="default",
             uid=f"uid-{name}",
             creation_timestamp=since,
-            deletion_timestamp=since if leaving else None,
+            deletion_timestamp=since if terminating else None,
+            labels=dict(labels or {}),
             annotations={**written, **(annotations or {})},
         ),
         spec=PodSpec(
             node_name=node,
+            node_selector=dict(selector or {}),
             priority=priority,
             preemption_policy=preemption_policy,
             containers=containers if containers is not None else [container("main", count)],
@@ -69,6 +89,28 @@ def pod(
         ),
         status=PodStatus(phase=phase),
     )
+
+
+def owned_by(each: Pod, kind: str, api_version: str = "", *, name: str = "train") -> Pod:
+    """The pod with a controller."""
+    owner = OwnerReference(api_version=api_version, kind=kind, name=name, uid="u", controller=True)
+    return replace(each, metadata=replace(each.metadata, owner_references=[owner]))
+
+
+def selecting(each: Pod, labels: Mapping[str, str]) -> Pod:
+    """The pod with a node selector."""
+    return replace(each, spec=replace(each.spec, node_selector=dict(labels)))
+
+
+def pod_group(minimum: int | None = None, *, name: str = "train") -> PodGroup:
+    """A PodGroup with this ``minMember``; None for one without a spec."""
+    metadata = Metadata(name=name, namespace="default")
+    return PodGroup(metadata=metadata) if minimum is None else PodGroup(metadata=metadata, spec=PodGroupSpec(minimum))
+
+
+def stateful_set(replicas: int, *, name: str = "train") -> StatefulSet:
+    """A StatefulSet of so many pods."""
+    return StatefulSet(metadata=Metadata(name=name, namespace="default"), spec=StatefulSetSpec(replicas))
 
 
 def node(
@@ -81,7 +123,7 @@ def node(
     labels: Mapping[str, str] | None = None,
     infos: str | None = None,
 ) -> Node:
-    """A 910A server, whole and Ready unless said otherwise."""
+    """A 910A server; by default with all chips and Ready."""
     text = infos if infos is not None else write_base_device_infos({chip: ChipAddress() for chip in chips})
     return Node(
         metadata=Metadata(name=name, annotations={BASE_DEVICE_INFOS: text}, labels=dict(labels or {})),
@@ -95,8 +137,8 @@ def node(
 
 def report(name: str, *, unhealthy: Iterable[int] = (), data: Mapping[str, str] | None = None) -> ConfigMap:
     """The device-info ConfigMap of a node."""
-    sick = chip_set(unhealthy)
-    written = encode_report(DeviceReport(free=0xFF & ~sick, unhealthy=sick, network_unhealthy=0, update_time_s=1))
+    bad = chip_set(unhealthy)
+    written = encode_report(DeviceReport(free=0xFF & ~bad, unhealthy=bad, network_unhealthy=0, update_time_s=1))
     return ConfigMap(
         metadata=Metadata(name=config_map_name(name), namespace=NAMESPACE, labels=LABELS),
         data=dict(data) if data is not None else written,
@@ -104,26 +146,26 @@ def report(name: str, *, unhealthy: Iterable[int] = (), data: Mapping[str, str] 
 
 
 def noded_says(content: object) -> str:
-    """What MindCluster's NodeD writes of a node: its findings, and the hash of them."""
-    told = json.dumps(content, separators=(",", ":"))
-    return f'{{"NodeInfo":{told},"CheckCode":"{hashlib.sha256(told.encode()).hexdigest()}"}}'
+    """What MindCluster's NodeD reports of a node, with its hash."""
+    info = json.dumps(content, separators=(",", ":"))
+    return f'{{"NodeInfo":{info},"CheckCode":"{hashlib.sha256(info.encode()).hexdigest()}"}}'
 
 
 def by_kind(*objects: KubeObject) -> dict[str, list[KubeObject]]:
-    """Objects by the name of their watched kind; ConfigMaps are both kinds of report."""
+    """Objects by the name of their watched kind; ConfigMaps are listed under both kinds of report."""
     return {
         kind.name: [each for each in objects if isinstance(each, kind.resource.type)] for kind in KINDS[:5] + KINDS[-1:]
     }
 
 
 def audit(cluster: Cluster, ledger: Ledger, objects: Mapping[str, Iterable[KubeObject]]) -> list[Difference]:
-    """The differences between a cluster and one rebuilt from objects, by name of their kind; sorted."""
+    """The differences between a cluster and one rebuilt from objects (by the name of their kind), sorted."""
     parts = compare_by_parts(cluster, ledger, fill(cluster.twin(), objects))
     return sorted(each for part in parts for each in part)
 
 
 class World:
-    """A cluster, a ledger and an engine on a clock that stands still until told otherwise."""
+    """A cluster, a ledger and an engine, on a clock that the test sets."""
 
     def __init__(self, *, ttl_s: float = 30.0, default_product: str = "") -> None:
         self.now_s = 100.0
@@ -132,7 +174,7 @@ class World:
         self.engine = DecisionEngine(self.cluster, self.ledger, default_product=default_product)
 
     def add(self, *objects: Node | Pod | ConfigMap) -> None:
-        """The watch shows these."""
+        """Show objects to the cluster, as the informers do."""
         for each in objects:
             if isinstance(each, Node):
                 self.cluster.node_applied(each)
@@ -142,9 +184,32 @@ class World:
                 self.cluster.report_applied(each)
 
     def occupy(self, name: str, free: Iterable[int], *, healthy: int = 8) -> None:
-        """A node of which exactly these chips are free, and so many healthy."""
+        """Add a node with exactly these free chips, and so many healthy ones."""
         idle = set(free)
         held = [chip for chip in range(8) if chip not in idle]
-        sick, held = held[: 8 - healthy], held[8 - healthy :]
-        self.add(node(name, allocatable=healthy), report(name, unhealthy=sick))
+        bad, held = held[: 8 - healthy], held[8 - healthy :]
+        self.add(node(name, allocatable=healthy), report(name, unhealthy=bad))
         self.add(*(pod(f"{name}-holds-{chip}", 1, node=name, chips=[chip], phase="Running") for chip in held))
+
+    def fill(self, name: str, chips: Iterable[int] = range(8)) -> None:
+        """Have a running pod hold chips of a node."""
+        held = list(chips)
+        self.add(pod(f"on-{name}", len(held), node=name, chips=held, phase="Running"))
+
+    def vacancy(self, name: str = "n1") -> Vacancy:
+        """What a node has left; it must be usable."""
+        offer = self.cluster.nodes[name].offer
+        assert isinstance(offer, Vacancy), offer
+        return offer
+
+    def node_refusal(self, name: str = "n1") -> Refusal:
+        """Why a node can't be used; it must not be usable."""
+        offer = self.cluster.nodes[name].offer
+        assert isinstance(offer, Refusal), offer
+        return offer
+
+    def refusal(self, each: Pod, candidates: list[str] | None = None) -> Refusal:
+        """The refusal to place a pod."""
+        with pytest.raises(Refusal) as refused:
+            self.engine.place(each, candidates)
+        return refused.value

@@ -23,6 +23,8 @@ from ascend.kube.lease import boot_time
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
 from sandbox.apiserver import ApiServer
+from sandbox.apiserver.resources import NODES
+from sandbox.apiserver.selectors import Selection
 
 if TYPE_CHECKING:
     from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorAsyncStub
@@ -33,12 +35,12 @@ Json = dict[str, Any]
 async def until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for is a copy of another process's state
+        while not condition():  # noqa: ASYNC110 - the state of other tasks has no events
             await asyncio.sleep(0.001)
 
 
 class Allocator:
-    """A running allocator and everything a scheduler needs to talk to it."""
+    """A running allocator, and the calls of schedulers and users."""
 
     def __init__(
         self, server: ApiServer, app: AllocatorApp, http: aiohttp.ClientSession, stub: "AllocatorAsyncStub"
@@ -49,7 +51,7 @@ class Allocator:
         self._http = http
 
     async def post(self, verb: str, body: object) -> Any:
-        """Ask the extender; it always answers 200 and JSON."""
+        """Call a verb of the extender; the answer is always 200 and JSON."""
         data = io.BytesIO(body) if isinstance(body, bytes) else None
         async with self._http.post(
             f"http://{self.app.extender_address}/scheduler/{verb}", data=data, json=None if data is not None else body
@@ -58,17 +60,13 @@ class Allocator:
             return await response.json()
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Read a page of the daemon."""
+        """Status and text of a page of the daemon."""
         async with self._http.get(f"http://{self.app.extender_address}{path}") as response:
             return response.status, await response.text()
 
     async def filter(self, pod: Json, nodes: Iterable[str]) -> Json:
         answer: Json = await self.post("filter", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
         return answer
-
-    async def prioritize(self, pod: Json, nodes: Iterable[str]) -> dict[str, int]:
-        answer = await self.post("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
-        return {each["Host"]: each["Score"] for each in answer}
 
     async def bind(self, pod: Json, node: str, *, uid: str | None = None) -> str:
         meta = pod["metadata"]
@@ -77,14 +75,22 @@ class Allocator:
         return error
 
     async def schedule(self, pod: Json, nodes: Iterable[str]) -> str:
-        """What kube-scheduler does for one pod; the node it chose, or nothing."""
+        """Filter and bind a pod as kube-scheduler does; the node, or nothing if none fits."""
         fitting = (await self.filter(pod, nodes))["NodeNames"]
         if not fitting:
             return ""
-        scores = await self.prioritize(pod, fitting) if len(fitting) > 1 else {fitting[0]: 10}
-        winner = max(scores, key=lambda name: scores[name])
-        assert await self.bind(pod, winner) == ""
-        return winner
+        (node,) = fitting
+        assert await self.bind(pod, node) == ""
+        return str(node)
+
+    async def reset(self) -> None:
+        """Delete all nodes and pods, end what a test has made the API server do, and wait until that is seen."""
+        self.server.admission.clear()
+        self.server.resume_watches()
+        store, cluster = self.server.store, self.app.cluster
+        for entry in (*store.objects_in("default"), *store.select(Selection(NODES))):
+            store.remove(entry)
+        await until(lambda: not (cluster.pods or cluster.nodes or cluster.jobs.owners or len(self.app.ledger)))
 
     async def node(self, name: str, **more: Any) -> None:
         """Create a 910A server and wait until it is seen."""
@@ -98,13 +104,13 @@ class Allocator:
         return created
 
     async def read(self, name: str) -> Json:
-        """A pod as the API server has it."""
+        """Read a pod from the API server."""
         async with self._http.get(f"{self.server.url}/api/v1/namespaces/default/pods/{name}") as response:
             answer: Json = await response.json()
             return answer
 
     async def bind_as_another(self, name: str, uid: str, node: str, annotations: dict[str, str]) -> None:
-        """Bind a pod as a scheduler does that binds by itself."""
+        """Bind a pod as a scheduler that posts the Binding itself."""
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -122,7 +128,7 @@ class Allocator:
         await until(lambda: name not in self.app.cluster.nodes)
 
     async def delete(self, name: str, *, grace_s: int = 0) -> str:
-        """Delete a pod, at once unless said otherwise; its uid."""
+        """Delete a pod, by default at once; return its uid."""
         url = f"{self.server.url}/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds={grace_s}"
         async with self._http.delete(url) as response:
             assert response.status == 200
@@ -130,10 +136,10 @@ class Allocator:
 
 
 async def failure(call: Awaitable[Any]) -> tuple[grpc.StatusCode, error_details_pb2.ErrorInfo]:
-    """How a call failed: the code and what its details say."""
+    """The status code of a failed call, and its error details."""
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await call
-    status = rpc_status.from_call(cast("Any", failed.value))  # the stub asks for more than is read
+    status = rpc_status.from_call(cast("Any", failed.value))  # its type requires more than is read
     assert status is not None
     info = error_details_pb2.ErrorInfo()
     (detail,) = status.details
@@ -144,7 +150,7 @@ async def failure(call: Awaitable[Any]) -> tuple[grpc.StatusCode, error_details_
 
 
 async def review(allocator: Allocator, path: str, document: Json, **more: Any) -> Json:
-    """Ask a webhook as the API server does."""
+    """Call a webhook as the API server does."""
     metadata = document.get("metadata", {})
     request = {"uid": "r1", "object": document, "namespace": metadata.get("namespace", "default"), **more}
     request.setdefault("name", metadata.get("name", ""))
@@ -157,8 +163,8 @@ async def review(allocator: Allocator, path: str, document: Json, **more: Any) -
         return answer
 
 
-async def told(allocator: Allocator) -> list[Json]:
-    """The allocator's Events, once there is one."""
+async def events_of(allocator: Allocator) -> list[Json]:
+    """The allocator's Events, once there is at least one."""
     url = f"{allocator.server.url}/apis/events.k8s.io/v1/namespaces/default/events"
     async with aiohttp.ClientSession() as http, asyncio.timeout(10.0):
         while True:
@@ -185,7 +191,7 @@ def node_manifest(name: str, *, chips: int = 8, npu: bool = True) -> Json:
 
 
 def pod_manifest(name: str, count: int | None, *, priority: int = 0, **metadata: Any) -> Json:
-    """A pod with one container that asks for so many chips."""
+    """A pod with one container that requests so many chips."""
     quantities = {RESOURCE: str(count)} if count is not None else {}
     resources = {"limits": quantities, "requests": quantities}
     return {
@@ -202,6 +208,13 @@ def ref(pod: Json) -> pb.PodRef:
     return pb.PodRef(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
 
 
+def write_kubeconfig(folder: Path, server: ApiServer) -> Path:
+    """Write a kubeconfig file for a server."""
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(server.kubeconfig()))
+    return path
+
+
 @asynccontextmanager
 async def running(
     server: ApiServer,
@@ -213,9 +226,8 @@ async def running(
     boot_s: Callable[[], float] = boot_time,
     **more: Any,
 ) -> AsyncIterator[Allocator]:
-    """An allocator for this server, with more settings if any."""
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
+    """An allocator for this server; ``more`` are settings."""
+    kubeconfig = write_kubeconfig(folder, server)
     fields = {"extender_address": "127.0.0.1:0", "grpc_address": grpc_address, "audit_period_s": 0.0}
     settings = Settings(kubeconfig=str(kubeconfig), **{**fields, "webhooks": ["bindings", "pods"], **more})
     async with AllocatorApp(settings, now_ns=now_ns, boot_s=boot_s) as app, aiohttp.ClientSession() as http:

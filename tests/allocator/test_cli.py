@@ -1,44 +1,31 @@
-"""The program: its settings, and how it starts and stops."""
+"""The program: its exit status and what it prints."""
 
 import asyncio
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from allocator.cli import main
 from allocator.settings import Settings
-from ascend.daemon.settings import read_settings
+from ascend.daemon import run as run_module
 from sandbox.apiserver import ApiServer
+from tests.allocator.harness import write_kubeconfig
 
 
-def test_flags_override_the_environment_and_that_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text("reservation_ttl_s: 7\nlog_level: DEBUG\ngrpc_address: 127.0.0.1:1\n")
-    monkeypatch.setenv("ASCEND_ALLOCATOR_LOG_LEVEL", "WARNING")
-    monkeypatch.setenv("ASCEND_ALLOCATOR_GRPC_ADDRESS", "127.0.0.1:2")
-    settings = read_settings(Settings, "p", ["--config", str(file), "--grpc-address", "unix:/run/a.sock"])
-    assert settings.reservation_ttl_s == 7
-    assert settings.log_level == "WARNING"
-    assert settings.grpc_address == "unix:/run/a.sock"
-    assert settings.extender_address == "127.0.0.1:8080"
-
-
-def test_the_file_may_be_named_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text("reservation_ttl_s: 7\n")
-    monkeypatch.setenv("ASCEND_ALLOCATOR_CONFIG", str(file))
-    assert read_settings(Settings, "p", []).reservation_ttl_s == 7
+def no_logs(_program: str, *, level: str) -> None:
+    """Leave the logs of the test process as they are."""
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """Run the program in this process."""
     monkeypatch.setattr(sys, "argv", ["ascend-allocator", *arguments])
     main()
 
 
-def test_all_that_is_wrong_is_said_at_once(
+def test_all_invalid_settings_are_reported_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "settings.yaml"
@@ -46,12 +33,12 @@ def test_all_that_is_wrong_is_said_at_once(
     with pytest.raises(SystemExit) as ended:
         run(monkeypatch, "--config", str(file), "--extender-address", "nowhere", "--log-level", "LOUD")
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert all(word in said for word in ("reservation_ttl_s", "colour", "'nowhere'", "log_level"))
+    printed = capsys.readouterr().err
+    assert all(word in printed for word in ("reservation_ttl_s", "colour", "'nowhere'", "log_level"))
 
 
 @pytest.mark.parametrize("content", [None, "{ not yaml"])
-def test_a_file_that_can_not_be_read_is_an_error(
+def test_an_unreadable_settings_file_is_an_error(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "settings.yaml"
@@ -64,15 +51,29 @@ def test_a_file_that_can_not_be_read_is_an_error(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_asked_to_stop_it_exits_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_ends_a_daemon_without_an_error(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = False
+
+    async def serve(_settings: Settings, _source: object) -> None:
+        nonlocal ended
+        signal.raise_signal(number)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended = True
+
+    monkeypatch.setattr(run_module, "configure_logs", no_logs)
+    run_module.run_daemon("test", Settings, serve, [])
+    assert ended
+
+
+async def test_sigterm_ends_the_program_with_status_0(tmp_path: Path) -> None:
     async with ApiServer() as server:
-        kubeconfig = tmp_path / "kubeconfig"
-        kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
         program = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
             "from allocator.cli import main; main()",
-            f"--kubeconfig={kubeconfig}",
+            f"--kubeconfig={write_kubeconfig(tmp_path, server)}",
             "--extender-address=127.0.0.1:0",
             "--grpc-address=127.0.0.1:0",
             stdout=asyncio.subprocess.PIPE,
@@ -81,26 +82,22 @@ async def test_asked_to_stop_it_exits_cleanly(number: signal.Signals, tmp_path: 
         async for line in program.stdout:
             if b'"ready"' in line:
                 break
-        program.send_signal(number)
+        program.send_signal(signal.SIGTERM)
         rest = await program.stdout.read()
         assert await program.wait() == 0
         assert b"Traceback" not in rest
 
 
-async def test_an_address_in_use_ends_it_with_one_sentence(tmp_path: Path) -> None:
-    async with ApiServer() as server:
-        kubeconfig = tmp_path / "kubeconfig"
-        kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
-        program = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            "from allocator.cli import main; main()",
-            f"--kubeconfig={kubeconfig}",
-            f"--extender-address={server.url.removeprefix('http://')}",
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, said = await program.communicate()
-        assert program.returncode == 1
-        assert said.startswith(b"ascend-allocator: cannot listen on 127.0.0.1:")
-        assert said.count(b"\n") == 1
+def test_an_address_in_use_is_reported_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "configure_logs", no_logs)
+    kubeconfig = write_kubeconfig(tmp_path, ApiServer())
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        address = f"127.0.0.1:{used.getsockname()[1]}"
+        with pytest.raises(SystemExit) as ended:
+            run(monkeypatch, "--kubeconfig", str(kubeconfig), "--extender-address", address)
+    assert ended.value.code == 1
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("ascend-allocator: ")
+    assert address in sentence

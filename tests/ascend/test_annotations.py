@@ -1,3 +1,5 @@
+"""The annotations: chips of pods and nodes, written and read."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ chips = st.lists(st.integers(0, 255), unique=True, min_size=1, max_size=100)
 
 
 @given(chips, st.integers(0, CLAIMED))
-def test_what_the_allocator_writes_is_read_back(ids: list[int], time: int) -> None:
+def test_a_written_grant_is_read_back(ids: list[int], time: int) -> None:
     grant = Grant(tuple(ids), time)
     assert read_grant(grant.annotations()) == grant
 
@@ -33,25 +35,25 @@ def test_a_pod_without_the_annotation_has_no_grant() -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "abc", "-1", "1.5", str(CLAIMED + 1), "٣", "9" * 5000])
-def test_a_missing_or_unreadable_predicate_time_leaves_the_grant_eligible(text: str | None) -> None:
-    # spec/node-agent.md §9.8: such a pod is last in order, not out
+def test_an_unreadable_predicate_time_leaves_the_grant_valid(text: str | None) -> None:
+    # By docs/spec/hand-over.md#finding-the-pod: such a pod is last in order, not out
     annotations = {ALLOCATED: "Ascend910-0"} | ({PREDICATE_TIME: text} if text is not None else {})
     assert read_grant(annotations) == Grant((0,), None)
 
 
-def test_the_chips_really_given_count_before_those_allocated() -> None:
+def test_real_chips_override_the_allocated_ones() -> None:
     assert held_chips({ALLOCATED: "Ascend910-0", REAL: "Ascend910-1"}) == 0b10
     assert held_chips({ALLOCATED: "Ascend910-0", REAL: ""}) == 0b01
     assert held_chips({}) == 0
 
 
-def test_an_absurdly_long_list_is_not_believed() -> None:
+def test_a_list_of_more_than_100_chips_is_refused() -> None:
     with pytest.raises(InvalidValue, match="more than 100 chips"):
         held_chips({REAL: ",".join(f"Ascend910-{n}" for n in range(101))})
 
 
-def test_the_claim_is_what_the_reference_writes() -> None:
-    # spec/baseline-device-plugin.md §2.2: the reference's annotations on a pod with chips 4 and 5
+def test_a_claim_equals_that_of_the_reference() -> None:
+    # By docs/spec/measurements.md#allocate-and-annotations: the reference's annotations on a pod with chips 4 and 5
     configuration = write_configuration(
         pod_name="two-0",
         pod_uid="b80c64c1-6955-4cd1-a160-c39348b63d22",
@@ -77,7 +79,7 @@ def test_an_sdid_is_written_as_a_signed_number() -> None:
     assert '"super_device_id":"-1"' in text
 
 
-def test_the_chips_of_a_node_are_read_back() -> None:
+def test_written_base_device_infos_are_read_back() -> None:
     addresses = {0: ChipAddress("10.0.0.1", 3), 10: ChipAddress(), 2: ChipAddress("10.0.0.2", 0)}
     text = write_base_device_infos(addresses)
     assert text.startswith('{"Ascend910-0":{"IP":"10.0.0.1","SuperDeviceID":3},"Ascend910-10":')
@@ -88,6 +90,6 @@ def test_the_chips_of_a_node_are_read_back() -> None:
     "text",
     ["", "[]", '{"Ascend910-2c-100-1":{}}', '{"Ascend910-0":{"IP":7}}', "null", '{"Ascend910-0":' + "[" * 10**5],
 )
-def test_a_malformed_list_of_a_node_s_chips_is_refused_naming_the_annotation(text: str) -> None:
+def test_malformed_base_device_infos_are_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidValue, match=f"^annotation {BASE_DEVICE_INFOS}: "):
         read_base_device_infos(text)

@@ -1,3 +1,5 @@
+"""Sets of chips and lists of their names."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,26 +11,26 @@ ids = st.lists(st.integers(0, 255), unique=True)
 
 
 @given(ids)
-def test_a_set_gives_back_its_ids_ascending(chips: list[int]) -> None:
+def test_a_chip_set_yields_its_ids_ascending(chips: list[int]) -> None:
     assert list(chip_ids(chip_set(chips))) == sorted(chips)
 
 
 @given(ids)
-def test_a_list_of_names_gives_back_its_ids_in_order(chips: list[int]) -> None:
+def test_a_list_of_names_is_read_back_in_order(chips: list[int]) -> None:
     assert list(parse_names(join_names(chips))) == chips
 
 
-def test_sixteen_healthy_chips_are_listed_in_string_order() -> None:
-    # spec/node-agent.md §9.2
+def test_names_are_sorted_as_strings() -> None:
+    # See docs/spec/node-report.md#device-list.
     assert join_names_sorted(range(16)).split(",")[:4] == ["Ascend910-0", "Ascend910-1", "Ascend910-10", "Ascend910-11"]
     assert join_names_sorted(range(16)).split(",")[-1] == "Ascend910-9"
 
 
-def test_the_annotation_keeps_selection_order() -> None:
+def test_an_annotation_keeps_the_order_of_selection() -> None:
     assert join_names((10, 2)) == "Ascend910-10,Ascend910-2"
 
 
-def test_the_empty_text_is_the_empty_list() -> None:
+def test_an_empty_text_is_an_empty_list() -> None:
     assert parse_names("") == ()
 
 
@@ -39,12 +41,12 @@ NO_NAMES = (
 
 
 @pytest.mark.parametrize("name", NO_NAMES.split("|"))
-def test_what_is_no_name_of_a_physical_chip_is_refused(name: str) -> None:
+def test_a_name_of_no_physical_chip_is_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match="is not a chip name"):
         parse_chip_name(name)
 
 
 @pytest.mark.parametrize("text", ["Ascend910-0,", ",", "Ascend910-0, Ascend910-1", "Ascend910-0,Ascend910-0"])
-def test_a_malformed_list_is_refused_naming_the_field(text: str) -> None:
+def test_a_malformed_list_is_refused_with_its_field(text: str) -> None:
     with pytest.raises(InvalidValue, match=r"^huawei\.com/AscendReal: "):
         parse_names(text, "huawei.com/AscendReal")

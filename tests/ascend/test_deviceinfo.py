@@ -1,3 +1,5 @@
+"""The device report of a node, in the format of Huawei's device plugin."""
+
 import hashlib
 import json
 from pathlib import Path
@@ -24,10 +26,9 @@ from ascend.deviceinfo import (
 from ascend.errors import InvalidReport
 from ascend.faults import FaultTime, chip_fault
 
-# The literal of spec/node-agent.md §5.2.
+# The literal of docs/spec/node-report.md#golden-report.
 GOLDEN = Path(__file__).with_name("golden_device_info.json").read_text().rstrip("\n")
 GOLDEN_CHECK_CODE = "a550811fdfafb5717555526816af2ca4ac6c3e102f5907574048578e0c8fcc73"
-
 masks = st.integers(0, 2**16 - 1)
 reports = st.builds(
     DeviceReport,
@@ -54,8 +55,8 @@ def test_the_check_code_of_the_golden_report() -> None:
     assert check_code(inner["DeviceList"], inner["UpdateTime"]) == GOLDEN_CHECK_CODE
 
 
-def test_the_check_code_is_over_what_go_would_print() -> None:
-    # spec/node-agent.md §9.1: Go escapes what HTML minds; written out by hand here
+def test_the_check_code_covers_the_json_that_go_prints() -> None:
+    # By docs/spec/node-report.md#checkcode: Go escapes the special characters of HTML; written out by hand here
     go = '{"DeviceList":{"a":"x\\u003cy\\u0026z\\u003e\\u2028"},"UpdateTime":7}'
     assert check_code({"a": "x<y&z>\u2028"}, 7) == hashlib.sha256(go.encode()).hexdigest()
 
@@ -82,18 +83,18 @@ def test_a_fault_is_read_back() -> None:
         ({DEVICE_INFO: GOLDEN.replace(GOLDEN_CHECK_CODE, "0" * 64)}, "CheckCode"),
     ],
 )
-def test_a_report_that_cannot_be_trusted_is_refused_saying_why(data: dict[str, str], why: str) -> None:
+def test_an_invalid_report_is_refused_with_the_cause(data: dict[str, str], why: str) -> None:
     with pytest.raises(InvalidReport, match=why):
         decode_report(data)
 
 
-def test_the_config_map_s_name_tells_the_node() -> None:
+def test_the_name_of_a_config_map_yields_its_node() -> None:
     assert node_name(config_map_name("n1")) == "n1"
     assert node_name("kube-root-ca.crt") is None
 
 
 @pytest.mark.parametrize(
-    ("text", "chips", "slips"),
+    ("text", "chips", "invalid"),
     [
         ("", 0, ()),
         ("Ascend910-1,Ascend910-3", 0b1010, ()),
@@ -101,23 +102,23 @@ def test_the_config_map_s_name_tells_the_node() -> None:
         ("chip three,Ascend910-3,Ascend910-999", 0b1000, ("chip three", "Ascend910-999")),
     ],
 )
-def test_a_slip_in_the_list_of_chips_taken_out_does_not_undo_the_others(
-    text: str, chips: int, slips: tuple[str, ...]
+def test_an_error_in_the_list_of_separated_chips_affects_only_itself(
+    text: str, chips: int, invalid: tuple[str, ...]
 ) -> None:
     data = {DEVICE_INFO: GOLDEN, MANUALLY_SEPARATED: text}
-    assert read_manually_separated(data) == (chips, slips)
+    assert read_manually_separated(data) == (chips, invalid)
     assert decode_report(data).manually_separated == chips
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"Ascend910-1":[{}]}', '{"card":[]}', "[" * 100_000])
-def test_upgrades_that_can_t_be_read_are_refused_and_don_t_spoil_the_report(text: str) -> None:
+def test_unreadable_upgrades_do_not_invalidate_the_report(text: str) -> None:
     data = {DEVICE_INFO: GOLDEN, UPGRADE_REASONS: text}
     with pytest.raises(InvalidReport, match="UpgradeFaultReason"):
         read_upgrades(data)
     assert decode_report(data).free == 0b1110_1111
 
 
-def test_the_reference_s_upgrades_are_read() -> None:
+def test_upgrades_of_the_reference_are_read() -> None:
     golden = (
         '{"Ascend910-1":[{"upgrade_time":1795250167592,"fault_code":"81078603",'
         '"fault_level":"PreSeparateNPU","upgrade_type":"FaultDuration"}]}'
@@ -128,32 +129,32 @@ def test_the_reference_s_upgrades_are_read() -> None:
 
 
 def listing(**lists: str) -> dict[str, str]:
-    """A report of these lists and no others, as any plugin may write it."""
+    """A report with exactly these lists, as any plugin may write it."""
     device_list = {RESOURCE + key.replace("_", "-"): text for key, text in lists.items()}
     inner = {"DeviceList": device_list, "UpdateTime": 1}
     return {DEVICE_INFO: json.dumps({"DeviceInfo": inner, "CheckCode": check_code(device_list, 1)})}
 
 
-def test_a_slip_in_the_list_of_free_chips_costs_only_itself() -> None:
-    told = decode_report(listing(**{"": "Ascend910-0, Ascend910-1,,card,Ascend910-2c-100-1"}))
-    assert told.free == 0b11
+def test_an_error_in_the_list_of_free_chips_affects_only_itself() -> None:
+    report = decode_report(listing(**{"": "Ascend910-0, Ascend910-1,,card,Ascend910-2c-100-1"}))
+    assert report.free == 0b11
 
 
 def test_a_list_may_name_a_chip_twice() -> None:
     twice = "Ascend910-3,Ascend910-3"
-    told = decode_report(listing(_Unhealthy=twice, _NetworkUnhealthy=twice, _Recovering=twice))
-    assert (told.unhealthy, told.network_unhealthy, told.recovering) == (8, 8, 8)
+    report = decode_report(listing(_Unhealthy=twice, _NetworkUnhealthy=twice, _Recovering=twice))
+    assert (report.unhealthy, report.network_unhealthy, report.recovering) == (8, 8, 8)
 
 
 @pytest.mark.parametrize("key", ["_Unhealthy", "_NetworkUnhealthy", "_Recovering"])
 @pytest.mark.parametrize("text", ["Ascend910-0, Ascend910-1", "Ascend910-0,", "card", "Ascend910-999"])
-def test_an_element_that_can_t_be_read_frees_no_chip(key: str, text: str) -> None:
+def test_an_unreadable_element_of_other_lists_is_refused(key: str, text: str) -> None:
     with pytest.raises(InvalidReport, match=f"^DeviceInfoCfg: {RESOURCE}{key.replace('_', '-')}: "):
         decode_report(listing(**{key: text}))
 
 
 @pytest.mark.parametrize("codes", ["null", "{}", '{"80E18402":null}', '{"80E18402":{"fault_time":"now"}}', "7", None])
-def test_a_fault_counts_whatever_is_told_of_its_codes(codes: str | None) -> None:
+def test_a_fault_counts_whatever_its_codes_are(codes: str | None) -> None:
     times = "" if codes is None else f',"fault_time_and_level_map":{codes}'
     entry = f'{{"npu_name":"Ascend910-3","fault_handling":"SubHealthFault","fault_code":"80E18402"{times}}}'
     (fault,) = decode_report(listing(_Fault=f"[{entry}]")).faults
@@ -162,11 +163,11 @@ def test_a_fault_counts_whatever_is_told_of_its_codes(codes: str | None) -> None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null"])
-def test_no_faults_may_be_written_in_every_way_go_has_for_it(text: str) -> None:
+def test_an_empty_list_of_faults_may_have_any_form_of_go(text: str) -> None:
     assert decode_report(listing(_Fault=text)).faults == ()
 
 
 @pytest.mark.parametrize("text", ["garbage", "{}", "[7]", '[{"npu_name":7}]', '[{"fault_level":null}]', "[" * 100_000])
-def test_faults_whose_chip_or_level_can_t_be_read_are_refused(text: str) -> None:
+def test_a_fault_with_an_unreadable_chip_or_level_is_refused(text: str) -> None:
     with pytest.raises(InvalidReport, match=f"^DeviceInfoCfg: {RESOURCE}-Fault: "):
         decode_report(listing(_Fault=text))

@@ -1,4 +1,4 @@
-"""How a pod's chips are dealt out to its containers, against what the kubelet does with them."""
+"""How the chips of a pod are divided among its containers, against what the kubelet does with them."""
 
 import random
 
@@ -14,7 +14,7 @@ KINDS = {"i": "init", "s": "sidecar", "a": "app"}
 
 
 def pod(text: str) -> tuple[ContainerRequest, ...]:
-    """``i4 s1 a2``: an init container of four, then a sidecar of one, then an app container of two."""
+    """A pod from a text: ``i4 s1 a2`` is an init container of 4 chips, a sidecar of 1 and an app container of 2."""
     return tuple(
         ContainerRequest(f"{each}-{number}", KINDS[each[0]], int(each[1:]))  # type: ignore[arg-type]  # one of the kinds
         for number, each in enumerate(text.split())
@@ -41,7 +41,7 @@ def slices(text: str, chips: str) -> list[str]:
         ("i2 s1 i2 a1", 3),
     ],
 )
-def test_a_pod_needs_the_most_that_its_containers_need_at_one_time(text: str, request_: int) -> None:
+def test_a_pod_requests_the_most_that_runs_at_the_same_time(text: str, request_: int) -> None:
     assert effective_request(pod(text)) == request_
 
 
@@ -56,22 +56,20 @@ def test_a_pod_needs_the_most_that_its_containers_need_at_one_time(text: str, re
         ("i2 s1 a1", "54", ["54", "5", "4"]),
     ],
 )
-def test_those_that_keep_chips_get_them_one_after_the_other_and_init_containers_the_first_that_are_left(
-    text: str, chips: str, dealt: list[str]
-) -> None:
+def test_containers_keep_chips_in_order_and_init_containers_borrow(text: str, chips: str, dealt: list[str]) -> None:
     assert slices(text, chips) == dealt
 
 
-def test_what_the_kubelet_gave_to_another_container_is_made_up_for() -> None:
-    asks = pod("i3 a2 a2")
-    kept = {asks[1].container: (1, 2)}
-    chosen = choose(asks[2], asks, (0, 1, 2, 3), kept=kept, among={0, 3, 4, 5}, must_include={0})
+def test_chips_given_to_another_container_are_replaced() -> None:
+    requests = pod("i3 a2 a2")
+    kept = {requests[1].container: (1, 2)}
+    chosen = choose(requests[2], requests, (0, 1, 2, 3), kept=kept, among={0, 3, 4, 5}, must_include={0})
     assert chosen == (0, 3)
 
 
-def test_a_container_gets_its_slice_also_where_nobody_knows_what_those_before_it_were_given() -> None:
-    asks = pod("a2 a1 a1")
-    assert choose(asks[2], asks, (5, 4, 0, 7), kept={}) == (7,)
+def test_a_slice_does_not_depend_on_known_slices_before_it() -> None:
+    requests = pod("a2 a1 a1")
+    assert choose(requests[2], requests, (5, 4, 0, 7), kept={}) == (7,)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +83,12 @@ def test_a_container_gets_its_slice_also_where_nobody_knows_what_those_before_it
         ("45", "45", (5, 4)),
     ],
 )
-def test_a_choice_the_kubelet_can_not_follow_is_none(
+def test_a_choice_the_kubelet_cannot_follow_is_none(
     among: str, must_include: str, chosen: tuple[int, ...] | None
 ) -> None:
-    (ask,) = pod("a2")
-    assert (
-        choose(ask, [ask], (5, 4), kept={}, among=set(map(int, among)), must_include=set(map(int, must_include)))
-        == chosen
-    )
+    (request,) = pod("a2")
+    offered, required = set(map(int, among)), set(map(int, must_include))
+    assert choose(request, [request], (5, 4), kept={}, among=offered, must_include=required) == chosen
 
 
 @st.composite
@@ -105,57 +101,58 @@ def pods(draw: st.DrawFn) -> tuple[ContainerRequest, ...]:
 
 
 @given(pods())
-def test_the_request_is_what_scheduler_and_kubelet_count(asks: tuple[ContainerRequest, ...]) -> None:
-    def container(ask: ContainerRequest) -> dict[str, object]:
-        policy = {"restartPolicy": "Always"} if ask.kind == "sidecar" else {}
-        return {"name": ask.container, "resources": {"limits": {RESOURCE: str(ask.count)}}, **policy}
+def test_the_request_equals_what_scheduler_and_kubelet_count(requests: tuple[ContainerRequest, ...]) -> None:
+    def container(request: ContainerRequest) -> dict[str, object]:
+        policy = {"restartPolicy": "Always"} if request.kind == "sidecar" else {}
+        return {"name": request.container, "resources": {"limits": {RESOURCE: str(request.count)}}, **policy}
 
     spec = {
-        "initContainers": [container(ask) for ask in asks if ask.kind != "app"],
-        "containers": [container(ask) for ask in asks if ask.kind == "app"],
+        "initContainers": [container(request) for request in requests if request.kind != "app"],
+        "containers": [container(request) for request in requests if request.kind == "app"],
     }
-    assert effective_request(asks) == FullPod(spec=spec).requests.get(RESOURCE, 0)
+    assert effective_request(requests) == FullPod(spec=spec).requests.get(RESOURCE, 0)
 
 
 @given(pods(), st.randoms(use_true_random=False))
-def test_without_init_containers_every_container_gets_its_slice(
-    asks: tuple[ContainerRequest, ...], rng: random.Random
+def test_without_init_containers_each_container_gets_its_slice(
+    requests: tuple[ContainerRequest, ...], rng: random.Random
 ) -> None:
-    asks = tuple(ask for ask in asks if ask.keeps)
-    chips = rng.sample(range(24), effective_request(asks))
+    requests = tuple(request for request in requests if request.keeps)
+    chips = rng.sample(range(24), effective_request(requests))
     kept: dict[str, tuple[int, ...]] = {}
-    for ask in asks:
-        chosen = choose(ask, asks, chips, kept=kept, among=range(24))
+    for request in requests:
+        chosen = choose(request, requests, chips, kept=kept, among=range(24))
         assert chosen is not None
-        kept[ask.container] = chosen
-    assert kept == deal(asks, chips)
+        kept[request.container] = chosen
+    assert kept == deal(requests, chips)
     assert [chip for each in kept.values() for chip in each] == chips
 
 
 @given(pods(), st.randoms(use_true_random=False))
-def test_led_by_it_the_kubelet_gives_the_pod_its_chips_and_no_others(
-    asks: tuple[ContainerRequest, ...], rng: random.Random
+def test_a_kubelet_that_follows_gives_the_pod_exactly_its_chips(
+    requests: tuple[ContainerRequest, ...], rng: random.Random
 ) -> None:
-    chips = rng.sample(range(24), effective_request(asks))
+    chips = rng.sample(range(24), effective_request(requests))
     free, reusable = set(range(24)), set[int]()
     kept: dict[str, tuple[int, ...]] = {}
     seen: set[int] = set()
-    for ask in asks:
-        # The device manager: first what it can recycle, in no order; then it asks for a preference (spec §1.7).
-        given_ids = set(rng.sample(sorted(reusable), min(ask.count, len(reusable))))
-        if len(given_ids) < ask.count:
-            preferred = choose(ask, asks, chips, kept=kept, among=free | given_ids, must_include=given_ids)
+    for request in requests:
+        # The device manager takes what it can reuse, in any order, and then requests a preference
+        # (docs/spec/kubelet.md#getpreferredallocation).
+        given_ids = set(rng.sample(sorted(reusable), min(request.count, len(reusable))))
+        if len(given_ids) < request.count:
+            preferred = choose(request, requests, chips, kept=kept, among=free | given_ids, must_include=given_ids)
             assert preferred is not None
             given_ids = set(preferred)
-        handed = choose(ask, asks, chips, kept=kept, must_include=given_ids)
+        handed = choose(request, requests, chips, kept=kept, must_include=given_ids)
         assert handed is not None
         assert set(handed) == given_ids
         assert list(handed) == [chip for chip in chips if chip in given_ids]
         assert not given_ids & {chip for each in kept.values() for chip in each}
         free -= given_ids
         seen |= given_ids
-        if ask.keeps:
-            kept[ask.container] = handed
+        if request.keeps:
+            kept[request.container] = handed
             reusable -= given_ids
         else:
             reusable |= given_ids

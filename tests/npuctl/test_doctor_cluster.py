@@ -14,9 +14,8 @@ from ascend.observe.probes import serve_http
 from npuctl.cli import app
 from npuctl.doctor.allocator import check_allocator
 from sandbox.apiserver import ApiServer
-from tests.allocator.authority import Authority
+from tests.allocator.authority import Authority, settings_for
 from tests.allocator.harness import running
-from tests.allocator.test_tls import settings_for
 from tests.npuctl.manifests import Json, as_list, node, pod, report
 
 NOW = "2026-01-01T00:00:00Z"

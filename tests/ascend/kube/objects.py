@@ -6,9 +6,12 @@ from typing import Any
 
 from sandbox.apiserver import ApiServer
 
+TOKENS = {"secret": "admin", "fresh": "admin"}
+"""The tokens that the API server accepts, and their users."""
+
 
 def write_kubeconfig(folder: Path, server: ApiServer, token: str) -> Path:
-    """A kubeconfig file with this token."""
+    """Write a kubeconfig file with this token."""
     path = folder / "kubeconfig.json"
     path.write_text(json.dumps(server.kubeconfig(token)))
     return path

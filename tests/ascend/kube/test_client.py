@@ -1,4 +1,4 @@
-"""Errors with a meaning, preconditions that hold, an identity that is refreshed."""
+"""The client: typed errors, preconditions, and an identity that is reloaded."""
 
 import asyncio
 import json
@@ -14,8 +14,10 @@ from ascend.kube.objects import PODS
 from sandbox.apiserver import ApiServer
 from tests.ascend.kube.objects import pod, write_kubeconfig
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-async def test_errors_say_what_happened(server: ApiServer, client: KubeClient) -> None:
+
+async def test_each_error_of_the_server_has_its_type(server: ApiServer, client: KubeClient) -> None:
     await client.create(PODS, pod("one"), "default")
     with pytest.raises(NotFound, match='pods "none" not found'):
         await client.get(PODS, "none", "default")
@@ -29,7 +31,7 @@ async def test_errors_say_what_happened(server: ApiServer, client: KubeClient) -
 
 
 @pytest.mark.parametrize(
-    ("asked", "waits_s"),
+    ("header", "waits_s"),
     [
         ("0", 0),
         ("7", 7),
@@ -40,12 +42,10 @@ async def test_errors_say_what_happened(server: ApiServer, client: KubeClient) -
         ("Wed, 21 Oct 2026 07:28:00 GMT", None),
     ],
 )
-async def test_a_pause_that_is_asked_for_is_bounded_whatever_is_written_there(
-    asked: str, waits_s: float | None
-) -> None:
+async def test_retry_after_is_parsed_strictly_and_limited(header: str, waits_s: float | None) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.1 503 Busy\r\nRetry-After: {asked}\r\nContent-Length: 0\r\n\r\n".encode())
+        writer.write(f"HTTP/1.1 503 Busy\r\nRetry-After: {header}\r\nContent-Length: 0\r\n\r\n".encode())
         await writer.drain()
         writer.close()
 
@@ -60,7 +60,7 @@ async def test_a_pause_that_is_asked_for_is_bounded_whatever_is_written_there(
     assert refused.value.retry_after_s == waits_s
 
 
-async def test_no_answer_is_told_apart_from_an_error(server: ApiServer, client: KubeClient) -> None:
+async def test_a_lost_answer_is_not_an_error_of_the_server(server: ApiServer, client: KubeClient) -> None:
     server.lose_answer("POST", "/pods")
     with pytest.raises(Unreachable):
         await client.create(PODS, pod("lost"), "default")
@@ -71,7 +71,7 @@ async def test_no_answer_is_told_apart_from_an_error(server: ApiServer, client: 
     server.delay("/pods", 0)
 
 
-async def test_a_binding_carries_node_and_annotations_in_one_step(client: KubeClient) -> None:
+async def test_a_binding_writes_node_and_annotations_in_one_step(client: KubeClient) -> None:
     created = await client.create(PODS, pod("one", kept="yes"), "default")
     with pytest.raises(Conflict):
         await client.bind(namespace="default", name="one", uid="another", node="n1", annotations={"a": "b"})
@@ -85,13 +85,13 @@ async def test_a_binding_carries_node_and_annotations_in_one_step(client: KubeCl
     ("namespace", "name"),
     [("default", "../pods/other"), ("default", "other?x="), ("x/../default", "other"), ("default", "other#")],
 )
-async def test_a_name_that_is_none_leads_to_no_other_object(client: KubeClient, namespace: str, name: str) -> None:
+async def test_an_invalid_name_reaches_no_other_object(client: KubeClient, namespace: str, name: str) -> None:
     await client.create(PODS, pod("other"), "default")
     with pytest.raises(NotFound):
         await client.get(PODS, name, namespace)
 
 
-async def test_a_patch_with_a_uid_never_touches_another_pod_of_the_name(client: KubeClient) -> None:
+async def test_a_patch_with_a_uid_does_not_change_a_recreated_pod(client: KubeClient) -> None:
     await client.create(PODS, pod("one"), "default")
     change = {"metadata": {"uid": "another", "annotations": {"a": "b"}}}
     with pytest.raises(ApiError) as refused:
@@ -100,14 +100,14 @@ async def test_a_patch_with_a_uid_never_touches_another_pod_of_the_name(client: 
     assert (await client.get(PODS, "one", "default")).metadata.annotations == {}
 
 
-async def test_a_json_patch_is_sent_as_one(client: KubeClient) -> None:
+async def test_a_json_patch_is_sent_with_its_content_type(client: KubeClient) -> None:
     await client.create(PODS, pod("one"), "default")
     patch = [{"op": "add", "path": "/metadata/annotations", "value": {"huawei.com/a": "b"}}]
     patched = await client.patch(PODS, "one", patch, namespace="default", content_type=JSON_PATCH)
     assert patched.metadata.annotations == {"huawei.com/a": "b"}
 
 
-async def test_an_identity_the_server_no_longer_accepts_is_loaded_again(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_rejected_identity_is_reloaded(server: ApiServer, tmp_path: Path) -> None:
     kubeconfig = write_kubeconfig(tmp_path, server, "stale")
     async with await KubeClient.connect(str(kubeconfig)) as client:
         with pytest.raises(Unauthorized):
@@ -117,19 +117,17 @@ async def test_an_identity_the_server_no_longer_accepts_is_loaded_again(server: 
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "clusters: 7"])
-async def test_a_kubeconfig_that_breaks_later_is_no_answer_and_is_tried_again(
-    server: ApiServer, tmp_path: Path, content: str
-) -> None:
+async def test_a_kubeconfig_that_breaks_later_is_read_again(server: ApiServer, tmp_path: Path, content: str) -> None:
     kubeconfig = write_kubeconfig(tmp_path, server, "stale")
     async with await KubeClient.connect(str(kubeconfig)) as client:
         kubeconfig.write_text(content)
-        with pytest.raises(Unreachable, match="the identity could not be loaded again"):
+        with pytest.raises(Unreachable, match=" again: "):
             await client.list_objects(PODS)
         write_kubeconfig(tmp_path, server, "fresh")
         assert await client.list_objects(PODS) == []
 
 
-async def test_an_exec_plugin_gives_the_identity(server: ApiServer, tmp_path: Path) -> None:
+async def test_an_exec_plugin_provides_the_identity(server: ApiServer, tmp_path: Path) -> None:
     version = "client.authentication.k8s.io/v1"
     credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "secret"}}
     (tmp_path / "credential.json").write_text(json.dumps(credential))
@@ -148,16 +146,16 @@ async def test_an_exec_plugin_gives_the_identity(server: ApiServer, tmp_path: Pa
         assert await client.list_objects(PODS) == []
 
 
-async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
+async def test_a_missing_kubeconfig_is_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match=str(tmp_path / "none")):
         await KubeClient.connect(str(tmp_path / "none"))
 
 
-async def test_a_proxy_of_the_environment_is_used_unless_it_says_otherwise(
+async def test_the_proxy_variables_of_the_environment_are_used(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubeconfig = write_kubeconfig(tmp_path, server, "secret")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where no server listens
     monkeypatch.setenv("no_proxy", "")
     async with await KubeClient.connect(str(kubeconfig)) as client:
         with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9"):

@@ -1,4 +1,4 @@
-"""Events are posted once, and not by the thousand, on the sandbox's API server; the clock is the test's."""
+"""Events are posted in series and below a rate, on the sandbox's API server and a clock of the test."""
 
 import asyncio
 import json
@@ -6,26 +6,21 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
+import pytest_asyncio
 
 from ascend.kube.client import KubeClient
-from ascend.kube.events import (
-    BURST,
-    MAX_NOTE_BYTES,
-    REFILL_S,
-    REPEAT_POST_S,
-    REPEAT_S,
-    EventRecorder,
-    Regarding,
-)
+from ascend.kube.events import BURST, MAX_NOTE_BYTES, REFILL_S, REPEAT_POST_S, REPEAT_S, EventRecorder, Regarding
 from ascend.kube.objects import EVENTS
 from tests.device_plugin.api import running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NODE = Regarding("Node", "n1", uid="1")
 
 
 @dataclass
-class Board:
-    """A recorder at work."""
+class Recorder:
+    """A running recorder, and the Events that it has posted."""
 
     recorder: EventRecorder
     client: KubeClient
@@ -45,7 +40,7 @@ class Board:
             self.recorder.publish(about, "NPUUnhealthy", note, action="Watch")
 
     async def shown(self, about: str) -> dict[str, int]:
-        """What is told of a node now, and how often it happened."""
+        """The notes of the Events on a node, and their counts."""
         listed = json.loads(await self.client.request("GET", EVENTS.path()))["items"]
         return {
             event["note"]: event.get("series", {}).get("count", 1)
@@ -67,69 +62,69 @@ class Board:
         return await self.shown(NODE.name)
 
 
-@pytest.fixture
-async def board(client: KubeClient) -> AsyncIterator[Board]:
+@pytest_asyncio.fixture(loop_scope="module")
+async def events(client: KubeClient) -> AsyncIterator[Recorder]:
     clock = [0.0]
     recorder = EventRecorder(client, "test", "one", monotonic=lambda: clock[0])
     async with running(recorder.run()):
-        yield Board(recorder, client, clock)
+        yield Recorder(recorder, client, clock)
 
 
-async def test_the_same_event_again_is_one_series_whose_first_repetition_is_posted_at_once(board: Board) -> None:
-    board.publish("chip 1", "chip 1")
-    assert await board.posted() == {"chip 1": 2}
-    board.publish("chip 1", "chip 1")
-    assert await board.posted() == {"chip 1": 2}
-    board.now_s += REPEAT_POST_S
-    assert await board.posted() == {"chip 1": 4}
+async def test_a_repeated_event_is_one_series_and_posted_at_once(events: Recorder) -> None:
+    events.publish("chip 1", "chip 1")
+    assert await events.posted() == {"chip 1": 2}
+    events.publish("chip 1", "chip 1")
+    assert await events.posted() == {"chip 1": 2}
+    events.now_s += REPEAT_POST_S
+    assert await events.posted() == {"chip 1": 4}
 
 
-async def test_a_repetition_held_back_is_posted_when_its_time_comes_though_nothing_more_happens(board: Board) -> None:
-    board.publish("chip 1", "chip 1")
-    assert await board.posted() == {"chip 1": 2}
-    board.now_s += REPEAT_POST_S - 0.001
-    board.publish("chip 1")
-    assert await board.posted() == {"chip 1": 2}
-    board.now_s += 0.001
+async def test_a_delayed_repetition_is_posted_when_it_is_due(events: Recorder) -> None:
+    events.publish("chip 1", "chip 1")
+    assert await events.posted() == {"chip 1": 2}
+    events.now_s += REPEAT_POST_S - 0.001
+    events.publish("chip 1")
+    assert await events.posted() == {"chip 1": 2}
+    events.now_s += 0.001
     async with asyncio.timeout(10):
-        while await board.shown(NODE.name) != {"chip 1": 3}:
+        while await events.shown(NODE.name) != {"chip 1": 3}:
             pass
 
 
-async def test_the_same_event_much_later_is_another_one_but_what_was_held_back_is_not_lost(board: Board) -> None:
-    board.publish("chip 1", "chip 1")
-    await board.posted()
-    board.now_s += REPEAT_POST_S - 0.001
-    board.publish("chip 1")
-    assert await board.posted() == {"chip 1": 2}
-    board.now_s += REPEAT_S
-    assert await board.posted() == {"chip 1": 3}
-    board.publish("chip 1")
-    await board.posted()
-    listed = json.loads(await board.client.request("GET", EVENTS.path()))["items"]
+async def test_a_much_later_repetition_starts_a_new_series(events: Recorder) -> None:
+    events.publish("chip 1", "chip 1")
+    await events.posted()
+    events.now_s += REPEAT_POST_S - 0.001
+    events.publish("chip 1")
+    assert await events.posted() == {"chip 1": 2}
+    events.now_s += REPEAT_S
+    assert await events.posted() == {"chip 1": 3}
+    events.publish("chip 1")
+    await events.posted()
+    listed = json.loads(await events.client.request("GET", EVENTS.path()))["items"]
     assert sorted(each.get("series", {}).get("count", 1) for each in listed if each["note"] == "chip 1") == [1, 3]
 
 
-async def test_an_event_that_cannot_be_written_is_told_of_and_the_next_one_is_posted(
-    board: Board, caplog: pytest.LogCaptureFixture
+async def test_an_event_that_cannot_be_posted_is_logged_and_dropped(
+    events: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    board.publish("lost", about=Regarding("Pod", "p", namespace="Not A Namespace"))
-    board.publish("chip 1")
-    assert await board.posted() == {"chip 1": 1}
+    events.publish("lost", about=Regarding("Pod", "p", namespace="Not A Namespace"))
+    events.publish("chip 1")
+    assert await events.posted() == {"chip 1": 1}
     assert "can't post an Event" in caplog.text
 
 
-async def test_a_series_whose_event_somebody_deleted_is_created_anew_with_its_count(board: Board) -> None:
-    board.publish("chip 1", "chip 1")
-    assert await board.posted() == {"chip 1": 2}
-    for each in await board.client.list_objects(EVENTS):
-        await board.client.delete(EVENTS, each.name, each.metadata.namespace)
-    board.now_s += REPEAT_POST_S
-    board.publish("chip 1")
-    assert await board.posted() == {"chip 1": 3}
-    board.now_s += REPEAT_POST_S
-    board.publish("chip 1")
-    assert await board.posted() == {"chip 1": 4}
+async def test_the_deleted_event_of_a_series_is_recreated_with_its_count(events: Recorder) -> None:
+    events.publish("chip 1", "chip 1")
+    assert await events.posted() == {"chip 1": 2}
+    for each in await events.client.list_objects(EVENTS):
+        await events.client.delete(EVENTS, each.name, each.metadata.namespace)
+    events.now_s += REPEAT_POST_S
+    events.publish("chip 1")
+    assert await events.posted() == {"chip 1": 3}
+    events.now_s += REPEAT_POST_S
+    events.publish("chip 1")
+    assert await events.posted() == {"chip 1": 4}
 
 
 @pytest.mark.parametrize(
@@ -144,29 +139,25 @@ async def test_a_series_whose_event_somebody_deleted_is_created_anew_with_its_co
     ],
     ids=["longest", "ascii", "three bytes", "odd", "four bytes", "surrogate"],
 )
-async def test_a_note_is_shortened_to_the_bytes_that_the_api_server_takes_in_whole_characters(
-    note: str, posted: str, board: Board
-) -> None:
-    board.publish(note)
-    assert await board.posted() == {posted: 1}
+async def test_a_note_is_shortened_to_the_limit_in_whole_characters(note: str, posted: str, events: Recorder) -> None:
+    events.publish(note)
+    assert await events.posted() == {posted: 1}
 
 
-async def test_of_many_events_a_burst_is_posted_and_then_one_per_refill(
-    board: Board,
-) -> None:
-    board.publish(*(f"first {number}" for number in range(BURST + 5)))
-    assert len(await board.posted()) == BURST
-    board.now_s += REFILL_S
-    board.publish("second", "third")
-    told = await board.posted()
-    assert "second" in told
-    assert "third" not in told
-    board.now_s += REFILL_S * BURST
-    board.publish(*(f"fourth {number}" for number in range(BURST + 5)))
-    assert len(await board.posted()) == 2 * BURST + 1
+async def test_different_events_are_limited_to_a_burst_and_a_rate(events: Recorder) -> None:
+    events.publish(*(f"first {number}" for number in range(BURST + 5)))
+    assert len(await events.posted()) == BURST
+    events.now_s += REFILL_S
+    events.publish("second", "third")
+    posted = await events.posted()
+    assert "second" in posted
+    assert "third" not in posted
+    events.now_s += REFILL_S * BURST
+    events.publish(*(f"fourth {number}" for number in range(BURST + 5)))
+    assert len(await events.posted()) == 2 * BURST + 1
 
 
-async def test_events_of_a_node_with_a_long_name_are_posted(client: KubeClient) -> None:
+async def test_events_on_a_node_with_a_long_name_are_posted(client: KubeClient) -> None:
     name = ".".join(["n" * 63] * 3)
     recorder = EventRecorder(client, "test", name)
     async with running(recorder.run()), asyncio.timeout(10):

@@ -1,4 +1,4 @@
-"""A pod finds the API server by its service account alone."""
+"""The identity of a pod: its service account."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ ACCOUNT = "reader"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a service account, of a pod without any other access."""
+    """The directory of a service account, in a pod without other credentials."""
     monkeypatch.delenv("KUBECONFIG", raising=False)
     for name, value in (("HOST", "fd00::1"), ("PORT", "443")):
         monkeypatch.setenv(f"KUBERNETES_SERVICE_{name}", value)
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def authority(folder: Path) -> Path:
-    """With a certificate in it that says whom to trust: any will do."""
+    """The directory with a certificate of an authority; any certificate will do."""
     (folder / "ca.crt").write_text(_any_authority())
     return folder
 
@@ -42,7 +42,7 @@ def _any_authority() -> str:
     return text[begin : text.index("-----END") + len("-----END CERTIFICATE-----")] + "\n"
 
 
-async def test_a_token_that_was_renewed_is_used_after_a_minute(authority: Path) -> None:
+async def test_a_renewed_token_is_used_after_a_minute(authority: Path) -> None:
     now_s = 1000.0
     access = await load_access(monotonic=lambda: now_s)
     assert access.url == "https://[fd00::1]:443"
@@ -53,7 +53,7 @@ async def test_a_token_that_was_renewed_is_used_after_a_minute(authority: Path) 
     assert await access.headers() == {"Authorization": "Bearer second"}
 
 
-async def test_a_token_that_can_t_be_read_again_is_used_on(authority: Path) -> None:
+async def test_an_unreadable_token_is_not_replaced(authority: Path) -> None:
     now_s = 1000.0
     access = await load_access(monotonic=lambda: now_s)
     (authority / "token").unlink()
@@ -61,9 +61,7 @@ async def test_a_token_that_can_t_be_read_again_is_used_on(authority: Path) -> N
     assert await access.headers() == {"Authorization": "Bearer first"}
 
 
-async def test_a_service_account_that_is_not_whole_is_an_error_that_says_what_is_missing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_incomplete_service_account_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidValue, match=r"No such file"):
         await load_access()
     (folder / "ca.crt").write_text("no certificate")
@@ -75,7 +73,7 @@ async def test_a_service_account_that_is_not_whole_is_an_error_that_says_what_is
 
 
 @pytest.mark.real
-async def test_a_pod_reaches_the_api_server_by_its_service_account(
+async def test_a_pod_reaches_the_api_server_with_its_service_account(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     cluster: Cluster,  # noqa: F811 - a fixture
@@ -89,7 +87,7 @@ async def test_a_pod_reaches_the_api_server_by_its_service_account(
     monkeypatch.setitem(os.environ, "KUBERNETES_SERVICE_PORT", port)
     async with await KubeClient.connect() as client:
         assert not await client.may("create", PODS.plural)
-    (folder / "token").write_text("nobody's")
+    (folder / "token").write_text("invalid")
     async with await KubeClient.connect() as client:
         with pytest.raises(Unauthorized):
             await client.list_objects(PODS)

@@ -1,33 +1,43 @@
-"""The local copy stays true, whatever happens to the connection."""
+"""The reflector's copy is correct, whatever happens to the connection."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
+from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 from ascend.kube.reflector import Reflector
 from sandbox.apiserver import ApiServer
 from tests.ascend.kube.objects import pod
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-class Story:
-    """A handler that remembers what it was told, and lets a test wait for it."""
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed requests are retried soon."""
+    monkeypatch.setattr("ascend.kube.reflector.Backoff", functools.partial(Backoff, 0.005))
+
+
+class RecordingHandler:
+    """A handler that records its calls, and lets a test wait for them."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         self._more = asyncio.Event()
 
     def applied(self, obj: Pod) -> None:
-        self._tell("applied", obj)
+        self._record("applied", obj)
 
     def deleted(self, obj: Pod) -> None:
-        self._tell("deleted", obj)
+        self._record("deleted", obj)
 
-    def _tell(self, what: str, obj: Pod) -> None:
-        self.told.append((what, obj.name))
+    def _record(self, what: str, obj: Pod) -> None:
+        self.calls.append((what, obj.name))
         self._more.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -38,8 +48,8 @@ class Story:
 
 
 @asynccontextmanager
-async def following(client: KubeClient, story: Story, **arguments: object) -> AsyncIterator[Reflector[Pod]]:
-    reflector = Reflector(client, PODS, story, **arguments)  # type: ignore[arg-type]  # the reflector's own
+async def watching(client: KubeClient, handler: RecordingHandler, **arguments: object) -> AsyncIterator[Reflector[Pod]]:
+    reflector = Reflector(client, PODS, handler, **arguments)  # type: ignore[arg-type]  # those of the reflector
     task = asyncio.create_task(reflector.run())
     try:
         async with asyncio.timeout(20):
@@ -50,77 +60,77 @@ async def following(client: KubeClient, story: Story, **arguments: object) -> As
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_it_lists_then_follows(server: ApiServer, client: KubeClient) -> None:
+async def test_it_lists_and_then_watches(server: ApiServer, client: KubeClient) -> None:
     await server.create(pod("old"))
-    story = Story()
-    async with following(client, story) as reflector:
+    handler = RecordingHandler()
+    async with watching(client, handler) as reflector:
         assert set(reflector.objects) == {"default/old"}
         await server.create(pod("new"))
-        await story.until(lambda: ("applied", "new") in story.told)
+        await handler.until(lambda: ("applied", "new") in handler.calls)
         await client.delete(PODS, "old", "default")
-        await story.until(lambda: ("deleted", "old") in story.told)
+        await handler.until(lambda: ("deleted", "old") in handler.calls)
         assert set(reflector.objects) == {"default/new"}
 
 
-async def test_a_list_comes_in_pages(server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_is_read_in_pages(server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ascend.kube.reflector.PAGE_SIZE", 3)
     for number in range(10):
         await server.create(pod(f"p{number}"))
-    async with following(client, Story()) as reflector:
+    async with watching(client, RecordingHandler()) as reflector:
         assert len(reflector.objects) == 10
 
 
-async def test_only_what_the_selectors_match_is_followed(server: ApiServer, client: KubeClient) -> None:
+async def test_only_objects_that_match_the_selectors_are_watched(server: ApiServer, client: KubeClient) -> None:
     await server.create(pod("elsewhere"))
     on_n1 = pod("here")
     on_n1["spec"]["nodeName"] = "n1"
     await server.create(on_n1)
-    story = Story()
-    async with following(client, story, field_selector="spec.nodeName=n1") as reflector:
+    handler = RecordingHandler()
+    async with watching(client, handler, field_selector="spec.nodeName=n1") as reflector:
         assert set(reflector.objects) == {"default/here"}
         elsewhere = await client.get(PODS, "elsewhere", "default")
         await client.bind(namespace="default", name="elsewhere", uid=elsewhere.uid, node="n1", annotations={})
-        await story.until(lambda: ("applied", "elsewhere") in story.told)
+        await handler.until(lambda: ("applied", "elsewhere") in handler.calls)
 
 
-async def test_a_dropped_connection_loses_nothing_and_repeats_nothing(server: ApiServer, client: KubeClient) -> None:
+async def test_a_dropped_watch_loses_and_repeats_nothing(server: ApiServer, client: KubeClient) -> None:
     await server.create(pod("first"))
-    story = Story()
-    async with following(client, story) as reflector:
+    handler = RecordingHandler()
+    async with watching(client, handler) as reflector:
         for number in range(5):
             await server.watches.wait_for_count(1)
             server.drop_watches()
             await server.create(pod(f"after-{number}"))
-            await story.until(lambda number=number: ("applied", f"after-{number}") in story.told)  # type: ignore[misc]
-        assert len(story.told) == len(set(story.told)) == len(reflector.objects) == 6
+            await handler.until(lambda number=number: ("applied", f"after-{number}") in handler.calls)  # type: ignore[misc]
+        assert len(handler.calls) == len(set(handler.calls)) == len(reflector.objects) == 6
 
 
-async def test_a_half_open_connection_is_given_up_and_resumed(server: ApiServer, client: KubeClient) -> None:
-    story = Story()
-    async with following(client, story, idle_timeout_s=0.2):
+async def test_a_half_open_watch_is_resumed(server: ApiServer, client: KubeClient) -> None:
+    handler = RecordingHandler()
+    async with watching(client, handler, idle_timeout_s=0.1):
         await server.watches.wait_for_count(1)
         server.pause_watches()
         await server.create(pod("unseen"))
         server.resume_watches()
-        await story.until(lambda: ("applied", "unseen") in story.told)
+        await handler.until(lambda: ("applied", "unseen") in handler.calls)
 
 
-async def test_a_silent_connection_does_not_hide_changes(server: ApiServer, client: KubeClient) -> None:
-    story = Story()
-    async with following(client, story, idle_timeout_s=0.2):
+async def test_a_silent_watch_is_replaced(server: ApiServer, client: KubeClient) -> None:
+    handler = RecordingHandler()
+    async with watching(client, handler, idle_timeout_s=0.1):
         await server.watches.wait_for_count(1)
         server.pause_watches()
         await server.create(pod("unseen"))
-        await server.watches.wait_for_count(0)  # given up by the client
+        await server.watches.wait_for_count(0)  # closed by the client
         server.resume_watches()
-        await story.until(lambda: ("applied", "unseen") in story.told)
+        await handler.until(lambda: ("applied", "unseen") in handler.calls)
 
 
-async def test_after_expired_history_what_disappeared_is_told_as_deleted(server: ApiServer, client: KubeClient) -> None:
+async def test_after_expired_history_missing_objects_are_deleted(server: ApiServer, client: KubeClient) -> None:
     for name in ("stays", "goes", "again"):
         await server.create(pod(name))
-    story = Story()
-    async with following(client, story) as reflector:
+    handler = RecordingHandler()
+    async with watching(client, handler) as reflector:
         await server.watches.wait_for_count(1)
         uid = reflector.objects["default/again"].uid
         server.fail_next("GET", "watch=true", 500, times=2)
@@ -129,32 +139,32 @@ async def test_after_expired_history_what_disappeared_is_told_as_deleted(server:
         await client.delete(PODS, "again", "default")
         await server.create(pod("again"))
         server.compact()
-        await story.until(lambda: ("deleted", "goes") in story.told)
-        await story.until(lambda: story.told.count(("applied", "again")) == 2)
-        assert story.told.index(("deleted", "again")) < len(story.told) - 1
+        await handler.until(lambda: ("deleted", "goes") in handler.calls)
+        await handler.until(lambda: handler.calls.count(("applied", "again")) == 2)
+        assert handler.calls.index(("deleted", "again")) < len(handler.calls) - 1
         assert set(reflector.objects) == {"default/stays", "default/again"}
         assert reflector.objects["default/again"].uid != uid
-        assert story.told.count(("applied", "stays")) == 1
+        assert handler.calls.count(("applied", "stays")) == 1
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_server_in_trouble_is_asked_again(server: ApiServer, client: KubeClient, status: int) -> None:
+async def test_a_failed_list_is_retried(server: ApiServer, client: KubeClient, status: int) -> None:
     server.fail_next("GET", "/pods", status, times=2, retry_after_s=0)
     await server.create(pod("one"))
-    async with following(client, Story()) as reflector:
+    async with watching(client, RecordingHandler()) as reflector:
         assert set(reflector.objects) == {"default/one"}
 
 
-async def test_an_object_that_cannot_be_read_does_not_hide_the_others(server: ApiServer, client: KubeClient) -> None:
+async def test_an_unreadable_object_does_not_hide_the_others(server: ApiServer, client: KubeClient) -> None:
     odd = pod("odd")
     odd["spec"]["containers"][0]["resources"] = {"limits": {"cpu": 1}}  # a number, as an admission webhook may leave it
     await server.create(odd)
     await server.create(pod("fine"))
-    async with following(client, Story()) as reflector:
+    async with watching(client, RecordingHandler()) as reflector:
         assert "default/fine" in reflector.objects
 
 
-async def test_the_age_tells_how_long_the_server_was_not_heard_of(server: ApiServer, client: KubeClient) -> None:
+async def test_the_age_is_the_time_since_the_server_was_heard_from(server: ApiServer, client: KubeClient) -> None:
     now_s = 100.0
     reflector = Reflector(client, PODS, monotonic=lambda: now_s)
     assert reflector.age_s is None
@@ -167,23 +177,21 @@ async def test_the_age_tells_how_long_the_server_was_not_heard_of(server: ApiSer
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_refresh_shows_what_a_watch_that_hangs_did_not(server: ApiServer, client: KubeClient) -> None:
-    story = Story()
-    async with following(client, story) as reflector:
+async def test_a_refresh_shows_what_a_hanging_watch_did_not(server: ApiServer, client: KubeClient) -> None:
+    handler = RecordingHandler()
+    async with watching(client, handler) as reflector:
         server.pause_watches()
         await server.create(pod("new"))
         await asyncio.gather(reflector.refresh(), reflector.refresh())
         assert set(reflector.objects) == {"default/new"}
         server.resume_watches()
         await server.create(pod("newer"))
-        await story.until(lambda: ("applied", "newer") in story.told)
-        assert story.told == [("applied", "new"), ("applied", "newer")]
+        await handler.until(lambda: ("applied", "newer") in handler.calls)
+        assert handler.calls == [("applied", "new"), ("applied", "newer")]
 
 
-async def test_refreshes_that_are_asked_for_one_after_the_other_are_all_served(
-    server: ApiServer, client: KubeClient
-) -> None:
-    async with following(client, Story()) as reflector:
+async def test_concurrent_refreshes_are_all_served(server: ApiServer, client: KubeClient) -> None:
+    async with watching(client, RecordingHandler()) as reflector:
         server.pause_watches()
         await server.create(pod("new"))
         refreshes = []
@@ -194,12 +202,12 @@ async def test_refreshes_that_are_asked_for_one_after_the_other_are_all_served(
         assert set(reflector.objects) == {"default/new"}
 
 
-async def test_a_refresh_does_not_sit_out_the_wait_after_a_failure(server: ApiServer, client: KubeClient) -> None:
+async def test_a_refresh_interrupts_the_backoff(server: ApiServer, client: KubeClient) -> None:
     server.fail_next("GET", "limit=", 503, retry_after_s=3600)
     reflector = Reflector(client, PODS)
     task = asyncio.create_task(reflector.run())
     async with asyncio.timeout(20):
-        while reflector._pause is None:  # noqa: ASYNC110 - nobody announces it
+        while reflector._pause is None:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
         assert not reflector.synced.is_set()
         await reflector.refresh()
@@ -208,8 +216,8 @@ async def test_a_refresh_does_not_sit_out_the_wait_after_a_failure(server: ApiSe
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_refresh_waits_until_the_server_answers_again(server: ApiServer, client: KubeClient) -> None:
-    async with following(client, Story()) as reflector:
+async def test_a_refresh_waits_until_the_server_answers(server: ApiServer, client: KubeClient) -> None:
+    async with watching(client, RecordingHandler()) as reflector:
         server.fail_next("GET", "limit=", 500, times=2)
         await server.create(pod("new"))
         await reflector.refresh()

@@ -1,0 +1,131 @@
+"""Chips for callers that bind pods themselves, and the seats of gangs while their pods are bound."""
+
+import pytest
+
+from allocator.binding.binding import PodRef
+from allocator.state.ledger import DOUBT_S
+from allocator.state.reservation import Stage
+from ascend.annotations import DISTRIBUTED, MIN_AVAILABLE
+from ascend.errors import ApiError, AscendError, NotFound, Refusal, Throttled, Unreachable
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+from tests.allocator.binding.rig import REF, BinderWorld
+from tests.allocator.builders import GROUP, node, pod
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_chips_are_reserved_for_a_caller_that_binds_the_pod() -> None:
+    rig = BinderWorld(pod("a", 2))
+    reserved = rig.binder.reserve(pod("a", 2), None)
+    assert reserved == rig.binder.reserve(pod("a", 2), None)
+    assert rig.stage() is Stage.RESERVED
+    assert rig.server.bindings == []
+    later = await rig.binder.bind(REF, reserved.node)
+    assert later.grant.chips == reserved.grant.chips
+
+
+async def test_confirmed_chips_of_a_pod_never_bound_are_released() -> None:
+    rig = BinderWorld(pod("a", 2))
+    rig.binder.reserve(pod("a", 2), None)
+    rig.binder.confirm("uid-a", "n1")
+    for _ in range(int(30 + DOUBT_S)):
+        assert rig.stage() is not None
+        await rig.binder.verify()
+        rig.world.now_s += 1
+    await rig.binder.verify()
+    assert rig.stage() is None
+    assert rig.server.reads == 2
+
+
+GANG = {GROUP: "train", MIN_AVAILABLE: "2"}
+
+
+def gang() -> tuple[Pod, Pod]:
+    return pod("a", 8, annotations=GANG), pod("b", 8, annotations=GANG)
+
+
+async def test_a_member_is_bound_to_its_seat_and_its_peers_keep_theirs() -> None:
+    rig = BinderWorld(*gang())
+    bound = await rig.binder.bind(REF, "n2")
+    assert bound.node == "n2"
+    assert rig.stage("uid-b") is Stage.PLANNED
+    assert (await rig.binder.bind(PodRef("default", "b", "uid-b"), "n1")).node == "n1"
+    assert [each[DISTRIBUTED] for each in rig.server.bindings] == ["true", "true"]
+
+
+@pytest.mark.parametrize("error", [Throttled("later", status=429), ApiError("no", status=403)])
+async def test_a_gang_keeps_its_seats_when_a_binding_is_refused(error: AscendError) -> None:
+    rig = BinderWorld(*gang())
+    rig.server.before.append(error)
+    with pytest.raises(AscendError):
+        await rig.binder.bind(REF, "n1")
+    assert rig.stage() is Stage.PLANNED
+    assert (await rig.binder.bind(REF, "n1")).node == "n1"
+
+
+async def test_the_seat_of_a_pod_found_deleted_waits_for_its_successor() -> None:
+    rig = BinderWorld(*gang())
+    del rig.server.pods["a"]
+    rig.server.before.append(Unreachable("lost"))
+    with pytest.raises(NotFound):
+        await rig.binder.bind(REF, "n1")
+    assert rig.stage() is None
+    assert rig.world.ledger.count(Stage.PLANNED) == 2
+
+
+async def test_a_seat_whose_chips_a_caller_knows_is_not_swapped() -> None:
+    a, b = gang()
+    rig = BinderWorld(a, b)
+    reserved = rig.binder.reserve(a, None)
+    with pytest.raises(Refusal, match=Reason.NOT_ENOUGH_CHIPS):
+        rig.binder.reserve(b, [reserved.node])
+    assert rig.binder.reserve(b, None).node != reserved.node
+    assert rig.binder.reserve(a, None) == reserved
+
+
+async def test_chips_that_a_caller_knows_outlive_a_dropped_plan() -> None:
+    a, b = gang()
+    rig = BinderWorld(a, b)
+    reserved = rig.binder.reserve(b, ["n2"])
+    rig.world.add(node("n1", cordoned=True))
+    with pytest.raises(Refusal, match=Reason.NOT_ENOUGH_CHIPS):
+        rig.binder.reserve(a, None)
+    assert rig.binder.reserve(b, None) == reserved
+    rig.world.now_s += 119
+    reserved = rig.binder.reserve(b, None)
+    rig.world.now_s += 2
+    rig.world.ledger.expire()
+    with pytest.raises(Refusal):
+        rig.binder.reserve(pod("other", 8), None)
+    rig.world.now_s += 120
+    assert rig.binder.reserve(pod("other", 8), None).node == reserved.node
+
+
+async def test_a_pod_returns_to_its_seat_if_its_caller_does_not_bind_it() -> None:
+    a, b = gang()
+    rig = BinderWorld(a, b)
+    reserved = rig.binder.reserve(a, None)
+    rig.world.now_s += 20
+    assert rig.binder.reserve(a, None) == reserved
+    rig.world.now_s += 20
+    assert rig.world.ledger.expire() == []
+    assert rig.stage() is Stage.RESERVED
+    rig.world.now_s += 10
+    assert rig.world.ledger.expire() == []
+    assert rig.stage() is Stage.PLANNED
+    assert rig.binder.reserve(a, None) == reserved
+    assert rig.world.engine.release(a.uid)
+    assert rig.stage() is Stage.PLANNED
+    assert rig.binder.reserve(b, [reserved.node]).node == reserved.node
+
+
+async def test_a_seat_that_breaks_during_a_refused_binding_drops_the_plan() -> None:
+    a, b = gang()
+    rig = BinderWorld(a, b)
+    held = rig.world.engine.place(a)
+    rig.world.ledger.advance(a.uid, Stage.BINDING)
+    rig.world.add(node(held.node, cordoned=True))
+    assert rig.world.engine.filter(pod("other", 8)).fitting == []
+    rig.world.ledger.withdraw(a.uid)
+    assert rig.world.engine.filter(pod("other", 8)).fitting == [{"n1": "n2", "n2": "n1"}[held.node]]

@@ -1,0 +1,182 @@
+"""Decisions on single pods: filter, rank and place agree, also with ten pods in flight."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.decision.engine import Tier
+from allocator.state.reservation import Stage
+from ascend.errors import Refusal
+from ascend.reasons import Reason
+from tests.allocator.builders import World, node, pod
+
+
+def test_equally_good_nodes_share_a_rank_and_the_first_by_name_wins() -> None:
+    world = World()
+    world.add(node("n2"), node("n1"))
+    world.occupy("n3", range(4))
+    tiers = world.engine.rank(pod("a", 4), ["n2", "n1", "n3"])
+    assert tiers == [Tier(1, 260, ["n3"]), Tier(2, 256, ["n1", "n2"])]
+    assert world.engine.place(pod("b", 8)).node == "n1"
+
+
+def test_filter_and_rank_reserve_nothing() -> None:
+    world = World()
+    world.add(node("n1"))
+    world.engine.filter(pod("a"))
+    world.engine.rank(pod("a"))
+    assert len(world.ledger) == 0
+
+
+def test_a_pods_own_reservation_counts_as_free_for_it() -> None:
+    world = World()
+    world.add(node("n1"))
+    placed = pod("a", 8)
+    world.engine.place(placed)
+    assert world.engine.filter(placed).fitting == ["n1"]
+    assert world.engine.rank(placed) == [Tier(1, 256, ["n1"])]
+    assert world.engine.filter(pod("b", 1)).fitting == []
+    assert world.ledger.get("uid-a") is not None
+
+
+def test_a_repeated_call_has_the_same_answer() -> None:
+    world = World()
+    world.add(node("n1"), node("n2"))
+    first = world.engine.place(pod("a", 2))
+    world.occupy("n0", [0, 1])
+    again = world.engine.place(pod("a", 2))
+    assert (again.node, again.chips) == (first.node, first.chips) == ("n1", (0, 1))
+
+
+def test_a_pod_placed_elsewhere_releases_its_first_chips() -> None:
+    world = World()
+    world.add(node("n1"), node("n2"))
+    world.engine.place(pod("a", 8))
+    moved = world.engine.place(pod("a", 8), ["n2"])
+    assert moved.node == "n2"
+    assert world.engine.filter(pod("b", 8)).fitting == ["n1"]
+
+
+def test_reserved_chips_that_fail_are_replaced() -> None:
+    world = World()
+    world.occupy("n1", [0, 1, 2, 3])
+    assert world.engine.place(pod("a", 2)).chips == (0, 1)
+    world.occupy("n1", [1, 2, 3])
+    assert world.engine.place(pod("a", 2)).chips == (1, 2)
+
+
+def test_a_pod_that_no_longer_fits_has_no_reservation() -> None:
+    world = World()
+    world.add(node("n1"))
+    world.engine.place(pod("a", 8))
+    world.add(node("n1", ready=False))
+    refusal = world.refusal(pod("a", 8))
+    assert refusal.reason is Reason.NODE_NOT_READY
+    assert len(world.ledger) == 0
+
+
+@pytest.mark.parametrize("stage", [Stage.BINDING, Stage.ASSUMED])
+def test_a_pod_with_a_binding_in_flight_fits_only_on_that_node(stage: Stage) -> None:
+    world = World()
+    world.add(node("n1"), node("n2"))
+    world.engine.place(pod("a", 2), ["n2"])
+    world.ledger.advance("uid-a", stage)
+    filtered = world.engine.filter(pod("a", 2))
+    assert filtered.fitting == ["n2"]
+    assert filtered.refused["n1"].reason is Reason.ALREADY_PLACED
+    assert world.engine.rank(pod("a", 2)) == [Tier(1, 0, ["n2"])]
+    assert world.engine.rank(pod("a", 2), ["n1"]) == []
+    assert world.engine.place(pod("a", 2)).node == "n2"
+    refusal = world.refusal(pod("a", 2), ["n1"])
+    assert refusal.reason is Reason.ALREADY_PLACED
+    assert not world.engine.release("uid-a")
+
+
+def test_a_bound_pod_fits_only_on_its_node() -> None:
+    world = World()
+    world.add(node("n1"), node("n2"), pod("a", 2, node="n2", chips=[0, 1]))
+    assert world.engine.filter(pod("a", 2)).fitting == ["n2"]
+    refusal = world.refusal(pod("a", 2))
+    assert refusal.reason is Reason.ALREADY_PLACED
+
+
+def test_the_refusal_of_a_single_candidate_is_the_nodes_own() -> None:
+    world = World()
+    world.occupy("n1", [0, 1, 2, 4, 5, 6])
+    refusal = world.refusal(pod("a", 4), ["n1"])
+    assert refusal.reason is Reason.RING_TOO_SMALL
+    assert "3 + 3" in refusal.message
+
+
+@pytest.mark.parametrize("candidates", [None, ["n1", "n2", "n3"]])
+def test_the_refusals_of_many_nodes_are_counted_by_reason(candidates: list[str] | None) -> None:
+    world = World()
+    world.occupy("n1", [0])
+    world.occupy("n2", [1])
+    world.add(node("n3", ready=False))
+    refusal = world.refusal(pod("a", 4), candidates)
+    assert refusal.reason is Reason.NO_NODE_FITS
+    assert "3 nodes: 2 NotEnoughChips, 1 NodeNotReady" in refusal.message
+
+
+def test_unknown_and_repeated_candidates_are_harmless() -> None:
+    world = World()
+    world.add(node("n1"))
+    filtered = world.engine.filter(pod("a"), ["n1", "n1", "nowhere"])
+    assert filtered.fitting == ["n1"]
+    assert filtered.refused["nowhere"].reason is Reason.UNKNOWN_NODE
+    assert [tier.nodes for tier in world.engine.rank(pod("a"), ["n1", "n1"])] == [["n1"]]
+    assert world.engine.place(pod("a"), ["nowhere", "n1", "n1"]).node == "n1"
+
+
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=10),
+    choices=st.lists(st.integers(0, 2), min_size=10, max_size=10),
+)
+def test_ten_pods_in_flight_never_share_a_chip(sizes: list[int], choices: list[int]) -> None:
+    """As in kube-scheduler, each pod is filtered and ranked before those before it are bound."""
+    world = World()
+    world.add(*(node(f"n{number}") for number in range(3)))
+    pods = [pod(f"p{number}", size) for number, size in enumerate(sizes)]
+    winners = {}
+    for each in pods:
+        tiers = world.engine.rank(each)
+        assert sorted(name for tier in tiers for name in tier.nodes) == sorted(world.engine.filter(each).fitting)
+        if tiers:
+            winners[each.uid] = world.engine.place(each, [tiers[0].nodes[0]])
+    taken: set[tuple[str, int]] = set()
+    for each, choice in zip(pods, choices, strict=False):
+        if each.uid not in winners:
+            continue
+        # Other plugins may prefer another node: the pod is bound there, if it fits.
+        chosen = winners[each.uid].node if choice else f"n{choice}"
+        try:
+            bound = world.engine.place(each, [chosen])
+        except Refusal:
+            assert chosen != winners[each.uid].node
+            continue
+        if chosen == winners[each.uid].node:
+            assert bound.chips == winners[each.uid].chips
+        chips = {(bound.node, chip) for chip in bound.chips}
+        assert not taken & chips
+        taken |= chips
+        world.ledger.advance(each.uid, Stage.ASSUMED)
+
+
+@given(
+    frees=st.lists(st.sets(st.integers(0, 7)), min_size=1, max_size=6),
+    named=st.sets(st.integers(0, 7)),
+    size=st.sampled_from([1, 2, 4, 8]),
+)
+def test_the_chosen_candidate_is_the_first_of_the_ranking(frees: list[set[int]], named: set[int], size: int) -> None:
+    world = World()
+    for number, free in enumerate(frees):
+        world.occupy(f"n{number}", free)
+    # Some of the names may be of no node.
+    candidates = {f"n{number}" for number in named}
+    tiers = world.engine.rank(pod("a", size), candidates)
+    if not tiers:
+        with pytest.raises(Refusal):
+            world.engine.place(pod("a", size), candidates)
+        return
+    assert world.engine.place(pod("a", size), candidates).node == tiers[0].nodes[0]

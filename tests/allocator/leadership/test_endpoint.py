@@ -1,0 +1,81 @@
+"""The Service points to the leader, whatever happens to its EndpointSlice."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from allocator.leadership.endpoint import PERIOD_S, Endpoint, publish
+from ascend.errors import ApiError, Conflict, NotFound, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import KubeObject, Metadata, Resource
+
+pytestmark = pytest.mark.looptime
+HERE = Endpoint("kube-system", "allocator", "10.1.2.3", {"http": 8443})
+
+
+class Server:
+    """The API server: a Service and its EndpointSlice."""
+
+    def __init__(self) -> None:
+        self.slice: dict[str, Any] | None = None
+        self.errors: list[ApiError | Unreachable] = []
+
+    async def patch(self, resource: Resource[KubeObject], name: str, body: dict[str, Any], *, namespace: str) -> None:
+        assert (resource.plural, name, namespace) == ("endpointslices", "allocator-leader", "kube-system")
+        if self.errors:
+            raise self.errors.pop()
+        if self.slice is None:
+            raise NotFound("none", status=404)
+        if self.slice["addressType"] != body["addressType"]:
+            raise ApiError("addressType: field is immutable", status=422)
+        self.slice |= body
+
+    async def delete(self, resource: Resource[KubeObject], name: str, namespace: str) -> None:
+        assert (resource.plural, name, namespace) == ("endpointslices", "allocator-leader", "kube-system")
+        self.slice = None
+
+    async def get(self, resource: Resource[KubeObject], name: str, _namespace: str) -> KubeObject:
+        assert (resource.plural, name) == ("services", "allocator")
+        return KubeObject(metadata=Metadata(name=name, uid="service-uid"))
+
+    async def create(self, _resource: Resource[KubeObject], body: dict[str, Any], _namespace: str) -> None:
+        if self.slice is not None:
+            raise Conflict("it exists already", status=409)
+        self.slice = body
+
+
+async def test_the_endpoint_slice_is_restored_while_leading() -> None:
+    server, leads = Server(), True
+    server.errors = [Unreachable("away"), ApiError("not yet", status=403)]
+    task = asyncio.create_task(publish(cast("KubeClient", server), HERE, lambda: leads))
+    await asyncio.sleep(3)
+    made = server.slice
+    assert made is not None
+    assert made["metadata"]["labels"]["kubernetes.io/service-name"] == "allocator"
+    assert made["metadata"]["ownerReferences"][0]["uid"] == "service-uid"
+    assert (made["addressType"], made["endpoints"][0]["addresses"]) == ("IPv4", ["10.1.2.3"])
+    assert made["ports"] == [{"name": "http", "port": 8443, "protocol": "TCP"}]
+    made["endpoints"] = []
+    await asyncio.sleep(PERIOD_S)
+    assert made["endpoints"]
+    server.slice = None
+    await asyncio.sleep(PERIOD_S)
+    assert server.slice is not None
+    leads = False
+    server.slice = None
+    await asyncio.sleep(2 * PERIOD_S)
+    assert server.slice is None  # another allocator leads
+    assert task.done()
+
+
+async def test_an_address_of_the_other_family_recreates_the_slice() -> None:
+    server = Server()
+    for ip, kind in (("10.1.2.3", "IPv4"), ("fd00::5", "IPv6"), ("10.1.2.4", "IPv4")):
+        here = Endpoint("kube-system", "allocator", ip, {"http": 8443})
+        task = asyncio.create_task(publish(cast("KubeClient", server), here, lambda: True))
+        await asyncio.sleep(PERIOD_S / 2)
+        task.cancel()
+        assert server.slice is not None
+        assert (server.slice["addressType"], server.slice["endpoints"][0]["addresses"]) == (kind, [ip])
+        assert server.slice["metadata"]["ownerReferences"][0]["uid"] == "service-uid"

@@ -1,0 +1,265 @@
+"""A refused pod is requeued once it would fit, although its scheduler saw no change."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+
+from allocator.metrics import AllocatorMetrics
+from allocator.rules.job import VOLCANO
+from allocator.serving.requeue import FORGET_S, LONGEST_WAIT_S, PERIOD_S, Requeuer
+from ascend.annotations import MIN_AVAILABLE, REQUEUED
+from ascend.errors import NotFound, Refusal, Unreachable
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import Pod
+from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod, pod_group, report, stateful_set
+
+MODULE = {TYPE: "module"}
+pytestmark = pytest.mark.looptime
+
+
+class PatchServer:
+    """An API server that takes patches, or does not answer."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[float, str, dict[str, Any]]] = []
+        self.answers = True
+        self.gone: set[str] = set()
+
+    async def patch(self, _resource: object, name: str, body: dict[str, Any], *, namespace: str) -> None:
+        if not self.answers:
+            raise Unreachable("no answer")
+        assert namespace == "default"
+        if name in self.gone:
+            raise NotFound("gone", status=404)
+        self.taken.append((asyncio.get_running_loop().time(), name, body))
+
+
+@asynccontextmanager
+async def requeuing(
+    world: World, api: PatchServer, clock: Callable[[], float] | None = None
+) -> AsyncIterator[Requeuer]:
+    loop = asyncio.get_running_loop()
+    requeuer = Requeuer(
+        cast("KubeClient", api),
+        world.cluster,
+        world.engine,
+        AllocatorMetrics(world.ledger, lambda: None, world.cluster.index),
+        monotonic=clock or loop.time,
+        now_ns=lambda: int(loop.time() * 1e9),
+    )
+    task = asyncio.create_task(requeuer.run())
+    try:
+        yield requeuer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_only_a_pod_that_fits_again_is_annotated() -> None:
+    world, api = World(), PatchServer()
+    world.add(node("n1"))
+    world.add(report("n1", unhealthy=(5,)))
+    waits, too_big = pod("waits", 4), pod("too-big", 8)
+    async with requeuing(world, api) as requeuer:
+        for each in (waits, too_big):
+            world.add(each)
+            requeuer.refused(each)
+        world.add(pod("other", 4, node="n1", chips=range(4)))
+        await asyncio.sleep(10)
+        assert not api.taken
+        world.add(report("n1"))
+        await asyncio.sleep(1)
+        ((_, name, body),) = api.taken
+        assert name == "waits"
+        assert body["metadata"]["uid"] == waits.uid
+        assert list(body["metadata"]["annotations"]) == [REQUEUED]
+
+
+async def test_a_pod_that_its_scheduler_retries_is_left_alone() -> None:
+    world, api = World(), PatchServer()
+    world.add(node("n1"))
+    async with requeuing(world, api) as requeuer:
+        requeuer.refused(pod("retried"))
+        for _ in range(20):
+            await asyncio.sleep(0.6)
+            requeuer.refused(pod("retried"))
+        requeuer.accepted("uid-retried")
+        await asyncio.sleep(100)
+        assert not api.taken
+
+
+async def test_the_wait_doubles_while_the_scheduler_refuses_the_pod() -> None:
+    # It fits on a node that is not a candidate: schedulers apply node selectors and taints.
+    world, api = World(), PatchServer()
+    world.add(node("n1"))
+    refused = pod("refused")
+    world.add(refused)
+    async with requeuing(world, api) as requeuer:
+        requeuer.refused(refused)
+        for _ in range(1500):
+            await asyncio.sleep(1)
+            if api.taken and asyncio.get_running_loop().time() - api.taken[-1][0] < 1:
+                requeuer.refused(refused)
+    times = [time for time, _, _ in api.taken]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == pytest.approx(LONGEST_WAIT_S, abs=2)
+    assert len(times) < 15
+
+
+async def test_bound_finished_and_deleted_pods_are_forgotten() -> None:
+    world, api = World(), PatchServer()
+    async with requeuing(world, api) as requeuer:
+        for name in ("bound", "done", "never-seen"):
+            requeuer.refused(pod(name))
+        world.add(pod("bound", node="n1", chips=[0]))
+        world.add(pod("done", phase="Failed"))
+        await asyncio.sleep(1)
+        assert len(requeuer) == 1
+        await asyncio.sleep(FORGET_S)
+        assert len(requeuer) == 0
+
+
+async def test_a_failed_annotation_is_retried() -> None:
+    world, api = World(), PatchServer()
+    world.add(node("n1"))
+    api.answers = False
+    async with requeuing(world, api) as requeuer:
+        requeuer.refused(pod("waits"))
+        await asyncio.sleep(5)
+        api.answers = True
+        await asyncio.sleep(10)
+        assert [name for _, name, _ in api.taken] == ["waits"]
+
+
+async def test_a_pod_found_deleted_is_forgotten() -> None:
+    world, api = World(), PatchServer()
+    world.add(node("n1"))
+    api.gone.add("deleted")
+    async with requeuing(world, api) as requeuer:
+        requeuer.refused(pod("deleted"))
+        await asyncio.sleep(3)
+        assert len(requeuer) == 0
+
+
+async def test_the_last_pod_of_a_gang_requeues_the_others_at_once() -> None:
+    world, api = World(), PatchServer()
+    world.add(*(node(f"n{number}") for number in range(3)))
+    annotations = {GROUP: "train", MIN_AVAILABLE: "3"}
+    pods = [pod(f"train-{number}", 8, annotations=annotations) for number in range(3)]
+    async with requeuing(world, api) as requeuer:
+        for each in pods[:2]:
+            world.add(each)
+            with pytest.raises(Refusal):
+                world.engine.place(each)
+            requeuer.refused(each)
+        await asyncio.sleep(30)
+        assert not api.taken
+        arrived_s = asyncio.get_running_loop().time()
+        world.add(pods[2])
+        world.engine.place(pods[2])
+        await asyncio.sleep(1)
+        assert [name for _, name, _ in api.taken] == ["train-0", "train-1"]
+        assert all(time - arrived_s <= PERIOD_S for time, _, _ in api.taken)
+
+
+async def test_a_gang_is_requeued_when_it_fits_as_a_whole() -> None:
+    world, api = World(), PatchServer()
+    world.add(node("n0"), pod("other", 8, node="n1", chips=range(8)), node("n1"))
+    annotations = {GROUP: "train", MIN_AVAILABLE: "2"}
+    pods = [pod(f"train-{number}", 8, annotations=annotations) for number in range(2)]
+    world.add(*pods)
+    async with requeuing(world, api) as requeuer:
+        requeuer.refused(pods[0])
+        await asyncio.sleep(30)
+        assert not api.taken
+        world.cluster.pod_deleted(pod("other", 8, node="n1"))
+        await asyncio.sleep(1)
+        assert [name for _, name, _ in api.taken] == ["train-0"]
+
+
+async def test_waiting_gangs_take_at_most_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, api, loop = World(), PatchServer(), asyncio.get_running_loop()
+    pods = [pod(f"train-{number}", 8, annotations={MIN_AVAILABLE: "1000"}) for number in range(600)]
+    world.add(*pods)
+    examined: list[int] = []
+    turns: list[None] = []
+
+    def slow(_pod: Pod) -> bool:
+        examined.append(len(turns))
+        loop.call_soon(turns.append, None)
+        return False
+
+    # To examine one pod takes a millisecond.
+    def clock() -> float:
+        return loop.time() + len(examined) / 1000
+
+    monkeypatch.setattr(world.engine, "may_fit", slow)
+    async with requeuing(world, api, clock) as requeuer:
+        for each in pods:
+            requeuer.refused(each)
+        await asyncio.sleep(54)
+    assert 5 < len(examined) / 1000 < 6.6
+    assert max(Counter(examined).values()) <= 6
+
+
+async def test_after_a_slow_pass_the_next_one_starts_within_30_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, api, loop = World(), PatchServer(), asyncio.get_running_loop()
+    waits = pod("train-0", 8, annotations={MIN_AVAILABLE: "2"})
+    world.add(waits)
+    examined: list[float] = []
+
+    def slow(_pod: Pod) -> bool:
+        examined.append(loop.time())
+        return False
+
+    def clock() -> float:
+        return loop.time() + 60 * len(examined)
+
+    monkeypatch.setattr(world.engine, "may_fit", slow)
+    async with requeuing(world, api, clock) as requeuer:
+        requeuer.refused(waits)
+        await asyncio.sleep(70)
+    assert len(examined) >= 3
+
+
+@pytest.mark.parametrize("change", ["the group is created", "its minimum falls"])
+async def test_a_changed_pod_group_requeues_its_gang(change: str) -> None:
+    world, api = World(), PatchServer()
+    world.add(node("n0"), node("n1"))
+    world.cluster.jobs.watched(VOLCANO)
+    if change == "its minimum falls":
+        world.cluster.jobs.group_applied(VOLCANO, pod_group(3))
+    pods = [pod(f"train-{number}", 8, annotations={GROUP: "train"}) for number in range(2)]
+    world.add(*pods)
+    async with requeuing(world, api) as requeuer:
+        for each in pods:
+            requeuer.refused(each)
+        await asyncio.sleep(30)
+        assert not api.taken
+        world.cluster.jobs.group_applied(VOLCANO, pod_group(2))
+        await asyncio.sleep(1)
+        assert [name for _, name, _ in api.taken] == ["train-0", "train-1"]
+
+
+async def test_a_pod_refused_again_is_judged_by_its_current_request() -> None:
+    # The informers have not seen it yet, so its request can't be read again.
+    world, api = World(), PatchServer()
+    world.cluster.jobs.owner_applied(stateful_set(2))
+    world.add(node("a0", labels=MODULE), owned_by(pod("train-0", 8), "StatefulSet"))
+    world.fill("a0")
+    async with requeuing(world, api) as requeuer:
+        requeuer.refused(owned_by(pod("train-1", 8), "StatefulSet"))
+        world.cluster.jobs.owner_deleted(stateful_set(2))
+        requeuer.refused(owned_by(pod("train-1", 4), "StatefulSet"))
+        world.add(node("a1", labels=MODULE))
+        world.fill("a1", [0])
+        await asyncio.sleep(2)
+        assert [name for _, name, _ in api.taken] == ["train-1"]

@@ -1,0 +1,74 @@
+"""The settings: where they come from, and which of them are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from allocator.settings import Settings
+from ascend.daemon.settings import read_settings
+from ascend.errors import InvalidValue
+
+
+def test_flags_override_the_environment_which_overrides_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("reservation_ttl_s: 7\nlog_level: DEBUG\ngrpc_address: 127.0.0.1:1\n")
+    monkeypatch.setenv("ASCEND_ALLOCATOR_LOG_LEVEL", "WARNING")
+    monkeypatch.setenv("ASCEND_ALLOCATOR_GRPC_ADDRESS", "127.0.0.1:2")
+    settings = read_settings(Settings, "p", ["--config", str(file), "--grpc-address", "unix:/run/a.sock"])
+    assert settings.reservation_ttl_s == 7
+    assert settings.log_level == "WARNING"
+    assert settings.grpc_address == "unix:/run/a.sock"
+    assert settings.extender_address == "127.0.0.1:8080"
+
+
+def test_the_environment_can_name_the_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("reservation_ttl_s: 7\n")
+    monkeypatch.setenv("ASCEND_ALLOCATOR_CONFIG", str(file))
+    assert read_settings(Settings, "p", []).reservation_ttl_s == 7
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--extender-address=0.0.0.0:8080", "extender_address: 0.0.0.0:8080"),
+        ("--extender-address=:8080", "extender_address: :8080"),
+        ("--extender-address=[::]:8080", "extender_address: [::]:8080"),
+        ("--grpc-address=10.0.0.7:1", "grpc_address: 10.0.0.7:1"),
+        ("--grpc-address=0.0.0.0:1 --tls-cert-file=c --tls-key-file=k", "client_ca_file and client_names"),
+        ("--tls-cert-file=c", "tls_cert_file and tls_key_file"),
+        ("--client-ca-file=c --client-names=n", "client_ca_file"),
+        ("--tls-cert-file=c --tls-key-file=k --client-ca-file=a", "client_ca_file and client_names"),
+        ("--client-names=n", "client_ca_file and client_names"),
+        ("--webhook-client-names=n", "webhook_client_names"),
+    ],
+)
+def test_addresses_that_others_can_reach_require_tls(flags: str, words: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        read_settings(Settings, "p", flags.split())
+    assert words in str(refused.value)
+    assert "got" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--extender-address=localhost:1 --grpc-address=[::1]:1",
+        "--grpc-address=unix:/run/a.sock",
+        "--extender-address=0.0.0.0:8080 --grpc-address=0.0.0.0:1 --insecure=true",
+        "--extender-address=0.0.0.0:8080 --tls-cert-file=c --tls-key-file=k",
+        "--grpc-address=0.0.0.0:1 --tls-cert-file=c --tls-key-file=k --client-ca-file=a --client-names=a,b",
+    ],
+)
+def test_protected_and_insecure_addresses_are_accepted(flags: str) -> None:
+    assert read_settings(Settings, "p", flags.split()).client_names in ([], ["a", "b"])
+
+
+def test_webhooks_are_served_only_if_configured() -> None:
+    assert read_settings(Settings, "p", []).webhooks == []
+    assert read_settings(Settings, "p", ["--webhooks=bindings,pods"]).webhooks == ["bindings", "pods"]
+    with pytest.raises(InvalidValue, match=r"webhooks\.0"):
+        read_settings(Settings, "p", ["--webhooks=binding"])
