@@ -21,7 +21,6 @@ from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.journal import Journal
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
-from allocator.observe.self_audit import SECOND_COMPARISON_S, SelfAudit
 from allocator.serving.clients import AllowedClients
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService
@@ -156,15 +155,6 @@ class AllocatorApp:
             requeuer = Requeuer(
                 client, self.cluster, self.engine, metrics, monotonic=self._monotonic, now_ns=self._now_ns
             )
-            audit = SelfAudit(
-                client,
-                self.cluster,
-                self.ledger,
-                health_namespace=self._settings.node_health_namespace,
-                show=metrics.differences.set,
-                period_s=self._settings.audit_period_s,
-                second_comparison_s=min(SECOND_COMPARISON_S, self._settings.audit_period_s),
-            )
             injector = Injector(
                 client=client,
                 cluster=self.cluster,
@@ -215,7 +205,6 @@ class AllocatorApp:
                     tasks.create_task(self._housekeep(binder), name="housekeeping"),
                     tasks.create_task(requeuer.run(), name="requeuer"),
                     tasks.create_task(events.run(), name="events"),
-                    tasks.create_task(audit.run(informers.synced), name="audit"),
                     tasks.create_task(leadership.run(), name="election"),
                     tasks.create_task(self._lead(grpc_server), name="leadership"),
                 ]

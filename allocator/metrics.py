@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -49,11 +49,6 @@ class AllocatorMetrics:
         self.requeued = Counter(
             "ascend_allocator_requeued_total",
             "Times a refused pod was annotated so that its scheduler requeues it",
-            registry=self.registry,
-        )
-        self.differences = Gauge(
-            "ascend_allocator_state_differences",
-            "Differences between the state and the API server's objects in the last comparison (audit_period_s)",
             registry=self.registry,
         )
         self.registry.register(_State(ledger, age_s, index, leads))

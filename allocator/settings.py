@@ -79,11 +79,6 @@ class Settings(DaemonSettings):
         description="the product for jobs of several pods that name none, on a cluster of several products; empty: such"
         " jobs are refused (ProductNotNamed)",
     )
-    audit_period_s: float = Field(
-        default=0.0,
-        ge=0,
-        description="seconds between comparisons of the state with the API server's objects, for debugging; 0: never",
-    )
     invalid_pods: Literal["deny", "warn"] = Field(
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
     )

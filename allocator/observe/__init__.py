@@ -1,1 +1,1 @@
-"""Records of decisions in logs, metrics and Events; and the audit of the state."""
+"""Records of decisions in logs, metrics and Events."""

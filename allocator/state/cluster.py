@@ -69,11 +69,6 @@ class Cluster:
         self.jobs = Jobs()
         ledger.subscribe(self._reserved)
 
-    def twin(self) -> "Cluster":
-        """An empty cluster with the same clock and limits and no reservations, to compare this one with."""
-        ledger = Ledger(ttl_s=math.inf, monotonic=lambda: 0.0)
-        return Cluster(ledger, now_s=self._now_s, max_report_age_s=self._max_report_age_s)
-
     @property
     def nodes(self) -> Mapping[str, NodeRecord]:
         """Every node, by name."""

@@ -1,6 +1,6 @@
 """The kinds of objects that the allocator watches: the one table of them.
 
-The informers, the audit, ``npuctl`` (from files and from a cluster) and the test of the chart's RBAC rules all use it:
+The informers, ``npuctl`` (from files and from a cluster) and the test of the chart's RBAC rules all use it:
 a new kind is a new row.
 """
 

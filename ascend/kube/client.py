@@ -6,7 +6,7 @@ retry with fresh credentials after 401, and decodes without models (spec/field.m
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -34,7 +34,6 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 
-PAGE_SIZE: Final = 500
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
 RETRY_AFTER_LIMIT_S: Final = 30.0
@@ -57,12 +56,7 @@ class _Status(msgspec.Struct, rename="camel"):
     code: int = 0
 
 
-class _ListMeta(msgspec.Struct):
-    continue_: str = msgspec.field(default="", name="continue")
-
-
 class _ObjectList(msgspec.Struct):
-    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
     items: list[msgspec.Raw] | None = None
 
 
@@ -245,27 +239,6 @@ class KubeClient:
         query = {"fieldSelector": field_selector} if field_selector else None
         items = _decode_list(await self.request("GET", resource.path(namespace=namespace), query=query)).items
         return [_decode(bytes(item), resource.type) for item in items or ()]
-
-    async def pages(
-        self, resource: Resource[T], namespace: str = "", *, label_selector: str = ""
-    ) -> AsyncIterator[list[T]]:
-        """List all objects of a kind in pages of some hundreds; objects that can't be decoded are left out.
-
-        Raises:
-            ApiError: the server answered with an error.
-            Unreachable: no answer.
-        """
-        query = {"limit": str(PAGE_SIZE), **({"labelSelector": label_selector} if label_selector else {})}
-        while True:
-            page = _decode_list(await self.request("GET", resource.path(namespace=namespace), query=query))
-            objects = []
-            for item in page.items or ():
-                with suppress(*UNREADABLE):
-                    objects.append(msgspec.json.decode(item, type=resource.type))
-            yield objects
-            if not page.metadata.continue_:
-                return
-            query["continue"] = page.metadata.continue_
 
     async def create(self, resource: Resource[T], body: JsonObject, namespace: str = "") -> T:
         """Create an object; returns the object as stored.

@@ -1,4 +1,4 @@
-"""The checks of a running allocator: whether it serves schedulers, and whether its state matches the API server's."""
+"""The checks of a running allocator: whether it serves schedulers, and whether its informers hear the API server."""
 
 import ssl
 from collections.abc import Iterator
@@ -10,13 +10,11 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from ascend.errors import InvalidValue
-from ascend.grammar import count
 from npuctl.doctor.finding import Finding
 
 CHECK: Final = "allocator"
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=8.0)
-_DIFFERENCES: Final = "ascend_allocator_state_differences"
 _AGE_S: Final = "ascend_allocator_snapshot_age_seconds"
 _QUIET_S: Final = 120.0
 """Every watch receives at least a bookmark each minute."""
@@ -72,13 +70,7 @@ def _trusting(authority: Path) -> ssl.SSLContext:
 
 
 def _state(values: dict[str, float]) -> Iterator[Finding]:
-    differences, age_s = values.get(_DIFFERENCES), values.get(_AGE_S)
-    if differences:
-        sentence = f"its state differs from the API server's objects in {count(int(differences), 'point')}"
-        advice = "its log names them; restart it, and report this: it is a defect of the allocator"
-        yield Finding(CHECK, "problem", sentence, advice)
-    elif differences is not None:
-        yield Finding(CHECK, "ok", "its state matches the API server's objects")
+    age_s = values.get(_AGE_S)
     if age_s is not None and age_s > _QUIET_S:
         sentence = f"one of its watches has received nothing from the API server for {age_s:.0f} s"
         yield Finding(CHECK, "warning", sentence, "check the network between them")

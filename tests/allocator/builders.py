@@ -10,9 +10,7 @@ from msgspec.structs import replace
 
 from allocator.decision.engine import DecisionEngine
 from allocator.rules.vacancy import Vacancy
-from allocator.state.audit import Difference, compare_by_parts
 from allocator.state.cluster import Cluster
-from allocator.state.kinds import KINDS, fill
 from allocator.state.ledger import Ledger
 from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, Grant, write_base_device_infos
 from ascend.chips import RESOURCE, chip_set
@@ -22,7 +20,6 @@ from ascend.kube.objects import (
     Condition,
     ConfigMap,
     Container,
-    KubeObject,
     Metadata,
     Node,
     NodeSpec,
@@ -149,19 +146,6 @@ def noded_says(content: object) -> str:
     """What MindCluster's NodeD reports of a node, with its hash."""
     info = json.dumps(content, separators=(",", ":"))
     return f'{{"NodeInfo":{info},"CheckCode":"{hashlib.sha256(info.encode()).hexdigest()}"}}'
-
-
-def by_kind(*objects: KubeObject) -> dict[str, list[KubeObject]]:
-    """Objects by the name of their watched kind; ConfigMaps are listed under both kinds of report."""
-    return {
-        kind.name: [each for each in objects if isinstance(each, kind.resource.type)] for kind in KINDS[:5] + KINDS[-1:]
-    }
-
-
-def audit(cluster: Cluster, ledger: Ledger, objects: Mapping[str, Iterable[KubeObject]]) -> list[Difference]:
-    """The differences between a cluster and one rebuilt from objects (by the name of their kind), sorted."""
-    parts = compare_by_parts(cluster, ledger, fill(cluster.twin(), objects))
-    return sorted(each for part in parts for each in part)
 
 
 class World:

@@ -228,7 +228,7 @@ async def running(
 ) -> AsyncIterator[Allocator]:
     """An allocator for this server; ``more`` are settings."""
     kubeconfig = write_kubeconfig(folder, server)
-    fields = {"extender_address": "127.0.0.1:0", "grpc_address": grpc_address, "audit_period_s": 0.0}
+    fields = {"extender_address": "127.0.0.1:0", "grpc_address": grpc_address}
     settings = Settings(kubeconfig=str(kubeconfig), **{**fields, "webhooks": ["bindings", "pods"], **more})
     async with AllocatorApp(settings, now_ns=now_ns, boot_s=boot_s) as app, aiohttp.ClientSession() as http:
         if synced:

@@ -24,7 +24,8 @@ from ascend.chips import chip_set
 from ascend.errors import NotFound, Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import ConfigMap, Node, Pod
-from tests.allocator.builders import GROUP, World, audit, by_kind, node, pod, report
+from tests.allocator.audit import audit, by_kind
+from tests.allocator.builders import GROUP, World, node, pod, report
 
 NODES = ("n1", "n2", "n3")
 JOBS = ("red", "blue")

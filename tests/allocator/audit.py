@@ -1,32 +1,31 @@
-"""Compares the state kept event by event with one rebuilt from the objects of the API server.
+"""The oracle of the state: whether what the allocator keeps event by event equals what a list of all objects gives.
 
-The ledger is not rebuilt, since reservations exist nowhere else; only its invariants are checked: no chip is reserved
-twice, and nothing is reserved for a bound or finished pod. The assigned ranks of jobs are not compared: they depend on
-the order of earlier events.
+The ledger can't be rebuilt, since reservations exist nowhere else; checked is what must hold for it anyway: no chip is
+reserved twice, and nothing is reserved for a bound or finished pod. Of jobs the assigned ranks are not compared: they
+depend on the past.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from allocator.rules.job import JobKey, find_job
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
+from allocator.state.kinds import KINDS, fill
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, assess
 from allocator.state.ranking import Bucket
 from allocator.state.reservation import Reservation
 from ascend.chips import ChipSet, chip_ids, join_names
 from ascend.errors import Refusal
-from ascend.kube.objects import Pod
+from ascend.kube.objects import KubeObject, Pod
 
 _PART: Final = 64
 """The number of objects compared in one part."""
-
-_T = TypeVar("_T")
 
 _DERIVED = frozenset({"name", "node", "offer", "holdings"})
 
@@ -50,43 +49,43 @@ class Difference(msgspec.Struct, frozen=True, order=True):
         return f"{self.object}: {self.field} is {self.kept}, should be {self.rebuilt}"
 
 
-def compare_by_parts(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iterator[list[Difference]]:
-    """Yield the differences between a cluster and a rebuilt one, in parts that take some milliseconds each.
+def by_kind(*objects: KubeObject) -> dict[str, list[KubeObject]]:
+    """Objects by the name of their watched kind; ConfigMaps are listed under both kinds of report."""
+    return {
+        kind.name: [each for each in objects if isinstance(each, kind.resource.type)]
+        for kind in KINDS
+        if not kind.is_optional
+    }
 
-    The cluster may change between two parts.
+
+def audit(cluster: Cluster, ledger: Ledger, objects: Mapping[str, Iterable[KubeObject]]) -> list[Difference]:
+    """The differences between a cluster and one filled with objects (by the name of their kind), sorted.
 
     Args:
         cluster: the state as kept.
         ledger: its reservations.
-        rebuilt: ``cluster.twin()``, filled with all objects of the API server.
+        objects: all objects of the API server.
     """
-    for names in _keys(cluster.nodes, rebuilt.nodes):
-        yield [each for name in names for each in _node(name, cluster, rebuilt)]
-        yield [each for name in names for each in _entry(name, cluster, ledger)]
-    for uids in _keys(cluster.pods, rebuilt.pods):
-        yield [each for uid in uids for each in _pod(uid, cluster, rebuilt)]
-        yield [each for uid in uids for each in _placed(uid, cluster, ledger)]
-    for keys in _keys(cluster.jobs.owners, rebuilt.jobs.owners):
-        yield [each for key in keys for each in _owner(key, cluster, rebuilt)]
-    for keys in _keys(cluster.jobs.groups, rebuilt.jobs.groups):
-        yield [each for key in keys for each in _group(key, cluster, rebuilt)]
-    for keys in _keys(cluster.jobs.by_key, rebuilt.jobs.by_key):
-        yield [each for key in keys for each in _job(key, cluster, rebuilt)]
-    for reservations in _parts(ledger):
-        yield [each for reservation in reservations for each in _reservation(reservation, cluster, ledger)]
+    empty = Ledger(ttl_s=math.inf, monotonic=lambda: 0.0)
+    rebuilt = Cluster(empty, now_s=cluster._now_s, max_report_age_s=cluster._max_report_age_s)
+    return sorted(_differences(cluster, ledger, fill(rebuilt, objects)))
 
 
-def _keys(one: Mapping[_T, object], other: Mapping[_T, object]) -> Iterator[Sequence[_T]]:
-    """The keys of both, in parts: they may change between two parts, and a union of all would block for long."""
-    yield from _parts(list(one))
-    for part in _parts(list(other)):
-        yield [key for key in part if key not in one]
-
-
-def _parts(every: Iterable[_T]) -> Iterator[Sequence[_T]]:
-    rest = iter(every)
-    while part := list(islice(rest, _PART)):
-        yield part
+def _differences(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iterator[Difference]:
+    for name in cluster.nodes.keys() | rebuilt.nodes.keys():
+        yield from _node(name, cluster, rebuilt)
+        yield from _entry(name, cluster, ledger)
+    for uid in cluster.pods.keys() | rebuilt.pods.keys():
+        yield from _pod(uid, cluster, rebuilt)
+        yield from _placed(uid, cluster, ledger)
+    for key in cluster.jobs.owners.keys() | rebuilt.jobs.owners.keys():
+        yield from _owner(key, cluster, rebuilt)
+    for key in cluster.jobs.groups.keys() | rebuilt.jobs.groups.keys():
+        yield from _group(key, cluster, rebuilt)
+    for key in cluster.jobs.by_key.keys() | rebuilt.jobs.by_key.keys():
+        yield from _job(key, cluster, rebuilt)
+    for reservation in ledger:
+        yield from _reservation(reservation, cluster, ledger)
 
 
 def _node(name: str, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:

@@ -3,7 +3,6 @@
 import pytest
 
 from allocator.rules.job import COSCHEDULING, STATEFUL_SET, VOLCANO, JobKey
-from allocator.state.audit import Difference, compare_by_parts
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
@@ -17,7 +16,8 @@ from ascend.kube.objects import (
     Resources,
     StatefulSet,
 )
-from tests.allocator.builders import GROUP, World, audit, by_kind, node, pod, pod_group, report, stateful_set
+from tests.allocator.audit import Difference, audit, by_kind
+from tests.allocator.builders import GROUP, World, node, pod, pod_group, report, stateful_set
 
 OBJECTS: list[Node | Pod | ConfigMap] = [
     node("n1"),
@@ -95,21 +95,6 @@ def test_a_reservation_of_a_bound_pod_is_found() -> None:
     (found,) = differences(world, OBJECTS)
     assert (found.object, found.field) == ("pod default/a", "reservation")
     assert "n1" in found.kept
-
-
-def test_a_large_cluster_is_compared_in_small_parts() -> None:
-    world = World()
-    names = [f"n{number}" for number in range(200)]
-    objects = [each for name in names for each in (node(name), pod(f"on-{name}", 1, node=name, chips=[0]))]
-    world.add(*objects)
-    world.ledger.reserve(uid="uid-on-n1", pod="default/on-n1", node="n1", chips=(5,), stage=Stage.ASSUMED)
-    twin = world.cluster.twin()
-    parts = list(compare_by_parts(world.cluster, world.ledger, twin))
-    assert max(map(len, parts)) <= 64
-    found = [each for part in parts for each in part]
-    assert sorted(found) == sorted(differences(world, []))
-    # Each node, each pod, each pod's job, and the reservation of the bound pod.
-    assert len(found) == 200 + 200 + 200 + 1
 
 
 def test_a_report_outlives_its_node() -> None:
