@@ -1,4 +1,4 @@
-"""The allocator as a whole: informers, state, decisions and front ends, put together and run."""
+"""The allocator: puts informers, state, decisions and front ends together, and runs them."""
 
 import asyncio
 import platform
@@ -53,7 +53,7 @@ class AllocatorApp:
     If one of its tasks fails, the block is cancelled and raises the error: a process must not continue without it.
 
     Args:
-        settings: as given by the user.
+        settings: the settings.
         client: the API server; if not given, it is made from the settings and closed at the end.
         monotonic: the clock for durations and times to live.
         now_ns: the wall clock for predicate times, Unix nanoseconds.
@@ -108,7 +108,7 @@ class AllocatorApp:
         await self._leadership.opened()
 
     def missing(self) -> str | None:
-        """What it waits for before it answers calls, a sentence; None if it does."""
+        """What it waits for before it answers calls, a sentence; None once it answers them."""
         closed = self._leadership.closed()
         return closed.message if closed is not None else None
 
@@ -197,7 +197,7 @@ class AllocatorApp:
             self.extender_address = await stack.enter_async_context(
                 serve_http(http, self._settings.extender_address, tls=certificates.http if certificates else None)
             )
-            # A unix socket needs no certificates: its file mode says who may connect.
+            # A unix socket needs no certificates: its file mode restricts access.
             over_tcp = not self._settings.grpc_address.startswith("unix:")
             grpc_server = await stack.enter_async_context(
                 serve_grpc(
@@ -235,7 +235,7 @@ class AllocatorApp:
         await self._leadership.enter()
         for job in self.engine.gangs.resume():
             log.warning("the rest of a gang does not fit now", job=str(job.key), kind=job.kind)
-        await grpc_server.show(serving=True)
+        await grpc_server.set_serving(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods))
         await self._leadership.keep(self.extender_address, self.grpc_address)
 
@@ -262,8 +262,8 @@ async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] |
     """Run an allocator until cancelled.
 
     Args:
-        settings: as given by the user.
-        started: called when it listens; it may not be ready yet.
+        settings: the settings.
+        started: called once it listens; it may not be ready yet.
     """
     async with AllocatorApp(settings) as app:
         log.info("listening", extender=app.extender_address, grpc=app.grpc_address)

@@ -20,7 +20,7 @@ class AllocatorMetrics:
 
     Args:
         ledger: its reservations are counted at each scrape.
-        age_s: seconds since the API server was last heard from; None before the informers have synced.
+        age_s: seconds since the last contact with the API server; None before the informers have synced.
         index: its unusable nodes are counted at each scrape.
         leads: whether this allocator leads.
     """
@@ -35,7 +35,7 @@ class AllocatorMetrics:
         self.registry = CollectorRegistry()
         self.duration_s = Histogram(
             "ascend_allocator_decision_duration_seconds",
-            "Time to answer a scheduler, by kind of call",
+            "Duration of calls from schedulers, by kind of call",
             ["kind"],
             registry=self.registry,
             buckets=BUCKETS_S,
@@ -60,7 +60,7 @@ class AllocatorMetrics:
 
 
 class _State(Collector):
-    """What is read from the state at each scrape."""
+    """Collects the metrics that are read from the state at each scrape."""
 
     def __init__(
         self, ledger: Ledger, age_s: Callable[[], float | None], index: NodeIndex, leads: Callable[[], bool]
@@ -72,7 +72,9 @@ class _State(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         reservations = GaugeMetricFamily(
-            "ascend_allocator_reservations", "Pods with reserved chips, by state of the reservation", labels=["state"]
+            "ascend_allocator_reservations",
+            "Pods with reserved chips, by state: planned, reserved, binding, assumed, doubtful",
+            labels=["state"],
         )
         for stage in Stage:
             reservations.add_metric([stage.value], self._ledger.count(stage))
@@ -86,7 +88,7 @@ class _State(Collector):
         if age_s is not None:
             yield GaugeMetricFamily(
                 "ascend_allocator_snapshot_age_seconds",
-                "Time since the API server was last heard from, on the quietest watch",
+                "Time since the last contact with the API server, on the quietest watch",
                 value=age_s,
             )
         unusable = GaugeMetricFamily(

@@ -30,13 +30,14 @@ class Settings(DaemonSettings):
 
     extender_address: Address = Field(
         default="127.0.0.1:8080",
-        description="where the extender, the webhooks, /livez, /readyz and /metrics are served",
+        description="the address of the extender, the webhooks, /livez, /readyz and /metrics",
     )
     grpc_address: Annotated[str, AfterValidator(_grpc_address)] = Field(
-        default="127.0.0.1:50051", description="where ascend.allocator.v1 is served: host:port or unix:<path>"
+        default="127.0.0.1:50051", description="the address of ascend.allocator.v1: host:port or unix:<path>"
     )
     tls_cert_file: Path | None = Field(
-        default=None, description="the server certificate, PEM; it and the next two files are reloaded when they change"
+        default=None,
+        description="the server certificate, PEM; this file and the next two are reloaded when they change",
     )
     tls_key_file: Path | None = Field(default=None, description="its key, PEM")
     client_ca_file: Path | None = Field(
@@ -48,8 +49,8 @@ class Settings(DaemonSettings):
     )
     webhooks: list[Literal["bindings", "pods"]] = Field(
         default=[],
-        description="the admission webhooks that are served: bindings, at /webhook/bindings, reserves chips for every"
-        " caller; pods, at /webhook/pods, validates pods; none if empty",
+        description="the admission webhooks to serve: bindings, at /webhook/bindings, assigns chips to pods that any"
+        " scheduler binds; pods, at /webhook/pods, validates pods; none if empty",
     )
     webhook_client_names: list[str] = Field(
         default=[],
@@ -71,7 +72,7 @@ class Settings(DaemonSettings):
     )
     prefer_previous_node: bool = Field(
         default=False,
-        description="a pod that replaces another pod of its job is placed on that pod's node, if it fits there",
+        description="place a pod that replaces another pod of its job on the node of that pod, if it fits there",
     )
     default_product: Annotated[str, AfterValidator(_product)] = Field(
         default="",
@@ -84,11 +85,11 @@ class Settings(DaemonSettings):
         description="seconds between comparisons of the state with the API server's objects, for debugging; 0: never",
     )
     invalid_pods: Literal["deny", "warn"] = Field(
-        default="deny", description="what the webhook for pods does with a pod that fits on no node of any kind"
+        default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
     )
     leader_election: bool = Field(
         default=False,
-        description="several allocators run, and the one that holds the lease leads; without it there must be only one",
+        description="elect a leader among several allocators, by a lease; without it only one may run",
     )
     lease_namespace: str = Field(default="kube-system", min_length=1, description="the namespace of the lease")
     lease_name: str = Field(default="ascend-allocator", min_length=1, description="the name of the lease")

@@ -1,1 +1,1 @@
-"""The field's nouns, shared by both programs: chips, products, annotations and the node's device-info report."""
+"""The domain types shared by allocator and device plugin: chips, products, annotations and device-info reports."""

@@ -1,6 +1,6 @@
-"""Every annotation the programs and their neighbours exchange: its key, and how its value is written and read.
+"""The annotations that the programs share with each other and with MindCluster: keys and formats.
 
-The keys and formats are wire facts shared with MindCluster (spec/node-agent.md §5.8, §6; spec/scheduling.md §1.6).
+Keys and formats are those of MindCluster (spec/node-agent.md §5.8, §6; spec/scheduling.md §1.6).
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from ascend.chips import ChipSet, chip_name, chip_set, join_names, join_names_so
 from ascend.errors import UNREADABLE, InvalidValue
 
 ALLOCATED = "huawei.com/Ascend910"
-"""On a pod, by the allocator: the chips it gets, in selection order."""
+"""On a pod, by the allocator: its chips, in selection order."""
 
 PREDICATE_TIME = "predicate-time"
 """On a pod, by the allocator: when it was decided, in Unix nanoseconds; the device plugin overwrites it by CLAIMED."""
@@ -21,28 +21,28 @@ REAL = "huawei.com/AscendReal"
 """On a pod, by the device plugin: the chips its containers were given."""
 
 KUBELET_IDS = "huawei.com/kltDev"
-"""On a pod, by the device plugin: the device ids the kubelet's own ledger has for it."""
+"""On a pod, by the device plugin: the device ids that the kubelet has allocated to it."""
 
 CONFIGURATION = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
 """On a pod, by the device plugin: addresses of its chips, for the builder of the rank table."""
 
 REQUEUED = "ascend-affinity.io/requeued"
-"""On a pending pod, by the allocator: when it last made the scheduler look again, in Unix nanoseconds."""
+"""On a pending pod, by the allocator: when it last made the scheduler requeue the pod, in Unix nanoseconds."""
 
 DISTRIBUTED = "distributed-job"
-"""On a pod, by the allocator: whether its job has several pods that ask for chips, ``true`` or ``false``."""
+"""On a pod, by the allocator: whether its job has several pods that request chips, ``true`` or ``false``."""
 
 RANK = "hccl/rankIndex"
-"""On a pod: its number within its job, by its author, an operator or the allocator."""
+"""On a pod, by its author, an operator or the allocator: its rank within its job."""
 
 MIN_AVAILABLE = "huawei.com/schedule_minAvailable"
-"""On a pod, by its author: how many pods of its job must be placed together, where no group says so."""
+"""On a pod, by its author: how many pods of its job must be placed together, if no pod group sets it."""
 
 FENCE = "ascend-affinity.io/allocator"
-"""On a pod, by the allocator: which of several allocators bound it; admitted only while that one leads."""
+"""On a pod, by the allocator: which of several allocators bound it; admitted only while that allocator leads."""
 
 OURS = frozenset({ALLOCATED, PREDICATE_TIME, REAL, KUBELET_IDS, CONFIGURATION, FENCE, REQUEUED})
-"""On pods: written by the two programs only (an admission policy says so), because chips are counted by them."""
+"""On pods: written by the two programs only (an admission policy enforces it), because chips are counted by them."""
 
 BASE_DEVICE_INFOS = "baseDeviceInfos"
 """On a node, by the device plugin: the chips it has."""
@@ -55,10 +55,10 @@ CLAIMED = (1 << 64) - 1
 """The predicate-time of a pod that has been handed its chips (seed 002, step "change it to the largest uint")."""
 
 UNKNOWN = -2
-"""SuperPod id, server index or device id that the driver could not tell (spec/node-agent.md §5.2)."""
+"""A SuperPod id, server index or device id that the driver does not report (spec/node-agent.md §5.2)."""
 
 MAX_LIST_ENTRIES = 100
-"""A longer list of chips is not believed (spec/node-agent.md §5.4)."""
+"""A longer list of chips is invalid (spec/node-agent.md §5.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Grant:
 
     Attributes:
         chips: physical ids in selection order.
-        predicate_time: Unix nanoseconds; None where the annotation is missing or unreadable, which orders last;
+        predicate_time: Unix nanoseconds; None if the annotation is missing or invalid, which sorts last;
             ``CLAIMED`` once the device plugin has handed the chips over.
     """
 
@@ -85,7 +85,7 @@ class Grant:
 
 
 def read_grant(annotations: Mapping[str, str]) -> Grant | None:
-    """What the allocator wrote on a pod; None where it wrote nothing.
+    """Read what the allocator wrote on a pod; None if it wrote nothing.
 
     Raises:
         InvalidValue: the list of chips is malformed.
@@ -97,9 +97,9 @@ def read_grant(annotations: Mapping[str, str]) -> Grant | None:
 
 
 def read_predicate_time(annotations: Mapping[str, str]) -> int | None:
-    """The decision's time in Unix nanoseconds, ``CLAIMED``, or None where it is missing or unreadable."""
+    """The time of the decision in Unix nanoseconds, or ``CLAIMED``; None if it is missing or invalid."""
     text = annotations.get(PREDICATE_TIME, "")
-    # The length first: Python refuses to read numbers of thousands of digits, and a pod's author may write any.
+    # Check the length first: Python refuses to convert thousands of digits, and a pod's author may write any value.
     if len(text) > len(str(CLAIMED)) or not (text.isascii() and text.isdigit()):
         return None
     value = int(text)
@@ -127,11 +127,11 @@ def _parse_list(text: str, key: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ChipAddress:
-    """How a chip is reached from other servers.
+    """The network address of a chip.
 
     Attributes:
-        ip: RoCE address, empty where it has none.
-        super_device_id: the chip's id within its SuperPod, as the driver gives it.
+        ip: RoCE address; empty if it has none.
+        super_device_id: the chip's id within its SuperPod, as the driver reports it.
     """
 
     ip: str = ""
@@ -155,7 +155,7 @@ def read_base_device_infos(text: str) -> dict[int, ChipAddress]:
     """The chips of a node from its annotation, by physical id.
 
     Raises:
-        InvalidValue: the annotation is not the JSON object it must be, or names something that is no physical chip.
+        InvalidValue: the annotation is not a JSON object of this form, or a key is not the name of a physical chip.
     """
     try:
         infos = msgspec.json.decode(text, type=dict[str, _BaseDeviceInfo])
@@ -218,8 +218,8 @@ def write_claim(*, chips: Iterable[int], kubelet_ids: Iterable[int], configurati
 
     Args:
         chips: physical ids the containers were given.
-        kubelet_ids: the ids the kubelet chose.
-        configuration: as ``write_configuration`` gives it.
+        kubelet_ids: the ids that the kubelet has allocated.
+        configuration: the result of ``write_configuration``.
     """
     return {
         PREDICATE_TIME: str(CLAIMED),

@@ -1,4 +1,4 @@
-"""Sets of chips as integer bitmasks, and the names chips have on the wire.
+"""Sets of chips as integer bitmasks, and the names of chips on the wire.
 
 Bit ``n`` stands for the chip with physical id ``n``; a server's 8 chips make 256 sets, so a rule over sets can be a
 table. Names are ``Ascend910-<physical id>`` for every product of the 910 family (spec/node-agent.md §2.1).
@@ -14,18 +14,18 @@ ChipSet: TypeAlias = int
 """Bit n set: the chip with physical id n is in the set."""
 
 RESOURCE = "huawei.com/Ascend910"
-"""The extended resource a pod asks for."""
+"""The extended resource that pods request."""
 
 NAME_PREFIX = "Ascend910-"
 
 MAX_CHIP_ID = 255
-"""Physical ids the driver can report (spec/node-agent.md §3.2)."""
+"""The largest physical id that the driver can report (spec/node-agent.md §3.2)."""
 
 _NAME = re.compile(r"Ascend910-(0|[1-9][0-9]{0,2})")
 
 
 def chip_set(ids: Iterable[int]) -> ChipSet:
-    """The set that holds exactly these physical ids."""
+    """The set of these physical ids."""
     chips = 0
     for chip_id in ids:
         chips |= 1 << chip_id
@@ -48,15 +48,20 @@ def chip_name(chip_id: int) -> str:
 
 
 def parse_chip_name(name: str) -> int:
-    """The physical id behind a name.
+    """The physical id in a name.
 
     Raises:
-        InvalidValue: the text is not a name of a physical chip; virtual chips (``Ascend910-2c-100-1``) are none.
+        InvalidValue: the text is not a name of a physical chip; virtual chips (``Ascend910-2c-100-1``) are not.
     """
     match = _NAME.fullmatch(name)
     if match is None or int(match[1]) > MAX_CHIP_ID:
         raise InvalidValue(f"{name!r} is not a chip name (expected {NAME_PREFIX}<0..{MAX_CHIP_ID}>)")
     return int(match[1])
+
+
+def count_chips(count: int) -> str:
+    """Return the number with its noun: ``1 chip``, ``2 chips``."""
+    return f"{count} chip" if count == 1 else f"{count} chips"
 
 
 def join_names(ids: Iterable[int]) -> str:
@@ -67,7 +72,7 @@ def join_names(ids: Iterable[int]) -> str:
 def join_names_sorted(ids: Iterable[int]) -> str:
     """A comma-joined list of names in string order (``-10`` before ``-2``).
 
-    So are the lists of the device-info ConfigMap, ``huawei.com/AscendReal`` and ``huawei.com/kltDev`` ordered
+    The lists in the device-info ConfigMap, ``huawei.com/AscendReal`` and ``huawei.com/kltDev`` have this order
     (spec/node-agent.md §5.2, §6.7).
     """
     return ",".join(sorted(map(chip_name, ids)))
@@ -77,8 +82,8 @@ def parse_names(text: str, field: str = "chip list") -> tuple[int, ...]:
     """The physical ids of a comma-joined list of names, in its order; the empty text is the empty list.
 
     Args:
-        text: as ``Ascend910-0,Ascend910-1``.
-        field: what the text is, for the error.
+        text: as in ``Ascend910-0,Ascend910-1``.
+        field: the name of the field, for errors.
 
     Raises:
         InvalidValue: an element is not a chip name, or a chip is named twice.

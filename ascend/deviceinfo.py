@@ -1,7 +1,6 @@
-"""The ConfigMap ``mindx-dl-deviceinfo-<node>``: what a node reports of its chips, byte for byte as read.
+"""The ConfigMap ``mindx-dl-deviceinfo-<node>``, a node's report about its chips, byte for byte as its consumers expect.
 
-Volcano's plugin and ClusterD read it; the latter drops it when the CheckCode does not match
-(spec/node-agent.md §0, §5).
+Volcano's plugin and ClusterD read it; ClusterD drops it if the CheckCode does not match (spec/node-agent.md §0, §5).
 """
 
 import hashlib
@@ -40,27 +39,29 @@ _DESCRIPTION_TEXT = (
     "The field[xxx.com/xxx] is sunset. Volcano has the ability to maintain the usage status of chips on its own, "
     "and can temporarily use this field by configuring the Volcano parameter 'self-maintain-available-card'"
 )
-"""Word for word the reference's (spec/baseline-device-plugin.md §3)."""
+"""The reference's text, verbatim (spec/baseline-device-plugin.md §3)."""
 
 _UNHEALTHY = f"{RESOURCE}-Unhealthy"
 _NETWORK_UNHEALTHY = f"{RESOURCE}-NetworkUnhealthy"
 _RECOVERING = f"{RESOURCE}-Recovering"
 
 _LATEST_S: Final = 253_402_300_799
-"""The end of the year 9999: a later time can't be written, and is one in milliseconds or worse."""
+"""The end of the year 9999. A later time can't be formatted; it was probably written in milliseconds."""
 
-# What Go's json.Marshal escapes and Python's encoders do not; the CheckCode is over Go's bytes (§5.3).
+# Go's json.Marshal escapes these characters, Python's encoders don't; the CheckCode covers Go's bytes (§5.3).
 _GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _GO_ESCAPE_TABLE = str.maketrans(_GO_ESCAPES)
 
 
 class Upgrade(msgspec.Struct, frozen=True):
-    """Why a chip counts as worse than its codes say, as an entry of ``UpgradeFaultReason`` (§5.6); order is the wire's.
+    """Why the level of a chip is worse than that of its fault codes, as an entry of ``UpgradeFaultReason`` (§5.6).
+
+    The order of the fields is that of the wire.
 
     Attributes:
         upgrade_time: Unix milliseconds.
-        fault_code: lower-case hex, or a word where there is no code.
-        fault_level: what it counts as.
+        fault_code: lower-case hex, or a word if there is no code.
+        fault_level: the resulting level.
         upgrade_type: ``FaultFrequency``, ``FaultDuration`` or ``FaultAutofill``.
     """
 
@@ -80,20 +81,20 @@ class _SwitchInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What a node reports of its chips.
+    """A node's report about its chips.
 
     Attributes:
-        free: healthy and held by no pod.
-        unhealthy: not to be used; may be in use.
-        network_unhealthy: not to be used by distributed jobs; may be free.
-        update_time_s: Unix seconds of the report; 0 once the node's plugin has ended: nobody keeps it true any more.
-        recovering: being reset.
+        free: chips that are healthy and held by no pod.
+        unhealthy: chips that must not be used; they may be in use.
+        network_unhealthy: chips that distributed jobs must not use; they may be free.
+        update_time_s: when it was written, Unix seconds; 0 once the node's plugin has ended and no longer renews it.
+        recovering: chips that are being reset.
         faults: one entry per chip and domain.
         super_pod_id: the node's SuperPod, -2 if unknown.
         server_index: the node's index within it, -2 if unknown.
-        manually_separated: taken out by an operator or by the frequency rule.
-        upgrades: why chips count as worse than their codes say, by physical id.
-        has_switches: the server has switches of its own (A3), of which nothing is known here.
+        manually_separated: chips taken out of use by an operator or by the frequency rule.
+        upgrades: why the levels of chips are worse than those of their fault codes, by physical id.
+        has_switches: the server has switches of its own (A3), whose state is unknown here.
     """
 
     free: ChipSet
@@ -127,7 +128,7 @@ def config_map_name(node: str) -> str:
 
 
 def node_name(config_map: str) -> str | None:
-    """The node a ConfigMap of this name reports for, or None if it is another ConfigMap."""
+    """The node that a ConfigMap of this name is about; None for other ConfigMaps."""
     return config_map.removeprefix(NAME_PREFIX) if config_map.startswith(NAME_PREFIX) else None
 
 
@@ -142,7 +143,7 @@ def _go_json(value: object) -> str:
 
 
 def encode_report(report: DeviceReport) -> dict[str, str]:
-    """The ConfigMap's ``data`` for a report (§5.1, §5.2)."""
+    """Encode a report as the ConfigMap's ``data`` (§5.1, §5.2)."""
     device_list = {
         RESOURCE: join_names_sorted(chip_ids(report.free)),
         FAULT_LIST: _go_json(report.faults),
@@ -163,20 +164,20 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
         DESCRIPTION: _DESCRIPTION_TEXT,
     }
     if report.has_switches:
-        # What the reference writes where it can't read the switches (§5.5).
+        # The reference writes this if it can't read the switches (§5.5).
         data[SWITCH_INFO] = _go_json(_SwitchInfo())
     return data
 
 
 def decode_report(data: Mapping[str, str]) -> DeviceReport:
-    """The report in a ConfigMap's ``data``, ours or the reference plugin's.
+    """Decode a ConfigMap's ``data``, written by this project's device plugin or by the reference's.
 
-    It is without the upgrades: only the node's own plugin needs them (``read_upgrades``). What forbids nobody a chip
-    is read as far as it can be: the list of free chips, and of a fault its codes and times (spec/scheduling.md §8.10).
+    Without the upgrades: only the node's own plugin needs them (``read_upgrades``). Invalid entries are left out if
+    they don't exclude a chip: in the list of free chips, and in codes and times of faults (spec/scheduling.md §8.10).
 
     Raises:
-        InvalidReport: ``DeviceInfoCfg`` is missing or malformed, an element of a list that keeps pods off a chip can't
-            be read, or its CheckCode does not match what it covers.
+        InvalidReport: ``DeviceInfoCfg`` is missing or malformed, an entry of a list that excludes chips is invalid, or
+            its CheckCode does not match its content.
     """
     text = data.get(DEVICE_INFO)
     if text is None:
@@ -186,7 +187,7 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
         listed = cfg.DeviceInfo.DeviceList
         expected = check_code(listed, cfg.DeviceInfo.UpdateTime)
         if cfg.CheckCode != expected:
-            raise InvalidReport(f"CheckCode is {cfg.CheckCode!r}, its content gives {expected!r}")
+            raise InvalidReport(f"CheckCode is {cfg.CheckCode!r}, expected {expected!r}")
         return DeviceReport(
             free=_read_names(listed.get(RESOURCE, ""))[0],
             unhealthy=_listed(listed, _UNHEALTHY),
@@ -206,9 +207,9 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
 
 
 def read_manually_separated(data: Mapping[str, str]) -> tuple[ChipSet, tuple[str, ...]]:
-    """The chips taken out, and the entries that name none.
+    """The chips separated manually, and the invalid entries.
 
-    People write this list by hand, and a slip in one entry must not undo the others (spec/node-agent.md §4.8).
+    People write this list by hand, and one invalid entry must not disable the others (spec/node-agent.md §4.8).
     """
     return _read_names(data.get(MANUALLY_SEPARATED, ""))
 
@@ -227,7 +228,7 @@ def read_upgrades(data: Mapping[str, str]) -> dict[int, tuple[Upgrade, ...]]:
 
 
 def _listed(device_list: Mapping[str, str], key: str) -> ChipSet:
-    """A list that keeps pods off chips: of an element that can't be read nobody knows which chip it would free."""
+    """Read a list that excludes chips; an invalid entry makes it invalid, since it may stand for any chip."""
     text = device_list.get(key, "")
     try:
         return chip_set(map(parse_chip_name, text.split(","))) if text else 0
@@ -236,12 +237,12 @@ def _listed(device_list: Mapping[str, str], key: str) -> ChipSet:
 
 
 def _read_names(text: str) -> tuple[ChipSet, tuple[str, ...]]:
-    """The chips of a list, and its entries that name none."""
+    """The chips of a list, and its invalid entries."""
     chips: ChipSet = 0
-    slips = []
+    invalid = []
     for entry in filter(None, map(str.strip, text.split(","))):
         try:
             chips |= 1 << parse_chip_name(entry)
         except InvalidValue:
-            slips.append(entry)
-    return chips, tuple(slips)
+            invalid.append(entry)
+    return chips, tuple(invalid)

@@ -1,25 +1,25 @@
-"""The exception tree of the project: every error has a stable ``reason`` for programs and a sentence for people.
+"""The exceptions of the project: every error has a stable ``reason`` for programs and a sentence for people.
 
 AscendError
-├── InvalidValue        a field of an object does not mean what it must
+├── InvalidValue        a field of an object has an invalid value
 │   └── InvalidReport   … in a node's device-info ConfigMap
-├── Refusal             a request was understood and is refused; says why
+├── Refusal             a valid call whose request is refused, with the reason
 ├── ApiError            the API server answered with an error
 │   ├── NotFound
-│   ├── Conflict        a precondition (uid, resourceVersion) or an existing object stood in the way
+│   ├── Conflict        a precondition (uid, resourceVersion) failed, or the object exists already
 │   ├── Expired         the requested resourceVersion is too old: list again
 │   ├── Unauthorized
-│   └── Throttled       asked to come back later
+│   └── Throttled       the API server is overloaded: retry later
 ├── Unreachable         no usable answer: connection, timeout, broken stream
-├── LeadershipLost      another process leads now, or may soon
+├── LeadershipLost      another process leads, or may lead soon
 ├── DriverError         the NPU driver could not be read
-└── LockLost            another instance works in our place
+└── LockLost            another instance has taken over
 """
 
 from ascend.reasons import Reason
 
 UNREADABLE = (ValueError, RecursionError)
-"""What a decoder of JSON raises on bad input: malformed, of the wrong types, not UTF-8, or nested absurdly deep."""
+"""The exceptions of a JSON decoder on bad input: malformed, wrong types, not UTF-8, or nested too deeply."""
 
 
 class AscendError(Exception):
@@ -27,7 +27,7 @@ class AscendError(Exception):
 
     Args:
         message: one sentence for people, without a trailing full stop.
-        reason: a stable CamelCase word for programs; the class name where none is given.
+        reason: a stable CamelCase word for programs; the class name by default.
     """
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
@@ -40,7 +40,7 @@ class AscendError(Exception):
 
 
 class InvalidValue(AscendError):
-    """A field of an object does not mean what it must; the message names object, field and value."""
+    """A field of an object has an invalid value; the message names object, field and value."""
 
 
 class InvalidReport(InvalidValue):
@@ -48,7 +48,7 @@ class InvalidReport(InvalidValue):
 
 
 class Refusal(AscendError):
-    """A request was understood and is refused.
+    """A valid call whose request is refused.
 
     Args:
         reason: why, a word; its category and cure are in ``ascend.reasons``.
@@ -65,10 +65,10 @@ class ApiError(AscendError):
     """The API server answered with an error.
 
     Args:
-        message: the server's own sentence.
+        message: the server's message.
         status: the HTTP status code.
         reason: the server's machine-readable reason (``NotFound``, ``Conflict``, …).
-        retry_after_s: how long the server asked to wait, if it did.
+        retry_after_s: how long to wait before the next attempt, if the server has set it.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class ApiError(AscendError):
 
 
 class NotFound(ApiError):
-    """The object is not there."""
+    """The object does not exist."""
 
 
 class Conflict(ApiError):
-    """A precondition (uid, resourceVersion) or an existing object stood in the way."""
+    """A precondition (uid, resourceVersion) failed, or the object exists already."""
 
 
 class Expired(ApiError):
@@ -92,15 +92,15 @@ class Expired(ApiError):
 
 
 class Unauthorized(ApiError):
-    """The server does not accept our identity (now)."""
+    """The server does not accept the client's credentials, or not now."""
 
 
 class Throttled(ApiError):
-    """The server asked to come back later."""
+    """The server is overloaded: retry later."""
 
 
 class Unreachable(AscendError):
-    """No usable answer from a server: connection refused, timed out, or the stream broke."""
+    """No usable answer from a server: connection refused, timeout, broken stream, or invalid content."""
 
 
 class LeadershipLost(AscendError):
@@ -112,4 +112,4 @@ class DriverError(AscendError):
 
 
 class LockLost(AscendError):
-    """Another instance works in our place; this one must end."""
+    """Another instance has taken over; this one must end."""

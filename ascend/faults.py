@@ -1,7 +1,7 @@
-"""The faults a node reports of its chips: ``-Fault`` in its device-info ConfigMap (spec/node-agent.md §5.2).
+"""The faults that a node reports for its chips: ``-Fault`` in its device-info ConfigMap (spec/node-agent.md §5.2).
 
-Which chip it is and how ill decides where pods go, so that must be readable; the rest is for people, and a slip there
-costs only itself (spec/scheduling.md §8.10).
+Chip and level of a fault decide on placement, so they must be valid; the other fields are for people, and invalid ones
+are left out (spec/scheduling.md §8.10).
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,12 +41,12 @@ class Fault(msgspec.Struct, frozen=True):
 
     @property
     def of_network(self) -> bool:
-        """It is the chip's network port that is faulty."""
+        """Whether the fault is in the chip's network port."""
         return self.fault_type == _OF_NETWORK
 
 
 def chip_fault(*, chip_id: int, level: str, codes: Mapping[str, FaultTime], network: bool = False) -> Fault:
-    """The entry for one chip: codes are upper-case hex without ``0x``, ``level`` is the most serious of theirs."""
+    """The entry for one chip: codes are upper-case hex without ``0x``, ``level`` is their most serious one."""
     return Fault(
         fault_type=_OF_NETWORK if network else _OF_CHIP,
         npu_name=chip_name(chip_id),
@@ -69,30 +69,30 @@ class _FaultRead(msgspec.Struct, frozen=True):
 
 
 def read_faults(text: str) -> tuple[Fault, ...]:
-    """The faults in the JSON of ``-Fault``; what is told of codes and times is left out where it can't be read.
+    """Decode the JSON of ``-Fault``; codes and times that are invalid are left out.
 
     Raises:
-        InvalidValue: it is no list of faults, or the chip or level of one can't be read.
+        InvalidValue: it is not a list of faults, or chip or level of a fault are invalid.
     """
     try:
-        # Go writes a list that was never filled as null.
+        # Go encodes a nil slice as null.
         return tuple(map(_fault, msgspec.json.decode(text or "[]", type=list[_FaultRead] | None) or ()))
     except UNREADABLE as error:
         raise InvalidValue(f"{FAULT_LIST}: {error}") from error
 
 
-def read_separating(faults: Iterable[Fault]) -> ChipSet:
-    """The chips that are left to the pods that hold them, and are to be given to no other.
+def read_pre_separate(faults: Iterable[Fault]) -> ChipSet:
+    """The chips with a fault of level PreSeparateNPU: a pod that holds one keeps it, no new pod gets it.
 
-    Their level is PreSeparateNPU, and the list of unhealthy chips has them only while no pod holds them (§4.1). A
-    network of that level keeps no pod of its own off the chip.
+    The list of unhealthy chips contains them only while no pod holds them (§4.1). A network fault of that level does
+    not count.
 
     Raises:
-        InvalidReport: such a fault names no chip.
+        InvalidReport: a fault of that level names no chip.
     """
-    severe = (each for each in faults if _PRE_SEPARATE in {each.fault_level, each.fault_handling})
+    relevant = (each for each in faults if _PRE_SEPARATE in {each.fault_level, each.fault_handling})
     try:
-        return chip_set(parse_chip_name(each.npu_name) for each in severe if not each.of_network)
+        return chip_set(parse_chip_name(each.npu_name) for each in relevant if not each.of_network)
     except InvalidValue as error:
         raise InvalidReport(f"{FAULT_LIST}: {error}") from error
 

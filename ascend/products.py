@@ -1,7 +1,7 @@
-"""The products: how many chips a server has, how they are linked, and which requests make sense on it.
+"""The products: how many chips a server has, how they are linked, and which requests are valid.
 
-One table for both programs. What the chips of a server are linked by decides the rule (``Family``); everything else a
-rule needs to know is here (spec/scheduling.md §3.3, §3.4, §4).
+One table for both programs. The links between the chips decide which rule applies (``Family``); the table has
+everything else that a rule depends on (spec/scheduling.md §3.3, §3.4, §4).
 """
 
 from dataclasses import dataclass, field
@@ -11,39 +11,40 @@ from ascend.chips import ChipSet, chip_set
 
 
 class Family(StrEnum):
-    """How the chips of a server are linked, and so which rule places pods on it."""
+    """How the chips of a server are linked, which decides the rule that places pods on it."""
 
     RINGS = "two HCCS rings"
     """A pod stays within one ring, or takes the whole server (910A)."""
 
     POOL = "all alike"
-    """Any chips will do: a full mesh, a single ring, or cards that are not linked at all."""
+    """Any chips fit: a full mesh, a single ring, or cards without links."""
 
     PAIRED_RINGS = "two rings, linked chip by chip"
     """A pod stays within one ring, or takes chips i and i+8 of both (910B with 16)."""
 
     DIES = "cards of two dies"
-    """A pod of more than one chip takes whole cards (A3)."""
+    """A pod that requests more than one chip takes whole cards (A3)."""
 
     MESHES = "meshes of four"
-    """A pod of up to four chips stays within one mesh, one of a multiple of four takes whole ones."""
+    """Up to four chips come from one mesh; a multiple of four takes whole meshes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A kind of server. Each exists once, so products are compared by identity.
+    """A product: a type of server. Each exists once, so products are compared by identity.
 
     Attributes:
-        name: what people call it; the number of chips is part of it where the same chip comes in several servers.
-        chip: what its chips are called: 910A, 910B or A3; empty where only a label tells what the server is.
-        chips: how many a full server has; physical ids are ``0 … chips-1``.
+        name: its name; it includes the number of chips if several servers have the same chip.
+        chip: the kind of chip: 910A, 910B or A3; empty if only a label identifies the server.
+        chips: the number of chips of a complete server; physical ids are ``0 … chips-1``.
         family: how they are linked.
         rings: the groups of chips that are linked with each other: rings, meshes, or the two dies of a card.
-        requests: the numbers of chips a pod may ask for.
-        node_types: the values of ``accelerator-type``, as node label and in a job's node selector, that mean it.
-        policies: the values of a job's ``huawei.com/schedule_policy`` that it serves.
-        distributed_requests: the same as ``requests`` for a pod of a job of several.
-        heeds_network: the chips have a network of their own, which jobs of several pods need.
+        requests: the numbers of chips that a pod may request.
+        node_types: the values of ``accelerator-type`` that name it, as node label and in a job's node selector.
+        policies: the values of a job's ``huawei.com/schedule_policy`` that name it.
+        distributed_requests: the same as ``requests`` for a pod of a job of several pods; empty if there is no
+            difference.
+        has_network: the chips have a network of their own, which jobs of several pods need.
     """
 
     name: str
@@ -55,14 +56,14 @@ class Product:
     node_types: tuple[str, ...]
     policies: tuple[str, ...] = ()
     distributed_requests: tuple[int, ...] = ()
-    heeds_network: bool = True
+    has_network: bool = True
     all_chips: ChipSet = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "all_chips", (1 << self.chips) - 1)
 
     def allowed(self, *, distributed: bool) -> tuple[int, ...]:
-        """The numbers of chips a pod may ask for, given whether its job has others."""
+        """The numbers of chips that a pod may request, given whether its job has several pods."""
         return self.distributed_requests or self.requests if distributed else self.requests
 
 
@@ -85,7 +86,7 @@ ASCEND_910A = Product(
     family=Family.RINGS,
     rings=_groups(8, 4),
     requests=(1, 2, 4, 8),
-    # A job of several pods takes whole servers: seed 001, "Resource Application Constraints" 3 and 4.
+    # Pods of a job of several pods take whole servers: seed 001, "Resource Application Constraints" 3 and 4.
     distributed_requests=(8,),
     node_types=("module",),
     # The documents give this policy for 910A servers (spec/scheduling.md §3.3, "Surprise").
@@ -114,7 +115,7 @@ ASCEND_910_CARD = Product(
     requests=_up_to(8),
     node_types=("card", "card-910b-2", "card-910b-infer"),
     policies=("chip1-node2",),
-    heeds_network=False,
+    has_network=False,
 )
 """Servers with up to 8 PCIe cards, which are not linked."""
 
@@ -201,9 +202,9 @@ PLAIN_8 = Product(
     requests=_up_to(8),
     node_types=("chip1-node8",),
     policies=("chip1-node8",),
-    heeds_network=False,
+    has_network=False,
 )
-"""Any other server of up to 8 chips, of whose links nothing is known."""
+"""Any other server with up to 8 chips; their links are unknown."""
 
 PLAIN_16 = Product(
     name="plain-16",
@@ -214,9 +215,9 @@ PLAIN_16 = Product(
     requests=_up_to(16),
     node_types=("chip1-node16",),
     policies=("chip1-node16",),
-    heeds_network=False,
+    has_network=False,
 )
-"""Any other server of up to 16 chips."""
+"""Any other server with up to 16 chips; their links are unknown."""
 
 PRODUCTS: dict[str, Product] = {
     product.name: product
@@ -234,4 +235,4 @@ PRODUCTS: dict[str, Product] = {
         PLAIN_16,
     )
 }
-"""By name; of those with the same chip, the smaller first. A job that names none gets the first that takes it."""
+"""By name; of products with the same chip, the smaller first. If a pod fits on several, the first is preferred."""

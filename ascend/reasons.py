@@ -1,7 +1,7 @@
 """Every reason for which a request is refused or a call fails: the one place that classifies them.
 
 A reason is a stable word for programs; the sentence that goes with it (``Refusal.message``) names objects and numbers.
-Code that treats reasons differently asks for the category or the actor of a reason instead of listing words.
+Code that treats reasons differently uses the category or the actor of a reason instead of listing words.
 ``docs/reasons.md`` is generated from this module.
 """
 
@@ -234,7 +234,7 @@ class Reason(StrEnum):
         "wait; `/readyz` says which informer is missing")
     NOT_LEADER = ("NotLeader", Category.ALLOCATOR, Actor.NOBODY,
         "this allocator is a standby, or has lost the lease, or may have; nothing was done",
-        "ask the leader: the Service points to it. Within seconds of a leader's end there is a new one")
+        "call the leader: the Service points to it. A new one leads within seconds after a leader has stopped")
     CLIENT_NOT_ALLOWED = ("ClientNotAllowed", Category.ALLOCATOR, Actor.ADMINISTRATOR,
         "the client shows no certificate, or one with none of the names in `client_names` (for the webhooks "
         "`webhook_client_names`)",

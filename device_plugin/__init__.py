@@ -1,12 +1,10 @@
-"""The device plugin: one per node, it makes the kubelet hand out exactly the chips the allocator wrote on each pod.
+"""The device plugin: one per node, it makes the kubelet allocate exactly the chips the allocator wrote on each pod.
 
-    driver ──► snapshot ──┬──► ListAndWatch ──────────────► kubelet
-                          └──► report: ConfigMap, node annotations
-    API server ──► pods ──┐
-                          ├──► hand-over ◄── GetPreferredAllocation, Allocate ── kubelet
-    kubelet's ledger ─────┘        │
-                                   └──► claim: one patch on the pod
+    driver/ ──► chips/ ──► health/ ──► snapshot ──┬──► serving/: ListAndWatch ──────────────────────► kubelet
+                                                  ├──► publish/: ConfigMap, Node ───────────────────► API server
+    watched pods, pod-resources ──► ledger/ ──────┴──► pods/: GetPreferredAllocation, Allocate ─────► kubelet
+                                                            claim: one patch on the pod ────────────► API server
 
-``driver``, ``kubelet``, ``report`` and ``claims`` are edges; ``state`` holds what is true now; ``rules`` are pure.
-``handover`` answers the kubelet from state by rules.
+``health`` and ``ledger`` hold the state and its rules, without input or output; ``kubelet`` has the clients of the
+kubelet; ``inventory`` is a command that reads the driver without Kubernetes. ``app`` puts everything together.
 """

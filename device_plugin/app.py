@@ -1,7 +1,7 @@
-"""Wires the device plugin together and runs it.
+"""Puts the device plugin together and runs it.
 
-The order matters once, at the start: pods seen, chips judged, ledger rebuilt, and only then registration, because from
-then on the kubelet may ask.
+The order matters at the start: pods listed, chips judged, ledger rebuilt, and only then registration, because from then
+on the kubelet can call.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from ascend.chips import ChipSet
+from ascend.daemon.observable import Observable
 from ascend.daemon.reload import Outcome, SettingsReload
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import Refusal
@@ -21,37 +21,34 @@ from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import PODS, Node, Pod
 from ascend.kube.reflector import Reflector
+from ascend.observe.liveness import loop_is_turning, task_is_running
 from ascend.observe.probes import Check, add_probes, serve_http
-from device_plugin.board import Board
-from device_plugin.cdi import Giver
-from device_plugin.claims import ClaimWriter, claim_annotations
-from device_plugin.driver import Driver
-from device_plugin.drivers import make_driver
-from device_plugin.fault_config import FaultConfig
-from device_plugin.handover import HandOverDesk
-from device_plugin.health import HealthKeeper
+from device_plugin.chips.fault_config import FaultConfig
+from device_plugin.chips.health_monitor import HealthMonitor
+from device_plugin.chips.scanner import Scanner
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.health_book import HealthBook
+from device_plugin.health.snapshot import Snapshot
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
-from device_plugin.kubelet.registration import Registration
-from device_plugin.kubelet.servicer import DevicePluginServicer
-from device_plugin.lock import InstanceLock
+from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.node_object import NodeWriter
-from device_plugin.readmission import CHIPS, PORTS, Readmission
-from device_plugin.reconcile import Reconciler
-from device_plugin.report import Reporter
-from device_plugin.restore import restore
-from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.injection import ContainerGift, detect
-from device_plugin.rules.pod import NodePod
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.scan import Scanner
+from device_plugin.pods.admission_matcher import AdmissionMatcher
+from device_plugin.pods.admitted_pod import AdmittedPodFinder
+from device_plugin.pods.cdi_file import Injector
+from device_plugin.pods.claims import ClaimWriter, claim_annotations
+from device_plugin.pods.container_edits import ContainerEdits, detect
+from device_plugin.pods.reconciler import Reconciler
+from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
+from device_plugin.publish.node_object import NodeWriter
+from device_plugin.publish.order import PublishingOrder
+from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels
+from device_plugin.publish.reporter import Reporter
+from device_plugin.publish.restore import restore
+from device_plugin.serving.instance_lock import InstanceLock
+from device_plugin.serving.registration import Registration
+from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.settings import Settings
-from device_plugin.state.grants import HandOver, HandOvers
-from device_plugin.state.health import HealthBook
-from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePods
-from device_plugin.under_admission import UnderAdmission
-from device_plugin.vitals import alive, beats
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -60,18 +57,19 @@ COMPONENT = "ascend-device-plugin"
 
 @dataclass(frozen=True, slots=True)
 class _ChipSide:
-    """What reads, judges and reports the chips."""
+    """Reads, judges and reports the chips."""
 
     scanner: Scanner
-    health: HealthKeeper
+    health: HealthMonitor
     fault_config: FaultConfig
-    board: Board
+    node_object: NodeWriter
+    config_map: DeviceInfoConfigMap
     reporter: Reporter
 
 
 @dataclass(frozen=True, slots=True)
-class _KubeletSide:
-    """What hands the chips to pods."""
+class _PodSide:
+    """Gives the chips to pods."""
 
     watch: Reflector[Pod]
     claims: ClaimWriter
@@ -81,30 +79,24 @@ class _KubeletSide:
 
 
 class Plugin:
-    """One node's device plugin.
+    """The device plugin of one node.
 
     Args:
-        settings: as read.
-        driver: another driver than the settings name; tests use it.
-        source: where the settings are read again while it runs; None where they stay as they are.
+        settings: as read at the start.
+        source: where the settings are read again while the plugin runs; None if they stay as they are.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        driver: Driver | None = None,
-        source: SettingsSource[Settings] | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, source: SettingsSource[Settings] | None = None) -> None:
         self._settings = settings
         self._source = source
         self._host_ip = settings.host_ip
         self.metrics = Metrics()
-        self._driver = driver or make_driver(
-            settings, lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s)
+        self._driver = settings.make_driver(
+            lambda call, took_s: self.metrics.driver_calls.labels(call=call).observe(took_s)
         )
-        self._giver = self._make_giver()
+        self._injector = _make_injector(settings)
         self.snapshots: Observable[Snapshot | None] = Observable(None)
-        self.kubelet_healthy: Observable[ChipSet] = Observable(0)
+        self.order = PublishingOrder()
         self.handovers = HandOvers()
         self.pods = NodePods(on_gone=self.handovers.drop)
         self._live: dict[str, Check] = {}
@@ -114,98 +106,91 @@ class Plugin:
         """Run until cancelled.
 
         Raises:
-            AscendError: it can't start; says why.
+            AscendError: the plugin can't start; the message says why.
         """
         settings = self._settings
         page = web.Application()
         async with await KubeClient.connect(settings.kubeconfig) as client:
             url = self._kubelet_pods_url
             async with KubeletPods(url, client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet_pods:
-                waits = settings.readmission == "manual"
-                node_object = NodeWriter(client, settings.node_name, () if waits else (CHIPS, PORTS))
                 events = EventRecorder(client, COMPONENT, settings.node_name)
-                chips = self._chip_side(client, node_object, events)
-                kubelet = self._kubelet_side(client, kubelet_pods, events, chips.reporter)
-                # The page is there from the first moment on; it says what is missing as long as something is.
+                chips = self._chip_side(client, events)
+                pods = self._pod_side(client, kubelet_pods, events)
+                # The page is served from the start; it shows what is missing.
                 started: dict[str, Check] = {
-                    "node": lambda: node_object.problem,
+                    "node": lambda: chips.node_object.problem,
                     "chips": lambda: None if self.snapshots.value is not None else "no chip has been judged yet",
-                    "lock": lambda: kubelet.lock.problem,
-                    "kubelet": lambda: kubelet.registration.problem,
+                    "lock": lambda: pods.lock.problem,
+                    "kubelet": lambda: pods.registration.problem,
                 }
                 ready: dict[str, Check] = {
-                    "node": lambda: node_object.problem,
+                    "node": lambda: chips.node_object.problem,
                     "driver": lambda: chips.scanner.problem,
-                    "pods": lambda: None if kubelet.watch.synced.is_set() else "the node's pods are not listed yet",
-                    "lock": lambda: kubelet.lock.problem,
-                    "kubelet": lambda: kubelet.registration.problem,
+                    "pods": lambda: None if pods.watch.synced.is_set() else "the node's pods are not listed yet",
+                    "lock": lambda: pods.lock.problem,
+                    "kubelet": lambda: pods.registration.problem,
                     "report": lambda: chips.reporter.problem,
                 }
                 add_probes(page, registry=self.metrics.registry, ready=ready, live=self._live, started=started)
                 async with serve_http(page, settings.http_address) as self.http_address:
                     log.info("started", node=settings.node_name, http=self.http_address)
                     try:
-                        await self._work(client, events, chips, kubelet, node_object)
+                        await self._work(client, events, chips, pods)
                     finally:
-                        await kubelet.claims.close()
+                        await pods.claims.close()
 
     def _kubelet_pods_url(self) -> str:
         return self._settings.kubelet_pods_url or pods_url(self._host_ip)
 
-    async def _work(
-        self,
-        client: KubeClient,
-        events: EventRecorder,
-        chips: _ChipSide,
-        kubelet: _KubeletSide,
-        node_object: NodeWriter,
-    ) -> None:
+    async def _work(self, client: KubeClient, events: EventRecorder, chips: _ChipSide, pods: _PodSide) -> None:
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
-            # All that is waited for at the start is read side by side: the driver, the pods, and what restore() takes.
+            # What the start waits for is read in parallel: the driver, the pods, and what restore() reads.
             restored = asyncio.Event()
             start("scanner", chips.scanner.run(restored))
-            self._live["scanner's loop"] = beats(lambda: chips.scanner.turned_s, lambda: chips.scanner.period_s)
-            start("pods", kubelet.watch.run())
+            self._live["scanner's loop"] = loop_is_turning(
+                lambda: chips.scanner.turned_s, lambda: chips.scanner.period_s
+            )
+            start("pods", pods.watch.run())
             start("events", events.run())
-            node = await restore(client, node_object, chips.fault_config, chips.board, chips.health)
-            # What was so before has to be known before the first reading says what of it is still so.
+            node = await restore(client, chips.node_object, chips.fault_config, chips.config_map, chips.health)
+            # The first reading is compared with the state from before the restart, so it comes after that.
             restored.set()
             if not self._host_ip:
                 self._host_ip = node.internal_ip
                 log.info("learned this node's address", address=self._host_ip)
             start("settings", self._follow_settings(chips))
             start("fault rules", chips.fault_config.follow(client))
-            # A chip that a pod runs with may be kept where an idle one is not: the pods come before the judgement.
-            await kubelet.watch.synced.wait()
+            # The health of a chip can depend on the pod that runs with it, so the pods come before the judgement.
+            await pods.watch.synced.wait()
             start("health", chips.health.run())
             await self.snapshots.newer_than(0)
-            async with kubelet.lock.held():
+            async with pods.lock.held():
                 try:
-                    await self._serve(client, chips, kubelet, node)
+                    await self._serve(client, chips, pods, node)
                 finally:
-                    # Nothing of ours writes any more, and nobody else yet: the next plugin's report must come after.
-                    if kubelet.lock.is_still_ours():
+                    # No task of ours writes any more, and no other plugin does yet: its first report comes after this.
+                    if pods.lock.is_still_ours():
                         await chips.reporter.sign_off()
 
-    async def _serve(self, client: KubeClient, chips: _ChipSide, kubelet: _KubeletSide, node: Node) -> None:
-        """What only one plugin of a node may do at a time."""
+    async def _serve(self, client: KubeClient, chips: _ChipSide, pods: _PodSide, node: Node) -> None:
+        """Do what only one plugin per node may do at a time."""
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
             self._prepare()
-            await kubelet.reconciler.restore()
-            start("board", chips.board.watch().run())
-            start("reconciler", kubelet.reconciler.run())
+            await pods.reconciler.restore()
+            start("report watch", chips.config_map.watch().run())
+            start("reconciler", pods.reconciler.run())
             start("report", chips.reporter.run())
             if self._settings.readmission == "manual":
-                readmission = Readmission(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
-                start("labels", readmission.watch().run())
-                start("readmission", readmission.run())
-            await kubelet.registration.run()
+                labels = ReadmissionLabels(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
+                start("label watch", labels.watch().run())
+                start("labels", labels.run())
+            await pods.registration.run()
 
     def _starter(self, tasks: asyncio.TaskGroup) -> Callable[[str, Coroutine[Any, Any, None]], None]:
         def start(what: str, work: Coroutine[Any, Any, None]) -> None:
-            self._live[what] = alive(tasks.create_task(work))
+            self._live[what] = task_is_running(tasks.create_task(work))
 
         return start
 
@@ -216,9 +201,9 @@ class Plugin:
 
         def apply(settings: Settings) -> None:
             self._settings = settings
-            self._giver = self._make_giver()
+            self._injector = _make_injector(settings)
             self._prepare()
-            chips.scanner.period_s, chips.scanner.calm_s = settings.scan_period_s, settings.glance_s
+            chips.scanner.period_s = settings.scan_period_s
             chips.health.tune(hold_s=settings.recovery_hold_s, stale_s=settings.stale_s)
 
         def count(outcome: Outcome) -> None:
@@ -228,18 +213,19 @@ class Plugin:
         reload = SettingsReload(self._source, self._settings, apply, count=count)
         await reload.run()
 
-    def _give(self, chips: tuple[int, ...]) -> ContainerGift:
-        return self._giver.give(chips)
+    def _prepare(self) -> None:
+        snapshot = self.snapshots.value
+        try:
+            self._injector.prepare(chip.chip_id for chip in (snapshot.chips if snapshot is not None else ()))
+        except Refusal as refusal:
+            # Until it succeeds, every container is refused with this sentence.
+            log.warning("containers can't get chips yet", reason=refusal.reason, error=refusal.message)
 
-    def _make_giver(self) -> Giver:
-        settings = self._settings
-        return Giver(detect(settings.injection, os.environ), settings.device_root, settings.cdi_dir)
-
-    def _chip_side(self, client: KubeClient, node_object: NodeWriter, events: EventRecorder) -> _ChipSide:
+    def _chip_side(self, client: KubeClient, events: EventRecorder) -> _ChipSide:
         settings = self._settings
 
         def announce(reason: str, sentence: str, warning: bool) -> None:  # noqa: FBT001 - a callback's plain word
-            # The kubelet's own Events about a Node have its name as uid, and so `kubectl describe node` looks for it.
+            # The kubelet's own Events about a Node have its name as uid, and `kubectl describe node` searches for that.
             regarding = Regarding("Node", settings.node_name, uid=settings.node_name)
             events.publish(regarding, reason, sentence, action="WatchHealth", warning=warning)
 
@@ -249,7 +235,7 @@ class Plugin:
             stale_s=settings.stale_s,
             readmission=settings.readmission,
         )
-        health = HealthKeeper(
+        health = HealthMonitor(
             book,
             self.snapshots,
             pods=self.pods,
@@ -257,26 +243,14 @@ class Plugin:
             metrics=self.metrics,
             announce=announce,
         )
-        board = Board(client, settings.node_name, health.edited, health.misnamed)
-        reporter = Reporter(
-            board,
-            node_object,
-            snapshots=self.snapshots,
-            kubelet_healthy=self.kubelet_healthy,
-            metrics=self.metrics,
-        )
-        scanner = Scanner(
-            self._driver,
-            health,
-            period_s=settings.scan_period_s,
-            calm_s=settings.glance_s,
-            recovering=lambda: self.snapshots.value.recovering if self.snapshots.value is not None else 0,
-        )
-        return _ChipSide(scanner, health, FaultConfig(health.configure, announce), board, reporter)
+        manual = settings.readmission == "manual"
+        node_object = NodeWriter(client, settings.node_name, () if manual else (CHIPS, PORTS))
+        config_map = DeviceInfoConfigMap(client, settings.node_name, health.edited, health.misnamed)
+        reporter = Reporter(config_map, node_object, snapshots=self.snapshots, order=self.order, metrics=self.metrics)
+        scanner = Scanner(self._driver, health, period_s=settings.scan_period_s)
+        return _ChipSide(scanner, health, FaultConfig(health.configure, announce), node_object, config_map, reporter)
 
-    def _kubelet_side(
-        self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder, reporter: Reporter
-    ) -> _KubeletSide:
+    def _pod_side(self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder) -> _PodSide:
         settings = self._settings
         own = f"spec.nodeName={settings.node_name}"
         claims = ClaimWriter(client)
@@ -295,14 +269,13 @@ class Plugin:
             return await client.list_objects(PODS, field_selector=own)
 
         watch = Reflector(client, PODS, self.pods, field_selector=own)
-
-        desk = HandOverDesk(
+        matcher = AdmissionMatcher(
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
-            admission=UnderAdmission(self.pods, self.handovers, kubelet_pods=kubelet_pods.list, api_pods=api_pods),
+            finder=AdmittedPodFinder(self.pods, self.handovers, kubelet_pods=kubelet_pods.list, api_pods=api_pods),
             refresh=watch.refresh,
-            give=self._give,
+            inject=self._inject,
             on_handover=claim,
         )
         reconciler = Reconciler(
@@ -316,28 +289,23 @@ class Plugin:
 
         def make_servicer() -> DevicePluginServicer:
             return DevicePluginServicer(
-                snapshots=self.snapshots,
-                desk=desk,
-                reported_unhealthy=reporter.unhealthy,
-                told_healthy=self.kubelet_healthy,
-                metrics=self.metrics,
+                snapshots=self.snapshots, matcher=matcher, order=self.order, metrics=self.metrics
             )
 
         lock = InstanceLock(settings.device_plugin_dir)
 
-        async def meet_another_kubelet() -> None:
-            lock.renew()  # its folder may be another one
+        async def meet_new_kubelet() -> None:
+            lock.renew()  # its folder may have been recreated
             await reconciler.forget_lost()
 
         registration = Registration(
-            settings.device_plugin_dir, make_servicer, self.metrics, on_new_kubelet=meet_another_kubelet
+            settings.device_plugin_dir, make_servicer, self.metrics, on_new_kubelet=meet_new_kubelet
         )
-        return _KubeletSide(watch, claims, reconciler, lock, registration)
+        return _PodSide(watch, claims, reconciler, lock, registration)
 
-    def _prepare(self) -> None:
-        snapshot = self.snapshots.value
-        try:
-            self._giver.prepare(chip.chip_id for chip in (snapshot.chips if snapshot is not None else ()))
-        except Refusal as refusal:
-            # Every container is refused with this sentence until it can be.
-            log.warning("chips can't be given to containers yet", reason=refusal.reason, error=refusal.message)
+    def _inject(self, chips: tuple[int, ...]) -> ContainerEdits:
+        return self._injector.inject(chips)  # a reload of the settings may replace the injector
+
+
+def _make_injector(settings: Settings) -> Injector:
+    return Injector(detect(settings.injection, os.environ), settings.device_root, settings.cdi_dir)

@@ -1,6 +1,6 @@
-"""The command ``ascend-device-plugin``: the daemon itself (``run``, or nothing), and ``inventory``.
+"""The command ``ascend-device-plugin``: runs the daemon (``run``, the default) or prints the ``inventory``.
 
-Each loads no more than it needs: the daemon no tables, the inventory no kubelet.
+Each imports only what it needs: the daemon no tables, the inventory nothing of the kubelet.
 """
 
 import sys
@@ -9,12 +9,12 @@ from ascend.daemon.lean import lean_imports
 
 
 def main() -> None:
-    """Run the plugin until it is asked to end, or the command that was named."""
+    """Run the command named by the first argument; the default is the daemon."""
     command = "".join(sys.argv[1:2])
     if command == "inventory":
-        from device_plugin import inventory_command
+        from device_plugin.inventory.command import main as inventory
 
-        sys.exit(inventory_command.main(sys.argv[2:]))
+        sys.exit(inventory(sys.argv[2:]))
     _run(sys.argv[2:] if command == "run" else sys.argv[1:])
 
 

@@ -1,5 +1,6 @@
 """The device plugin's settings."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Self
 
@@ -7,26 +8,44 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ascend.daemon.settings import RELOADED, Address, DaemonSettings
-from device_plugin.rules.injection import InjectionSetting
+from device_plugin.driver import Driver
+from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.pods.container_edits import InjectionSetting
 
 
 class DriverSettings(BaseSettings):
-    """What it takes to read the driver, and no more."""
+    """The settings for reading the driver."""
 
     model_config = SettingsConfigDict(env_prefix="ASCEND_DP_", extra="ignore")
 
-    driver: Literal["dcmi", "simulated"] = Field(default="dcmi", description="which driver to read")
+    driver: Literal["dcmi", "simulated"] = Field(default="dcmi", description="the driver to read")
     dcmi_library: Path | None = Field(
         default=None,
-        description="the path of libdcmi.so; looked for in LD_LIBRARY_PATH and ldconfig's list if not given",
+        description="path of libdcmi.so; by default it is searched in LD_LIBRARY_PATH and the cache of ldconfig",
     )
     simulated_state: Path = Field(
         default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
     )
 
+    def make_driver(self, observe: Callable[[str, float], None] = lambda _call, _took_s: None) -> Driver:
+        """Return the driver these settings name; it has not been called yet.
+
+        Args:
+            observe: receives the name and duration in seconds of each library call, on the thread that made it.
+        """
+        if self.driver == "simulated":
+            return SimulatedDriver(self.simulated_state)
+        from device_plugin.driver.dcmi import DcmiDriver
+
+        return DcmiDriver(self.dcmi_library, observe=observe)
+
 
 class Settings(DriverSettings, DaemonSettings):
-    """The Ascend device plugin: hands the kubelet exactly the chips the allocator wrote on each pod."""
+    """The Ascend device plugin: makes the kubelet allocate exactly the chips the allocator wrote on each pod.
+
+    `ascend-device-plugin run` is the same as `ascend-device-plugin` without a command. `ascend-device-plugin inventory`
+    prints one scan of the driver instead, see `ascend-device-plugin inventory --help`.
+    """
 
     model_config = SettingsConfigDict(env_prefix="ASCEND_DP_", extra="forbid")
 
@@ -36,7 +55,7 @@ class Settings(DriverSettings, DaemonSettings):
     )
     host_ip: str = Field(
         default="",
-        description="this node's address; the Node's InternalIP if not given",
+        description="this node's address; by default the Node's InternalIP",
     )
     device_plugin_dir: Path = Field(
         default=Path("/var/lib/kubelet/device-plugins"), description="the folder of kubelet.sock"
@@ -45,67 +64,59 @@ class Settings(DriverSettings, DaemonSettings):
         default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"), description="the kubelet's pod-resources socket"
     )
     kubelet_pods_url: str | None = Field(
-        default=None, description="where the kubelet lists its pods; https://<host-ip>:10250/pods if not given"
+        default=None,
+        description="the URL at which the kubelet lists its pods; by default https://<host-ip>:10250/pods",
     )
     kubelet_ca_file: str | None = Field(
-        default=None, description="verifies the kubelet's certificate; kubelets sign their own unless told otherwise"
+        default=None,
+        description="verifies the kubelet's certificate; not verified by default, because kubelets sign their own",
     )
     scan_period_s: float = Field(
         default=1.0,
         gt=0,
         le=60,
-        description="seconds between readings of each chip; at most half of stale_s",
-        json_schema_extra=RELOADED,
-    )
-    calm_scan_period_s: float = Field(
-        default=4.0,
-        gt=0,
-        le=60,
-        description="seconds between glances at a chip without a fault, while the driver announces faults and nothing "
-        "has happened lately; at most half of stale_s",
+        description="seconds between two readings of each chip; at most half of stale_s",
         json_schema_extra=RELOADED,
     )
     stale_s: float = Field(
         default=10.0,
         gt=0,
         le=600,
-        description="seconds without a word of a chip after which it counts as unhealthy",
+        description="a chip that could not be read for this many seconds is unhealthy",
         json_schema_extra=RELOADED,
     )
     recovery_hold_s: float = Field(
         default=1.0,
         ge=0,
         le=3600,
-        description="seconds a chip must be without faults before it is healthy again; doubles while it flaps",
+        description="seconds a chip must be without faults before it is healthy again; doubles with each relapse",
         json_schema_extra=RELOADED,
     )
     readmission: Literal["automatic", "manual"] = Field(
         default="automatic",
-        description="whether recovered chips come back by themselves, or once an operator edits the node's labels",
+        description="whether recovered chips are used again automatically, or once an operator edits the Node's labels",
     )
     injection: InjectionSetting = Field(
         default="auto",
-        description="what a container gets: runtime (environment for ascend-docker-runtime), devices (device nodes), "
-        "both, cdi (names of CDI devices), or auto: runtime where it runs this program, else devices",
+        description="what containers get: runtime (environment variables for ascend-docker-runtime), devices (device "
+        "nodes), both, cdi (names of CDI devices), or auto: runtime if ascend-docker-runtime runs this program, else "
+        "devices",
         json_schema_extra=RELOADED,
     )
-    cdi_dir: Path = Field(default=Path("/var/run/cdi"), description="where container runtimes look for CDI files")
+    cdi_dir: Path = Field(
+        default=Path("/var/run/cdi"), description="the folder in which container runtimes look for CDI files"
+    )
     device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")
     http_address: Address = Field(
         default=":11251",
-        description="where /livez, /readyz and /metrics are served; without a host: at every address, IPv6 ones too",
+        description="the address of /livez, /readyz and /metrics; without a host: every address, IPv6 included",
     )
 
     @model_validator(mode="after")
-    def _hears_in_time(self) -> Self:
+    def _reads_often_enough(self) -> Self:
         if self.scan_period_s > self.stale_s / 2:
             raise ValueError(
-                f"scan_period_s: {self.scan_period_s:g} is more than half of stale_s ({self.stale_s:g}): chips that "
-                "are well would count as unhealthy between two readings"
+                f"scan_period_s: {self.scan_period_s:g} is more than half of stale_s ({self.stale_s:g}): healthy chips "
+                "would count as unhealthy between two readings"
             )
         return self
-
-    @property
-    def glance_s(self) -> float:
-        """Seconds between glances at a chip; never so many that a chip which is well grows stale in between."""
-        return min(self.calm_scan_period_s, self.stale_s / 2)

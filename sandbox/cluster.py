@@ -17,7 +17,7 @@ from ascend.chips import RESOURCE
 from ascend.kube.client import KubeClient
 from ascend.products import ASCEND_910A, Product
 from device_plugin.driver.simulated import SimulatedServer
-from device_plugin.rules.injection import MANAGER_NODE
+from device_plugin.pods.container_edits import MANAGER_NODE
 from sandbox.apiserver import ApiServer
 from sandbox.kubelet import Kubelet
 from sandbox.scheduler import Scheduler

@@ -23,7 +23,7 @@ from ascend.kube.objects import Pod
 from ascend.observe.logs import configure_logs
 from ascend.products import ASCEND_910A
 from device_plugin.app import Plugin
-from device_plugin.rules.injection import VISIBLE_DEVICES
+from device_plugin.pods.container_edits import VISIBLE_DEVICES
 from device_plugin.settings import Settings as PluginSettings
 from npuctl.output import make_console
 from npuctl.reading.objects import list_objects

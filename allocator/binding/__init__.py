@@ -1,1 +1,1 @@
-"""Bindings: ours, and those that other schedulers post."""
+"""Bindings: those of the allocator, and those that other schedulers post."""

@@ -1,6 +1,6 @@
-"""Binds pods: a decision becomes the pod's in one Binding that carries its chips (design, decision 1).
+"""Binds pods: one Binding assigns the node and writes the chips on the pod (design, decision 1).
 
-The work for a pod is one task, however many callers ask for it: a caller that gives up (a scheduler's timeout, a
+Each pod is bound by one task, however many callers wait for it: a caller that gives up (a scheduler's timeout, a
 cancelled RPC) does not cancel the Binding, and a second caller gets the first one's result. If the answer to a Binding
 is lost, the Binding may have been made, so the pod is read and decides; if it can't be read either, its chips stay
 reserved for a while.
@@ -85,15 +85,15 @@ class Binder:
         self._outcome = outcome
         self._lease = lease
         self._running: dict[str, asyncio.Task[Assignment]] = {}
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
 
-    async def bind(self, ref: PodRef, node: str, *, patience_s: float = ANSWER_TIMEOUT_S) -> Assignment:
+    async def bind(self, ref: PodRef, node: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Assignment:
         """Bind a pod to a node with its chips written on it; idempotent.
 
         Args:
             ref: the pod.
             node: the node.
-            patience_s: how long the caller waits; the Binding continues without it.
+            timeout_s: how long the caller waits; the Binding continues after that.
 
         Raises:
             Refusal: the pod does not fit there, or is bound to another node.
@@ -107,10 +107,10 @@ class Binder:
             task = asyncio.create_task(self._attempt(ref, node), name=f"bind {ref.key}")
             self._running[ref.uid] = task
             task.add_done_callback(lambda done: self._finished(ref.uid, done))
-        done, _ = await asyncio.wait({task}, timeout=patience_s)
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
         if not done:
             raise Unreachable(
-                f"pod {ref.key}: the API server has not answered within {patience_s:.3g} s; the Binding continues"
+                f"pod {ref.key}: the API server has not answered within {timeout_s:.3g} s; the Binding continues"
             )
         bound = task.result()
         if bound.node != node:
@@ -122,7 +122,7 @@ class Binder:
         while self._running:
             await asyncio.wait(set(self._running.values()))
 
-    def keep(self, pod: Pod, candidates: list[str] | None) -> Assignment:
+    def reserve(self, pod: Pod, candidates: list[str] | None) -> Assignment:
         """Reserve node and chips for a caller that binds the pod itself, with the annotations of the answer.
 
         Raises:
@@ -140,7 +140,7 @@ class Binder:
         return Assignment(reservation.node, reservation.grant, annotations=annotations)
 
     def confirm(self, uid: str, node: str) -> bool:
-        """A caller has bound a pod itself: reserve its chips until the pod is seen bound.
+        """Keep the chips reserved for a pod that its caller has bound itself, until the pod is seen bound.
 
         Args:
             uid: the pod's uid.
@@ -230,7 +230,7 @@ class Binder:
         nothing = Grant((), None)
         if pod.spec.node_name:
             return Assignment(pod.spec.node_name, nothing, repeated=True)
-        async with self._turn:
+        async with self._slots:
             await self._client.bind(
                 namespace=ref.namespace, name=ref.name, uid=ref.uid, node=node, annotations={}, timeout_s=POST_TIMEOUT_S
             )
@@ -238,7 +238,7 @@ class Binder:
 
     async def _post(self, ref: PodRef, reservation: Reservation, annotations: dict[str, str]) -> Assignment:
         try:
-            async with self._turn:
+            async with self._slots:
                 lease = self._lease(POST_TIMEOUT_S)
                 await self._client.bind(
                     namespace=ref.namespace,

@@ -97,7 +97,7 @@ def recreated(ref: PodRef, uid: str) -> Refusal:
     """The refusal for a pod that was deleted and created again under its name.
 
     Args:
-        ref: the pod that was asked for.
+        ref: the pod as the caller names it.
         uid: of the pod that has its name now.
     """
     return Refusal(Reason.POD_GONE, f"pod {ref.key} was recreated: its uid is {uid}, expected {ref.uid}")

@@ -1,1 +1,1 @@
-"""The decision on one pod: what it requests, where it is placed, which pods make room for it."""
+"""Decisions on single pods: what they request, where they are placed, and which pods they preempt."""

@@ -1,8 +1,8 @@
-"""The decision on one pod: which nodes fit, which is best, and reserving its chips there. No I/O, no await.
+"""Decides on single pods: which nodes fit, which is best, and reserves the chips there. No I/O, no await.
 
-kube-scheduler breaks ties between nodes at random, and it asks about the next pod while the Binding of the last one is
-in flight. So an answer names one node, and the chips are reserved in the same step: the next pod no longer sees them as
-free. A pod's own reservation never stands in its own way.
+kube-scheduler breaks ties between nodes at random, and it filters the next pod while the Binding of the last one is in
+flight. So an answer names one node, and the chips are reserved in the same step: for the next pod they are no longer
+free. A pod's own reservation never counts against the pod.
 """
 
 from collections import Counter
@@ -84,7 +84,7 @@ class DecisionEngine:
         self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of)
 
     def handles(self, pod: Pod) -> bool:
-        """Whether the allocator judges a pod: it requests chips, or more parts of chips than are allowed."""
+        """Whether the allocator judges a pod: it requests chips, or more vNPUs than are allowed."""
         return self._reader.handles(pod)
 
     def validate(self, pod: Pod) -> None:
@@ -97,7 +97,7 @@ class DecisionEngine:
             self.request_of(pod)
 
     def request_of(self, pod: Pod) -> ChipRequest:
-        """What the rules have to know of a pod's request.
+        """The properties of a pod's request that rules depend on.
 
         Raises:
             Refusal: the request is invalid on every node; or the pod was deleted, which its scheduler may notice later
@@ -170,7 +170,7 @@ class DecisionEngine:
         """Choose node and chips for a pod and reserve them.
 
         A reservation of the pod is kept, and its time to live starts again, if it is on a candidate and still valid, so
-        the answer is the same when asked again; otherwise it is replaced in the same step.
+        a repeated call gets the same answer; otherwise it is replaced in the same step.
 
         Raises:
             Refusal: the pod fits nowhere; with one candidate, the reason of that node.

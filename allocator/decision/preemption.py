@@ -1,7 +1,7 @@
-"""Preemption: on which node the least important pods make room for a pod, and who they are. No I/O.
+"""Preemption: selects the node, and its victims, that make room for a pod of higher priority. No I/O.
 
-Only pods of lower priority than the preemptor's are displaced. Those who hold chips are chosen by
-``rules.victims``; pods without chips that a scheduler wants gone for other reasons stay on its list.
+Only pods of lower priority than the preemptor are preempted. Victims that hold chips are selected by ``rules.victims``;
+victims without chips, which a scheduler selects for other reasons, stay on its list.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from ascend.reasons import Category
 
 NEVER = "Never"
 
-_BREATH: Final = 16
-"""After so many nodes others have a turn on the loop; one may take a millisecond, or a few."""
+_YIELD_EVERY: Final = 16
+"""The number of nodes after which other tasks may run; one node may take some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class VictimSet:
 
     Attributes:
         node: the node.
-        victims: the most important first; empty where the pod fits beside all of them.
-        pdb_violations: how many budgets are violated, as far as the scheduler has counted them.
+        victims: the most important first; empty if the pod fits without preemption.
+        pdb_violations: the number of violated PodDisruptionBudgets, as counted by the scheduler.
     """
 
     node: str
@@ -41,17 +41,17 @@ class VictimSet:
 
     @property
     def order(self) -> tuple[int, Cost, str]:
-        """The smaller, the better; equally bad ones by name, so that the answer is always the same."""
+        """The sort key, smaller is better; by name of the node among equals, so that the answer is deterministic."""
         return self.pdb_violations, cost(self.victims), self.node
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """Whom a scheduler would displace from a node, by counting.
+    """The victims that a scheduler selected on a node by counting chips.
 
     Attributes:
-        uids: of the pods.
-        pdb_violations: how many budgets that violates.
+        uids: the uids of the pods.
+        pdb_violations: the number of PodDisruptionBudgets that this violates.
     """
 
     uids: tuple[str, ...]
@@ -59,12 +59,12 @@ class Suggestion:
 
 
 class Preemption:
-    """Chooses victims.
+    """Selects victims.
 
     Args:
-        cluster: what is seen.
-        ledger: what is decided.
-        engine: knows what pods request for.
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        engine: reads what pods request.
     """
 
     def __init__(self, cluster: Cluster, ledger: Ledger, engine: DecisionEngine) -> None:
@@ -73,34 +73,35 @@ class Preemption:
         self._ledger = ledger
 
     def victims(self, pod: Pod, node: str) -> VictimSet | Refusal:
-        """Whom a pod displaces from a node, or why that would not help.
+        """The pods that a pod preempts on a node; a refusal if preemption would not help there.
 
         Raises:
-            Refusal: the pod's request makes no sense on any node.
+            Refusal: the pod's request is invalid on every node.
         """
         return self._victims(pod, node, self._engine.request_of(pod))
 
     async def victim_sets(self, pod: Pod, nodes: Iterable[str]) -> AsyncIterator[VictimSet]:
-        """Whom a pod displaces from each of these nodes where that helps; others have turns on the loop meanwhile.
+        """Yield the victims on each of these nodes on which preemption helps; other tasks may run in between.
 
         Raises:
-            Refusal: the pod's request makes no sense on any node.
+            Refusal: the pod's request is invalid on every node.
         """
         request = self._engine.request_of(pod)
         for number, node in enumerate(nodes, start=1):
             found = self._victims(pod, node, request)
             if isinstance(found, VictimSet):
                 yield found
-            if number % _BREATH == 0:
+            if number % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
     async def improve(self, pod: Pod, suggested: Mapping[str, Suggestion]) -> VictimSet | None:
-        """The best node of those a scheduler suggests, with the victims that make the pod fit there; None: none does.
+        """The best node of those a scheduler suggests, with its victims; None if preemption helps on none of them.
 
-        Where the pod fits without victims the scheduler has not seen yet who is gone; it need not displace anybody.
+        A node on which the pod fits without victims is skipped: the scheduler has not seen yet that pods are gone, and
+        need not preempt any.
 
         Raises:
-            Refusal: the pod's request makes no sense on any node.
+            Refusal: the pod's request is invalid on every node.
         """
         found: list[VictimSet] = []
         async for own in self.victim_sets(pod, suggested):
@@ -113,20 +114,20 @@ class Preemption:
         return min(found, key=lambda each: each.order, default=None)
 
     def waiting(self, pod: Pod, refused: Mapping[str, Refusal]) -> Collection[str]:
-        """Of the nodes that refuse a pod, the one it has preempted pods on, if it fits there once they have ended.
+        """The nominated node of a pod, if it refuses the pod now and the pod fits once its victims have terminated.
 
-        kube-scheduler would otherwise displace further pods, on another node (k/k:…/defaultpreemption,
+        kube-scheduler would otherwise preempt further pods, on another node (k/k:…/defaultpreemption,
         PodEligibleToPreemptOthers).
         """
         node = pod.status.nominated_node_name
         if node not in refused or refused[node].reason.category is not Category.OCCUPIED:
             return ()
         request = self._engine.request_of(pod)
-        victims = self._select(self._cluster.nodes[node], pod, request, leaving_only=True)
+        victims = self._select(self._cluster.nodes[node], pod, request, terminating_only=True)
         return () if isinstance(victims, Refusal) else (node,)
 
     def without(self, record: NodeRecord, gone: Collection[str]) -> Offer:
-        """What a node would have left without these pods, or why it can't be used."""
+        """What a node would have left without these pods; a refusal if it can't be used."""
         staying = {uid: holding for uid, holding in record.holdings.items() if uid not in gone}
         return assess(replace(record, holdings=staying), self._ledger.on(record.name))
 
@@ -135,16 +136,16 @@ class Preemption:
         if record is None:
             return unknown_node(node)
         never = pod.spec.preemption_policy == NEVER
-        victims = self._select(record, pod, request, leaving_only=never)
+        victims = self._select(record, pod, request, terminating_only=never)
         return victims if isinstance(victims, Refusal) else VictimSet(node, victims)
 
     def _select(
-        self, record: NodeRecord, pod: Pod, request: ChipRequest, *, leaving_only: bool
+        self, record: NodeRecord, pod: Pod, request: ChipRequest, *, terminating_only: bool
     ) -> tuple[Occupant, ...] | Refusal:
         occupants = [
             each
             for each in self._occupants(record)
-            if each.leaving or (each.priority < pod.priority and not leaving_only)
+            if each.terminating or (each.priority < pod.priority and not terminating_only)
         ]
         with self._ledger.suspended(pod.uid):
             empty = self.without(record, {each.uid for each in occupants})
@@ -159,7 +160,7 @@ class Preemption:
     def _pods(self, uids: Iterable[str]) -> Iterator[Occupant]:
         for uid in uids:
             pod = self._cluster.pods.get(uid)
-            # A pod our watch has not shown yet is the scheduler's to judge.
+            # A pod that the informers have not seen yet: the scheduler has selected it for its own reasons.
             yield _occupant(pod, 0, 0) if pod is not None else Occupant(uid, "", 0, "", False, 0, 0)  # noqa: FBT003
 
 

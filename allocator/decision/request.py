@@ -1,6 +1,6 @@
-"""What a pod requests, read from the pod, its job and the cluster. No I/O, no await.
+"""Reads what a pod requests, from the pod, its job and the cluster. No I/O, no await.
 
-Every decision of every front end begins here, so that all of them refuse the same pod with the same sentence.
+Every decision of every front end starts here, so that all of them refuse the same pod with the same sentence.
 """
 
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from allocator.rules.job import stated_minimum
 from allocator.rules.job_products import avoids_sub_healthy, one_product, wanted_products, wants_super_pod
 from allocator.rules.request import ChipRequest, requested_chips
-from allocator.rules.validity import JobShape, excess_of_parts, validate_job, virtual_chips
+from allocator.rules.validity import JobShape, excess_vnpus, requested_vnpus, validate_job
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
@@ -24,7 +24,7 @@ class ResolvedRequest(msgspec.Struct, frozen=True):
     """What a pod requests, and the job it belongs to.
 
     Attributes:
-        chips: what the rules have to know of the request.
+        chips: the properties of the request that rules depend on.
         job: the pod's job.
         gang: the job, if its pods are placed together or not at all; else None.
     """
@@ -49,22 +49,22 @@ class RequestReader:
         self._default_product = default_product
 
     def handles(self, pod: Pod) -> bool:
-        """Whether the allocator judges a pod: it requests chips, or more parts of chips than are allowed."""
-        return pod.requests_chips or self._excess_of_parts(pod) is not None
+        """Whether the allocator judges a pod: it requests chips, or more vNPUs than are allowed."""
+        return pod.requests_chips or self._excess_vnpus(pod) is not None
 
     def read(self, pod: Pod, candidates: Collection[str] | None = None) -> ResolvedRequest:
         """What a pod requests.
 
         Args:
             pod: the pod.
-            candidates: names of the nodes it may be on; None for every node.
+            candidates: names of the nodes it may be placed on; None for every node.
 
         Raises:
             Refusal: the request is invalid on every node, or the pod was deleted.
         """
         if self._cluster.is_gone(pod.uid):
             raise Refusal(Reason.POD_GONE, f"pod {pod.key} was deleted")
-        if not pod.requests_chips and (excess := self._excess_of_parts(pod)) is not None:
+        if not pod.requests_chips and (excess := self._excess_vnpus(pod)) is not None:
             raise excess
         stated_minimum(pod)
         job = self._cluster.jobs.job_of(pod)
@@ -83,7 +83,7 @@ class RequestReader:
                 frozenset({request.chips}),
                 pods=2 if several else 1,
                 products=request.products,
-                virtual=virtual_chips(pod),
+                vnpus=requested_vnpus(pod),
                 super_pod=wants_super_pod(pod),
             )
         )
@@ -95,10 +95,10 @@ class RequestReader:
         if request.network_sensitive and job.may_be_alone(pod):
             with self._ledger.suspended(pod.uid):
                 if self._cluster.index.best(request, candidates) is None:
-                    # A pod without peers needs no network: chips with an unhealthy one are better than none.
+                    # A pod without peers needs no network: chips with an unhealthy network are better than none.
                     request = replace(request, network_sensitive=False)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job))
 
-    def _excess_of_parts(self, pod: Pod) -> Refusal | None:
+    def _excess_vnpus(self, pod: Pod) -> Refusal | None:
         job = self._cluster.jobs.job_of(pod)
-        return excess_of_parts(pod, job.key, job.parts_with(pod))
+        return excess_vnpus(pod, job.key, job.vnpus_with(pod))

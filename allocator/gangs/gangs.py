@@ -1,11 +1,10 @@
 """Gangs: the pods of a job are placed together or not at all, and then bound one by one, in whatever order.
 
-Until as many pods of the job exist as its minimum requires, each of them is refused. The first pod that is asked about
+Until as many pods of the job exist as its minimum requires, each of them is refused. The first pod that is filtered
 then triggers the plan for all of them: the policy finds a seat for every pod that waits (or, if not all fit, for as
-many as the minimum needs), and the ledger reserves all seats in the same step. Every later question finds its seat
-reserved. The seat of a pod that is deleted waits for the pod's successor. If a seat becomes unusable before any pod of
-the gang was bound, the whole plan is dropped, whichever pod is asked about next: a gang must not start with a pod that
-can't be placed.
+many as the minimum needs), and the ledger reserves all seats in the same step. Each later pod finds its seat reserved.
+The seat of a pod that is deleted waits for the pod's successor. If a seat becomes unusable before any pod of the gang
+was bound, the whole plan is dropped, whichever pod comes next: a gang must not start with a pod that can't be placed.
 
 Two gangs can't deadlock: a gang that waits for chips holds none (no hold and wait), because a plan is made and reserved
 without an await in between, or not at all. Seats that are reserved but not used end as a whole: after their time to
@@ -13,7 +12,7 @@ live, or with the job. Only bound pods hold chips without a limit, and those run
 
 A pod that comes later (the successor of one that has ended, or one beyond the minimum) joins its peers: only the
 missing seats are planned, and pods that have a seat keep it. The same happens after a restart, when plans are forgotten
-and only the bound pods are known; `resume` then plans the rest before any other question is answered.
+and only the bound pods are known; `resume` then plans the rest before any call is answered.
 """
 
 from collections.abc import Callable, Collection
@@ -262,7 +261,7 @@ class Gangs:
         try:
             request = self._request_of(pod) if pod is not None else ChipRequest(len(seat.chips))
         except Refusal:
-            return False  # reported when the pod is asked about
+            return False  # refused when the pod is scheduled
         return not self._cluster.suits(seat, request)
 
     def _has_started(self, job: Job) -> bool:

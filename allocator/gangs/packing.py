@@ -1,11 +1,11 @@
-"""The policy for gangs without a topology of their own: each pod goes where it would be placed alone, all at once.
+"""The policy for gangs without a topology of their own: places each pod as if it were alone, but all at once.
 
 Requests name the product, so all pods that don't name different ones are placed on servers of one product.
 
 Large pods are placed first, so that small ones don't break what they need. Equal pods are interchangeable, so each kind
-of request is one merge over the buckets of the index: a node is examined when a pod is placed there, and only then. The
-result is that of placing the pods one after the other (a test says so), at a few microseconds per pod. Consecutive
-ranks then get neighbouring seats: a node is filled before the next one is begun, in the order of names.
+of request is one merge over the buckets of the index: a node is examined only when a pod is placed there. The result is
+that of placing the pods one after the other (a test compares them), at a few microseconds per pod. Consecutive ranks
+then get neighbouring seats: a node is filled before the next one is used, in the order of names.
 """
 
 import heapq
@@ -28,15 +28,14 @@ from ascend.grammar import count
 from ascend.reasons import Reason
 
 _FEW = 16
-"""Up to so many candidates are examined one by one; with more, all nodes are, bucket by bucket."""
+"""Up to this number of candidates are examined one by one; with more, all nodes are examined, bucket by bucket."""
 
 
 def pack(gang: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
-    """Seats for all members, or why not; see the policy's type."""
+    """Find seats for all members, or say why they don't fit; see ``Policy``."""
 
-    # Members with few candidates first: the others have more to choose from. If a small one then breaks what a large
-    # one needs, large members first; and if those take what many others can't do without, those with least room to
-    # spare.
+    # Members with few candidates first: the others have a larger choice. If a small member then breaks what a large one
+    # needs: large members first. If these take what many others need: members with the least spare room first.
     def choice(equals: list[Member]) -> float:
         allowed = gang.allowed(equals[0])
         return math.inf if allowed is None else len(allowed)
@@ -80,7 +79,7 @@ def _packed(
 
 
 class _Board:
-    """The nodes as they would be with the seats taken so far."""
+    """The vacancies of the nodes after the seats taken so far."""
 
     def __init__(self, index: NodeIndex) -> None:
         self._index = index
@@ -89,7 +88,7 @@ class _Board:
     def take(
         self, request: ChipRequest, number: int, candidates: Collection[str] | None
     ) -> list[tuple[str, tuple[int, ...]]]:
-        """Nodes and chips for ``number`` pods, or for as many as fit."""
+        """Take nodes and chips for ``number`` pods, or for as many as fit."""
         if number == 1 and not self._changed:
             return self._take_one(request, candidates)
         heap = list(self._entries(request, candidates))
@@ -99,7 +98,7 @@ class _Board:
         while heap and len(taken) < number:
             entry = heap[0]
             taken.append((entry.name, entry.fit.chips))
-            # Equal nodes stay equal, so each step is worked out once. Looked up by identity, which is much faster than
+            # Equal nodes stay equal, so each step is computed once. Looked up by identity, which is much faster than
             # by value; the memo holds the vacancy so that its identity is not reused.
             _, steps = memo.setdefault(id(entry.vacancy), (entry.vacancy, {}))
             step = steps.get(entry.fit.taken)
@@ -118,12 +117,12 @@ class _Board:
         return taken
 
     def room(self, request: ChipRequest, candidates: Collection[str] | None) -> int:
-        """How many such pods fit on the untouched nodes; places none of them."""
+        """How many pods with this request fit on the nodes of the index; places none of them."""
         buckets = self._index.buckets_of(candidates)
         return sum(nodes * capacity(bucket.vacancy, request)[0] for bucket, nodes in buckets)
 
     def _take_one(self, request: ChipRequest, candidates: Collection[str] | None) -> list[tuple[str, tuple[int, ...]]]:
-        # The index knows the best place for one pod without examining the others.
+        # The index finds the best node for one pod without examining the others.
         best = self._index.best(request, candidates)
         vacancy = self._index.vacancy_for(request, best[0]) if best is not None else None
         if best is None or vacancy is None:
@@ -133,23 +132,23 @@ class _Board:
         return [(name, fit.chips)]
 
     def reasons(self, request: ChipRequest, candidates: Collection[str] | None, *, is_full: bool) -> Counter[Reason]:
-        """The number of nodes that would refuse one more such pod, by reason.
+        """The number of nodes that would refuse one more pod with this request, by reason.
 
         Args:
             request: what the pod requests.
             candidates: names of nodes; None for every node.
-            is_full: as many such pods as fit were placed, none of them on the board.
+            is_full: as many pods with this request as fit were placed, none of them on the board.
         """
         if is_full:
             return self._index.reasons_when_full(request, candidates)
         reasons = self._index.reasons(request, candidates)
         entries, ranking = self._index.entries, self._index.ranking(request)
         for name, vacancy in self._changed.items():
-            place = entries[name]
-            if isinstance(place, Bucket) and (candidates is None or name in candidates):
-                for verdict, more in ((ranking.verdict(place), -1), (judge(vacancy, request), 1)):
+            entry = entries[name]
+            if isinstance(entry, Bucket) and (candidates is None or name in candidates):
+                for verdict, change in ((ranking.verdict(entry), -1), (judge(vacancy, request), 1)):
                     if isinstance(verdict, Refusal):
-                        reasons[verdict.reason] += more
+                        reasons[verdict.reason] += change
         return +reasons
 
     def _entries(self, request: ChipRequest, candidates: Collection[str] | None) -> Iterator["_Entry"]:
@@ -172,9 +171,9 @@ class _Board:
 
     def _entries_of(self, request: ChipRequest, candidates: Collection[str]) -> Iterator["_Entry"]:
         for name in candidates:
-            place, vacancy = self._index.entries.get(name), self._changed.get(name)
-            if vacancy is None and isinstance(place, Bucket):
-                vacancy = place.vacancy
+            entry, vacancy = self._index.entries.get(name), self._changed.get(name)
+            if vacancy is None and isinstance(entry, Bucket):
+                vacancy = entry.vacancy
             if vacancy is None:
                 continue
             verdict = judge(vacancy, request)
@@ -183,7 +182,7 @@ class _Board:
 
 
 class _Entry:
-    """The next node of a bucket, or a node that was taken from."""
+    """The next node of a bucket, or a node on which a seat was taken."""
 
     __slots__ = ("fit", "name", "others", "sort", "vacancy")
 
@@ -211,7 +210,7 @@ class _Misfit(msgspec.Struct, frozen=True):
         request: what the next one requests.
         allowed: names of the only nodes for the next one; None for every node.
         fitting: the number of members that fit.
-        is_full: none was placed on the board, but ``fitting`` members with this request would fit.
+        is_full: no member was placed on the board; ``fitting`` members with this request would fit.
     """
 
     board: _Board
@@ -225,7 +224,7 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
     request, is_single = misfit.request, len(gang.members) == 1
     # Without the pod's name: the refusal is cached for peers with an equal request.
     if is_single:
-        what = f"a pod of it ({count(request.chips, 'chip')}) must join its peers and does not fit;"
+        what = f"one of its pods ({count(request.chips, 'chip')}) must join its peers and does not fit;"
     else:
         fit = "fits" if misfit.fitting == 1 else "fit"
         what = (

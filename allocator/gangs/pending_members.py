@@ -1,7 +1,7 @@
-"""Which pods of a gang need a seat.
+"""Finds the pods of a gang that need a seat.
 
-A scheduler asks for one pod after the other of a gang that waits, and other pods come and go in between: what was found
-out about the gang's own pods is cached until one of them changes.
+A scheduler filters the pods of a waiting gang one after the other, and other pods come and go in between: the result
+for the gang is cached until one of its own pods changes.
 """
 
 from bisect import insort
@@ -50,15 +50,15 @@ class PendingMembers:
         self._cached: dict[JobKey, tuple[tuple[int, int], list[Entry]]] = {}
 
     def needed(self, pod: Pod, request: ChipRequest, job: Job) -> tuple[list[Entry], int]:
-        """The pods that need a seat when one of them is asked about, by rank, and how many of them must get one.
+        """The pods that need a seat, by rank, and how many of them must get one.
 
         Args:
-            pod: the pod asked about; it needs a seat, whether it has one now or not.
+            pod: the pod being scheduled; it needs a seat, whether it has one now or not.
             request: what it requests of a node.
             job: the gang.
         """
         others = job.size - (pod.uid in job.pods)
-        # While all other pods are placed, none has to be looked for: a pod that has to leave its own seat, for example.
+        # If all other pods are placed, there is nothing to search: for example if a pod has to leave its own seat.
         if job.placed_beside(pod.uid) < min(job.min_available, others):
             waiting = [each for each in self._waiting(job) if each.pod.uid != pod.uid]
             insort(waiting, Entry(job.rank_of(pod), pod, request), key=_rank)

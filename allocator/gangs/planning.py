@@ -1,4 +1,4 @@
-"""The plan of a gang: one seat for each pod that needs one, found for all of them at once."""
+"""Plans gangs: finds seats for all pods of a gang that need one, all at once."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
@@ -26,15 +26,15 @@ _Kind: TypeAlias = tuple[ChipRequest, frozenset[tuple[str, str]]]
 """Pods of a gang with the same request and node selector: where one of them fits, the other fits as well."""
 
 
-class Question(msgspec.Struct, frozen=True):
+class PlanKey(msgspec.Struct, frozen=True):
     """All that the outcome of planning depends on, besides what nodes have left.
 
     Attributes:
         job: the gang.
         version: the version of its pods.
         kind: what the pod requests.
-        own: the node of its seat: of two pods with equal requests, each is the other's peer and not its own.
-        late: its uid, if the scheduler knows it before the informers do: its peers' questions don't count it.
+        own: the node of its seat; it distinguishes two pods of the gang with equal requests.
+        late: its uid, if the scheduler knows it before the informers do: it does not count for its peers.
         candidates: names of the only nodes it may be on; None for every node.
     """
 
@@ -63,24 +63,24 @@ class Planner:
         self._ledger = ledger
         self._policy = policy
         self._pending = PendingMembers(cluster, ledger, request_of)
-        # A scheduler asks for one pod after the other of a gang that does not fit; each would take a plan of them all.
-        self._outcomes: VersionedCache[Question, Refusal | None] = VersionedCache(_LIMIT)
+        # A scheduler filters the pods of a gang that does not fit one after the other; each would plan all of them.
+        self._outcomes: VersionedCache[PlanKey, Refusal | None] = VersionedCache(_LIMIT)
 
     def fits(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
         """Whether a plan can be made; planned only if something has changed since the last time."""
-        outcomes, question = self._outcomes.at(self._cluster.index.version), self._question(pod, request, job, None)
-        if question not in outcomes:
+        outcomes, key = self._outcomes.at(self._cluster.index.version), self._key(pod, request, job, None)
+        if key not in outcomes:
             try:
                 self.plan(pod, request, job, None)
             except Refusal:
                 return False
-        return outcomes[question] is None
+        return outcomes[key] is None
 
     def plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         """Seats for a pod and all its peers that need one, or for as many as the minimum needs.
 
         Args:
-            pod: the pod asked about; it may be none of those that get a seat.
+            pod: the pod being scheduled; it may not be among those that get a seat.
             request: what it requests of a node.
             job: its job, a gang.
             candidates: names of the only nodes it may be on; if they are several, they apply to its peers with the same
@@ -93,21 +93,21 @@ class Planner:
         if candidates is not None and several is None:
             return self._plan(pod, request, job, candidates)
         outcomes = self._outcomes.at(self._cluster.index.version)
-        question = self._question(pod, request, job, several)
-        if (known := outcomes.get(question)) is not None:
+        key = self._key(pod, request, job, several)
+        if (known := outcomes.get(key)) is not None:
             raise Refusal(known.reason, known.message)
         try:
             seats = self._plan(pod, request, job, several)
         except Refusal as refusal:
-            outcomes[question] = refusal.with_traceback(None)
+            outcomes[key] = refusal.with_traceback(None)
             raise
-        outcomes[question] = None
+        outcomes[key] = None
         return seats
 
-    def _question(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> Question:
+    def _key(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> PlanKey:
         held = self._ledger.get(pod.uid)
         kind, own = (request, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
-        return Question(job.key, job.version, kind, own, "" if pod.uid in job.pods else pod.uid, candidates)
+        return PlanKey(job.key, job.version, kind, own, "" if pod.uid in job.pods else pod.uid, candidates)
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         is_one = candidates is not None and len(candidates) == 1
@@ -150,11 +150,11 @@ class Planner:
 
 
 class _MemberNodes:
-    """The nodes each pod of a gang may be on, as far as that is known when one of them is asked about.
+    """The nodes each pod of a gang may be on, as far as that is known while one of them is scheduled.
 
     Args:
         labels: finds nodes by label.
-        selector: the node selector of the pod asked about.
+        selector: the node selector of the pod being scheduled.
         candidates: names of the only nodes for pods with that selector; None if the selector alone decides.
 
     Attributes:

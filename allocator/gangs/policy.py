@@ -1,4 +1,4 @@
-"""What a placement policy for gangs receives and returns.
+"""The types of a placement policy for gangs.
 
 A policy is a pure function from a request and the index of nodes to one seat for each member, or to a refusal. It
 reserves nothing.

@@ -1,1 +1,1 @@
-"""Whether this allocator is the one that binds: lease, fence, and the Service's endpoint."""
+"""Leadership among several allocators: the lease, the fence, and the endpoint of the Service."""

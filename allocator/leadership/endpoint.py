@@ -1,9 +1,10 @@
-"""Where the Service leads: to the allocator that is ready, by an EndpointSlice that it writes itself.
+"""Publishes the leader as the only endpoint of the Service, in an EndpointSlice that it writes itself.
 
-Kubernetes would lead to every pod whose readiness probe passes. If only the leader passed it, a rolling update would
-wait for ever for the standby to become ready, and a PodDisruptionBudget would let nobody drain the leader's node. So
-the probe of the pods asks whether one can take part (``/standbyz``), and the Service has no selector: its one endpoint
-is the leader with a complete view, the one whose ``/readyz`` passes. The next leader overwrites the object.
+Kubernetes would add every pod whose readiness probe passes. If only the leader's probe passed, a rolling update would
+wait forever for the standby to become ready, and a PodDisruptionBudget would block draining the leader's node. So the
+readiness probe of the pods checks whether an allocator can take part in the election (``/standbyz``), and the Service
+has no selector: its one endpoint is the leader with synced informers, the one whose ``/readyz`` passes. The next leader
+overwrites the object.
 """
 
 import asyncio
@@ -21,19 +22,19 @@ from ascend.kube.objects import ENDPOINT_SLICES, SERVICES, JsonObject
 log = structlog.get_logger()
 
 PERIOD_S = 10.0
-"""Time between writes; where nothing differs the API server stores nothing."""
+"""Time between writes; the API server stores nothing if the object is unchanged."""
 RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an allocator is reached.
+    """The address of an allocator.
 
     Attributes:
-        namespace: of the Service.
-        service: its name.
-        ip: of the pod.
-        ports: by name, as the Service has them.
+        namespace: the namespace of the Service.
+        service: the name of the Service.
+        ip: the address of the pod.
+        ports: the ports, by name as in the Service.
     """
 
     namespace: str
@@ -48,25 +49,25 @@ class Endpoint:
 
 
 async def publish(client: KubeClient, endpoint: Endpoint, leads: Callable[[], bool]) -> None:
-    """Keep the Service leading here until cancelled; to be run by the leader only.
+    """Keep the Service pointing to this allocator until cancelled; only the leader runs it.
 
     Args:
         client: the API server.
-        endpoint: where we are reached.
-        leads: whether we still lead. Who has just stood still may not know yet; should it write all the same, the next
-            write of the new leader puts that right.
+        endpoint: the address of this allocator.
+        leads: whether this allocator still leads. A process that was suspended may not know yet that it does not; if it
+            writes then, the next write of the new leader corrects it.
     """
     published = False
     while leads():
         try:
             await _write(client, endpoint)
         except (ApiError, Unreachable) as error:
-            log.warning("could not publish where the leader is", service=endpoint.service, error=error.message)
+            log.warning("can't publish the endpoint of the leader", service=endpoint.service, error=error.message)
             await asyncio.sleep(RETRY_S)
             continue
         if not published:
             published = True
-            log.info("the service leads here", service=endpoint.service, ip=endpoint.ip)
+            log.info("the Service points to this allocator", service=endpoint.service, ip=endpoint.ip)
         await asyncio.sleep(PERIOD_S)
 
 
@@ -80,11 +81,11 @@ async def _write(client: KubeClient, endpoint: Endpoint) -> None:
         await client.patch(ENDPOINT_SLICES, endpoint.slice, content, namespace=endpoint.namespace)
     except ApiError as error:
         if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
-            # The leader before us was reached by addresses of the other kind, and a slice keeps its kind.
+            # The previous leader had an address of the other IP family, and the family of a slice can't be changed.
             await client.delete(ENDPOINT_SLICES, endpoint.slice, endpoint.namespace)
         elif not isinstance(error, NotFound):
             raise
-        # Owned by the Service, so that it goes with it.
+        # Owned by the Service, so that it is deleted with it.
         service = await client.get(SERVICES, endpoint.service, endpoint.namespace)
         owner = {"apiVersion": "v1", "kind": "Service", "name": service.name, "uid": service.uid}
         body: JsonObject = {

@@ -3,8 +3,8 @@
 An admission policy compares it with the name in each Binding (``allocator.leadership.leader`` has the reason). The
 Lease itself could serve, but the API server (seen in 1.34.4: apiserver/pkg/admission/plugin/policy/generic,
 ensureParams…) watches objects of built-in kinds for policies only until the last such policy is deleted, and not again
-before it is
-restarted: after a reinstallation all Bindings would be denied. Objects of a custom resource are watched every time.
+before it is restarted: after a reinstallation all Bindings would be denied. Objects of a custom resource are watched
+every time.
 
 Every write has the resourceVersion it builds on, so a former leader that was suspended can't write its name again.
 """

@@ -1,4 +1,4 @@
-"""Whether this allocator may answer questions: it must lead, and its informers must have synced; and how it stops."""
+"""Whether this allocator answers calls: it must lead, and its informers must have synced; and how it stops."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -23,10 +23,10 @@ DRAIN_S = 5.0
 
 
 class Leadership:
-    """What an allocator needs to answer questions: to be the only one that binds, and synced informers.
+    """What an allocator needs before it answers calls: to be the only one that binds, and synced informers.
 
     Args:
-        settings: whether there are other allocators.
+        settings: the settings of leader election.
         client: the API server.
         informers: must have synced.
         boot_s: the clock of the lease; it advances while the process or the machine is suspended.
@@ -63,7 +63,7 @@ class Leadership:
         return self._leader is None or self._leader.leads
 
     def closed(self) -> Refusal | None:
-        """Why it answers no questions: ``NotLeader`` or ``ViewIncomplete``; None if it does."""
+        """Why it answers no calls: ``NotLeader`` or ``ViewIncomplete``; None if it does."""
         missing = self._leader.missing() if self._leader is not None else None
         if missing is not None and not self.leads():
             return Refusal(Reason.NOT_LEADER, missing)
@@ -74,7 +74,7 @@ class Leadership:
         return Refusal(Reason.VIEW_INCOMPLETE, missing) if missing is not None else None
 
     async def opened(self) -> None:
-        """Wait until questions are answered."""
+        """Wait until calls are answered."""
         await self._open.wait()
 
     async def run(self) -> None:
@@ -94,7 +94,7 @@ class Leadership:
             await self._informers.refresh_pods()
 
     async def keep(self, http_address: str, grpc_address: str) -> None:
-        """Answer questions from now on, and point fence and Service here, until cancelled.
+        """Answer calls from now on, and keep fence and Service pointing to this allocator, until cancelled.
 
         Args:
             http_address: where the extender listens.

@@ -1,1 +1,1 @@
-"""What is recorded of decisions: log lines, metrics, Events; and the audit of the state."""
+"""Records of decisions in logs, metrics and Events; and the audit of the state."""

@@ -1,4 +1,4 @@
-"""The record of decisions: a log line and a count for each, and an Event on pods that are refused."""
+"""Records decisions: a log line and a count for each, and an Event on refused pods."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +43,7 @@ class Journal:
 
     @contextmanager
     def timed(self, kind: str) -> Iterator[None]:
-        """Measure the answer to one question of a scheduler."""
+        """Measure the duration of one call of a scheduler."""
         started_s = self._monotonic()
         try:
             yield
@@ -105,7 +105,7 @@ class Journal:
         self.refused(pod, sum_up_nodes(pod.key, counted_chips(pod), filtered.refusals), nodes=dict(reasons))
 
     def preempts(self, pod: Pod, chosen: VictimSet | None) -> None:
-        """A scheduler was answered which pods to preempt; the scheduler decides whether it does."""
+        """Victims were returned to a scheduler; the scheduler decides whether to preempt them."""
         if chosen is None:
             log.info("no victims for a pod", pod=pod.key, pod_uid=pod.uid)
             return

@@ -1,8 +1,8 @@
 """Events on pods that are refused: why a pod is pending, as ``kubectl describe pod`` shows it.
 
-Schedulers ask again and again for a pending pod, and thousands may be pending, so an Event is posted if the reason has
-changed or the last one was some time ago. A pod whose Event was dropped by the rate limit gets one when it is asked
-about again.
+Schedulers retry pending pods again and again, and thousands may be pending, so an Event is posted only if the reason
+has changed or the last one was some time ago. A pod whose Event was dropped by the rate limit gets one when it is
+retried.
 """
 
 from collections import OrderedDict

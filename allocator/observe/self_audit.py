@@ -81,7 +81,7 @@ class SelfAudit:
 
         Raises:
             ApiError: the API server refuses.
-            Unreachable: it does not answer, or not understandably.
+            Unreachable: it does not answer, or its answer can't be decoded.
         """
         first = set(await self._differences())
         if not first:

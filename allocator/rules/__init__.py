@@ -1,1 +1,1 @@
-"""What fits where: pure functions over values, no I/O, no clock, no await."""
+"""The rules for nodes, requests and jobs: pure functions over values, no I/O, no clock, no await."""

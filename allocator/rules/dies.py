@@ -1,6 +1,6 @@
-"""The rule of the A3 server: cards of two dies, and a pod of more than one chip takes whole cards.
+"""The rule for A3 servers: cards of two dies; a pod that requests more than one chip takes whole cards.
 
-spec/scheduling.md §4.4; differences to the reference are in docs/deviations.md.
+spec/scheduling.md §4.4; docs/deviations.md lists the differences to the reference.
 """
 
 from functools import lru_cache
@@ -8,18 +8,20 @@ from functools import lru_cache
 from allocator.rules.placement import OrderKey, Placement, Rule
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
+from ascend.grammar import count
 from ascend.products import Product
 from ascend.reasons import Reason
 
 _WEIGHT = 16
 _MOST = 32
 _BREAKS_A_CARD = 16
-"""What it costs to break a card for a single chip while another is broken already elsewhere: more than any misfit."""
+"""Added to the misfit if a single chip breaks a whole card: more than any other misfit, so that a node with a card that
+is broken already is preferred."""
 
 
 @lru_cache(maxsize=1 << 15)
 def place(product: Product, free: ChipSet, request: int) -> Placement | None:
-    """The chips for a request; the misfit is how many stay free, and more where a card must be broken."""
+    """The chips for a request; the misfit is the number of chips that stay free, and more if a card is broken."""
     if not free:
         return None
     whole = [card for card in product.rings if card & ~free == 0]
@@ -36,21 +38,22 @@ def place(product: Product, free: ChipSet, request: int) -> Placement | None:
 
 
 def key(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature
-    """The better fit first."""
+    """Orders nodes by misfit."""
     return (placement.misfit,)
 
 
 def score(product: Product, placement: Placement, healthy: int, faulty: int) -> int:  # noqa: ARG001 - a rule's signature
-    """The reference scheduler's number: ``16·(32-best)``; it says nothing of health."""
+    """The reference scheduler's score: ``16·(32-best)``; health has no influence on it."""
     return _WEIGHT * (_MOST - placement.misfit)
 
 
 def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
-    """Too few cards are free as a whole."""
+    """The refusal if too few whole cards are free."""
     whole = sum(card & ~free == 0 for card in product.rings)
     return Refusal(
         Reason.CARDS_BROKEN,
-        f"{request} chips asked for must be {(request + 1) // 2} whole cards; {whole} are free as a whole",
+        f"{count(request, 'chip')} requested must be {count((request + 1) // 2, 'whole card')}; "
+        f"{count(whole, 'whole card')} {'is' if whole == 1 else 'are'} free",
     )
 
 

@@ -1,4 +1,4 @@
-"""The rule of every family of products."""
+"""The placement rule of each family of products."""
 
 from allocator.rules import dies, meshes, paired_rings, pool, ring
 from allocator.rules.placement import Rule

@@ -1,8 +1,8 @@
-"""Which product a node is: its labels, held against the chips it reports (spec/node-agent.md §5.8, §3.3).
+"""Which product a node is, from its labels and the chips it reports (spec/node-agent.md §5.8, §3.3).
 
-A label ``accelerator-type`` says it outright. Otherwise the device plugin's ``servertype``, or the name of the chip,
-says what the chips are, and their number which of the servers with such chips it is. A node that says nothing is a 910A
-server, as there were no others when seed 000 was written.
+The label ``accelerator-type`` names the product. Without it, the device plugin's label ``servertype`` or the chip name
+gives the kind of chip, and the reported chips decide between the servers with that kind of chip. A node without any of
+these labels is a 910A server: there were no others when seed 000 was written.
 """
 
 import re
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from ascend.annotations import SERVER_TYPE as SERVER_TYPE_ANNOTATION
 from ascend.chips import ChipSet, chip_ids, join_names
 from ascend.errors import Refusal
+from ascend.grammar import a
 from ascend.products import ASCEND_910_CARD, PLAIN_8, PLAIN_16, PRODUCTS, Product
 from ascend.reasons import Reason
 
@@ -27,9 +28,9 @@ _BY_NODE_TYPE = {node_type: product for product in PRODUCTS.values() for node_ty
 
 
 def product_of_type(node_type: str) -> Product | None:
-    """The product that a value of ``accelerator-type`` means; None where it means none."""
+    """The product for a value of ``accelerator-type``; None if the value is unknown."""
     product = _BY_NODE_TYPE.get(node_type)
-    # Every value with "card" in it means cards (spec/scheduling.md §3.3).
+    # Every value that contains "card" means servers with cards (spec/scheduling.md §3.3).
     return ASCEND_910_CARD if product is None and "card" in node_type else product
 
 
@@ -37,14 +38,14 @@ def identify(name: str, labels: Mapping[str, str], annotations: Mapping[str, str
     """The product of a node.
 
     Args:
-        name: the node's, for the sentence.
-        labels: the node's.
-        annotations: the node's.
+        name: the node's name, for messages.
+        labels: the node's labels.
+        annotations: the node's annotations.
         reported: the chips it reports.
 
     Raises:
-        Refusal: ``UnknownProduct`` where a label means nothing known, ``ProductMismatch`` where label and chips
-            disagree, ``InvalidReport`` where no such server has so many chips.
+        Refusal: ``UnknownProduct`` if a label has an unknown value, ``ProductMismatch`` if label and chips contradict
+            each other, ``InvalidReport`` if no such server has the reported chips.
     """
     accelerator = labels.get(ACCELERATOR, _FAMILY_910)
     if accelerator != _FAMILY_910:
@@ -61,15 +62,15 @@ def identify(name: str, labels: Mapping[str, str], annotations: Mapping[str, str
 
 
 def _servers(labels: Mapping[str, str], chip: str) -> list[Product]:
-    """The servers with such chips, the smaller first."""
+    """The servers with this kind of chip, the smaller first."""
     if chip:
         return [product for product in PRODUCTS.values() if product.chip == chip]
-    says_nothing = not labels.get(SERVER_TYPE) and not labels.get(CHIP_NAME)
-    return [product for product in PRODUCTS.values() if product.chip == "910A"] if says_nothing else [PLAIN_8, PLAIN_16]
+    is_unlabeled = not labels.get(SERVER_TYPE) and not labels.get(CHIP_NAME)
+    return [product for product in PRODUCTS.values() if product.chip == "910A"] if is_unlabeled else [PLAIN_8, PLAIN_16]
 
 
 def _chip(labels: Mapping[str, str]) -> str:
-    """What the chips are called, in the words of the products; empty where no label tells."""
+    """The kind of chip, as in ``Product.chip``; empty if no label names a known one."""
     chip = _CHIP_OF_SERVER_TYPE.get(labels.get(SERVER_TYPE, "").rpartition("-")[0])
     if chip is not None:
         return chip
@@ -84,22 +85,26 @@ def _of_size(name: str, servers: list[Product], reported: ChipSet) -> Product:
     if product is None:
         largest = servers[-1]
         names = join_names(chip_ids(reported & ~largest.all_chips))
-        raise Refusal(Reason.INVALID_REPORT, f"node {name} reports {names}, which a {largest.name} server has not")
+        raise Refusal(
+            Reason.INVALID_REPORT, f"node {name} reports {names}, which {a(f'{largest.name} server')} does not have"
+        )
     return product
 
 
 def _require_agreement(name: str, node_type: str, product: Product, chip: str, reported: ChipSet) -> None:
-    says = f"node {name}: label {ACCELERATOR_TYPE}={node_type} means a {product.name} server"
+    meaning = f"node {name}: label {ACCELERATOR_TYPE}={node_type} means {a(f'{product.name} server')}"
     if product.chip and chip and product.chip != chip:
-        raise Refusal(Reason.PRODUCT_MISMATCH, f"{says}, but its chips are {chip}")
+        raise Refusal(Reason.PRODUCT_MISMATCH, f"{meaning}, but its chips are {chip}")
     foreign = reported & ~product.all_chips
     if foreign:
-        raise Refusal(Reason.PRODUCT_MISMATCH, f"{says}, which has not the reported {join_names(chip_ids(foreign))}")
-    # A chip or two may be missing; exactly those of a smaller server are that server.
+        raise Refusal(
+            Reason.PRODUCT_MISMATCH, f"{meaning}, which does not have the reported {join_names(chip_ids(foreign))}"
+        )
+    # Some chips may be missing; but exactly the chips of a smaller server mean that the label is wrong.
     smaller = [each for each in PRODUCTS.values() if each.chip == product.chip and each.chips < product.chips]
     if product.chip and any(reported == each.all_chips for each in smaller):
         raise Refusal(
-            Reason.PRODUCT_MISMATCH, f"{says} with {product.chips} chips, but it reports {reported.bit_count()}"
+            Reason.PRODUCT_MISMATCH, f"{meaning} with {product.chips} chips, but it reports {reported.bit_count()}"
         )
 
 

@@ -1,7 +1,7 @@
-"""Which job a pod belongs to, and what the pod itself says of its place in it.
+"""Which job a pod belongs to, and what the pod itself states about its job: minimum, replicas, rank.
 
-Whoever runs jobs marks their pods in its own way; the marks are tried from the most deliberate (a group somebody asked
-for) to the most general (an owner). A pod nobody claims is a job of its own.
+Every job controller marks its pods differently. The marks are tried from the most specific (a pod group) to the most
+general (an owner). A pod without any mark is a job of its own.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ STATEFUL_SET: Final = "StatefulSet"
 SINGLE: Final = "Pod"
 
 OPERATOR: Final = "training.kubeflow.org/operator-name"
-"""On a pod, a label: an operator builds its rank table (spec/scheduling.md §1.6)."""
+"""A pod label: an operator builds the rank table of the pod's job (spec/scheduling.md §1.6)."""
 
 _VOLCANO_ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
 _COSCHEDULING_LABELS = (
@@ -50,12 +50,12 @@ _MAX_DIGITS = 7
 
 
 class JobKey(msgspec.Struct, frozen=True, order=True):
-    """What tells jobs apart.
+    """What identifies a job.
 
     Attributes:
-        namespace: where it lives.
-        name: its name.
-        kind: what it is: the kind of the object that is its group or owner, or one of the words above.
+        namespace: the namespace of its pods.
+        name: the name of its group or owner.
+        kind: the kind of its group or owner, or one of the constants above.
     """
 
     namespace: str
@@ -69,10 +69,10 @@ class JobKey(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of_plan(cls, plan: str) -> "JobKey":
-        """What tells the job with a plan of this name apart."""
-        # A kind and a name may have blanks, and a name slashes: a pod may name its group as it likes.
-        place, _, name = plan.partition("/")
-        kind, _, namespace = place.rpartition(" ")
+        """The key of the job whose plan has this name."""
+        # A kind may contain spaces, and a name spaces and slashes: the name of a group on a pod is not validated.
+        prefix, _, name = plan.partition("/")
+        kind, _, namespace = prefix.rpartition(" ")
         return cls(namespace, name, kind)
 
     def __str__(self) -> str:
@@ -100,10 +100,10 @@ def _job_without_group(pod: Pod) -> JobKey:
 
 
 def works_alone(pod: Pod, job: JobKey) -> bool:
-    """Whether a pod works for itself, as long as no minimum says that it needs others.
+    """Whether a pod works independently of its peers, provided that no minimum requires several pods.
 
-    A group of which one pod is enough says nothing of it, since Volcano makes one for every Deployment; what else marks
-    the pod does: replicas of a Deployment and the pods of a Job that has no index do.
+    Replicas of a Deployment, pods of a Job without an index and pods without an owner do. A pod group with a minimum of
+    1 does not decide it, since Volcano creates one for every Deployment; then the other marks of the pod decide.
 
     Args:
         pod: the pod.
@@ -113,12 +113,12 @@ def works_alone(pod: Pod, job: JobKey) -> bool:
     if marked.kind not in _INDEPENDENT:
         return False
     owner = pod.metadata.controller
-    # Volcano's own Jobs are called as those of batch/v1, and train.
+    # Volcano's Jobs have the same kind as those of batch/v1, but their pods work together.
     return owner is None or not owner.api_version.startswith(_VOLCANO_JOBS)
 
 
 def job_of_owner(pod: Pod) -> JobKey | None:
-    """The job that the pods of its owner would be if nothing else marked them; None without an owner."""
+    """The job of the pod's owner, regardless of other marks; None without an owner."""
     metadata = pod.metadata
     owner = metadata.controller
     if owner is None or owner.kind in _NO_JOBS:
@@ -128,36 +128,38 @@ def job_of_owner(pod: Pod) -> JobKey | None:
 
 
 def stated_minimum(pod: Pod) -> int | None:
-    """How many pods of the job must be placed together, as the pod itself says; None where it says nothing.
+    """How many pods of the job must be placed together, as the pod itself states; None if it states nothing.
 
     Raises:
-        Refusal: ``InvalidMinAvailable`` where it is not a positive number.
+        Refusal: ``InvalidMinAvailable`` if it is not a positive number.
     """
     for key, values in ((MIN_AVAILABLE, pod.metadata.annotations), (_OLD_MINIMUM, pod.metadata.labels)):
         text = values.get(key)
         if text is not None:
             number = _number(text)
             if not number:
-                raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {key}: {text!r} is not a number of pods")
+                raise Refusal(
+                    Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {key}={text!r} is not a positive number of pods"
+                )
             return number
     return None
 
 
 def stated_replicas(pod: Pod) -> int | None:
-    """How many pods like it a pod's own labels say there are at least; None where they don't say more than one.
+    """The least number of pods like this one, as the pod's own labels state; None if that is not more than one.
 
-    They are the Jobs of one template of a JobSet; how many pods each Job has is not written on its pods.
+    It is the number of Jobs of one template of a JobSet. How many pods each Job has is not written on its pods.
     """
     jobs = _number(pod.metadata.labels.get(_JOB_SET_REPLICAS, ""))
     return jobs if jobs is not None and jobs > 1 else None
 
 
 def own_rank(pod: Pod) -> int | None:
-    """The rank a pod brings along; None where its job has to give it one (spec/scheduling.md §1.6).
+    """The rank that the pod itself has; None if its job has to assign one (spec/scheduling.md §1.6).
 
-    What is written counts, unless the pod has failed; then the ordinal of a StatefulSet, the index of an Indexed Job or
-    of a Volcano task, by label or environment. The index within one of several Jobs of a JobSet is no rank, nor is the
-    index among the replicas of one type of a kubeflow job.
+    In this order: the annotation, unless the pod has failed; the ordinal of a StatefulSet; the index of an Indexed Job
+    or of a Volcano task, from a label, an annotation or the environment. Not a rank: the index within one of several
+    Jobs of a JobSet, and the index within one replica type of a kubeflow job.
     """
     metadata = pod.metadata
     if pod.status.phase != "Failed" and (written := _number(metadata.annotations.get(RANK, ""))) is not None:
@@ -177,12 +179,12 @@ def own_rank(pod: Pod) -> int | None:
 
 
 def is_later(pod: Pod) -> bool:
-    """Whether a pod's own index says that there are others before it."""
+    """Whether the pod's own index shows that other pods come before it."""
     return bool(own_rank(pod) or _number(pod.metadata.labels.get(_KUBEFLOW_INDEX, "")))
 
 
 def filling_order(pod: Pod) -> tuple[bool, int, str, int, str]:
-    """In which order pods without a rank of their own are numbered: masters first, then by index, then by name."""
+    """The order in which pods without a rank of their own get one: masters first, then by index, then by name."""
     labels = pod.metadata.labels
     stem, _, last = pod.name.rpartition("-")
     number = _number(last)
@@ -196,7 +198,7 @@ def filling_order(pod: Pod) -> tuple[bool, int, str, int, str]:
 
 
 def writes_rank(pod: Pod) -> bool:
-    """Whether the allocator has to write the pod's rank on it: nobody else does (spec/scheduling.md §1.6)."""
+    """Whether the allocator has to write the rank on the pod, because nothing else does (spec/scheduling.md §1.6)."""
     metadata = pod.metadata
     if metadata.annotations.get(RANK):
         return False

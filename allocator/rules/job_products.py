@@ -1,7 +1,7 @@
 """Which products a pod's job is for: its node selector ``accelerator-type`` and its ``huawei.com/schedule_policy``.
 
 spec/scheduling.md §3.2, §3.3. In the reference these select the rule; here the node's product does, and these only
-restrict the nodes. What can't be honoured is refused, not ignored.
+restrict the nodes. What can't be satisfied is refused, not ignored.
 
 All pods of a job of several pods are placed on servers of one product: chips of different products differ in speed,
 memory and network. On a cluster of several products such a job names its product, or an administrator names one for all
@@ -19,7 +19,7 @@ from ascend.reasons import Reason
 SCHEDULE_POLICY = "huawei.com/schedule_policy"
 SUB_HEALTH_STRATEGY = "subHealthyStrategy"
 
-_NOT_OFFERED = frozenset({"chip8-node8-sp", "chip8-node8-ra64-sp", "chip1-softShareDev", "multilevel"})
+_UNSUPPORTED = frozenset({"chip8-node8-sp", "chip8-node8-ra64-sp", "chip1-softShareDev", "multilevel"})
 """Policies of the reference without a rule here."""
 
 _SUPER_POD = "-super-pod"
@@ -73,7 +73,7 @@ def one_product(job: str, named: frozenset[str] | None, there: Collection[str], 
         return frozenset({default})
     raise Refusal(
         Reason.PRODUCT_NOT_NAMED,
-        f"{job} has several pods and does not name its product; it may be on {_join(remaining)} servers",
+        f"{job} has several pods and does not name its product; its nodes are {_join(remaining)} servers",
     )
 
 
@@ -103,17 +103,17 @@ def _by_type(pod: Pod, node_type: str) -> frozenset[str]:
 
 
 def _by_policy(pod: Pod, policy: str) -> frozenset[str]:
-    if policy in _NOT_OFFERED:
+    if policy in _UNSUPPORTED:
         raise Refusal(
             Reason.UNSUPPORTED_POLICY,
-            f"pod {pod.key}: annotation {SCHEDULE_POLICY}={policy}: there is no rule for it here",
+            f"pod {pod.key}: annotation {SCHEDULE_POLICY}={policy} is not supported",
         )
     names = frozenset(product.name for product in PRODUCTS.values() if policy in product.policies)
     if not names:
         known = ", ".join(sorted({each for product in PRODUCTS.values() for each in product.policies}))
         raise Refusal(
             Reason.UNKNOWN_POLICY,
-            f"pod {pod.key}: annotation {SCHEDULE_POLICY}={policy} is none of the policies: {known}",
+            f"pod {pod.key}: annotation {SCHEDULE_POLICY}={policy} is not a known policy; the known ones are {known}",
         )
     return names
 

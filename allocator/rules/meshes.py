@@ -1,6 +1,6 @@
-"""The rule of boards with meshes of 4 chips: a small pod stays within one, a multiple of 4 takes whole ones.
+"""The rule for boards with meshes of 4 chips: up to 4 chips come from one mesh, a multiple of 4 takes whole meshes.
 
-Other sizes take any chips (spec/scheduling.md §4.5).
+Other numbers take any chips (spec/scheduling.md §4.5).
 """
 
 from functools import lru_cache
@@ -8,17 +8,18 @@ from functools import lru_cache
 from allocator.rules.placement import OrderKey, Placement, Rule, per_ring
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
+from ascend.grammar import count
 from ascend.products import Product
 from ascend.reasons import Reason
 
 _MESH = 4
 _SCALE = {8: 16, 16: 64}
-"""For a server of so many chips, more than its largest misfit."""
+"""By the number of chips of a server: a number greater than its largest misfit."""
 
 
 @lru_cache(maxsize=1 << 15)
 def place(product: Product, free: ChipSet, request: int) -> Placement | None:
-    """The chips for a request; the misfit counts meshes that would have done as well, then chips that stay free."""
+    """The chips for a request; the misfit counts the other meshes that fit as well, then the chips that stay free."""
     left = free.bit_count() - request
     if left < 0:
         return None
@@ -39,12 +40,12 @@ def _is_affine(request: int) -> bool:
 
 
 def key(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature
-    """The better fit first."""
+    """Orders nodes by misfit."""
     return (placement.misfit,)
 
 
 def score(product: Product, placement: Placement, healthy: int, faulty: int) -> int:  # noqa: ARG001 - a rule's signature
-    """The reference scheduler's number; it says nothing of health."""
+    """The reference scheduler's score; health has no influence on it."""
     if _is_affine(len(placement.chips)):
         scale = _SCALE[product.chips]
         return scale * (scale - placement.misfit)
@@ -52,10 +53,13 @@ def score(product: Product, placement: Placement, healthy: int, faulty: int) -> 
 
 
 def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
-    """No mesh has enough free chips, or too few are free as a whole."""
+    """The refusal if no mesh has enough free chips, or too few whole meshes are free."""
     meshes = per_ring(product, free)
-    what = "must be within one mesh of 4" if request < _MESH else f"must be {request // _MESH} whole meshes of 4"
-    return Refusal(Reason.MESH_TOO_SMALL, f"{request} chips asked for {what}; the meshes have {meshes} free")
+    whole = count(request // _MESH, "whole mesh", "whole meshes")
+    must = "must be within one mesh of 4" if request < _MESH else f"must be {whole} of 4"
+    return Refusal(
+        Reason.MESH_TOO_SMALL, f"{count(request, 'chip')} requested {must}; the meshes have {meshes} free chips"
+    )
 
 
 RULE = Rule(place, key, score, refuse)

@@ -1,7 +1,7 @@
-"""The rule of the 910B server with 16 chips: two rings of 8, in which chip i is linked with chip i+8.
+"""The rule for 910B servers with 16 chips: two rings of 8, in which chip i is linked with chip i+8.
 
-A pod of up to 8 chips stays within one ring; a larger one takes the same positions of both (spec/scheduling.md §4.3).
-Differences to the reference are in docs/deviations.md.
+Up to 8 chips come from one ring; more are taken at the same positions of both rings (spec/scheduling.md §4.3).
+docs/deviations.md lists the differences to the reference.
 """
 
 from functools import lru_cache
@@ -9,6 +9,7 @@ from functools import lru_cache
 from allocator.rules.placement import OrderKey, Placement, Rule, per_ring
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
+from ascend.grammar import count
 from ascend.products import Product
 from ascend.reasons import Reason
 
@@ -17,7 +18,7 @@ _WEIGHT = 16
 
 @lru_cache(maxsize=1 << 15)
 def place(product: Product, free: ChipSet, request: int) -> Placement | None:
-    """The chips for a request; the misfit is how many chips (or pairs of them) the ring has too many."""
+    """The chips for a request; the misfit is the number of chips (or pairs) that stay free in the ring (or rings)."""
     size = product.chips // 2
     if request > size:
         pairs = chip_ids(_pairs(product, free))
@@ -34,31 +35,33 @@ def place(product: Product, free: ChipSet, request: int) -> Placement | None:
 
 
 def _pairs(product: Product, free: ChipSet) -> ChipSet:
-    """The lower chips of those pairs of which both are free."""
+    """The lower chip of each pair of which both chips are free."""
     return free & free >> product.chips // 2 & product.rings[0]
 
 
 def key(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature
-    """Healthier servers first, then the better fit, then the fuller server."""
+    """Orders nodes by healthy chips (more first), then by misfit, then by free chips (fewer first)."""
     return (-healthy, placement.misfit, placement.free)
 
 
 def score(product: Product, placement: Placement, healthy: int, faulty: int) -> int:  # noqa: ARG001 - a rule's signature
-    """The same order in one number; the misfit is at most 7, free chips at most 16."""
+    """The same order as one number; the misfit is at most 7, and at most 16 chips are free."""
     return _WEIGHT * (_WEIGHT * healthy - placement.misfit) + (_WEIGHT - placement.free)
 
 
 def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
-    """No ring has enough free chips, or too few of them are paired."""
+    """The refusal if no ring has enough free chips, or too few pairs are free."""
     if request > product.chips // 2:
         pairs = _pairs(product, free).bit_count()
         return Refusal(
             Reason.PAIRS_BROKEN,
-            f"{request} chips asked for must be {request // 2} pairs of chips i and i+8; {pairs} pairs are free",
+            f"{count(request, 'chip')} requested must be {count(request // 2, 'pair')} of chips i and i+8; "
+            f"{count(pairs, 'pair')} {'is' if pairs == 1 else 'are'} free",
         )
     rings = per_ring(product, free)
     return Refusal(
-        Reason.RING_TOO_SMALL, f"{request} chips asked for must be linked by one ring; the rings have {rings} free"
+        Reason.RING_TOO_SMALL,
+        f"{count(request, 'chip')} requested must be within one ring; the rings have {rings} free chips",
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a pod goes on one server: what every family's rule answers."""
+"""The types of placement rules: which chips of one server a pod takes, and how nodes are ordered."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -10,16 +10,16 @@ from ascend.errors import Refusal
 from ascend.products import Product
 
 OrderKey: TypeAlias = tuple[int, ...]
-"""What nodes are ordered by: the smaller, the better. Comparable within a product."""
+"""Orders nodes, smaller is better; comparable within a product."""
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Chips for a request out of a set of free ones.
+    """Chips for a request, selected from a set of free chips.
 
     Attributes:
-        misfit: how badly the request suits what is free; 0 is perfect. Its scale is the family's.
-        free: how many chips are free before the request takes its own.
-        chips: the chips it takes, in selection order.
+        misfit: how badly the request matches the free chips; 0 is perfect. Each family has its own scale.
+        free: the number of free chips, before the request takes any.
+        chips: the selected chips, in selection order.
         taken: the same as a set.
     """
 
@@ -30,7 +30,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, free: ChipSet, chips: tuple[int, ...], *, misfit: int) -> "Placement":
-        """These chips out of the free ones."""
+        """The placement that takes these chips of the free ones."""
         return cls(misfit, free.bit_count(), chips, chip_set(chips))
 
 
@@ -38,10 +38,11 @@ class Rule(msgspec.Struct, frozen=True):
     """The rule of a family: four pure functions.
 
     Attributes:
-        place: the chips for a request out of free ones; None where they are not linked as it takes.
-        key: the order of nodes, from the placement, the healthy and the faulty chips of the node.
-        score: the number a scheduler adds up, from the product as well; larger is better and never contradicts the key.
-        refuse: why a request doesn't fit although enough chips are free.
+        place: selects chips for a request from a product's free chips; None if the free ones are not linked as
+            required.
+        key: the order of nodes, from the placement and the numbers of healthy and unhealthy chips of the node.
+        score: a score for schedulers, from the same values and the product; larger is better, in the order of ``key``.
+        refuse: why a request does not fit although enough chips are free.
     """
 
     place: Callable[[Product, ChipSet, int], Placement | None]
@@ -51,5 +52,5 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 def per_ring(product: Product, free: ChipSet) -> str:
-    """How many chips of each ring are free: ``3 + 1``."""
+    """The number of free chips of each ring: ``3 + 1``."""
     return " + ".join(str((ring & free).bit_count()) for ring in product.rings)

@@ -1,4 +1,4 @@
-"""How many chips a pod requests, and what the rules have to know of the request."""
+"""How many chips a pod requests, and the properties of the request that rules depend on."""
 
 import msgspec
 
@@ -14,10 +14,10 @@ class ChipRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         chips: the number of chips, over all containers of the pod.
-        distributed: the job is known to have several pods that request chips: chips with an unhealthy network don't
-            serve it, and on some products its pods have to request more chips.
-        network_sensitive: chips with an unhealthy network don't serve it; the number of its peers is unknown.
-        products: names of the products the job is for; None for any.
+        distributed: the job is known to have several pods that request chips: it can't use chips with an
+            unhealthy network, and on some products its pods have to request more chips.
+        network_sensitive: it can't use chips with an unhealthy network, because the number of its peers is unknown.
+        products: names of the products that the job may use; None for any.
         avoids_sub_healthy: the job excludes sub-healthy nodes.
     """
 

@@ -1,4 +1,4 @@
-"""The refusals of many nodes as one: the same in a pod's Event, for a scheduler and on the command line."""
+"""Summarizes the refusals of many nodes in one sentence: for Events, schedulers and the command line."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from ascend.reasons import Category, Reason
 
 
 def sum_up(pod: str, chips: int, reasons: Mapping[Reason, int]) -> Refusal:
-    """Why a pod fits nowhere.
+    """Summarize why a pod fits on no node.
 
     Args:
         pod: ``namespace/name``.
@@ -21,9 +21,9 @@ def sum_up(pod: str, chips: int, reasons: Mapping[Reason, int]) -> Refusal:
     """
     # In a defined order, so that the same state gives the same sentence, and its Events are one series.
     ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
-    telling = [reason for reason, _ in ordered if reason.category is not Category.NOT_NPU]
-    telling = telling or [reason for reason, _ in ordered]
-    reason = telling[0] if len(telling) == 1 else Reason.NO_NODE_FITS
+    relevant = [reason for reason, _ in ordered if reason.category is not Category.NOT_NPU]
+    relevant = relevant or [reason for reason, _ in ordered]
+    reason = relevant[0] if len(relevant) == 1 else Reason.NO_NODE_FITS
     counts = ", ".join(f"{number} {reason}" for reason, number in ordered) or "there are none"
     total = count(sum(reasons.values()), "node")
     return Refusal(
@@ -44,7 +44,7 @@ def count_reasons(refusals: Mapping[Refusal, int]) -> Counter[Reason]:
 
 
 def sum_up_nodes(pod: str, chips: int, refusals: Mapping[Refusal, int]) -> Refusal:
-    """Why a pod fits nowhere, from the refusals of the nodes; a sentence that all of them share is the pod's.
+    """Summarize why a pod fits on no node, from the refusals of the nodes; a sentence that all share is kept.
 
     Args:
         pod: ``namespace/name``.

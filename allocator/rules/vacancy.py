@@ -17,15 +17,15 @@ from ascend.reasons import Reason
 
 
 class Vacancy(msgspec.Struct, frozen=True):
-    """What a usable node has left: nodes with equal vacancies are interchangeable.
+    """What a usable node has left; nodes with equal vacancies are interchangeable.
 
     Attributes:
-        product: the kind of server.
+        product: the product of the server.
         healthy: the number of its healthy chips, held or not (``A`` of the rules).
         free: the chips that are healthy and neither held nor reserved.
         room: the number of chips the kubelet would still admit: allocatable minus the requests of pods bound to it.
         faulty: the number of its unhealthy chips (``U`` of the rules).
-        cut_off: the free chips with an unhealthy network, which don't serve distributed jobs.
+        cut_off: the free chips with an unhealthy network, which distributed jobs can't use.
         sub_healthy: the node or one of its chips is degraded.
     """
 
@@ -38,7 +38,7 @@ class Vacancy(msgspec.Struct, frozen=True):
     sub_healthy: bool = False
 
     def usable(self, request: ChipRequest) -> ChipSet:
-        """The free chips that serve a request."""
+        """The free chips that a request can use."""
         return self.free & ~self.cut_off if self.needs_network(request) else self.free
 
     def without(self, taken: ChipSet) -> "Vacancy":
@@ -51,8 +51,8 @@ class Vacancy(msgspec.Struct, frozen=True):
         )
 
     def needs_network(self, request: ChipRequest) -> bool:
-        """Whether chips with an unhealthy network don't serve a request here."""
-        return (request.distributed or request.network_sensitive) and self.product.heeds_network
+        """Whether a request can't use chips of this product that have an unhealthy network."""
+        return (request.distributed or request.network_sensitive) and self.product.has_network
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Fit(msgspec.Struct, frozen=True):
 
     Attributes:
         key: order among nodes, smaller is better; nodes of one product are adjacent.
-        score: a number for the same order among nodes of one product, larger is better: the reference scheduler's where
+        score: a number for the same order among nodes of one product, larger is better: the reference scheduler's if
             it has one.
         chips: in selection order.
         taken: the same as a set.
@@ -80,7 +80,7 @@ job that names no product (spec/scheduling.md §3.3)."""
 
 
 def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
-    """Whether a request fits on what a node has left; the most useful reason is checked first.
+    """The verdict on a request for a node; the most useful reason is checked first.
 
     Args:
         vacancy: what the node has left.
@@ -97,7 +97,7 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     key = rule.key(placement, vacancy.healthy, vacancy.faulty)
     score = rule.score(product, placement, vacancy.healthy, vacancy.faulty)
     if vacancy.sub_healthy:
-        # It comes after an equally good node; the reference subtracts one point (spec/scheduling.md §1.4).
+        # It ranks after an equally good node; the reference subtracts one point (spec/scheduling.md §1.4).
         score = max(score - 1, 0)
     # Keys of different products are not comparable. Between equal scores the healthier server wins.
     order = (_PREFERENCE[product.name], *key, vacancy.sub_healthy, -vacancy.healthy)
@@ -106,7 +106,7 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
 
 @lru_cache(maxsize=4096)
 def capacity(vacancy: Vacancy, request: ChipRequest) -> tuple[int, Refusal]:
-    """How many such pods a node takes one after the other, and why it refuses the next one."""
+    """How many pods with this request fit on a node one after the other, and why it refuses the next one."""
     verdict, number = judge(vacancy, request), 0
     while isinstance(verdict, Fit):
         number += 1
@@ -115,11 +115,11 @@ def capacity(vacancy: Vacancy, request: ChipRequest) -> tuple[int, Refusal]:
     return number, verdict
 
 
-def unsuitable_request(product: Product, request: ChipRequest) -> Refusal | None:
-    """Why a request is invalid on a kind of server, however much of it is free; None if it is valid."""
+def _invalid_for(product: Product, request: ChipRequest) -> Refusal | None:
+    """Why a request is invalid for a product, whatever is free; None if it is valid."""
     if request.products is not None and product.name not in request.products:
         wanted = " or ".join(sorted(request.products))
-        return Refusal(Reason.WRONG_PRODUCT, f"the job is for {wanted} servers, this is {a(f'{product.name} server')}")
+        return Refusal(Reason.WRONG_PRODUCT, f"the job is for {wanted} servers; this is {a(f'{product.name} server')}")
     allowed = product.allowed(distributed=request.distributed)
     if request.chips not in allowed:
         who = "a pod of a job of several pods" if allowed != product.requests else "a pod"
@@ -135,7 +135,7 @@ def _unsuitable(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
     if request.avoids_sub_healthy and vacancy.sub_healthy:
         sentence = "the node is sub-healthy, and the job's label subHealthyStrategy is not ignore"
         return Refusal(Reason.NODE_SUB_HEALTHY, sentence)
-    return unsuitable_request(vacancy.product, request)
+    return _invalid_for(vacancy.product, request)
 
 
 def _shortage(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
@@ -144,7 +144,7 @@ def _shortage(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
         sentence = f"{requested} requested, {vacancy.free.bit_count()} free of {vacancy.healthy} healthy"
         if vacancy.needs_network(request) and vacancy.cut_off:
             cut_off = vacancy.cut_off.bit_count()
-            sentence += f", {cut_off} of them with an unhealthy network, which a job of several pods needs"
+            sentence += f", {cut_off} of them with an unhealthy network, which a job of several pods can't use"
         return Refusal(Reason.NOT_ENOUGH_CHIPS, sentence)
     if vacancy.room < request.chips:
         admitted = max(vacancy.room, 0)

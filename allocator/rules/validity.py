@@ -1,7 +1,8 @@
-"""Which jobs make sense at all: asked by the admission webhook, by gRPC's ValidateJob and by every decision.
+"""Which jobs are valid at all: used by the admission webhook, by gRPC's ValidateJob and by every decision.
 
-What a product takes is in its table (``ascend.products``): spec/scheduling.md §3.4, and for 910A the documents'
-stricter rule (seed 001, "Resource Application Constraints"): one pod of 1, 2, 4 or 8 chips, or N pods of 8.
+The numbers of chips that each product allows are in its table (``ascend.products``): spec/scheduling.md §3.4, and for
+910A the documents' stricter rule (seed 001, "Resource Application Constraints"): one pod of 1, 2, 4 or 8 chips, or N
+pods of 8.
 """
 
 import functools
@@ -15,33 +16,34 @@ from allocator.rules.job_products import wanted_products, wants_super_pod
 from allocator.rules.request import requested_chips
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
+from ascend.grammar import a, count
 from ascend.kube.objects import Pod, whole_number
 from ascend.products import PRODUCTS, Product
 from ascend.reasons import Reason
 from ascend.slices import ContainerRequest, effective_request
 
 _CORES = "huawei.com/npu-core"
-_VIRTUAL = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|" + re.escape(_CORES))
-"""Resources that are a part of a chip: cut out beforehand, or on demand (spec/scheduling.md §5)."""
+_VNPU = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|" + re.escape(_CORES))
+"""Resources that are vNPUs, parts of a chip: created beforehand, or on demand (spec/scheduling.md §5)."""
 
 
 class JobShape(msgspec.Struct, frozen=True):
-    """What a job asks for, as far as its validity depends on it.
+    """What a job requests, as far as its validity depends on it.
 
     Attributes:
-        key: what it is called in sentences, as ``job default/train``.
-        sizes: the numbers of chips its pods ask for; those that ask for none don't count.
-        pods: how many pods ask for chips; where that is not known, 2 stands for several.
-        products: names of the products it is for; None: any.
-        virtual: how many vNPUs its pods ask for.
-        super_pod: it asks for blocks of nodes of one SuperPod.
+        key: the subject of messages, as in ``job default/train``.
+        sizes: the numbers of chips that its pods request; pods that request none don't count.
+        pods: the number of pods that request chips; if it is unknown, 2 stands for several.
+        products: names of the products that the job may use; None for any.
+        vnpus: the number of vNPUs that its pods request.
+        super_pod: it requests blocks of nodes of one SuperPod.
     """
 
     key: str
     sizes: frozenset[int]
     pods: int = 1
     products: frozenset[str] | None = None
-    virtual: int = 0
+    vnpus: int = 0
     super_pod: bool = False
 
 
@@ -49,98 +51,96 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
     """The shape of a job of these pods.
 
     Raises:
-        Refusal: what one of the pods asks for makes no sense, or they contradict each other.
+        Refusal: the request of a pod is invalid, or the pods contradict each other.
     """
-    asking, virtual = [], 0
+    requesting, vnpus = [], 0
     for pod in pods:
-        virtual += virtual_chips(pod)
+        vnpus += requested_vnpus(pod)
         if pod.requests_chips:
-            asking.append(pod)
+            requesting.append(pod)
     products = None
-    for wanted in filter(None, map(wanted_products, asking)):
+    for wanted in filter(None, map(wanted_products, requesting)):
         products = wanted if products is None else products & wanted
     if products is not None and not products:
         raise Refusal(Reason.POLICY_MISMATCH, f"{key}: its pods are for different products")
-    sizes = frozenset(map(requested_chips, asking))
-    return JobShape(key, sizes, len(asking), products, virtual, any(map(wants_super_pod, asking)))
+    sizes = frozenset(map(requested_chips, requesting))
+    return JobShape(key, sizes, len(requesting), products, vnpus, any(map(wants_super_pod, requesting)))
 
 
-def virtual_chips(pod: Pod) -> int:
-    """How many parts of chips (vNPUs) a pod asks for at one time; of any number of AI cores, one.
+def requested_vnpus(pod: Pod) -> int:
+    """The number of vNPUs that a pod requests at one time; any number of AI cores is one vNPU.
 
     Each resource is counted as whole chips are: what a regular init container had goes on to the containers after it.
     """
-    asks: dict[str, list[ContainerRequest]] = {}
+    requests: dict[str, list[ContainerRequest]] = {}
     for container, kind in pod.ordered_containers:
-        asked = {**container.resources.requests, **container.resources.limits}
-        for name, quantity in asked.items():
-            if _is_part(name):
-                asks.setdefault(name, []).append(ContainerRequest(container.name, kind, _parts(name, quantity)))
-    return sum(map(effective_request, asks.values()))
+        resources = {**container.resources.requests, **container.resources.limits}
+        for name, quantity in resources.items():
+            if _is_vnpu(name):
+                requests.setdefault(name, []).append(ContainerRequest(container.name, kind, _vnpus(name, quantity)))
+    return sum(map(effective_request, requests.values()))
 
 
-@functools.lru_cache(maxsize=1024)  # every decision asks it of the same few names
-def _is_part(resource: str) -> bool:
-    return _VIRTUAL.fullmatch(resource) is not None
+@functools.lru_cache(maxsize=1024)  # called by every decision, with the same few names
+def _is_vnpu(resource: str) -> bool:
+    return _VNPU.fullmatch(resource) is not None
 
 
-def _parts(resource: str, quantity: str) -> int:
+def _vnpus(resource: str, quantity: str) -> int:
     number = whole_number(quantity)
-    # A quantity that is no number is the API server's to refuse; it stands for one.
+    # The API server refuses an invalid quantity; here it counts as one.
     return 1 if number is None or (number and resource == _CORES) else number
 
 
 def invalidity(shape: JobShape) -> Refusal | None:
-    """Why a job can be placed nowhere, whatever is free; None where it can.
+    """Why a job fits on no node, whatever is free; None if it is valid.
 
-    The products are tried one by one: a job that is for several needs one that takes it.
+    A job that may use several products is valid if one of them allows it.
     """
-    if shape.virtual and shape.sizes:
-        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} asks for whole chips and for parts of chips (vNPUs)")
-    if shape.virtual > 1:
-        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} asks for {shape.virtual} vNPUs; a job may have one")
+    if shape.vnpus and shape.sizes:
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests both whole chips and vNPUs")
+    if shape.vnpus > 1:
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {shape.vnpus} vNPUs; a job may have one")
     if shape.super_pod and shape.pods > 1:
-        return Refusal(
-            Reason.UNSUPPORTED_POLICY, f"{shape.key} asks for nodes of one SuperPod; there is no rule for it here yet"
-        )
-    if _is_taken(shape.sizes, shape.products, several=shape.pods > 1):
+        return Refusal(Reason.UNSUPPORTED_POLICY, f"{shape.key} requests nodes of one SuperPod, which is not supported")
+    if _is_allowed(shape.sizes, shape.products, several=shape.pods > 1):
         return None
     products = list(_among(shape.products))
-    # How many is not always known, and it makes no difference.
-    what = f"{'several pods of ' if shape.pods > 1 else ''}{_join(shape.sizes)} chips"
+    # The number of pods is not always known, and it makes no difference.
+    what = f"{'several pods of ' if shape.pods > 1 else ''}{_chips(shape.sizes)}"
     if len(products) == 1:
-        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} asks for {what}; {_rule(products[0])}")
+        return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {what}; {_rule(products[0])}")
     names = ", ".join(product.name for product in products)
-    return Refusal(Reason.INVALID_REQUEST, f"{shape.key} asks for {what}, which no server takes ({names})")
+    return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {what}, which no product allows ({names})")
 
 
 def validate_job(shape: JobShape) -> None:
-    """Let a job pass that makes sense.
+    """Accept a valid job.
 
     Raises:
-        Refusal: it makes none, whatever is free.
+        Refusal: the job is invalid, whatever is free.
     """
     refusal = invalidity(shape)
     if refusal is not None:
         raise Refusal(refusal.reason, refusal.message)
 
 
-def excess_of_parts(pod: Pod, job: JobKey, in_job: int) -> Refusal | None:
-    """Why a pod may not have the parts of chips (vNPUs) it asks for; None where it may, or asks for none.
+def excess_vnpus(pod: Pod, job: JobKey, in_job: int) -> Refusal | None:
+    """Why a pod may not have the vNPUs it requests; None if it may, or requests none.
 
     Args:
         pod: the pod.
         job: its job.
-        in_job: how many the pods of the job have or ask for, this one included.
+        in_job: the number of vNPUs that the pods of the job have or request, this pod included.
     """
-    own = virtual_chips(pod)
+    own = requested_vnpus(pod)
     if not own:
         return None
-    return invalidity(JobShape(f"pod {pod.key}" if own > 1 else f"job {job}", frozenset(), virtual=max(own, in_job)))
+    return invalidity(JobShape(f"pod {pod.key}" if own > 1 else f"job {job}", frozenset(), vnpus=max(own, in_job)))
 
 
-@functools.lru_cache(maxsize=1024)  # every decision asks it, and there are few shapes of jobs
-def _is_taken(sizes: frozenset[int], products: frozenset[str] | None, *, several: bool) -> bool:
+@functools.lru_cache(maxsize=1024)  # called by every decision, and there are few shapes of jobs
+def _is_allowed(sizes: frozenset[int], products: frozenset[str] | None, *, several: bool) -> bool:
     return any(sizes.issubset(product.allowed(distributed=several)) for product in _among(products))
 
 
@@ -151,10 +151,11 @@ def _among(products: frozenset[str] | None) -> Iterator[Product]:
 def _rule(product: Product) -> str:
     alone, several = product.allowed(distributed=False), product.allowed(distributed=True)
     if alone == several:
-        return f"pods on {product.name} servers have {_join(alone)}"
-    return f"on {product.name} servers a job is one pod of {_join(alone)} chips, or several pods of {_join(several)}"
+        return f"a pod on {a(f'{product.name} server')} may request {_chips(alone)}"
+    return f"on {product.name} servers a job is one pod of {_chips(alone)}, or several pods of {_chips(several)}"
 
 
-def _join(numbers: Iterable[int]) -> str:
-    ordered = list(map(str, sorted(numbers)))
-    return " or ".join([", ".join(ordered[:-1]), ordered[-1]] if len(ordered) > 1 else ordered)
+def _chips(numbers: Iterable[int]) -> str:
+    """Numbers of chips as in ``1, 2 or 4 chips``."""
+    *others, last = sorted(numbers)
+    return f"{', '.join(map(str, others))} or {count(last, 'chip')}" if others else count(last, "chip")

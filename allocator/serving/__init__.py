@@ -1,1 +1,1 @@
-"""How schedulers reach the allocator: the extender over HTTP, ``ascend.allocator.v1`` over gRPC."""
+"""The front ends: extender and webhooks over HTTP, ``ascend.allocator.v1`` over gRPC."""

@@ -1,9 +1,9 @@
-"""Which clients may ask for decisions: those whose certificate names one of the allowed subject alternative names.
+"""Restricts clients by the subject alternative names of their certificates.
 
-The extender and gRPC can have any waiting pod bound, so with an authority for clients (``client_ca_file``) they want to
-know who asks. The webhook for Bindings can have chips kept, but its caller, the API server, shows a certificate only
-where its operator has given it one; so its names are a setting of their own (``webhook_client_names``). Probes and
-metrics, which can do nothing, ask nobody.
+A client of the extender or of gRPC can have any pending pod bound, so with a CA for clients (``client_ca_file``) only
+the clients in ``client_names`` are allowed. A client of the webhook for Bindings can have chips reserved, but its
+caller, the API server, presents a certificate only if its operator has configured one; so there is a separate setting
+(``webhook_client_names``). Probes and metrics change nothing and are open to every client.
 """
 
 import inspect
@@ -20,18 +20,18 @@ from ascend.errors import Refusal
 from ascend.reasons import Reason
 
 ANONYMOUS_SERVICE = f"/{health.SERVICE_NAME}/"
-"""Health may be asked by whoever has a certificate at all."""
+"""Health checks are open to every client with a valid certificate."""
 
 _Method: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 
 class AllowedClients(grpc.aio.ServerInterceptor):
-    """The clients that may ask, for gRPC (as an interceptor) and for HTTP.
+    """The allowed clients, for gRPC (as an interceptor) and for HTTP.
 
     Args:
-        names: subject alternative names, without their kind: ``kube-scheduler.kube-system.svc``,
+        names: subject alternative names, without their type: ``kube-scheduler.kube-system.svc``,
             ``spiffe://cluster.local/ns/kube-system/sa/volcano``, ``10.0.0.7``.
-        setting: which setting they come from, for who is refused.
+        setting: the setting that lists them, for messages.
     """
 
     def __init__(self, names: frozenset[str], setting: str = "client_names") -> None:
@@ -39,7 +39,7 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         self._setting = setting
 
     def http(self, prefix: str) -> Middleware:
-        """A middleware that keeps all others from the paths that begin so."""
+        """A middleware that rejects all other clients on the paths with this prefix."""
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -56,19 +56,18 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Method]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Method:
-        """Put the question in front of a call."""
+        """Check the client before a call is handled."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(
-            ANONYMOUS_SERVICE
-        ):  # None: there is no such method
+        # There is no handler for an unknown method.
+        if handler is None or handler_call_details.method.startswith(ANONYMOUS_SERVICE):
             return handler
-        made = {
+        makers = {
             (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
             (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
             (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
             (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
         }
-        make, behaviour = made[bool(handler.request_streaming), bool(handler.response_streaming)]
+        make, behaviour = makers[bool(handler.request_streaming), bool(handler.response_streaming)]
         guarded: _Method = make(
             self._guarded(behaviour),
             request_deserializer=handler.request_deserializer,
@@ -77,16 +76,16 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         return guarded
 
     def _guarded(self, behaviour: Any) -> Any:
-        async def answer(request: Any, context: Context) -> Any:
+        async def unary(request: Any, context: Context) -> Any:
             await self._require(context)
             return await behaviour(request, context)
 
-        async def answers(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
             await self._require(context)
             async for each in behaviour(request, context):
                 yield each
 
-        return answers if inspect.isasyncgenfunction(behaviour) else answer
+        return stream if inspect.isasyncgenfunction(behaviour) else unary
 
     async def _require(self, context: Context) -> None:
         found = context.auth_context().get("x509_subject_alternative_name", ())
@@ -97,8 +96,10 @@ class AllowedClients(grpc.aio.ServerInterceptor):
     def _refusal(self, found: set[str]) -> Refusal | None:
         if found & self._names:
             return None
-        who = f"a certificate for {', '.join(sorted(found))}" if found else "no certificate"
-        return Refusal(Reason.CLIENT_NOT_ALLOWED, f"the client shows {who}; {self._setting} says who may ask")
+        shown = f"a certificate for {', '.join(sorted(found))}" if found else "no certificate"
+        return Refusal(
+            Reason.CLIENT_NOT_ALLOWED, f"the client presents {shown}; {self._setting} lists the allowed clients"
+        )
 
 
 def _names(request: web.Request) -> set[str]:

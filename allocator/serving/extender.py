@@ -1,9 +1,9 @@
 """The front end for kube-scheduler: an extender with filter, preempt and bind (spec/kubernetes.md §3).
 
 kube-scheduler reads errors from the body only, so every answer to a call it may make is HTTP 200. Filter answers with
-one node, whose chips are reserved from that moment: nothing is left to be scored, and the next pod is filtered before
-this one is bound. What kube-scheduler requires of a node (selectors, affinity, taints, spreading) it has applied
-before; its preferences have no effect.
+one node, whose chips are reserved from that moment: there is nothing to score, and kube-scheduler filters the next pod
+before it binds this one. It has applied its own requirements for nodes (selectors, affinity, taints, spreading) before;
+its preferences have no effect.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,6 @@ from allocator.binding.binding import PodRef
 from allocator.decision.engine import DecisionEngine, Filtered
 from allocator.decision.preemption import Preemption, Suggestion
 from allocator.observe.journal import Journal
-from allocator.serving.bodies import read_body
 from allocator.serving.extender_wire import (
     NODE_CACHE,
     BindingArgs,
@@ -46,11 +45,11 @@ class Extender:
 
     Args:
         engine: chooses node and chips.
-        binder: binds.
-        preemption: chooses victims.
+        binder: binds pods.
+        preemption: selects victims.
         journal: records decisions.
         requeuer: requeues refused pods.
-        closed: why no call is answered now; None if they are.
+        closed: why calls are refused now; None if they are answered.
     """
 
     def __init__(
@@ -170,6 +169,19 @@ async def _read(request: web.Request) -> bytes:
         return await read_body(request)
     except web.HTTPRequestEntityTooLarge as error:
         raise InvalidValue(f"the request has more than {MAX_BODY_BYTES:,} bytes; {NODE_CACHE}") from error
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The body of a call over HTTP.
+
+    Raises:
+        web.HTTPBadRequest: it is compressed; neither kube-scheduler nor the API server compresses a request.
+        web.HTTPRequestEntityTooLarge: it is larger than the application allows.
+    """
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise web.HTTPBadRequest(text=f"Content-Encoding is {encoding!r}; compressed requests are not supported\n")
+    return await request.read()
 
 
 def _answer(content: object) -> web.Response:

@@ -14,13 +14,13 @@ from allocator.decision.preemption import VictimSet
 from ascend.errors import UNREADABLE, AscendError, InvalidValue
 from ascend.kube.objects import Pod
 
-NODE_CACHE: Final = "the extender keeps its own view of nodes: set nodeCacheCapable: true in its configuration"
+NODE_CACHE: Final = "the extender has its own cache of nodes: set nodeCacheCapable: true in its configuration"
 
 _SEARCHES: Final = 8
 """The most searches in the raw names; each takes a tenth of decoding them."""
 
 _EACH: Final = 64
-"""Up to so many refused nodes get a sentence each; beyond, one node of each reason has the sentence for all."""
+"""Up to this number of refused nodes, each has a sentence; beyond it, one node of each reason has one for all."""
 
 _T = TypeVar("_T")
 

@@ -8,37 +8,38 @@ from allocator.binding.binding import Assignment, PodRef
 from allocator.decision.engine import DecisionEngine, Filtered
 from allocator.decision.preemption import Preemption, VictimSet
 from allocator.observe.journal import Journal
-from allocator.serving.job_asks import job_obstacle
+from allocator.rules.validity import invalidity, job_shape
 from allocator.serving.node_states import NodeStates, refusal_message
 from allocator.serving.rpc_errors import Context, abort
 from allocator.state.cluster import Cluster
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import AscendError, InvalidValue, Refusal
-from ascend.kube.objects import Pod
+from ascend.kube.objects import Container, Metadata, Pod, PodSpec, Resources
 from ascend.reasons import Reason
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1 import allocator_pb2_grpc as pb_grpc
 
 _ANSWERING_S: Final = 0.05
-"""Of a deadline so much is kept for the answer itself."""
+"""The part of a deadline that is reserved for the answer itself."""
 
-_SACRIFICES: Final = 10
-"""Nodes that SelectVictims names where the caller sets no limit."""
+_DEFAULT_LIMIT: Final = 10
+"""The number of nodes that SelectVictims returns if the caller sets no limit."""
 
 _EXAMPLES: Final = 5
+"""The most nodes that Explain names for each reason."""
 
 
 class AllocatorService(pb_grpc.AllocatorServicer):
-    """Answers the calls; pods are named by uid and must be in the view.
+    """Answers the calls; pods are named by uid and must be known to the informers.
 
     Args:
-        cluster: what is seen.
-        engine: decides.
-        binder: binds.
-        preemption: chooses victims.
+        cluster: nodes, pods and jobs.
+        engine: chooses node and chips.
+        binder: binds pods.
+        preemption: selects victims.
         states: reads the state of nodes.
-        journal: writes down.
-        closed: why no question is answered now; None when they are.
+        journal: records decisions.
+        closed: why calls are refused now; None if they are answered.
     """
 
     def __init__(
@@ -60,13 +61,13 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         self._journal = journal
         self._closed = closed
 
-    async def ValidateJob(self, request: pb.ValidateJobRequest, context: Context) -> pb.ValidateJobResponse:  # noqa: ARG002 - the wire's
-        """Whether what a job asks for makes sense at all."""
-        refusal = job_obstacle(request)
+    async def ValidateJob(self, request: pb.ValidateJobRequest, context: Context) -> pb.ValidateJobResponse:  # noqa: ARG002 - the servicer's signature
+        """Whether the request of a job is valid at all."""
+        refusal = _job_refusal(request)
         return pb.ValidateJobResponse(refusal=refusal_message(refusal) if refusal is not None else None)
 
     async def Filter(self, request: pb.FilterRequest, context: Context) -> pb.FilterResponse:
-        """Where the pod fits now."""
+        """The nodes on which the pod fits now."""
         pod = await self._pod(request.pod, context)
         candidates = list(request.nodes) or None
         with self._journal.timed("filter"):
@@ -79,7 +80,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         return pb.FilterResponse(nodes=filtered.fitting, refused=refused)
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
-        """The nodes the pod fits on, best first."""
+        """The nodes on which the pod fits, best first."""
         pod = await self._pod(request.pod, context)
         with self._journal.timed("score"):
             try:
@@ -91,11 +92,11 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         )
 
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
-        """Choose node and chips, keep them, and bind if asked to."""
+        """Choose node and chips, reserve them, and bind the pod if requested."""
         pod = await self._pod(request.pod, context)
         with self._journal.timed("allocate"):
             try:
-                bound = self._binder.keep(pod, list(request.nodes) or None)
+                bound = self._binder.reserve(pod, list(request.nodes) or None)
             except Refusal as refusal:
                 self._journal.refused(pod, refusal)
                 await abort(context, refusal, pod=pod.key, pod_uid=pod.uid)
@@ -104,7 +105,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
                 return _allocated(bound, is_bound=self._is_bound(pod.uid))
             try:
                 ref = PodRef(pod.metadata.namespace, pod.name, pod.uid)
-                bound = await self._binder.bind(ref, bound.node, patience_s=_patience_s(pod, context))
+                bound = await self._binder.bind(ref, bound.node, timeout_s=_bind_timeout_s(pod, context))
             except AscendError as error:
                 await abort(context, error, pod=pod.key, pod_uid=pod.uid, node=bound.node)
         return _allocated(bound, is_bound=True)
@@ -118,15 +119,15 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             await abort(context, refusal, pod=_key(request.pod), pod_uid=request.pod.uid)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
-        """Give back chips kept for a pod that was not bound."""
+        """Release the chips reserved for a pod that was not bound."""
         await self._require_open(context)
         return pb.ReleaseResponse(released=self._engine.release(request.pod_uid))
 
     async def SelectVictims(self, request: pb.SelectVictimsRequest, context: Context) -> pb.SelectVictimsResponse:
-        """Where pods of lower priority could make room, and which."""
+        """The nodes on which preemption makes room for the pod, with the victims."""
         pod = await self._pod(request.pod, context)
         if request.limit < 0:
-            await abort(context, InvalidValue(f"limit is {request.limit}, which is less than 0"))
+            await abort(context, InvalidValue(f"limit is {request.limit}; it can't be negative"))
         nodes = list(request.nodes) or list(self._cluster.nodes)
         with self._journal.timed("preempt"):
             try:
@@ -134,10 +135,10 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             except Refusal:
                 return pb.SelectVictimsResponse()
         found.sort(key=lambda each: each.order)
-        return pb.SelectVictimsResponse(nodes=map(_sacrifice, found[: request.limit or _SACRIFICES]))
+        return pb.SelectVictimsResponse(nodes=map(_victim_set, found[: request.limit or _DEFAULT_LIMIT]))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
-        """Why the pod is not placed, or where it would be."""
+        """Where the pod is or would be placed, or why it fits on no node."""
         pod = await self._pod(request.pod, context)
         candidates = list(request.nodes) or None
         with self._journal.timed("explain"):
@@ -153,20 +154,20 @@ class AllocatorService(pb_grpc.AllocatorServicer):
                 explained.standing, explained.node = "reserved", held.node
             elif filtered.fitting:
                 explained.standing = "fits"
-                # Of a gang's pod only one fits, and asked about that alone its peers might not.
+                # For a pod of a gang only one node fits; with that as the only candidate its peers might not fit.
                 tiers = self._engine.rank(pod, filtered.fitting) if len(filtered.fitting) > 1 else []
                 explained.node = tiers[0].nodes[0] if tiers else filtered.fitting[0]
         return explained
 
     async def GetState(self, request: pb.GetStateRequest, context: Context) -> pb.GetStateResponse:
-        """Nodes, chips and reservations as seen from here, a page at a time."""
+        """Nodes, chips and reservations as the allocator sees them, one page at a time."""
         await self._require_open(context)
         if request.page_size < 0:
             await abort(context, InvalidValue(f"page_size is {request.page_size}; it can't be negative"))
         return await self._states.page(request.nodes, request.page_size, request.page_token)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
-        """The state of nodes, then of those that change."""
+        """The state of every node, then of the nodes that change."""
         await self._require_open(context)
         async for response in self._states.watch(frozenset(request.nodes)):
             yield response
@@ -179,7 +180,9 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         await self._require_open(context)
         pod = self._cluster.pods.get(ref.uid)
         if pod is None:
-            refusal = Refusal(Reason.POD_UNKNOWN, f"no pod with uid {ref.uid!r} ({_key(ref)}) is known")
+            refusal = Refusal(
+                Reason.POD_UNKNOWN, f"the informers have not seen a pod with uid {ref.uid!r} ({_key(ref)})"
+            )
             await abort(context, refusal, pod=_key(ref), pod_uid=ref.uid)
         return pod
 
@@ -193,18 +196,45 @@ def _key(ref: pb.PodRef) -> str:
     return f"{ref.namespace}/{ref.name}"
 
 
-def _patience_s(pod: Pod, context: Context) -> float:
-    """How long a Binding may be waited for within the caller's deadline.
+def _bind_timeout_s(pod: Pod, context: Context) -> float:
+    """How long to wait for a Binding within the caller's deadline.
 
     Raises:
-        Refusal: no time is left to begin one.
+        Refusal: no time is left to post one.
     """
     remaining_s = context.time_remaining()
     if remaining_s is None:
         return ANSWER_TIMEOUT_S
     if remaining_s <= _ANSWERING_S:
-        raise Refusal(Reason.DEADLINE_TOO_SHORT, f"pod {pod.key}: {remaining_s:.3f} s are too short for a Binding")
+        raise Refusal(
+            Reason.DEADLINE_TOO_SHORT, f"pod {pod.key}: the deadline in {remaining_s:.3f} s is too short for a Binding"
+        )
     return min(ANSWER_TIMEOUT_S, remaining_s - _ANSWERING_S)
+
+
+def _job_refusal(job: pb.ValidateJobRequest) -> Refusal | None:
+    """Why a job is invalid on every node; None if it is valid, or requests no chips."""
+    try:
+        shape = job_shape(f"job {job.job or '(without a name)'}", _pods_of(job))
+    except Refusal as refusal:
+        return refusal
+    return invalidity(shape) if shape.sizes or shape.vnpus else None
+
+
+def _pods_of(job: pb.ValidateJobRequest) -> list[Pod]:
+    """The pods of a job that a caller describes before they exist."""
+    namespace, _, name = job.job.rpartition("/")
+    pods: list[Pod] = []
+    for request in job.pods:
+        resources = {resource: str(count) for resource, count in request.resources.items()}
+        metadata = Metadata(
+            name=name, namespace=namespace, annotations=dict(request.annotations), labels=dict(request.labels)
+        )
+        containers = [Container("main", Resources(limits=resources))]
+        spec = PodSpec(node_selector=dict(request.node_selector), containers=containers)
+        # For validity two pods are equivalent to thousands.
+        pods += [Pod(metadata=metadata, spec=spec)] * min(max(request.replicas, 1), 2)
+    return pods
 
 
 def _explained(filtered: Filtered) -> pb.ExplainResponse:
@@ -216,18 +246,18 @@ def _explained(filtered: Filtered) -> pb.ExplainResponse:
     return pb.ExplainResponse(standing="refused", fitting=len(filtered.fitting), obstacles=obstacles)
 
 
-def _sacrifice(sacrifice: VictimSet) -> pb.VictimSet:
+def _victim_set(chosen: VictimSet) -> pb.VictimSet:
     victims = [
         pb.Victim(
             uid=each.uid,
             pod=each.pod,
             priority=each.priority,
             chips=map(chip_name, chip_ids(each.chips)),
-            ending=each.leaving,
+            ending=each.terminating,
         )
-        for each in sacrifice.victims
+        for each in chosen.victims
     ]
-    return pb.VictimSet(node=sacrifice.node, victims=victims)
+    return pb.VictimSet(node=chosen.node, victims=victims)
 
 
 def _allocated(bound: Assignment, *, is_bound: bool) -> pb.AllocateResponse:

@@ -1,4 +1,4 @@
-"""The gRPC server: where it listens, its certificates, health and reflection."""
+"""The gRPC server: address, certificates, health checks and reflection."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from protos.ascend.allocator.v1 import allocator_pb2_grpc as pb_grpc
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Allocator"].full_name
 STOP_S = 2.0
-"""Calls under way get so long when the server stops."""
+"""The time that calls in progress get when the server stops."""
 
 
 @asynccontextmanager
@@ -29,11 +29,11 @@ async def serve_grpc(
     Args:
         service: answers the calls.
         address: ``host:port`` (port 0 takes a free one) or ``unix:<path>``.
-        credentials: certificates; plaintext without.
-        interceptors: see every call first.
+        credentials: certificates; None for plaintext.
+        interceptors: called before every call.
 
     Raises:
-        InvalidValue: the address can't be listened on.
+        InvalidValue: the server can't listen on the address.
     """
     # Without this a second process could listen on the same port, and calls would be split between two ledgers.
     server = grpc.aio.server(interceptors=interceptors, options=(("grpc.so_reuseport", 0),))
@@ -50,20 +50,20 @@ async def serve_grpc(
         raise InvalidValue(f"cannot listen on {address}: {error}") from error
     bound = address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
     running = GrpcServer(bound, checks)
-    await running.show(serving=False)
+    await running.set_serving(serving=False)
     await server.start()
     try:
         yield running
     finally:
-        await running.show(serving=False)
+        await running.set_serving(serving=False)
         await server.stop(STOP_S)
 
 
 class GrpcServer:
-    """A server that runs.
+    """A running server.
 
     Args:
-        address: where it really listens.
+        address: where it listens, with the port it was given.
         checks: its health service.
     """
 
@@ -71,8 +71,8 @@ class GrpcServer:
         self.address = address
         self._checks = checks
 
-    async def show(self, *, serving: bool) -> None:
-        """Answer health checks from now on with SERVING or NOT_SERVING."""
+    async def set_serving(self, *, serving: bool) -> None:
+        """Set the answer to health checks: SERVING or NOT_SERVING."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", SERVICE):
             await self._checks.set(name, status)

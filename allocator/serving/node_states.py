@@ -1,4 +1,4 @@
-"""Nodes as dashboards see them: chips, their health and who holds them."""
+"""The state of nodes for dashboards: chips, their health and the pods that hold them."""
 
 import asyncio
 from bisect import bisect_right
@@ -13,21 +13,21 @@ from ascend.errors import Refusal
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 
 PERIOD_S: Final = 0.2
-"""Changes are gathered for so long before they are sent."""
+"""Changes are collected for this time before they are sent."""
 
 AT_ONCE: Final = 500
-"""Nodes in one message; gRPC's clients take 4 MiB by default, and a node with 16 chips has about 2 KiB."""
+"""The most nodes in one message: gRPC clients accept 4 MiB by default, and a node with 16 chips takes about 2 KiB."""
 
-_BREATH: Final = 64
-"""After so many nodes others have a turn on the loop."""
+_YIELD_EVERY: Final = 64
+"""The number of nodes after which other tasks may run."""
 
 
 class NodeStates:
     """Reads the state of nodes.
 
     Args:
-        cluster: what is seen.
-        ledger: what is decided.
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
     """
 
     def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
@@ -35,7 +35,7 @@ class NodeStates:
         self._ledger = ledger
 
     def read(self, name: str) -> pb.NodeState:
-        """One node, known or not."""
+        """The state of one node, known or not."""
         record = self._cluster.nodes.get(name)
         if record is None:
             return pb.NodeState(node=name, refusal=refusal_message(unknown_node(name)))
@@ -48,12 +48,12 @@ class NodeStates:
         return state
 
     async def page(self, only: Collection[str], size: int, after: str) -> pb.GetStateResponse:
-        """A part of the nodes, in the order of their names.
+        """One page of nodes, in the order of their names.
 
         Args:
-            only: names of nodes, known or not; empty for all that are known.
-            size: how many at most; ``AT_ONCE`` where it is 0 or more than that.
-            after: the token of the page before; empty for the first one.
+            only: names of nodes, known or not; empty for all known nodes.
+            size: the most nodes; 0, or more than ``AT_ONCE``, means ``AT_ONCE``.
+            after: the token of the previous page; empty for the first one.
         """
         names = sorted(set(only) or self._cluster.nodes)
         start = bisect_right(names, after) if after else 0
@@ -61,15 +61,15 @@ class NodeStates:
         page = pb.GetStateResponse(next_page_token=names[end - 1] if end < len(names) else "")
         for number, name in enumerate(names[start:end], start=1):
             page.nodes.append(self.read(name))
-            if number % _BREATH == 0:
-                await asyncio.sleep(0)  # a whole page at once would hold everybody up
+            if number % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)  # a whole page at once would delay other tasks
         return page
 
     async def watch(self, only: Collection[str]) -> AsyncIterator[pb.WatchResponse]:
-        """Every node, then those that change, for ever.
+        """Yield every node, then the nodes that change, until cancelled.
 
         Args:
-            only: names of nodes; empty for all.
+            only: names of nodes; empty for every node.
         """
         seen: int | None = None
         while True:
@@ -92,14 +92,14 @@ class NodeStates:
 
     def _chips(self, record: NodeRecord, server: Server) -> Iterator[pb.ChipState]:
         healthy = server.reported & ~record.unhealthy if isinstance(record.unhealthy, int) else 0
-        kept = {uid: chips for uid, chips in self._ledger.on(record.name).items() if uid not in record.holdings}
+        reserved = {uid: chips for uid, chips in self._ledger.on(record.name).items() if uid not in record.holdings}
         for chip in chip_ids(server.reported):
             holders = [
                 pb.Holder(uid=uid, pod=holding.pod)
                 for uid, holding in record.holdings.items()
                 if holding.chips >> chip & 1
             ]
-            for uid, chips in kept.items():
+            for uid, chips in reserved.items():
                 reservation = self._ledger.get(uid)
                 if chips >> chip & 1 and reservation is not None:
                     holders.append(pb.Holder(uid=uid, pod=reservation.pod, reserved=True))
@@ -107,5 +107,5 @@ class NodeStates:
 
 
 def refusal_message(refusal: Refusal) -> pb.Refusal:
-    """A refusal on the wire."""
+    """A refusal as a message."""
     return pb.Refusal(reason=refusal.reason, message=refusal.message)

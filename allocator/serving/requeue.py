@@ -1,12 +1,12 @@
 """Makes kube-scheduler requeue a refused pod once it would fit.
 
 kube-scheduler retries a pod that its extender refused when it sees nodes or pods change, and otherwise after five
-minutes (k/k:pkg/scheduler/backend/queue). It does not see what the allocator sees: reports are ConfigMaps, and
-reservations end in memory. And if both see a change, it may ask before the allocator's informer has seen it. So the
-allocator remembers the pods it refused; when such a pod would fit, and was not asked about for a while, a changed
-annotation on it makes the scheduler retry it. The while doubles each time, because the node on which it fits may not be
-one of its candidates. The pods of a gang don't wait the first time: what they lacked was the last of them, which exists
-now.
+minutes (k/k:pkg/scheduler/backend/queue). It does not see everything the allocator sees: reports are ConfigMaps, and
+reservations end in memory. And even if both see a change, it may retry before the allocator's informer has seen the
+change. So the allocator remembers the pods it refused. When one of them would fit, and its scheduler has not retried it
+for some time, a changed annotation on the pod makes the scheduler retry it. That time doubles with each attempt,
+because the node on which the pod fits may not be one of its candidates. The pods of a gang don't wait the first time:
+they lacked only the last of them, which exists now.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ PERIOD_S: Final = 0.5
 AT_ONCE: Final = 16
 """The most pods requeued in one period; each costs the scheduler a cycle."""
 FORGET_S: Final = 600.0
-"""A pod that was never seen, and not asked about for so long, is gone."""
+"""A pod that the informers never saw, and that was not retried for this time, is dropped."""
 
 _REST: Final = 9
-"""After each pass over all pods, it rests for so many times the duration of the pass."""
+"""The pause after each pass over all pods, as a multiple of the duration of the pass."""
 _REST_LIMIT_S: Final = 30.0
 _YIELD_S: Final = 0.005
-"""A pass yields to other tasks after so long; one pod may take as long as hundreds of others."""
+"""A pass yields to other tasks after this time; one pod may take as long as hundreds of others."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Refused:
     name: str
     request: ChipRequest
     is_of_gang: bool
-    asked_s: float
+    tried_s: float
     wait_s: float = FIRST_WAIT_S
 
     @property
@@ -68,8 +68,8 @@ class Requeuer:
     Args:
         client: the API server.
         cluster: nodes, pods and jobs.
-        engine: knows what pods request.
-        metrics: counts.
+        engine: reads what pods request.
+        metrics: counts requeued pods.
         monotonic: the clock for waits.
         now_ns: the wall clock, Unix nanoseconds; makes the value of the annotation unique.
     """
@@ -96,16 +96,16 @@ class Requeuer:
         return len(self._refused)
 
     def refused(self, pod: Pod) -> None:
-        """A pod was asked about and fits nowhere."""
+        """A pod was filtered and fits on no node."""
         known, request, gang = self._refused.get(pod.uid), self._engine.request_of(pod), self._engine.is_of_gang(pod)
         if known is None:
             namespace = pod.metadata.namespace
             self._refused[pod.uid] = _Refused(pod.uid, namespace, pod.name, request, gang, self._monotonic())
         else:
-            known.request, known.is_of_gang, known.asked_s = request, gang, self._monotonic()
+            known.request, known.is_of_gang, known.tried_s = request, gang, self._monotonic()
 
     def accepted(self, uid: str) -> None:
-        """A pod was asked about and fits."""
+        """A pod was filtered and fits."""
         self._refused.pop(uid, None)
 
     async def run(self) -> None:
@@ -139,7 +139,7 @@ class Requeuer:
             if self._refused.get(each.uid) is not each:
                 continue  # accepted meanwhile
             seen = self._cluster.pods.get(each.uid)
-            silent_s = now_s - each.asked_s
+            silent_s = now_s - each.tried_s
             if (seen is None and silent_s > FORGET_S) or (
                 seen is not None and (seen.spec.node_name or not seen.is_live)
             ):
@@ -149,7 +149,7 @@ class Requeuer:
         return due[:AT_ONCE]
 
     async def _annotate(self, pod: _Refused) -> None:
-        pod.asked_s = self._monotonic()
+        pod.tried_s = self._monotonic()
         pod.wait_s = min(2 * pod.wait_s, LONGEST_WAIT_S)
         body = {"metadata": {"uid": pod.uid, "annotations": {REQUEUED: str(self._now_ns())}}}
         try:

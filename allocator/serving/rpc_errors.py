@@ -1,4 +1,4 @@
-"""Errors on the wire: a gRPC status whose details carry a google.rpc.ErrorInfo, for programs to read."""
+"""Errors of gRPC calls: a status whose details have a google.rpc.ErrorInfo, for programs."""
 
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -19,12 +19,12 @@ _CODES: Final[dict[type[AscendError], grpc.StatusCode]] = {
     InvalidValue: grpc.StatusCode.INVALID_ARGUMENT,
     Unreachable: grpc.StatusCode.UNAVAILABLE,
 }
-_OF_REASONS: Final = {
-    "ClientNotAllowed": grpc.StatusCode.PERMISSION_DENIED,
-    "PodUnknown": grpc.StatusCode.NOT_FOUND,
+_REASON_CODES: Final[dict[str, grpc.StatusCode]] = {
+    Reason.CLIENT_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.POD_UNKNOWN: grpc.StatusCode.NOT_FOUND,
     Reason.NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
-    "ViewIncomplete": grpc.StatusCode.UNAVAILABLE,
-    "DeadlineTooShort": grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.VIEW_INCOMPLETE: grpc.StatusCode.UNAVAILABLE,
+    Reason.DEADLINE_TOO_SHORT: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
 
@@ -32,11 +32,11 @@ async def abort(context: Context, error: AscendError, **subject: str) -> NoRetur
     """End a call with an error.
 
     Args:
-        context: of the call.
-        error: what is wrong; its reason is the ErrorInfo's.
-        subject: what it is about, such as ``pod="default/a"``; the ErrorInfo's metadata.
+        context: the call's context.
+        error: the error; its reason becomes the ErrorInfo's reason.
+        subject: the objects it is about, such as ``pod="default/a"``; becomes the ErrorInfo's metadata.
     """
-    code = _OF_REASONS.get(error.reason) or next(
+    code = _REASON_CODES.get(error.reason) or next(
         (code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.ABORTED
     )
     status = status_pb2.Status(code=code.value[0], message=f"{error.reason}: {error.message}")
@@ -44,4 +44,4 @@ async def abort(context: Context, error: AscendError, **subject: str) -> NoRetur
     status.details.add().Pack(info)
     rich = rpc_status.to_status(status)
     await context.abort(rich.code, rich.details, rich.trailing_metadata)
-    raise AssertionError  # abort() has raised
+    raise AssertionError  # unreachable: abort() raises

@@ -1,10 +1,10 @@
-"""The admission webhooks: chips for whatever scheduler binds a pod, and a word at once about senseless requests.
+"""The admission webhooks: they assign chips to pods that any scheduler binds, and validate pods at their creation.
 
-``/webhook/bindings`` (mutating, CREATE of ``pods/binding``) puts the pod's chips into the Binding or refuses it with
-the reason. ``/webhook/pods`` (validating, CREATE of ``pods``) says of a pod that no node could ever take what the
-filter would say of it later: it denies it, or only warns. Which objects are shown to them is set where they are
-registered (deploy/charts, webhooks.yaml), so that no other pod depends on us. Neither is served unless it is wanted:
-whoever reaches the first can have chips kept.
+``/webhook/bindings`` (mutating, CREATE of ``pods/binding``) adds the pod's chips to the Binding, or denies it with the
+reason. ``/webhook/pods`` (validating, CREATE of ``pods``) denies a pod whose request is invalid on every node, or only
+warns; the filter would refuse it later. The webhook configurations (deploy/charts, webhooks.yaml) select the objects,
+so that no other pod depends on the allocator. Both are off by default: every client that reaches the first one can have
+chips reserved.
 """
 
 import base64
@@ -17,7 +17,7 @@ from aiohttp import web
 from allocator.binding.binding import PodRef
 from allocator.binding.injection import Injector
 from allocator.observe.journal import Journal
-from allocator.serving.bodies import read_body
+from allocator.serving.extender import read_body
 from ascend.annotations import OURS
 from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod
@@ -52,7 +52,7 @@ class _Generated(msgspec.Struct, rename="camel", frozen=True):
     generate_name: str = ""
 
 
-class _Unnamed(msgspec.Struct):
+class _GeneratedPod(msgspec.Struct):
     metadata: _Generated = _Generated()
 
 
@@ -61,10 +61,10 @@ class Webhook:
 
     Args:
         injector: chooses chips for Bindings.
-        journal: writes down.
-        closed: why no Binding is judged now; None when they are.
-        validate: raises a Refusal for a pod that makes no sense on any node; others are not its business.
-        senseless: what becomes of such a pod.
+        journal: records decisions.
+        closed: why Bindings are refused now; None if they are answered.
+        validate: raises a Refusal for a pod whose request is invalid on every node.
+        invalid: whether such a pod is denied or causes a warning.
     """
 
     def __init__(
@@ -73,72 +73,72 @@ class Webhook:
         journal: Journal,
         closed: Callable[[], Refusal | None],
         validate: Callable[[Pod], object],
-        senseless: Literal["deny", "warn"],
+        invalid: Literal["deny", "warn"],
     ) -> None:
         self._injector = injector
         self._journal = journal
         self._closed = closed
         self._validate = validate
-        self._senseless = senseless
+        self._invalid = invalid
 
     def add_routes(self, app: web.Application, served: Iterable[Literal["bindings", "pods"]]) -> None:
-        """Add the paths of those that are wanted."""
+        """Add the paths of the webhooks to serve."""
         handlers = {"bindings": self._bindings, "pods": self._pods}
         for name in served:
             app.router.add_post(f"/webhook/{name}", handlers[name])
 
     async def _bindings(self, request: web.Request) -> web.Response:
         try:
-            asked = await _read(request)
-            binding = msgspec.json.decode(asked.object, type=_Binding)
+            review = await _read(request)
+            binding = msgspec.json.decode(review.object, type=_Binding)
         except UNREADABLE as error:
             return _unreadable(error)
-        name = binding.name or asked.name
-        ref = PodRef(asked.namespace or binding.metadata.namespace, name, binding.uid)
+        name = binding.name or review.name
+        ref = PodRef(review.namespace or binding.metadata.namespace, name, binding.uid)
         with self._journal.timed("webhook"):
             closed = self._closed()
             if closed is not None:
-                return _refused(asked, closed, _UNAVAILABLE)
+                return _refused(review, closed, _UNAVAILABLE)
             try:
-                wanted = await self._injector.inject(ref, binding.target.name, dry_run=asked.dry_run)
+                wanted = await self._injector.inject(ref, binding.target.name, dry_run=review.dry_run)
             except AscendError as error:
-                if not asked.dry_run:  # whoever only tries refuses nobody a pod
+                if not review.dry_run:  # a dry run refuses no pod
                     self._journal.not_injected(ref, binding.target.name, error)
-                return _refused(asked, error, _code(error))
-        return _answer(asked, {"allowed": True, **_patch(asked.object, wanted)})
+                return _refused(review, error, _code(error))
+        return _answer(review, {"allowed": True, **_patch(review.object, wanted)})
 
     async def _pods(self, request: web.Request) -> web.Response:
         try:
-            asked = await _read(request)
-            pod = _named(msgspec.json.decode(asked.object, type=Pod), asked)
+            review = await _read(request)
+            pod = _with_name(msgspec.json.decode(review.object, type=Pod), review)
         except UNREADABLE as error:
             return _unreadable(error)
         try:
             self._validate(pod)
         except Refusal as refusal:
-            if self._senseless == "deny":
-                return _refused(asked, refusal)
-            return _answer(asked, {"allowed": True, "warnings": [_text(refusal)]})
-        return _answer(asked, {"allowed": True})
+            if self._invalid == "deny":
+                return _refused(review, refusal)
+            return _answer(review, {"allowed": True, "warnings": [_text(refusal)]})
+        return _answer(review, {"allowed": True})
 
 
 async def _read(request: web.Request) -> _Request:
     return msgspec.json.decode(await read_body(request), type=_Review).request
 
 
-def _named(pod: Pod, asked: _Request) -> Pod:
-    """With a name to speak of: a pod of a controller has none yet, only the beginning of one."""
+def _with_name(pod: Pod, review: _Request) -> Pod:
+    """The pod with a name for messages: a pod of a controller has no name yet, only ``generateName``."""
     name = pod.name
     if not name:
-        name = f"{msgspec.json.decode(asked.object, type=_Unnamed).metadata.generate_name}…"
-    metadata = msgspec.structs.replace(pod.metadata, name=name, namespace=asked.namespace)
+        name = f"{msgspec.json.decode(review.object, type=_GeneratedPod).metadata.generate_name}…"
+    metadata = msgspec.structs.replace(pod.metadata, name=name, namespace=review.namespace)
     return msgspec.structs.replace(pod, metadata=metadata)
 
 
 def _patch(binding: msgspec.Raw, wanted: Mapping[str, str]) -> dict[str, str]:
-    """A JSON patch that makes a Binding carry these annotations and no others of ours; nothing where it does already.
+    """A JSON patch that gives a Binding these annotations and no others of ours; empty if nothing has to change.
 
-    A scheduler may send along what it saw on the pod, or what somebody has invented.
+    A scheduler may copy annotations of the pod into the Binding, and the pod's author may have written any.
     """
     document = msgspec.json.decode(binding)
     present = document.get("metadata", {}).get("annotations") or {}
@@ -151,9 +151,9 @@ def _patch(binding: msgspec.Raw, wanted: Mapping[str, str]) -> dict[str, str]:
     return {"patchType": "JSONPatch", "patch": base64.b64encode(msgspec.json.encode(steps)).decode()}
 
 
-def _refused(asked: _Request, error: AscendError, code: int = _FORBIDDEN) -> web.Response:
-    # The API server shows the message to whoever made the request: a scheduler writes it into the pod's Event.
-    return _answer(asked, {"allowed": False, "status": {"code": code, "message": _text(error)}})
+def _refused(review: _Request, error: AscendError, code: int = _FORBIDDEN) -> web.Response:
+    # The API server returns the message to its client; a scheduler writes it into the pod's Event.
+    return _answer(review, {"allowed": False, "status": {"code": code, "message": _text(error)}})
 
 
 def _code(error: AscendError) -> int:
@@ -166,10 +166,10 @@ def _text(error: AscendError) -> str:
     return f"{error.reason}: {error.message}"
 
 
-def _answer(asked: _Request, response: Mapping[str, object]) -> web.Response:
-    body = {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": {"uid": asked.uid, **response}}
+def _answer(review: _Request, response: Mapping[str, object]) -> web.Response:
+    body = {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": {"uid": review.uid, **response}}
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
 def _unreadable(error: Exception) -> web.Response:
-    return web.Response(status=400, text=f"the AdmissionReview is not understood: {error}\n")
+    return web.Response(status=400, text=f"the AdmissionReview can't be decoded: {error}\n")

@@ -1,1 +1,1 @@
-"""The cluster as seen and as decided: nodes, holders of chips, reservations."""
+"""The state of the cluster: nodes, pods, jobs and the reservations."""

@@ -1,8 +1,8 @@
-"""Whether the state kept event by event equals one rebuilt from the objects of the API server.
+"""Compares the state kept event by event with one rebuilt from the objects of the API server.
 
-The ledger is not rebuilt, since reservations exist nowhere else; checked is what must hold for it anyway: no chip is
-reserved twice, and nothing is reserved for a bound or finished pod. Of jobs the assigned ranks are not compared: they
-depend on the past.
+The ledger is not rebuilt, since reservations exist nowhere else; only its invariants are checked: no chip is reserved
+twice, and nothing is reserved for a bound or finished pod. The assigned ranks of jobs are not compared: they depend on
+the order of earlier events.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
 _PART: Final = 64
+"""The number of objects compared in one part."""
 
 _T = TypeVar("_T")
 
@@ -31,13 +32,13 @@ _DERIVED = frozenset({"name", "node", "offer", "holdings"})
 
 
 class Difference(msgspec.Struct, frozen=True, order=True):
-    """Something that is not as it should be.
+    """A difference between the state and the objects, or a violated invariant.
 
     Attributes:
-        object: what it is about, as in ``node n1`` or ``pod default/a``.
-        field: what of it.
-        kept: what the allocator has.
-        rebuilt: what the objects give, or what must hold.
+        object: the object, as in ``node n1`` or ``pod default/a``.
+        field: the field of it.
+        kept: the value in the allocator's state.
+        rebuilt: the value rebuilt from the objects, or required by an invariant.
     """
 
     object: str
@@ -50,18 +51,18 @@ class Difference(msgspec.Struct, frozen=True, order=True):
 
 
 def compare_by_parts(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iterator[list[Difference]]:
-    """The differences between a cluster and a rebuilt one, in parts that take some milliseconds each.
+    """Yield the differences between a cluster and a rebuilt one, in parts that take some milliseconds each.
 
     The cluster may change between two parts.
 
     Args:
-        cluster: as kept.
+        cluster: the state as kept.
         ledger: its reservations.
         rebuilt: ``cluster.twin()``, filled with all objects of the API server.
     """
     for names in _keys(cluster.nodes, rebuilt.nodes):
         yield [each for name in names for each in _node(name, cluster, rebuilt)]
-        yield [each for name in names for each in _book(name, cluster, ledger)]
+        yield [each for name in names for each in _entry(name, cluster, ledger)]
     for uids in _keys(cluster.pods, rebuilt.pods):
         yield [each for uid in uids for each in _pod(uid, cluster, rebuilt)]
         yield [each for uid in uids for each in _placed(uid, cluster, ledger)]
@@ -76,7 +77,7 @@ def compare_by_parts(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iter
 
 
 def _keys(one: Mapping[_T, object], other: Mapping[_T, object]) -> Iterator[Sequence[_T]]:
-    """The keys of both, in parts. They may change between two parts; a union of all would take long itself."""
+    """The keys of both, in parts: they may change between two parts, and a union of all would block for long."""
     yield from _parts(list(one))
     for part in _parts(list(other)):
         yield [key for key in part if key not in one]
@@ -92,14 +93,14 @@ def _node(name: str, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]
     mine, other = cluster.nodes.get(name), rebuilt.nodes.get(name)
     if mine is None or other is None:
         if mine is not other:
-            yield Difference(f"node {name}", "record", _there(mine), _there(other))
+            yield Difference(f"node {name}", "record", _presence(mine), _presence(other))
         return
     for field in fields(NodeRecord):
         if field.name not in _DERIVED:
             yield from _differs(f"node {name}", field.name, getattr(mine, field.name), getattr(other, field.name))
     for uid in mine.holdings.keys() | other.holdings.keys():
         one, two = mine.holdings.get(uid), other.holdings.get(uid)
-        yield from _differs(f"node {name}", f"what pod {uid} holds", one, two)
+        yield from _differs(f"node {name}", f"chips held by pod {uid}", one, two)
     yield from _differs(f"node {name}", "offer without reservations", assess(mine, {}), other.offer)
 
 
@@ -107,50 +108,48 @@ def _pod(uid: str, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
     mine, other = cluster.pods.get(uid), rebuilt.pods.get(uid)
     if mine is not None and other is not None:
         yield from _differs(f"pod {mine.key}", "node", mine.spec.node_name, other.spec.node_name)
-        jobs = [
-            job.key.plan if job is not None else None for job in (_job_with(mine, cluster), _job_with(other, rebuilt))
-        ]
-        yield from _differs(f"pod {mine.key}", "job it is present in", *jobs)
+        jobs = [job.key.plan if job is not None else None for job in (_job_of(mine, cluster), _job_of(other, rebuilt))]
+        yield from _differs(f"pod {mine.key}", "job", *jobs)
     elif (pod := mine or other) is not None:
-        yield Difference(f"pod {pod.key}", "record", _there(mine), _there(other))
+        yield Difference(f"pod {pod.key}", "record", _presence(mine), _presence(other))
 
 
 def _placed(uid: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
-    """Whether a pod counts as placed in its job: it is live, requests chips, and is bound or has a reservation."""
+    """Whether a pod is counted as placed in its job: live, requests chips, and bound or with a reservation."""
     pod = cluster.pods.get(uid)
-    job = _job_with(pod, cluster) if pod is not None else None
+    job = _job_of(pod, cluster) if pod is not None else None
     if pod is not None and job is not None:
         is_placed = bool(pod.spec.node_name) or ledger.get(uid) is not None
         counted = job.placed_beside("") - job.placed_beside(uid)
         yield from _differs(
-            f"pod {pod.key}", "counts as placed", bool(counted), is_placed and pod.is_live and pod.requests_chips
+            f"pod {pod.key}", "is counted as placed", bool(counted), is_placed and pod.is_live and pod.requests_chips
         )
 
 
 def _owner(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
     mine, other = cluster.jobs.owners.get(key), rebuilt.jobs.owners.get(key)
-    yield from _differs(f"{key.kind} {key}", "pods it is to have", mine, other)
+    yield from _differs(f"{key.kind} {key}", "desired pods", mine, other)
 
 
 def _group(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
-    if _has_groups_alike(key, cluster, rebuilt):
+    if _both_watch_groups(key, cluster, rebuilt):
         yield from _differs(f"{key.kind} {key}", "minimum", cluster.jobs.groups.get(key), rebuilt.jobs.groups.get(key))
 
 
 def _job(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
     name, mine, other = f"{key.kind} {key}", _present(key, cluster), _present(key, rebuilt)
     if mine is None or other is None:
-        yield from _differs(name, "pods (with chips, present)", mine and _sizes(mine), other and _sizes(other))
+        yield from _differs(name, "pods (requesting chips, present)", mine and _sizes(mine), other and _sizes(other))
         return
-    yield from _differs(name, "pods (with chips, present)", _sizes(mine), _sizes(other))
-    yield from _differs(name, "minimum that its pods state", mine.stated_minimum, other.stated_minimum)
-    yield from _differs(name, "parts of chips (vNPUs)", mine.parts, other.parts)
-    if _has_groups_alike(key, cluster, rebuilt):
+    yield from _differs(name, "pods (requesting chips, present)", _sizes(mine), _sizes(other))
+    yield from _differs(name, "minimum stated by its pods", mine.stated_minimum, other.stated_minimum)
+    yield from _differs(name, "vNPUs", mine.vnpus, other.vnpus)
+    if _both_watch_groups(key, cluster, rebuilt):
         yield from _differs(name, "minimum of its group", mine.group_minimum, other.group_minimum)
 
 
-def _job_with(pod: Pod, cluster: Cluster) -> Job | None:
-    """The job that a pod is present in."""
+def _job_of(pod: Pod, cluster: Cluster) -> Job | None:
+    """The job in which a pod is present."""
     job = cluster.jobs.by_key.get(find_job(pod))
     return job if job is not None and pod.uid in job.pods else None
 
@@ -164,38 +163,40 @@ def _sizes(job: Job) -> tuple[int, int]:
     return job.size, job.present
 
 
-def _has_groups_alike(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> bool:
-    # A kind that has just come or gone is looked for now and then only (`allocator.watch.pod_groups`).
+def _both_watch_groups(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> bool:
+    # Whether an optional kind is served is checked periodically only (``allocator.watch.informers``).
     return (key.kind in cluster.jobs.watched_kinds) == (key.kind in rebuilt.jobs.watched_kinds)
 
 
-def _book(name: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
-    """The index, and the chips that two have."""
+def _entry(name: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
+    """A node's entry in the index, and its chips that are assigned twice."""
     record = cluster.nodes.get(name)
     if record is None:
         return
-    place = cluster.index.entries.get(name)
-    kept = place.vacancy if isinstance(place, Bucket) else place
+    entry = cluster.index.entries.get(name)
+    kept = entry.vacancy if isinstance(entry, Bucket) else entry
     yield from _differs(f"node {name}", "entry in the index", kept, assess(record, ledger.on(name)))
     yield from _twice(record, ledger.on(name))
 
 
 def _reservation(reservation: Reservation, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
     if ledger.get(reservation.uid) is not reservation:
-        return  # it has ended meanwhile
+        return  # it was released meanwhile
     pod = cluster.pods.get(reservation.uid)
     if pod is not None and (pod.spec.node_name or not pod.is_live):
-        yield Difference(f"pod {pod.key}", "reservation", f"on {reservation.node}", "none: it has its place")
+        yield Difference(
+            f"pod {pod.key}", "reservation", f"on {reservation.node}", "none: the pod is bound or finished"
+        )
 
 
 def _twice(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Iterator[Difference]:
     taken: ChipSet = 0
-    # What is reserved for a pod that is seen to hold chips is its own.
-    has = dict(reserved) | {uid: holding.chips for uid, holding in record.holdings.items()}
-    for uid, chips in sorted(has.items()):
+    # A pod that is seen to hold chips counts once, with these.
+    chips_of = dict(reserved) | {uid: holding.chips for uid, holding in record.holdings.items()}
+    for uid, chips in sorted(chips_of.items()):
         if taken & chips:
             names = join_names(chip_ids(taken & chips))
-            yield Difference(f"node {record.name}", f"chips of pod {uid}", f"{names} twice", "given once")
+            yield Difference(f"node {record.name}", f"chips of pod {uid}", f"{names}, assigned twice", "assigned once")
         taken |= chips
 
 
@@ -206,9 +207,9 @@ def _differs(name: str, field: str, mine: object, other: object) -> Iterator[Dif
 
 
 def _value(each: object) -> object:
-    # Refusals are exceptions, which are equal only to themselves.
+    # Refusals are exceptions, which are compared by identity.
     return f"{each.reason}: {each.message}" if isinstance(each, Refusal) else each
 
 
-def _there(each: object) -> str:
-    return "missing" if each is None else "there"
+def _presence(each: object) -> str:
+    return "missing" if each is None else "present"

@@ -1,16 +1,16 @@
-"""Which nodes have changed since when: each once, in the order of its last change, so that watchers can catch up."""
+"""The nodes that have changed since a revision, each once, in the order of its last change."""
 
 from typing import Final
 
-_REMEMBERED: Final = 65_536
-"""More nodes than a cluster has; beyond it the longest unchanged are forgotten."""
+_LIMIT: Final = 65_536
+"""The most nodes kept, more than a cluster has; beyond it the nodes unchanged for longest are dropped."""
 
 
 class Changes:
-    """The order in which nodes have changed.
+    """Records the order in which nodes change.
 
     Attributes:
-        revision: grows with every change.
+        revision: incremented on every change.
     """
 
     def __init__(self) -> None:
@@ -19,16 +19,16 @@ class Changes:
         self._forgotten = 0
 
     def note(self, node: str) -> None:
-        """A node has changed, come or gone."""
+        """Record that a node was added, changed or removed."""
         self.revision += 1
         self._last.pop(node, None)
         self._last[node] = self.revision
-        if len(self._last) > _REMEMBERED:
+        if len(self._last) > _LIMIT:
             oldest = next(iter(self._last))
             self._forgotten = self._last.pop(oldest)
 
     def since(self, revision: int) -> list[str] | None:
-        """The nodes that have changed after a revision, the last one first; None where that is not known any more."""
+        """The nodes that have changed after a revision, the last one first; None if the revision is too old to know."""
         if revision < self._forgotten:
             return None
         changed = []

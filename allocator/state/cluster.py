@@ -1,4 +1,4 @@
-"""The cluster as the API server has it, kept current object by object, each in constant time."""
+"""The state of the cluster, kept current object by object, each in constant time."""
 
 import heapq
 import math
@@ -31,19 +31,19 @@ from ascend.products import Product
 from ascend.reasons import Reason
 
 REMEMBERED_GONE = 10_000
-"""The number of deleted pods remembered: more than a scheduler may still be asking about."""
+"""The number of deleted pods remembered: more than schedulers may still have in their queues."""
 
 
 class Cluster:
     """Nodes, their reports and the pods on them, minus the ledger's reservations.
 
-    It also ends reservations: a pod seen bound holds its chips itself, a finished or deleted one needs none.
+    It also ends reservations: a pod that is seen bound holds its chips itself, a finished or deleted pod needs none.
 
     Args:
         ledger: the reservations.
         now_s: wall clock, Unix seconds.
         max_report_age_s: the greatest age of a node's report.
-        previous: remembers the nodes of pods for their successors; None if that is not wanted.
+        previous: remembers the nodes of pods for their successors; None to disable this.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Cluster:
         return self._pods
 
     def suits(self, held: Reservation, request: ChipRequest) -> bool:
-        """Whether reserved chips still serve a request."""
+        """Whether reserved chips still suit a request."""
         record = self._records.get(held.node)
         if record is None or len(held.chips) != request.chips:
             return False
@@ -116,7 +116,7 @@ class Cluster:
         self._refresh(node.name)
 
     def node_deleted(self, node: Node) -> None:
-        """Remove a node; what its pods hold stays known, in case it comes back."""
+        """Remove a node; what its pods hold is kept, in case the node is created again."""
         record = self._record(node.name)
         record.node, record.server = None, unknown_node(node.name)
         self._set_product(record, None)
@@ -133,7 +133,7 @@ class Cluster:
             self._refresh(name)
 
     def report_deleted(self, report: ConfigMap) -> None:
-        """Remove a node's device report: its annotation alone counts, if it has one."""
+        """Remove a node's device report; then only its annotation counts, if it has one."""
         name = node_name(report.name)
         if name is not None:
             record = self._record(name)
@@ -233,7 +233,7 @@ class Cluster:
 
     def _labels_changed(self) -> None:
         self.labels.forget()
-        self.index.version += 1  # requests and gangs depend on labels and products, too
+        self.index.version += 1  # requests and gangs depend on labels and products as well
 
     def _note_placed(self, uid: str) -> None:
         pod = self._pods.get(uid)

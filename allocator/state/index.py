@@ -1,7 +1,7 @@
-"""Nodes sorted by what they have left, so that the best one is found without walking them (design, decision 4).
+"""Nodes indexed by what they have left, so that the best one is found without examining all (design, decision 4).
 
 Nodes with equal vacancies share a bucket, and the verdict on a request is the same for a whole bucket. A change of a
-node moves it from one bucket to another, and is no work for any ranking before that is asked.
+node moves it from one bucket to another; a ranking is updated only when it is used next.
 """
 
 from collections import Counter
@@ -16,40 +16,40 @@ from ascend.errors import Refusal
 from ascend.reasons import Reason
 
 MAX_RANKINGS: Final = 64
-"""Kinds of asks remembered; beyond, the one not used for longest is forgotten."""
+"""The most requests with a cached ranking; beyond it the least recently used one is dropped."""
 
 _SPARE_JOURNAL = 1024
 _SPARE_BUCKETS = 64
 
 
 class NodeIndex:
-    """Where every node stands: in a bucket, or refused."""
+    """Every node, in a bucket or with its refusal."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Bucket | Refusal] = {}
         self._buckets: dict[Vacancy, Bucket] = {}
         self._refusals: Counter[Reason] = Counter()
         self._rankings: dict[ChipRequest, Ranking] = {}
-        # Buckets that are new or begin with another node, since the rankings were last made anew.
+        # Buckets that are new, or have another first node, since the rankings were last rebuilt.
         self._journal: list[Bucket] = []
         self.version = 0
-        """Another one after every change."""
+        """Incremented on every change."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def buckets(self) -> Collection[Bucket]:
-        """Nodes with equal vacancies, together; none is empty."""
+        """The buckets that have nodes."""
         return [bucket for bucket in self._buckets.values() if bucket]
 
     @property
     def entries(self) -> Mapping[str, Bucket | Refusal]:
-        """The bucket of every node that can be used, the refusal of every other."""
+        """By node name: the bucket of a usable node, the refusal of an unusable one."""
         return self._entries
 
     def put(self, name: str, offer: Offer) -> None:
-        """Enter a node, or move it to where it belongs now."""
+        """Add a node, or move it to the bucket of its offer."""
         self.drop(name)
         if isinstance(offer, Refusal):
             self._refusals[offer.reason] += 1
@@ -64,7 +64,7 @@ class NodeIndex:
         self._entries[name] = bucket
 
     def drop(self, name: str) -> None:
-        """Forget a node."""
+        """Remove a node."""
         self.version += 1
         old = self._entries.pop(name, None)
         if isinstance(old, Bucket):
@@ -73,32 +73,33 @@ class NodeIndex:
             self._refusals[old.reason] -= 1
 
     def best(self, request: ChipRequest, candidates: Collection[str] | None = None) -> tuple[str, Fit] | None:
-        """The best node for a pod, the first by name of equally good ones; None where it fits on none.
+        """The best node for a request, the first by name of equally good ones; None if it fits on none.
 
         Args:
-            request: what the pod asks for.
+            request: what the pod requests.
             candidates: names of nodes; None for every node.
         """
         best = self._best(request)
-        # A scheduler that names every node with enough chips has named the best of all; no other name is looked at.
+        # A scheduler that names every node with enough chips has named the best of all; the other names are not
+        # examined.
         if best is None or candidates is None or best[0] in candidates:
             return best
         entries, ranking = self._entries, self.ranking(request)
-        places = set(map(entries.get, candidates))
-        judged = ((place, ranking.verdict(place)) for place in places if isinstance(place, Bucket))
-        fits = {place: fit for place, fit in judged if not isinstance(fit, Refusal)}
+        found = set(map(entries.get, candidates))
+        judged = ((entry, ranking.verdict(entry)) for entry in found if isinstance(entry, Bucket))
+        fits = {entry: fit for entry, fit in judged if not isinstance(fit, Refusal)}
         key = min((fit.key for fit in fits.values()), default=None)
-        tier = {place: fit for place, fit in fits.items() if fit.key == key}
-        named = ((name, tier.get(place)) for name in candidates if isinstance(place := entries.get(name), Bucket))
-        # Names are compared only where nodes fit equally well.
+        tier = {entry: fit for entry, fit in fits.items() if fit.key == key}
+        named = ((name, tier.get(entry)) for name in candidates if isinstance(entry := entries.get(name), Bucket))
+        # Names are compared only between nodes that fit equally well.
         best_named = ((name, fit) for name, fit in named if fit is not None) if tier else ()
         return min(best_named, key=lambda each: each[0], default=None)
 
     def verdicts(self, request: ChipRequest, candidates: Collection[str] | None = None) -> dict[str, Verdict]:
-        """The verdict on a pod for every node, by name.
+        """The verdict on a request for every node, by name.
 
         Args:
-            request: what the pod asks for.
+            request: what the pod requests.
             candidates: names of nodes; None for every node.
         """
         return self._judge(request, candidates)[0]
@@ -106,15 +107,15 @@ class NodeIndex:
     def partition(
         self, request: ChipRequest, candidates: Collection[str] | None = None
     ) -> tuple[list[str], dict[str, Refusal]]:
-        """The nodes a pod fits on, in the order of the candidates, and why not on the others.
+        """The nodes on which a request fits, in the order of the candidates, and the refusals of the others.
 
         Args:
-            request: what the pod asks for.
+            request: what the pod requests.
             candidates: names of nodes; None for every node.
         """
-        verdicts, given = self._judge(request, candidates)
-        if all(isinstance(verdict, Refusal) for verdict in given):
-            # Where it fits nowhere, which is when many are asked about, there is nothing to part.
+        verdicts, distinct = self._judge(request, candidates)
+        if all(isinstance(verdict, Refusal) for verdict in distinct):
+            # It fits nowhere, the common case with many candidates: there is nothing to partition.
             return [], cast("dict[str, Refusal]", verdicts)
         refused = {name: verdict for name, verdict in verdicts.items() if isinstance(verdict, Refusal)}
         return [name for name in verdicts if name not in refused], refused
@@ -122,68 +123,68 @@ class NodeIndex:
     def _judge(
         self, request: ChipRequest, candidates: Collection[str] | None
     ) -> tuple[dict[str, Verdict], Iterable[Verdict]]:
-        """The verdict for every node, and all that were given; no name is looked at where all are known."""
+        """The verdict for every node, and the distinct verdicts among them."""
         ranking, names = self.ranking(request), self._entries if candidates is None else candidates
-        places = list(map(self._entries.get, names))
-        # Each place is judged once, however many nodes stand there.
-        judged = {place: ranking.verdict(place) if isinstance(place, Bucket) else place for place in set(places)}
-        verdicts = dict(zip(names, map(judged.__getitem__, places), strict=True))
+        entries = list(map(self._entries.get, names))
+        # Each bucket is judged once, however many nodes it has.
+        judged = {entry: ranking.verdict(entry) if isinstance(entry, Bucket) else entry for entry in set(entries)}
+        verdicts = dict(zip(names, map(judged.__getitem__, entries), strict=True))
         if None in judged:
             known = {name: unknown_node(name) if verdict is None else verdict for name, verdict in verdicts.items()}
             return known, known.values()
         return cast("dict[str, Verdict]", verdicts), cast("Iterable[Verdict]", judged.values())
 
     def vacancy_for(self, request: ChipRequest, name: str) -> Vacancy | None:
-        """What a node has left, where the pod fits on it."""
-        place = self._entries.get(name)
-        if isinstance(place, Bucket) and isinstance(self.ranking(request).verdict(place), Fit):
-            return place.vacancy
+        """What a node has left; None if the request does not fit there."""
+        entry = self._entries.get(name)
+        if isinstance(entry, Bucket) and isinstance(self.ranking(request).verdict(entry), Fit):
+            return entry.vacancy
         return None
 
     def ranking(self, request: ChipRequest) -> Ranking:
-        """The verdicts on a request."""
+        """The ranking for a request."""
         ranking = self._rankings.pop(request, None)
         if ranking is None:
             if len(self._rankings) == MAX_RANKINGS:
-                self._forget(next(iter(self._rankings)))
+                self._drop_ranking(next(iter(self._rankings)))
             ranking = Ranking(request)
         self._rankings[request] = ranking
         return ranking
 
     def refusals(self) -> Counter[Reason]:
-        """How many nodes can't be used by any pod, by reason."""
+        """The number of unusable nodes, by reason."""
         return +self._refusals
 
     def reasons(self, request: ChipRequest, candidates: Iterable[str] | None = None) -> Counter[Reason]:
-        """How many nodes refuse a pod for which reason.
+        """The number of nodes that refuse a request, by reason.
 
         Args:
-            request: what the pod asks for.
+            request: what the pod requests.
             candidates: names of nodes; None for every node.
         """
         ranking = self.ranking(request)
         return self._reasons(ranking.verdict, candidates)
 
     def reasons_when_full(self, request: ChipRequest, candidates: Iterable[str] | None = None) -> Counter[Reason]:
-        """The same if as many such pods as fit were placed, one after the other, on what is there now."""
+        """The same after as many pods with this request as fit were placed, one after the other."""
         return self._reasons(lambda bucket: capacity(bucket.vacancy, request)[1], candidates)
 
     def buckets_of(self, candidates: Iterable[str] | None) -> Iterator[tuple[Bucket, int]]:
-        """The buckets of some nodes, and how many of these stand in each; None for every node."""
-        for place, count in self._places(candidates):
-            if isinstance(place, Bucket):
-                yield place, count
+        """The buckets of the candidates, and the number of candidates in each; None for every node."""
+        for entry, count in self._counted(candidates):
+            if isinstance(entry, Bucket):
+                yield entry, count
 
     def _reasons(self, judged: Callable[[Bucket], Verdict], candidates: Iterable[str] | None) -> Counter[Reason]:
         reasons = self.refusals() if candidates is None else Counter()
-        for place, count in self._places(candidates):
-            verdict = judged(place) if isinstance(place, Bucket) else place or unknown_node("")
+        for entry, count in self._counted(candidates):
+            verdict = judged(entry) if isinstance(entry, Bucket) else entry or unknown_node("")
             if isinstance(verdict, Refusal):
                 reasons[verdict.reason] += count
         return reasons
 
-    def _places(self, candidates: Iterable[str] | None) -> Iterable[tuple[Bucket | Refusal | None, int]]:
-        # Nodes that stand in one bucket are counted many times faster than they are judged.
+    def _counted(self, candidates: Iterable[str] | None) -> Iterable[tuple[Bucket | Refusal | None, int]]:
+        # Counting the nodes of a bucket is many times faster than judging each.
         if candidates is None:
             return ((bucket, len(bucket)) for bucket in self.buckets)
         return Counter(map(self._entries.get, candidates)).items()
@@ -193,15 +194,15 @@ class NodeIndex:
         if ranking.read_to < 0:
             ranking.clear()
             for bucket in self.buckets:
-                ranking.enter(bucket)
+                ranking.add(bucket)
         else:
             for bucket in self._journal[ranking.read_to :]:
-                ranking.enter(bucket)
+                ranking.add(bucket)
         ranking.read_to = len(self._journal)
         return ranking.best()
 
     def _sweep(self) -> None:
-        # What a node leaves another soon comes to, and an empty bucket remembers its verdicts; but not for ever.
+        # An empty bucket is kept for its cached verdicts, since another node often gets the same vacancy; not for ever.
         if len(self._buckets) > 2 * len(self._entries) + _SPARE_BUCKETS:
             self._buckets = {vacancy: bucket for vacancy, bucket in self._buckets.items() if bucket}
 
@@ -212,7 +213,7 @@ class NodeIndex:
                 ranking.read_to = -1
         self._journal.append(bucket)
 
-    def _forget(self, request: ChipRequest) -> None:
+    def _drop_ranking(self, request: ChipRequest) -> None:
         ranking = self._rankings.pop(request)
         for bucket in self._buckets.values():
             bucket.verdicts.pop(ranking, None)

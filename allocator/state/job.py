@@ -21,7 +21,7 @@ from allocator.rules.job import (
     stated_replicas,
     works_alone,
 )
-from allocator.rules.validity import virtual_chips
+from allocator.rules.validity import requested_vnpus
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
@@ -29,7 +29,7 @@ _VERSIONS: Final = count(1)
 
 
 class Cooperation(NamedTuple):
-    """How many pods of a job request chips and work together.
+    """The number of pods of a job that request chips and work together.
 
     Attributes:
         known: the number; None if it is unknown.
@@ -48,11 +48,11 @@ class _Statement(NamedTuple):
 
 
 class Job:
-    """A job as it is now; `Jobs` keeps it current.
+    """The state of a job; `Jobs` keeps it current.
 
     Args:
         key: what identifies it.
-        owners: the number of pods each owner is to have, kept by `Jobs`.
+        owners: the desired number of pods of each owner, kept by `Jobs`.
 
     Attributes:
         size: the number of its present pods that request chips.
@@ -67,12 +67,12 @@ class Job:
         "_lowest",
         "_own",
         "_owners",
-        "_parts",
         "_placed",
         "_pods",
         "_ranks",
         "_stated",
         "_stated_last",
+        "_vnpus",
         "key",
         "present",
         "size",
@@ -91,7 +91,7 @@ class Job:
         self._pods: dict[str, Pod] = {}
         self._placed: set[str] = set()
         self._own: dict[str, int] = {}
-        self._parts: dict[str, int] = {}
+        self._vnpus: dict[str, int] = {}
         self._ranks: dict[int, str] = {}
         self._assigned: dict[str, int] = {}
         self._lowest = 0
@@ -116,16 +116,16 @@ class Job:
         """The minimum stated by its pods; None if none states one.
 
         If they contradict each other, as during the rollout of a changed template, the newest pod that states one
-        decides: it is the same after a restart, whatever the order in which the pods are seen.
+        decides: the result is the same after a restart, whatever the order in which the pods are seen.
         """
         if self._stated_last is None:
             self._stated_last = max(self._stated.values(), default=None)
         return self._stated_last.minimum if self._stated_last is not None else None
 
     @property
-    def parts(self) -> int:
-        """How many parts of chips (vNPUs) its pods that have not ended request."""
-        return sum(self._parts.values())
+    def vnpus(self) -> int:
+        """The number of vNPUs that its pods that have not ended request."""
+        return sum(self._vnpus.values())
 
     @property
     def group_minimum(self) -> int | None:
@@ -133,7 +133,7 @@ class Job:
         return self._group_minimum
 
     def set_group_minimum(self, minimum: int | None) -> None:
-        """Its pod group was created, changed or deleted."""
+        """Set the minimum of its pod group, after the group was created, changed or deleted."""
         self._group_minimum = minimum
         self.version = next(_VERSIONS)
 
@@ -153,21 +153,21 @@ class Job:
         return self.min_available > 1
 
     def cooperation_with(self, pod: Pod) -> Cooperation:
-        """How many of its pods, this one included, request chips and work together.
+        """The number of its pods, this one included, that request chips and work together.
 
-        Must not depend on which pods exist already: the first pod is placed before its peers exist, and its place must
-        be right when they do.
+        Must not depend on which pods exist already: the first pod is placed before its peers exist, and its placement
+        must still be right when they do.
         """
         if self.is_gang:
             least = max(self._requesting_with(pod), self._owned_with(pod) or 1, stated_replicas(pod) or 1)
-            # Pods that don't exist yet may all request chips; only of existing ones it is known that they don't.
+            # Pods that don't exist yet may all request chips; only existing pods are known to request none.
             return Cooperation(max(least, self.min_available - (self.present - self.size)), least)
         if works_alone(pod, self.key):
             return Cooperation(1, 1)
         owned = self._owned_with(pod)
         if owned is not None and job_of_owner(pod) == self.key:
             return Cooperation(owned, owned)
-        # One of several owners: nothing is known of the others' pods.
+        # The job may have several owners; the numbers of pods of the others are unknown.
         least = max(owned or 1, stated_replicas(pod) or 1)
         return Cooperation(least if least > 1 else None, least)
 
@@ -182,18 +182,18 @@ class Job:
         return known > 1
 
     def may_be_alone(self, pod: Pod) -> bool:
-        """Whether the pod has no peer that requests chips, and its own index is not that of a later pod."""
+        """Whether the pod has no peer that requests chips, and its own index is not that of a later pod of a job."""
         return self._requesting_with(pod) <= 1 and not is_later(pod)
 
-    def parts_with(self, pod: Pod) -> int:
-        """How many parts of chips (vNPUs) its pods that have not ended request, this one included.
+    def vnpus_with(self, pod: Pod) -> int:
+        """The number of vNPUs that its pods that have not ended request, this one included.
 
         "Only one vNPU can be applied for by a training job" (seed 000): a pod that works alone is a training job of its
         own, as for the number of chips; the pods of a StatefulSet are one job, because which of them serve is unknown.
         """
         if not self.is_gang and works_alone(pod, self.key):
-            return virtual_chips(pod)
-        return virtual_chips(pod) + sum(parts for uid, parts in self._parts.items() if uid != pod.uid)
+            return requested_vnpus(pod)
+        return requested_vnpus(pod) + sum(vnpus for uid, vnpus in self._vnpus.items() if uid != pod.uid)
 
     def rank_of(self, pod: Pod) -> int:
         """The pod's rank: its own, else the assigned one, else the lowest free one, which is assigned to it now."""
@@ -215,11 +215,11 @@ class Job:
         return sorted(((self.rank_of(pod), pod) for pod in self._pods.values()), key=_by_rank)
 
     def placed_beside(self, uid: str) -> int:
-        """How many of its other live pods that request chips are bound or have a reservation."""
+        """The number of its other live pods that request chips and are bound or have a reservation."""
         return len(self._placed) - (uid in self._placed)
 
     def set_placed(self, uid: str, *, placed: bool) -> None:
-        """Whether a live present pod that requests chips is bound or has a reservation."""
+        """Record whether a live present pod that requests chips is bound or has a reservation."""
         if placed is (uid in self._placed):
             return
         if placed:
@@ -246,14 +246,14 @@ class Job:
         old = self._remove(pod.uid)
         self.note_minimum(pod)
         self._pods[pod.uid] = pod
-        # Schedulers update the status of every pod that is refused, and then ask about its peers.
+        # Schedulers update the status of every refused pod, and then filter its peers.
         if old is None or not _is_as_before(old, pod):
             self.version = next(_VERSIONS)
         self.present += 1
         self.size += pod.requests_chips
-        parts = virtual_chips(pod) if pod.is_live else 0
-        if parts:
-            self._parts[pod.uid] = parts
+        vnpus = requested_vnpus(pod) if pod.is_live else 0
+        if vnpus:
+            self._vnpus[pod.uid] = vnpus
         rank = own_rank(pod)
         if rank is not None:
             self._own[pod.uid] = rank
@@ -274,7 +274,7 @@ class Job:
             return None
         self.present -= 1
         self.size -= pod.requests_chips
-        self._parts.pop(uid, None)
+        self._vnpus.pop(uid, None)
         self._free(self._own.pop(uid, None), uid)
         return pod
 
@@ -306,12 +306,12 @@ def _minimum(pod: Pod) -> int | None:
     try:
         return stated_minimum(pod)
     except Refusal:
-        # Reported when the pod is asked about.
+        # Refused when the pod is scheduled.
         return None
 
 
 def _is_as_before(old: Pod, new: Pod) -> bool:
-    """Whether nothing of a pod has changed but its status, phase excepted."""
+    """Whether a pod is unchanged apart from its status; a changed phase counts as a change."""
     metadata = msgspec.structs.replace(old.metadata, resource_version=new.metadata.resource_version)
     return metadata == new.metadata and old.spec == new.spec and old.status.phase == new.status.phase
 

@@ -1,4 +1,4 @@
-"""All jobs: which pods belong together, from pods, pod groups and owners; each event takes constant time."""
+"""All jobs: groups pods by pod group and owner; each event takes constant time."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -42,7 +42,7 @@ class Jobs:
 
     @property
     def owners(self) -> Mapping[JobKey, int]:
-        """The number of pods each owner is to have."""
+        """The desired number of pods of each owner."""
         return MappingProxyType(self._owners)
 
     @property
@@ -69,7 +69,7 @@ class Jobs:
         return job.kind in self._watched and job.key not in self._groups and job.stated_minimum is None
 
     def gang(self, job: Job) -> Job | None:
-        """The job, if its pods are placed together or not at all, or that is unknown; else None."""
+        """The job, if its pods are placed together or not at all, or if that is unknown; else None."""
         return job if job.is_gang or self.lacks_group(job) else None
 
     def pod_applied(self, pod: Pod) -> JobKey | None:
@@ -112,12 +112,12 @@ class Jobs:
         return job.key
 
     def watched(self, kind: str) -> None:
-        """The groups of a kind are complete from now on."""
+        """Record that the groups of a kind are watched and synced."""
         self._watched.add(kind)
         self._renew(kind)
 
     def unwatched(self, kind: str) -> None:
-        """The kind is no longer served."""
+        """Record that a kind of group is no longer served, and drop its groups."""
         self._watched.discard(kind)
         self._renew(kind)
         for key in [key for key in self._groups if key.kind == kind]:
@@ -143,7 +143,7 @@ class Jobs:
         self._owners.pop(_owned(owner), None)
 
     def set_placed(self, uid: str, *, placed: bool) -> None:
-        """Whether a live pod that requests chips is bound or has a reservation."""
+        """Record whether a live pod that requests chips is bound or has a reservation."""
         member = self._members.get(uid)
         job = self._jobs.get(member.key) if member is not None and member.present else None
         if job is not None and uid in job.pods:

@@ -1,4 +1,4 @@
-"""The kinds of object from which the state is made: the one table of what the allocator watches.
+"""The kinds of objects that the allocator watches: the one table of them.
 
 The informers, the audit, ``npuctl`` (from files and from a cluster) and the test of the chart's RBAC rules all use it:
 a new kind is a new row.
@@ -35,7 +35,7 @@ class WatchedKind:
     """A kind of object that is watched.
 
     Attributes:
-        name: what readiness and logs call it.
+        name: its name in logs and readiness messages.
         resource: where the API server serves it, and its decoder.
         apply: adds or updates an object.
         delete: removes an object.

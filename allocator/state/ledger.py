@@ -26,11 +26,11 @@ class Ledger:
     """All reservations.
 
     Args:
-        ttl_s: the time to live of one in stage RESERVED.
+        ttl_s: the time to live of a reservation in stage RESERVED.
         monotonic: the clock.
 
     Attributes:
-        expired_total: how many have expired so far.
+        expired_total: the number of reservations that have expired.
     """
 
     def __init__(self, *, ttl_s: float, monotonic: Callable[[], float]) -> None:
@@ -63,7 +63,7 @@ class Ledger:
         return self._by_node.get(node, {})
 
     def count(self, stage: Stage) -> int:
-        """How many reservations are in a stage."""
+        """The number of reservations in a stage."""
         return sum(each.stage is stage for each in self._by_uid.values())
 
     def reserve(
@@ -162,7 +162,7 @@ class Ledger:
         return new
 
     def vacate(self, uid: str) -> None:
-        """A pod is gone: its seat in a live plan waits for its successor, other chips are released."""
+        """Handle the deletion of a pod: its seat in a live plan waits for its successor, other chips are released."""
         old = self._by_uid.get(uid)
         plan = self._plans.get(old.plan) if old is not None else None
         if old is None or plan is None:
@@ -172,7 +172,7 @@ class Ledger:
         self.hand(uid, f"{old.plan}#{plan.vacated}", old.pod)
 
     def withdraw(self, uid: str) -> None:
-        """A pod is not bound after all: in a live plan it keeps its seat, otherwise its chips are released."""
+        """Handle a failed Binding: in a live plan the pod keeps its seat, otherwise its chips are released."""
         old = self._by_uid.get(uid)
         if old is not None and self._plans.get(old.plan) is not None:
             self.advance(uid, Stage.PLANNED)

@@ -1,7 +1,8 @@
-"""What one node offers, read from its object, its report and the pods on it: a vacancy, or why it can't be used.
+"""What one node has left, read from its object, its report and the pods on it: a vacancy, or why it can't be used.
 
-Free = reported - unhealthy - left to their pods - held by live pods - reserved (spec/scheduling.md §2.2). Whatever
-can't be read with certainty makes the node unusable rather than its chips free: a chip must never be given twice.
+Free = reported - unhealthy - PreSeparateNPU - held by live pods - reserved (spec/scheduling.md §2.2). If something
+can't be read with certainty, the node is unusable and its chips don't count as free: a chip must never be assigned
+twice.
 """
 
 import functools
@@ -27,19 +28,20 @@ from ascend.annotations import (
 )
 from ascend.chips import RESOURCE, ChipSet, chip_set
 from ascend.errors import InvalidValue, Refusal
+from ascend.grammar import count
 from ascend.kube.objects import Node, Pod
 from ascend.products import Product
 from ascend.reasons import Reason
 
 
 class Server(msgspec.Struct, frozen=True):
-    """What a node's object says of its chips.
+    """The chips of a node according to its object.
 
     Attributes:
-        product: the kind of server.
+        product: the product of the server.
         reported: the chips it has.
-        allocatable: how many the kubelet offers.
-        health: what its annotation says of the node as a whole.
+        allocatable: the number of allocatable chips.
+        health: the health of the node as a whole, from its annotation.
     """
 
     product: Product
@@ -49,13 +51,13 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """What a live pod bound to a node takes of it.
+    """What a live pod holds of the node it is bound to.
 
     Attributes:
         pod: ``namespace/name``.
         chips: the chips it holds.
-        counted: how many the kubelet counts for it.
-        unreadable: why its list of chips can't be read, a sentence; None where it can.
+        counted: the number of chips that the kubelet counts for it.
+        unreadable: why its list of chips can't be read, a sentence; None if it can.
     """
 
     pod: str
@@ -66,19 +68,19 @@ class Holding(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class NodeRecord:
-    """All that is known of a node; made by whichever object of it is seen first.
+    """All that is known about a node; created by the first object seen of it: Node, report, health or pod.
 
     Attributes:
         name: the node's name.
-        server: read from the Node, with report and pods where it names no chips; a refusal where the object is missing
-            or of no use.
-        report: what its device plugin says; NO_REPORT where there is none, a refusal where it can't be trusted.
-        health: what its node agent (NodeD) says, a refusal where it can't be read.
-        stale: why the report is no longer believed; None where it is.
-        holdings: by pod uid.
-        offer: what follows from all of it and from the ledger.
-        node: the object as last seen; None where there is none.
-        product: the kind of server it is, also where it can't be used now; None where that can't be told.
+        server: read from the Node, and from report and pods if it names no chips; a refusal if the object is missing or
+            the node is unusable.
+        report: what its device plugin reports; NO_REPORT if there is no report, a refusal if it is invalid.
+        health: what its node agent (NodeD) reports; a refusal if that is invalid.
+        stale: why the report is too old; None if it is not.
+        holdings: what each pod on it holds, by pod uid.
+        offer: what is left according to all of these and the ledger, or why the node can't be used.
+        node: the object as last seen; None if there is none.
+        product: its product, also while the node can't be used; None if it is unknown.
     """
 
     name: str
@@ -93,7 +95,7 @@ class NodeRecord:
 
     @property
     def unhealthy(self) -> ChipSet | Refusal:
-        """The chips its report forbids; a refusal where the report can't be trusted."""
+        """The chips that its report excludes; a refusal if the report is invalid."""
         return self.report if isinstance(self.report, Refusal) else self.report.unhealthy
 
     @property
@@ -103,16 +105,16 @@ class NodeRecord:
 
     @property
     def updated_s(self) -> int | None:
-        """When its report was made, Unix seconds; None where there is none that can be read."""
+        """When its report was written, Unix seconds; None if there is no valid report."""
         return None if isinstance(self.report, Refusal) else self.report.updated_s
 
     def reread(self) -> None:
-        """Read a Node again that names no chips: its report and its pods do, and may have changed."""
+        """Read the Node again if it names no chips: then report and pods count, which may have changed."""
         if self.node is not None and BASE_DEVICE_INFOS not in self.node.metadata.annotations:
             self.server = read_server(self.node, self.report, self.held)
 
     def identify(self) -> Product | None:
-        """Read what kind of server it is."""
+        """Read the product of the server."""
         if isinstance(self.server, Server):
             return self.server.product
         return _read_product(self.node, self.report, self.held) if self.node is not None else None
@@ -127,12 +129,12 @@ def unknown_node(name: str) -> Refusal:
 
 
 def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: ChipSet = 0) -> Server | Refusal:
-    """What a Node says of its chips, or why no pod that asks for chips may be placed there.
+    """Read the chips of a Node; a refusal if no pod that requests chips may be placed there.
 
     Args:
         node: the node.
-        report: what its device plugin says of them; counts where the Node names none.
-        held: the chips of the pods on it; likewise.
+        report: what its device plugin reports; used if the Node names no chips.
+        held: the chips of the pods on it; used if the Node names no chips.
     """
     try:
         reported = _read_chips(node, report, held)
@@ -140,7 +142,7 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
         health = read_health(node.metadata.annotations.get(HEALTH_ANNOTATION, ""))
         return Server(product, reported, _read_allocatable(node), health)
     except Refusal as refusal:
-        return refusal.with_traceback(None)  # it is kept
+        return refusal.with_traceback(None)  # the refusal is stored
 
 
 def _read_product(node: Node, report: NodeReport | Refusal, held: ChipSet) -> Product | None:
@@ -154,25 +156,26 @@ def _read_product(node: Node, report: NodeReport | Refusal, held: ChipSet) -> Pr
 def _read_chips(node: Node, report: NodeReport | Refusal, held: ChipSet) -> ChipSet:
     text = node.metadata.annotations.get(BASE_DEVICE_INFOS)
     if text is None:
-        return _chips_named_elsewhere(node, report, held)
+        return _read_chips_without_annotation(node, report, held)
     try:
         return chip_set(read_base_device_infos(text))
     except InvalidValue as error:
         raise Refusal(Reason.INVALID_REPORT, f"node {node.name}: {error}") from None
 
 
-def _chips_named_elsewhere(node: Node, report: NodeReport | Refusal, held: ChipSet) -> ChipSet:
+def _read_chips_without_annotation(node: Node, report: NodeReport | Refusal, held: ChipSet) -> ChipSet:
     if report is NO_REPORT:
         raise Refusal(
             Reason.NOT_AN_NPU_NODE, f"node {node.name} has neither annotation {BASE_DEVICE_INFOS} nor device report"
         )
     if isinstance(report, Refusal):
         raise report
-    chips = report.named | held
+    chips = report.listed | held
     known = max(node.capacity_chips or 0, node.allocatable_chips or 0)
     if chips.bit_count() < known:
-        # The report leaves out chips in use, and which server it is depends on all of them.
-        sentence = f"its report and its pods name {chips.bit_count()} chips, while the kubelet knows {known}"
+        # The report omits chips in use, and the product depends on all chips.
+        named = count(chips.bit_count(), "chip")
+        sentence = f"its report and its pods name {named}, the kubelet has {known}"
         raise Refusal(
             Reason.NO_BASE_DEVICE_INFOS, f"node {node.name} has no annotation {BASE_DEVICE_INFOS}: {sentence}"
         )
@@ -185,39 +188,45 @@ def _read_allocatable(node: Node) -> int:
     if node.spec.unschedulable:
         raise Refusal(Reason.NODE_CORDONED, f"node {node.name} is cordoned")
     if not node.allocatable_chips:
-        # The kubelet would start the pod without any chip while the resource is not registered.
-        raise Refusal(Reason.RESOURCE_NOT_OFFERED, f"the kubelet of node {node.name} offers no {RESOURCE} now")
+        # While the resource is not registered, the kubelet would start the pod without any chip.
+        raise Refusal(Reason.RESOURCE_NOT_OFFERED, f"node {node.name} has no allocatable {RESOURCE} now")
     capacity = node.capacity_chips
     if capacity is not None and node.allocatable_chips > capacity:
-        offered = f"allocatable {node.allocatable_chips} of {RESOURCE}, capacity {capacity}"
-        raise Refusal(Reason.INCONSISTENT_CAPACITY, f"the kubelet of node {node.name} contradicts itself: {offered}")
+        raise Refusal(
+            Reason.INCONSISTENT_CAPACITY,
+            f"node {node.name} has {node.allocatable_chips} allocatable {RESOURCE}, more than its capacity {capacity}",
+        )
     return node.allocatable_chips
 
 
 def judge_freshness(node: str, updated_s: int, now_s: float, max_age_s: float) -> Refusal | None:
-    """Why a report is not to be believed any more; None where it is.
+    """Why a report is too old; None if it is not.
 
     Args:
         node: the node's name.
-        updated_s: when the report was made, Unix seconds; 0: its plugin has said that it ends.
-        now_s: the present, Unix seconds.
-        max_age_s: how old it may be; a plugin makes it anew every five minutes (spec/node-agent.md §0.6).
+        updated_s: when the report was written, Unix seconds; a device plugin writes 0 when it ends.
+        now_s: the current time, Unix seconds.
+        max_age_s: the greatest allowed age; a device plugin writes its report every five minutes
+            (spec/node-agent.md §0.6).
     """
     if updated_s == 0:
         return Refusal(
-            Reason.STALE_REPORT, f"the device plugin of node {node} has ended: nobody tells how its chips are"
+            Reason.STALE_REPORT, f"the device plugin of node {node} has ended: the health of its chips is unknown"
         )
     if now_s - updated_s <= max_age_s:
         return None
     since = datetime.fromtimestamp(updated_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Refusal(Reason.STALE_REPORT, f"the report of node {node} is of {since}: its device plugin seems to be dead")
+    return Refusal(
+        Reason.STALE_REPORT,
+        f"the report of node {node} is too old, written {since}: its device plugin does not renew it",
+    )
 
 
 def read_holding(pod: Pod) -> Holding | None:
-    """What a live bound pod takes of its node; None where it asks for no chips, since the kubelet gives it none.
+    """What a live bound pod holds of its node; None if it requests no chips, since the kubelet gives it none.
 
     AscendReal counts, else the allocator's list (spec/node-agent.md §0.3). Until the device plugin has claimed the
-    pod, AscendReal can only be its author's invention, so the allocator's list counts along with it.
+    pod, AscendReal can only come from its author, so the allocator's list counts in addition.
     """
     counted = counted_chips(pod)
     if not counted:
@@ -231,7 +240,7 @@ def read_holding(pod: Pod) -> Holding | None:
     except InvalidValue as error:
         return Holding(pod.key, 0, counted, f"pod {pod.key}: {error}")
     if not chips:
-        sentence = f"pod {pod.key} was bound with {counted} chips, but no annotation says which"
+        sentence = f"pod {pod.key} is bound with {count(counted, 'chip')}, but no annotation names them"
         return Holding(pod.key, 0, counted, sentence)
     return Holding(pod.key, chips, counted)
 
@@ -241,7 +250,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
 
     Args:
         record: the node.
-        reserved: chips by pod uid, as the ledger has them.
+        reserved: the chips reserved on it, by pod uid.
     """
     server, report = record.server, record.report
     if isinstance(server, Refusal):
@@ -254,12 +263,12 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
     if isinstance(health, Refusal):
         return health
     unhealthy = report.unhealthy
-    # Without a pod such a chip is unhealthy too, but the report says so a moment later than the pod is seen to end.
-    taken, room = unhealthy | report.separating, server.allocatable
+    # Once its pod has ended, a PreSeparateNPU chip is unhealthy; but the report shows that later than the pod's end.
+    taken, room = unhealthy | report.pre_separate, server.allocatable
     for holding in record.holdings.values():
         if holding.unreadable is not None:
             return Refusal(
-                Reason.UNREADABLE_POD, f"which chips of node {record.name} are free is unclear: {holding.unreadable}"
+                Reason.UNREADABLE_POD, f"the free chips of node {record.name} are unknown: {holding.unreadable}"
             )
         taken |= holding.chips
         room -= holding.counted
@@ -273,7 +282,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
         server.product,
         healthy.bit_count(),
         free,
-        # More room than chips makes no difference; cut off, fewer different vacancies come about.
+        # More room than chips makes no difference; with a limit there are fewer different vacancies.
         room=min(max(room, 0), server.product.chips),
         faulty=(server.reported & unhealthy).bit_count(),
         cut_off=free & report.network_unhealthy,
@@ -282,21 +291,21 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
 
 
 def _health(record: NodeRecord, server: Server, report: NodeReport) -> NodeHealth | Refusal:
-    """How the node is as a whole: the worst that anybody says of it (spec/scheduling.md §1.3, §2.3)."""
+    """The health of the node as a whole: the worst that any source reports (spec/scheduling.md §1.3, §2.3)."""
     if isinstance(record.health, Refusal):
         return record.health
     worst = max(record.health, server.health, report.health)
     if worst is NodeHealth.UNHEALTHY:
-        return Refusal(Reason.NODE_UNHEALTHY, f"node {record.name} is reported as unhealthy by {_blame(record, worst)}")
-    if worst is NodeHealth.SEPARATING:
+        return Refusal(Reason.NODE_UNHEALTHY, f"node {record.name} is unhealthy according to {_source(record, worst)}")
+    if worst is NodeHealth.PRE_SEPARATE:
         return Refusal(
             Reason.NODE_SEPARATING,
-            f"node {record.name} is to be taken out of use, according to {_blame(record, worst)}",
+            f"node {record.name} is PreSeparate (no new pods) according to {_source(record, worst)}",
         )
     return worst
 
 
-def _blame(record: NodeRecord, health: NodeHealth) -> str:
+def _source(record: NodeRecord, health: NodeHealth) -> str:
     if isinstance(record.server, Server) and record.server.health is health:
         return f"its annotation {HEALTH_ANNOTATION}"
-    return "its node agent" if record.health is health else "its switches, in the device plugin's report"
+    return "its node agent" if record.health is health else "the device plugin's report of its switches"

@@ -1,4 +1,4 @@
-"""Which nodes match a node selector, and which products these have.
+"""Finds the nodes that match a node selector, and their products.
 
 Labels rarely change and many pods have the same selectors, so nodes are grouped by a label when it is first needed.
 """
@@ -10,7 +10,7 @@ from typing import Final
 from allocator.state.node import NodeRecord
 
 _LIMIT: Final = 64
-"""The most labels, and selectors, cached: whoever may create pods chooses them."""
+"""The most labels, and selectors, cached: any author of pods can add new ones."""
 
 
 class NodeLabels:
@@ -30,7 +30,7 @@ class NodeLabels:
         self._products: dict[frozenset[tuple[str, str]], frozenset[str]] = {}
 
     def forget(self) -> None:
-        """The labels or the product of a node have changed."""
+        """Drop the caches, after the labels or the product of a node have changed."""
         self.version += 1
         self._names.clear()
         self._products.clear()
@@ -53,7 +53,7 @@ class NodeLabels:
         return found
 
     def _by(self, key: str) -> Mapping[str, frozenset[str]]:
-        """The names of the nodes by their values of a label."""
+        """The names of the nodes, by their value of a label."""
         known = self._names.get(key)
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""The plans of gangs in the ledger: the unused seats of each, and its time to live."""
+"""The plans of gangs in the ledger: their unused seats and times to live."""
 
 import heapq
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ class Plan:
         due_s: when it expires, on the ledger's clock.
         queued_s: when it is examined next, at most ``due_s``.
         seats: the uids of the unused seats.
-        empty: how many of these wait for a successor.
-        vacated: how many seats have waited for a successor so far.
+        empty: the number of unused seats that wait for a successor.
+        vacated: the number of seats that have waited for a successor so far.
     """
 
     ttl_s: float
@@ -33,7 +33,7 @@ class Plan:
         return self.empty == len(self.seats)
 
     def use(self, uid: str, now_s: float) -> None:
-        """A seat is used: the gang makes progress, so the time to live starts again."""
+        """Remove a seat that is used now: the gang makes progress, so the time to live starts again."""
         if uid in self.seats:
             self.seats.discard(uid)
             self.due_s = now_s + self.ttl_s
@@ -82,7 +82,7 @@ class Plans:
             plan.empty -= reservation.is_empty
 
     def overdue(self, now_s: float) -> Iterator[str]:
-        """The expired plans; each is to be dropped."""
+        """Yield the expired plans; the caller drops each of them."""
         while self._queue and self._queue[0][0] <= now_s:
             queued_s, name = heapq.heappop(self._queue)
             plan = self._plans.get(name)

@@ -1,40 +1,40 @@
-"""Where the pods of each job were, by rank: what is needed to send their successors there again."""
+"""The previous nodes of each job's pods, by rank, so that their successors can return there."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from allocator.rules.job import JobKey
 
-LIFE_S = 72 * 3600.0
-"""A job of which no pod was bound for so long is forgotten, as in the reference (spec/superpod.md §2.8)."""
+TTL_S = 72 * 3600.0
+"""A job is dropped if none of its pods was bound for this time, as in the reference (spec/superpod.md §2.8)."""
 
 
 @dataclass(slots=True)
-class _Places:
+class _JobNodes:
     since_s: float
     nodes: dict[int, str] = field(default_factory=dict)
 
 
 class PreviousNodes:
-    """Remembers the nodes of jobs, also of those that are gone for a while."""
+    """Remembers the nodes of jobs, also of jobs that were deleted recently."""
 
     def __init__(self) -> None:
-        # In the order of their last change, so that the oldest are found without looking at the others.
-        self._jobs: dict[JobKey, _Places] = {}
+        # In the order of their last change, so that the oldest are found without examining the others.
+        self._jobs: dict[JobKey, _JobNodes] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def of(self, job: JobKey) -> Mapping[int, str]:
         """The nodes of a job by rank."""
-        places = self._jobs.get(job)
-        return places.nodes if places is not None else {}
+        known = self._jobs.get(job)
+        return known.nodes if known is not None else {}
 
     def remember(self, job: JobKey, rank: int, node: str, now_s: float) -> None:
-        """A pod of a job is on a node."""
-        places = self._jobs.pop(job, None) or _Places(now_s)
-        places.since_s = now_s
-        places.nodes[rank] = node
-        self._jobs[job] = places
-        while (oldest := next(iter(self._jobs))) != job and self._jobs[oldest].since_s + LIFE_S < now_s:
+        """Record that the pod of this rank is on a node."""
+        known = self._jobs.pop(job, None) or _JobNodes(now_s)
+        known.since_s = now_s
+        known.nodes[rank] = node
+        self._jobs[job] = known
+        while (oldest := next(iter(self._jobs))) != job and self._jobs[oldest].since_s + TTL_S < now_s:
             del self._jobs[oldest]

@@ -1,8 +1,8 @@
-"""The nodes as they suit one kind of ask: best first, without walking them.
+"""The nodes ranked for one request, so that the best one is found without examining all.
 
-Equal asks come again and again, so each has a ranking that is kept up to date when it is used: it reads in the index's
-journal which buckets are new, or begin with another node, since it was used last. Buckets that fit equally well share a
-tier; the best node is the first by name of the first tier. Entries that are outdated are dropped when they surface.
+Equal requests recur, so each has a ranking that is updated when it is used: the index's journal lists the buckets that
+are new, or have another first node, since the last use. Buckets that fit equally well share a tier; the best node is
+the first by name of the first tier. Outdated heap entries are dropped when they come up.
 """
 
 import heapq
@@ -15,7 +15,7 @@ from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
 
 
 class Bucket:
-    """The nodes that have exactly this left.
+    """The nodes with equal vacancies.
 
     Args:
         vacancy: what they have left.
@@ -36,10 +36,10 @@ class Bucket:
         return iter(self._names)
 
     def add(self, name: str) -> bool:
-        """Put a node in; whether it is the first by name now."""
+        """Add a node; returns whether it is the first by name now."""
         is_first = not self._names or name < self.first()
         self._names.add(name)
-        # A name that left and came back may be in the heap twice; half of it being waste is the limit.
+        # A name that was removed and added again may be in the heap twice; at most about half of the heap is outdated.
         if len(self._heap) > 2 * len(self._names) + 8:
             self._heap = sorted(self._names)
         else:
@@ -47,7 +47,7 @@ class Bucket:
         return is_first
 
     def discard(self, name: str) -> None:
-        """Take a node out; its heap entry stays until it surfaces."""
+        """Remove a node; its heap entry stays until it comes up."""
         self._names.discard(name)
 
     def first(self) -> str:
@@ -58,38 +58,38 @@ class Bucket:
 
 
 class Ranking:
-    """The buckets as they suit one ask.
+    """The buckets ranked for one request.
 
     Args:
-        ask: what is asked for.
+        request: what a pod requests.
     """
 
-    def __init__(self, ask: ChipRequest) -> None:
-        self.ask = ask
+    def __init__(self, request: ChipRequest) -> None:
+        self.request = request
         self.read_to = -1
-        """How much of the index's journal is taken in; negative: all buckets are to be taken in anew."""
-        # Of each tier the buckets, as a heap by their first nodes when they were entered; a number tells equals apart.
+        """The position up to which the index's journal was read; negative if all buckets must be added again."""
+        # The buckets of each tier, a heap by the first node each had when it was added; a serial number breaks ties.
         self._tiers: dict[OrderKey, list[tuple[str, int, Bucket]]] = {}
         self._keys: list[OrderKey] = []
         self._serial = 0
-        # By which first node each bucket was entered last; other entries of it are outdated.
-        self._entered: dict[Bucket, str] = {}
+        # The first node with which each bucket was added last; its other entries are outdated.
+        self._added: dict[Bucket, str] = {}
 
     def verdict(self, bucket: Bucket) -> Verdict:
-        """The verdict on the ask, the same for every node of the bucket."""
+        """The verdict on the request, the same for every node of a bucket."""
         verdict = bucket.verdicts.get(self)
         if verdict is None:
-            verdict = bucket.verdicts[self] = judge(bucket.vacancy, self.ask)
+            verdict = bucket.verdicts[self] = judge(bucket.vacancy, self.request)
         return verdict
 
     def clear(self) -> None:
-        """Start anew, with no bucket."""
+        """Remove all buckets."""
         self._tiers.clear()
         self._keys.clear()
-        self._entered.clear()
+        self._added.clear()
 
-    def enter(self, bucket: Bucket) -> None:
-        """Take in a bucket that is new, or begins with another node."""
+    def add(self, bucket: Bucket) -> None:
+        """Add a bucket that is new, or has another first node."""
         verdict = self.verdict(bucket) if bucket else None
         if isinstance(verdict, Fit):
             tier = self._tiers.get(verdict.key)
@@ -97,11 +97,11 @@ class Ranking:
                 tier = self._tiers[verdict.key] = []
                 insort(self._keys, verdict.key)
             first = bucket.first()
-            if self._entered.get(bucket) != first:
+            if self._added.get(bucket) != first:
                 heapq.heappush(tier, self._entry(first, bucket))
 
     def best(self) -> tuple[str, Fit] | None:
-        """The best node and how the ask fits there; None where it fits on none."""
+        """The best node and how the request fits there; None if it fits on none."""
         while self._keys:
             tier = self._tiers[self._keys[0]]
             while tier:
@@ -116,15 +116,15 @@ class Ranking:
 
     def _drop_first(self, tier: list[tuple[str, int, Bucket]]) -> None:
         first, _, bucket = tier[0]
-        if self._entered.get(bucket) != first:
-            heapq.heappop(tier)  # it was entered by another node since
+        if self._added.get(bucket) != first:
+            heapq.heappop(tier)  # added with another first node since
         elif bucket:
             heapq.heapreplace(tier, self._entry(bucket.first(), bucket))
         else:
             heapq.heappop(tier)
-            del self._entered[bucket]
+            del self._added[bucket]
 
     def _entry(self, first: str, bucket: Bucket) -> tuple[str, int, Bucket]:
         self._serial += 1
-        self._entered[bucket] = first
+        self._added[bucket] = first
         return first, self._serial, bucket

@@ -1,8 +1,8 @@
-"""What a node's agents report of it: its device plugin of the chips, NodeD of the node as a whole.
+"""Reads what a node's agents report: its device plugin about the chips, NodeD about the node as a whole.
 
 The device plugin writes the ConfigMap ``kube-system/mindx-dl-deviceinfo-<node>``, NodeD writes
-``mindx-dl/mindx-dl-nodeinfo-<node>`` (spec/scheduling.md §2.1, §2.3; spec/superpod.md §2.1). Both carry a CheckCode,
-the SHA-256 of what is told; where it is wrong, nothing of it is believed.
+``mindx-dl/mindx-dl-nodeinfo-<node>`` (spec/scheduling.md §2.1, §2.3; spec/superpod.md §2.1). Both have a CheckCode,
+the SHA-256 of their content; a report with a wrong one is rejected.
 """
 
 import hashlib
@@ -14,52 +14,52 @@ import msgspec
 from ascend.chips import ChipSet
 from ascend.deviceinfo import SWITCH_INFO, decode_report
 from ascend.errors import UNREADABLE, InvalidReport, Refusal
-from ascend.faults import read_separating
+from ascend.faults import read_pre_separate
 from ascend.kube.objects import ConfigMap
 from ascend.reasons import Reason
 
 NODE_INFO_PREFIX: Final = "mindx-dl-nodeinfo-"
 NODE_INFO: Final = "NodeInfo"
 HEALTH_ANNOTATION: Final = "NodeHealthyStatus"
-"""On a node, by its agent or an operator: how the node is as a whole."""
+"""A node annotation, written by its agent or an operator: the health of the node as a whole."""
 
 _SUB_HEALTH_FAULT = "SubHealthFault"
 
 
 class NodeHealth(IntEnum):
-    """How a node is as a whole; the larger, the worse."""
+    """The health of a node as a whole; a larger value is worse."""
 
     HEALTHY = 0
     SUB_HEALTHY = 1
-    SEPARATING = 2
+    PRE_SEPARATE = 2
     UNHEALTHY = 3
 
 
 _HEALTH = {
     "subhealthy": NodeHealth.SUB_HEALTHY,
-    "preseparate": NodeHealth.SEPARATING,
+    "preseparate": NodeHealth.PRE_SEPARATE,
     "unhealthy": NodeHealth.UNHEALTHY,
 }
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """What a device plugin reports, as far as placing pods depends on it.
+    """What a device plugin reports, as far as placement depends on it.
 
     Attributes:
-        unhealthy: the chips not to be used: unhealthy, being reset, or taken out.
-        network_unhealthy: those no good for distributed jobs.
-        updated_s: when it was made, Unix seconds; None for no report.
-        health: what the server's switches and faults that only slow a chip down make of the node.
-        separating: the chips that the pods which hold them may keep, and no other may have.
-        named: every chip it names: all but some of those that pods hold.
+        unhealthy: the chips that must not be used: unhealthy, being reset, or separated manually.
+        network_unhealthy: the chips that distributed jobs can't use.
+        updated_s: when it was written, Unix seconds; None if there is no report.
+        health: the health of the node, from the state of its switches and from faults of level SubHealthFault.
+        pre_separate: the chips with a fault of level PreSeparateNPU: a pod that holds one keeps it, no new pod gets it.
+        listed: every chip in one of its lists; chips that pods hold may be missing.
     """
 
     unhealthy: ChipSet
     network_unhealthy: ChipSet
     updated_s: int | None
     health: NodeHealth = NodeHealth.HEALTHY
-    separating: ChipSet = 0
-    named: ChipSet = 0
+    pre_separate: ChipSet = 0
+    listed: ChipSet = 0
 
 
 NO_REPORT: Final = NodeReport(0, 0, None)
@@ -79,45 +79,45 @@ class _NodeInfo(msgspec.Struct, frozen=True):
 
 
 def read_health(status: str) -> NodeHealth:
-    """How a node is, in the words of its agents; an unknown word says nothing, as in the reference."""
+    """The health that a status of a node's agent stands for; an unknown status means healthy, as in the reference."""
     return _HEALTH.get(status.strip().lower(), NodeHealth.HEALTHY)
 
 
 def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
-    """What a node's device plugin reports, or why it can't be trusted."""
+    """Read the report of a node's device plugin; a refusal if it is invalid."""
     try:
         decoded = decode_report(config_map.data)
-        separating = read_separating(decoded.faults)
+        pre_separate = read_pre_separate(decoded.faults)
         switches = msgspec.json.decode(config_map.data.get(SWITCH_INFO) or "{}", type=_Switches)
     except (InvalidReport, *UNREADABLE) as error:
         return Refusal(Reason.INVALID_REPORT, f"ConfigMap {config_map.key}: {error}")
-    slowed = any(fault.fault_handling == _SUB_HEALTH_FAULT for fault in decoded.faults)
+    is_degraded = any(fault.fault_handling == _SUB_HEALTH_FAULT for fault in decoded.faults)
     return NodeReport(
         decoded.unhealthy | decoded.recovering | decoded.manually_separated,
         decoded.network_unhealthy,
         decoded.update_time_s,
-        max(read_health(switches.NodeStatus), NodeHealth.SUB_HEALTHY if slowed else NodeHealth.HEALTHY),
-        separating,
-        decoded.free | decoded.unhealthy | decoded.network_unhealthy | decoded.recovering | separating,
+        max(read_health(switches.NodeStatus), NodeHealth.SUB_HEALTHY if is_degraded else NodeHealth.HEALTHY),
+        pre_separate,
+        decoded.free | decoded.unhealthy | decoded.network_unhealthy | decoded.recovering | pre_separate,
     )
 
 
 def node_of_health(config_map: str) -> str | None:
-    """The node a ConfigMap of this name tells the health of, or None if it is another ConfigMap."""
+    """The node whose health a ConfigMap of this name reports; None for other ConfigMaps."""
     return config_map.removeprefix(NODE_INFO_PREFIX) if config_map.startswith(NODE_INFO_PREFIX) else None
 
 
 def read_agent_health(config_map: ConfigMap) -> NodeHealth | Refusal:
-    """What a node's agent says of the node, or why it can't be read."""
+    """Read the health that a node's agent reports; a refusal if the report is invalid."""
     text = config_map.data.get(NODE_INFO)
     if text is None:
         return Refusal(Reason.INVALID_REPORT, f"ConfigMap {config_map.key}: the key {NODE_INFO} is missing")
     try:
-        told = msgspec.json.decode(text, type=_NodeInfo)
-        # Over the very bytes NodeD wrote: what it tells of a node differs between its versions.
-        expected = hashlib.sha256(told.NodeInfo).hexdigest()
-        if told.CheckCode != expected:
-            raise InvalidReport(f"CheckCode is {told.CheckCode!r}, its content gives {expected!r}")
-        return read_health(msgspec.json.decode(told.NodeInfo, type=_NodeStatus).NodeStatus)
+        info = msgspec.json.decode(text, type=_NodeInfo)
+        # Over the bytes that NodeD wrote: its fields differ between its versions.
+        expected = hashlib.sha256(info.NodeInfo).hexdigest()
+        if info.CheckCode != expected:
+            raise InvalidReport(f"CheckCode is {info.CheckCode!r}, expected {expected!r}")
+        return read_health(msgspec.json.decode(info.NodeInfo, type=_NodeStatus).NodeStatus)
     except (InvalidReport, *UNREADABLE) as error:
         return Refusal(Reason.INVALID_REPORT, f"ConfigMap {config_map.key}: {NODE_INFO}: {error}")

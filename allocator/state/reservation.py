@@ -1,4 +1,4 @@
-"""A reservation: chips kept for a pod, and how far its Binding has come.
+"""A reservation: chips reserved for a pod, and the stage of its Binding.
 
 * PLANNED: a seat of a gang that no pod has taken yet (``allocator/state/ledger.py``). Peers may swap seats, and all
   seats of a plan may be released together.
@@ -22,7 +22,7 @@ from ascend.chips import ChipSet, chip_set
 
 
 class Stage(StrEnum):
-    """How far a reservation has come."""
+    """The stage of a reservation."""
 
     PLANNED = "planned"
     RESERVED = "reserved"
@@ -39,7 +39,7 @@ class Reservation(msgspec.Struct, frozen=True):
         pod: ``namespace/name``.
         node: the node of the chips.
         chips: in selection order.
-        stage: how far it has come.
+        stage: its stage.
         since_s: when it entered the stage, on the ledger's clock.
         predicate_time: what is written on the pod, Unix nanoseconds; None before that is known.
         plan: the name of the plan to which the seat belongs; empty for a pod placed alone.

@@ -65,12 +65,12 @@ class Informers:
             await informer.synced.wait()
 
     async def refresh_pods(self) -> None:
-        """Wait until every Binding that the API server has made by now is seen."""
+        """Wait until the informer has seen every Binding that the API server has made by now."""
         await self._pods.refresh()
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the API server was last heard from, on the quietest watch; None before all were."""
+        """Seconds since the last contact with the API server, on the quietest watch; None before all had one."""
         ages = [informer.age_s for informer in self._informers.values()]
         return max((age for age in ages if age is not None), default=None) if None not in ages else None
 
@@ -114,7 +114,7 @@ class OptionalInformer:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the server was last heard from; 0 while the kind is not served, None before that is known."""
+        """Seconds since the last contact with the server; 0 while the kind is not served, None before that is known."""
         if self._reflector is not None:
             return self._reflector.age_s
         return 0.0 if self.synced.is_set() else None
@@ -154,7 +154,7 @@ class OptionalInformer:
             except NotFound:
                 return False
             except (ApiError, Unreachable) as error:
-                # Forbidden is not the same as not served: a gang must not be taken for single pods.
+                # Forbidden does not mean not served: the pods of a gang must not be treated as single pods.
                 log.warning("can't list an optional kind", kind=self._kind.name, error=str(error))
                 await asyncio.sleep(backoff.next_s())
             else:

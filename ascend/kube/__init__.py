@@ -1,1 +1,1 @@
-"""Access to the API server: configuration, client, reflector, slim typed objects, patches and events."""
+"""Access to the API server: credentials, client, reflector, typed objects, leases and Events."""

@@ -25,3 +25,7 @@ class Backoff:
         wait_s = self._next_s
         self._next_s = min(wait_s * 2, self._limit_s)
         return wait_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
+
+    def after(self, error: Exception) -> float:
+        """Return the next waiting time in seconds, at least what the server asked for (Retry-After)."""
+        return max(self.next_s(), getattr(error, "retry_after_s", None) or 0.0)

@@ -1,7 +1,7 @@
 """A client of the API server: raw JSON over aiohttp, decoded into slim objects.
 
-What the official library's client does not do well: errors with a meaning, client-side deadlines on everything, one
-retry with a fresh identity after 401, and decoding without models (spec/field.md §3b; spec/kubernetes.md §8).
+In contrast to the official library's client it has specific exceptions, client-side timeouts for every request, one
+retry with fresh credentials after 401, and decodes without models (spec/field.md §3b; spec/kubernetes.md §8).
 """
 
 import math
@@ -38,9 +38,9 @@ PAGE_SIZE: Final = 500
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
 RETRY_AFTER_LIMIT_S: Final = 30.0
-"""An API server asks for a pause of some seconds; what stands before it, down for maintenance, may ask for hours."""
+"""The longest wait that Retry-After can set: API servers send some seconds, a proxy in maintenance may send hours."""
 CONNECTIONS: Final = 100
-"""At most, at the same time; watches keep theirs."""
+"""The most connections at the same time; each watch keeps one."""
 
 _ERRORS: Final[dict[int, type[ApiError]]] = {
     HTTPStatus.UNAUTHORIZED: Unauthorized,
@@ -85,28 +85,28 @@ class _Call:
 
 
 class KubeClient:
-    """Requests to one API server. Use as an async context manager, within a running event loop.
+    """A client of one API server. Use it as an async context manager, within a running event loop.
 
     Args:
-        access: where the server is, and who we are.
-        reload: gives a fresh access after the server has answered 401; None where there is nothing to refresh.
+        access: address and credentials.
+        reload: loads fresh credentials after the server has answered 401; None if that is not possible.
     """
 
     def __init__(self, access: Access, reload: Callable[[], Awaitable[Access]] | None = None) -> None:
         self._access = access
         self._headers = access.headers
         self._reload = reload
-        # With trust_env aiohttp would look the proxy up anew, in a thread, for every request; once is enough.
+        # With trust_env aiohttp would look up the proxy, in a thread, for every request; once is enough.
         connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=access.tls)
-        # An API server gives no cookies; looking for some would be done for every request.
+        # API servers set no cookies; a cookie jar would be searched for every request.
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar())
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Self:
-        """A client with the access ``load_access`` finds.
+        """Create a client with the access that ``load_access`` finds.
 
         Raises:
-            InvalidValue: no source of an access is usable.
+            InvalidValue: no access is usable.
         """
 
         async def load() -> Access:
@@ -141,18 +141,18 @@ class KubeClient:
         content_type: str = "application/json",
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> bytes:
-        """One request, whole answer.
+        """Send a request and return the whole response body.
 
         Args:
             method: the HTTP method.
             path: with the leading slash.
             query: query parameters.
             body: sent as JSON.
-            content_type: of the body; the kind of patch.
-            timeout_s: for the whole request.
+            content_type: the media type of the body; for patches it selects the type of patch.
+            timeout_s: the timeout of the whole request.
 
         Raises:
-            ApiError: the server answered with an error; the subclass says which.
+            ApiError: the server answered with an error; the subclass depends on the status code.
             Unreachable: no answer.
         """
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=CONNECT_TIMEOUT_S)
@@ -163,13 +163,13 @@ class KubeClient:
     async def stream(
         self, path: str, *, query: Mapping[str, str], idle_timeout_s: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of an endless answer; lines may be of any length.
+        """Send a request and iterate over the lines of an endless response; lines may have any length.
 
         Args:
             path: with the leading slash.
             query: query parameters.
-            idle_timeout_s: the stream counts as broken when nothing arrives for so long: a half-open connection
-                looks exactly like a quiet one.
+            idle_timeout_s: the stream counts as broken if nothing arrives for this time: a half-open connection
+                can't be distinguished from a quiet one.
 
         Raises:
             ApiError: the server answered with an error.
@@ -185,7 +185,7 @@ class KubeClient:
             response = await self._send(call)
             if response.status == HTTPStatus.UNAUTHORIZED and self._reload is not None:
                 response.release()
-                await self._refresh_identity(self._reload)
+                await self._refresh_credentials(self._reload)
                 response = await self._send(call)
             async with response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
@@ -210,22 +210,23 @@ class KubeClient:
         )
 
     async def identity_headers(self) -> Mapping[str, str]:
-        """The headers that say who we are, as of now: tokens are refreshed."""
+        """The current headers for authentication; tokens are refreshed."""
         return await self._headers()
 
-    async def _refresh_identity(self, reload: Callable[[], Awaitable[Access]]) -> None:
+    async def _refresh_credentials(self, reload: Callable[[], Awaitable[Access]]) -> None:
         try:
             fresh = await reload()
         except InvalidValue as error:
-            raise Unreachable(f"the identity could not be loaded again: {error}") from error
-        # An exec plugin that fails gives no token; a stale one is refused with 401 and leads here again, none is not.
+            raise Unreachable(f"can't load the credentials again: {error}") from error
+        # An exec plugin that fails returns no token. Keep the stale token then: the server answers 401 to it, which
+        # triggers the next refresh; without any token it might not.
         if await fresh.headers():
             self._headers = fresh.headers
 
     async def get(
         self, resource: Resource[T], name: str, namespace: str = "", *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> T:
-        """One object.
+        """Read one object.
 
         Raises:
             ApiError: NotFound among others.
@@ -235,10 +236,10 @@ class KubeClient:
         return _decode(await self.request("GET", path, timeout_s=timeout_s), resource.type)
 
     async def list_objects(self, resource: Resource[T], namespace: str = "", *, field_selector: str = "") -> list[T]:
-        """All objects of a kind, in one answer; a reflector is better for whoever needs them again.
+        """List all objects of a kind in one response; use a reflector to keep a copy current.
 
         Raises:
-            ApiError: the server refused.
+            ApiError: the server answered with an error.
             Unreachable: no answer.
         """
         query = {"fieldSelector": field_selector} if field_selector else None
@@ -248,10 +249,10 @@ class KubeClient:
     async def pages(
         self, resource: Resource[T], namespace: str = "", *, label_selector: str = ""
     ) -> AsyncIterator[list[T]]:
-        """All objects of a kind, some hundreds at a time; objects that can't be decoded are left out.
+        """List all objects of a kind in pages of some hundreds; objects that can't be decoded are left out.
 
         Raises:
-            ApiError: the server refused.
+            ApiError: the server answered with an error.
             Unreachable: no answer.
         """
         query = {"limit": str(PAGE_SIZE), **({"labelSelector": label_selector} if label_selector else {})}
@@ -267,11 +268,11 @@ class KubeClient:
             query["continue"] = page.metadata.continue_
 
     async def create(self, resource: Resource[T], body: JsonObject, namespace: str = "") -> T:
-        """Create an object; the answer is the object as stored.
+        """Create an object; returns the object as stored.
 
         Raises:
-            ApiError: Conflict where it exists.
-            Unreachable: no answer; it may have been created all the same.
+            ApiError: Conflict if it exists.
+            Unreachable: no answer; the object may have been created nevertheless.
         """
         return _decode(await self.request("POST", resource.path(namespace=namespace), body=body), resource.type)
 
@@ -286,22 +287,22 @@ class KubeClient:
         subresource: str = "",
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> T:
-        """Change parts of an object; the answer is the object as stored.
+        """Patch an object; returns the object as stored.
 
         Raises:
-            ApiError: NotFound, or Conflict where a precondition in the patch does not hold.
-            Unreachable: no answer; it may have been changed all the same.
+            ApiError: NotFound, or Conflict if a precondition in the patch fails.
+            Unreachable: no answer; the object may have been changed nevertheless.
         """
         path = resource.path(namespace=namespace, name=name, subresource=subresource)
         answer = await self.request("PATCH", path, body=body, content_type=content_type, timeout_s=timeout_s)
         return _decode(answer, resource.type)
 
     async def delete(self, resource: Resource[T], name: str, namespace: str = "", *, uid: str = "") -> None:
-        """Delete an object; with a uid, only that one and no other of the same name.
+        """Delete an object; with a uid, only if it still has that uid.
 
         Raises:
-            ApiError: NotFound, or Conflict where the uid is another.
-            Unreachable: no answer; it may have been deleted all the same.
+            ApiError: NotFound, or Conflict if the uid differs.
+            Unreachable: no answer; the object may have been deleted nevertheless.
         """
         body: JsonObject | None = {"preconditions": {"uid": uid}} if uid else None
         await self.request("DELETE", resource.path(namespace=namespace, name=name), body=body)
@@ -309,18 +310,18 @@ class KubeClient:
     async def may(
         self, verb: str, resource: str, *, group: str = "", subresource: str = "", namespace: str = ""
     ) -> bool:
-        """Whether we are allowed to do something; the server itself says so.
+        """Whether the server authorizes an action of this client, from a SelfSubjectAccessReview.
 
         Args:
-            verb: as RBAC has it.
-            resource: plural.
-            group: the API group; empty for the core one.
-            subresource: empty for none.
-            namespace: empty for all.
+            verb: the RBAC verb.
+            resource: the plural name.
+            group: the API group; empty for the core group.
+            subresource: the subresource; empty for none.
+            namespace: the namespace; empty for all.
 
         Raises:
-            ApiError: the server refused to say.
-            Unreachable: no answer, or none that can be used.
+            ApiError: the server answered with an error.
+            Unreachable: no answer, or an invalid one.
         """
         attributes = {
             "verb": verb,
@@ -339,7 +340,7 @@ class KubeClient:
         try:
             return msgspec.json.decode(answer, type=_AccessReview).status.allowed
         except UNREADABLE as error:
-            raise Unreachable(f"the API server's answer about rights is not understood: {error}") from error
+            raise Unreachable(f"the API server's SelfSubjectAccessReview can't be decoded: {error}") from error
 
     async def bind(
         self,
@@ -353,11 +354,11 @@ class KubeClient:
     ) -> None:
         """Bind a pod to a node and annotate it, in one transaction of the API server (design, decision 1).
 
-        The server, too, gives up after ``timeout_s``: what it has not done by then it will not do.
+        The timeout applies in the server as well: a Binding that it has not made by then is not made later.
 
         Raises:
-            ApiError: NotFound, or Conflict where the pod is another one or already bound.
-            Unreachable: no answer; it may have been bound all the same.
+            ApiError: NotFound, or Conflict if the pod was recreated or is already bound.
+            Unreachable: no answer; the pod may have been bound nevertheless.
         """
         body: JsonObject = {
             "apiVersion": "v1",
@@ -366,7 +367,7 @@ class KubeClient:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         path = PODS.path(namespace=namespace, name=name, subresource="binding")
-        # Nor does it look for fields it does not know: that is a second reading, for each pod of a cluster.
+        # Without validation of unknown fields, for which the server would decode the body a second time.
         query = {"timeout": f"{math.ceil(timeout_s * 1000)}ms", "fieldValidation": "Ignore"}
         await self.request("POST", path, query=query, body=body, timeout_s=timeout_s)
 
@@ -383,9 +384,7 @@ def _decode(raw: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(raw, type=kind)
     except UNREADABLE as error:
         name = _name(raw)
-        raise Unreachable(
-            f"the API server's answer about {name or kind.__name__} is not understood: {error}"
-        ) from error
+        raise Unreachable(f"the API server's answer about {name or kind.__name__} can't be decoded: {error}") from error
 
 
 def _name(raw: bytes) -> str:
@@ -409,20 +408,20 @@ def _error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """How long to wait; None where it is not said, or by a date, as no API server does."""
+    """Parse Retry-After; None if it is missing, or a date, which API servers don't send."""
     if not (retry_after.isascii() and retry_after.isdigit()):
         return None
     return min(float(retry_after), RETRY_AFTER_LIMIT_S)
 
 
 def error_of(status: int, message: str, reason: str = "", *, retry_after_s: float | None = None) -> ApiError:
-    """The exception for a status code, wherever it came from: an HTTP answer or an ERROR event of a watch."""
+    """The exception for a status code, from an HTTP response or an ERROR event of a watch."""
     kind = _ERRORS.get(status, ApiError)
     return kind(message, status=status, reason=reason or None, retry_after_s=retry_after_s)
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    # aiohttp's readline() has a limit on the length of a line; an object may be larger than any we would set.
+    # aiohttp's readline() limits the length of a line; objects may be longer.
     pending = bytearray()
     async for chunk in response.content.iter_any():
         start = 0

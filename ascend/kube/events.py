@@ -1,4 +1,4 @@
-"""Kubernetes Events: what people see under ``kubectl describe``.
+"""Posts Kubernetes Events, as shown by ``kubectl describe``.
 
 Events are posted in the background: one that can't be written is logged and dropped. The same Event again within
 ``REPEAT_S`` becomes one series: its first repetition is posted at once, later ones together ``REPEAT_POST_S`` after it,
@@ -43,7 +43,7 @@ class Regarding:
     uid: str = ""
 
     def reference(self) -> JsonObject:
-        """As the API has it."""
+        """The object reference of the API."""
         pairs = {"apiVersion": "v1", "kind": self.kind, "name": self.name, "namespace": self.namespace, "uid": self.uid}
         return {key: value for key, value in pairs.items() if value}
 
@@ -52,13 +52,13 @@ class Regarding:
 class _Series:
     name: str
     body: JsonObject
-    """Its Event as it was created."""
+    """The Event as it was created."""
     first_s: float
     due_s: float
     """When its repetitions may be posted."""
     count: int = 1
     unposted: str = ""
-    """When it was last repeated, if that is not posted yet."""
+    """The time of the last repetition, if that is not posted yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class _Posting:
 
 
 class EventRecorder:
-    """Posts Events of one program.
+    """Posts the Events of one program.
 
     Args:
         client: the API server.
-        component: the program, as ``reportingController``.
-        instance: which of its processes, as ``reportingInstance``.
+        component: the program, written as ``reportingController``.
+        instance: its process, written as ``reportingInstance``.
         refill_s: seconds in which one more Event may be posted, after a burst of ``BURST``.
         monotonic: clock for series and rates.
         now: wall clock for timestamps.
@@ -119,7 +119,7 @@ class EventRecorder:
         body: JsonObject = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            # A trailing dash is the one end the API server accepts that is no valid end of a name.
+            # The trailing dash is valid here, although a name may not end with one: the server appends a suffix.
             "metadata": {"generateName": f"{regarding.name}-", "namespace": regarding.namespace or "default"},
             "eventTime": stamp,
             "reportingController": self._component,
@@ -178,7 +178,7 @@ class EventRecorder:
             series.name = await self._create(series.body | repeated)
 
     async def _create(self, body: JsonObject) -> str:
-        """Create an Event; the answer is its name."""
+        """Create an Event; returns its name."""
         return (await self._client.create(EVENTS, body, body["metadata"]["namespace"])).name
 
     def _until_due(self) -> float | None:
@@ -207,7 +207,7 @@ def _shortened(note: str) -> str:
 
 @contextlib.contextmanager
 def _logged(key: tuple[str, ...]) -> Iterator[None]:
-    """Log what goes wrong in posting."""
+    """Log errors in posting."""
     try:
         yield
     except (ApiError, Unreachable) as error:

@@ -1,18 +1,18 @@
-"""Who of several equal processes leads: the holder of a Lease (coordination.k8s.io/v1).
+"""Leader election among several equal processes, by a Lease (coordination.k8s.io/v1).
 
-The rules are those of Kubernetes' own components, so that ``kubectl get lease`` reads as it does there:
+The rules are those of Kubernetes' own components, so that ``kubectl get lease`` shows the same fields:
 
-* The holder renews every 2/15 of the lease's duration. A renewal counts from the moment it was *sent*: nobody can
-  have seen it earlier.
-* The others don't believe any wall clock. One takes the lease over when it has not seen the record change for a whole
-  duration on its own clock, counted from the *answer* that showed the last change: it cannot have changed later.
-* So between the last renewal sent and one duration after it nobody else holds the lease. The holder believes in it
-  for two thirds of that and then gives up; what it has begun by then has the last third to end (``remaining_s``, less a
-  tenth of the duration for clocks that run at different speeds).
-* Every write names the resourceVersion it builds on, so of several that find the lease free one gets it.
-* A holder that ends in peace gives the lease up, and the next one need not wait.
-* A lease that is deleted counts, for those who have seen it, as it was when it was last there. A process that has never
-  seen one takes it at once: it can't tell a deleted lease from the first one of a new cluster.
+* The holder renews the lease every 2/15 of its duration. A renewal counts from the moment it was *sent*: no other
+  process can have seen it earlier.
+* The other candidates use no wall clock. One takes over the lease when it has not seen the record change for a whole
+  duration on its own clock, counted from the *answer* that showed the last change: it can't have changed later.
+* So no other process holds the lease between the last renewal sent and one duration after it. The holder stops leading
+  after two thirds of that time (the renew deadline); requests that it has begun by then have the last third to end
+  (``remaining_s``, less a tenth of the duration for clocks that run at different speeds).
+* Every write has the resourceVersion it is based on, so of several candidates that find the lease free one gets it.
+* A holder that stops releases the lease, so that the next one need not wait.
+* If a lease is deleted, its last known state counts for the processes that have seen it. A process that has never seen
+  it takes the lease at once: it can't distinguish a deleted lease from a new cluster.
 """
 
 import asyncio
@@ -33,27 +33,27 @@ from ascend.kube.objects import LEASES, JsonObject, Lease
 log = structlog.get_logger()
 
 MARGIN = 1 / 10
-"""The part of a lease that is never used, for clocks that run at different speeds."""
+"""The fraction of the duration that is never used, for clocks that run at different speeds."""
 
 
 def boot_time() -> float:
-    """Seconds on a clock that goes on while the machine sleeps, unlike ``time.monotonic``."""
+    """Seconds on a clock that continues while the machine is suspended, unlike ``time.monotonic``."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def new_identity() -> str:
-    """A name for this process that no other has, not even the one before it in the same pod."""
+    """A unique name for this process, different also from that of its predecessor in the same pod."""
     return f"{socket.gethostname()}_{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseName:
-    """Which Lease.
+    """The Lease to use.
 
     Attributes:
-        namespace: where it is.
+        namespace: its namespace.
         name: its name.
-        duration_s: how long it is good for after each renewal.
+        duration_s: how long it is valid after each renewal.
     """
 
     namespace: str
@@ -61,30 +61,31 @@ class LeaseName:
     duration_s: float = 15.0
 
     @property
-    def belief_s(self) -> float:
-        """How long after its last renewal the holder believes in it."""
+    def renew_deadline_s(self) -> float:
+        """How long after its last renewal the holder leads."""
         return self.duration_s * 2 / 3
 
     @property
-    def retry_s(self) -> float:
-        """Time between renewals, and between looks of those who wait."""
+    def retry_period_s(self) -> float:
+        """Time between renewals, and between reads of candidates that wait."""
         return self.duration_s * 2 / 15
 
 
 class Election:
-    """One candidate.
+    """One candidate in the election.
 
     Args:
         client: the API server.
-        lease: which Lease.
-        identity: the candidate's own name.
-        clock: seconds that go on while the process or the machine stands still.
-        now_ns: the wall clock, for the record's readers; nothing depends on it.
+        lease: the Lease.
+        identity: the candidate's unique name.
+        clock: a clock, in seconds, that continues while the process or the machine is suspended.
+        now_ns: the wall clock, for readers of the record; the election does not depend on it.
 
     Attributes:
-        holder: who holds the lease as last seen; empty where nobody does.
-        term: how often the lease has changed hands up to our own leadership; None before it and after its end.
-        inherited: we took the lease over from one who had not given it up, and who may still think it is his.
+        holder: the lease holder as last seen; empty if there is none.
+        term: the number of lease transitions up to this candidate's leadership; None before and after its leadership.
+        inherited: this candidate took over a lease that its former holder had not released, so that the former holder
+            may still believe that it leads.
     """
 
     def __init__(
@@ -112,33 +113,33 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """Whether we hold the lease, and believe in it."""
-        return self.term is not None and self._clock() < self._renewed_s + self._lease.belief_s
+        """Whether this candidate leads: it holds the lease, and the renew deadline has not passed."""
+        return self.term is not None and self._clock() < self._renewed_s + self._lease.renew_deadline_s
 
     @property
     def remaining_s(self) -> float:
-        """For how long from now nobody else can hold the lease; less than 0 where that is over."""
+        """For how many seconds from now no other process can hold the lease; negative if that time is over."""
         if self.term is None:
             return -1.0
         return self._renewed_s + self._lease.duration_s * (1 - MARGIN) - self._clock()
 
     async def won(self) -> None:
-        """Wait until we lead."""
+        """Wait until this candidate leads."""
         await self._won.wait()
 
     async def run(self) -> None:
         """Wait for the lease, then hold it until cancelled.
 
         Raises:
-            LeadershipLost: another has taken it, or it could not be renewed in time. It must not be run again: what the
-                process knows from its time as the leader counts no more.
+            LeadershipLost: another process has taken it, or it could not be renewed in time. It must not be run again:
+                the state of the process from its time as the leader can't be trusted any more.
         """
         while True:
             if await self._try_to_take():
                 break
-            # At different times: all of them would otherwise find it free at once, and all but one in vain.
-            await asyncio.sleep(self._lease.retry_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter is no secret
-        log.info("leads from now on", term=self.term, lease=self._lease.name, identity=self.identity)
+            # With jitter: otherwise all candidates would find it free, and write, at the same time.
+            await asyncio.sleep(self._lease.retry_period_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter is no secret
+        log.info("took the lease", term=self.term, lease=self._lease.name, identity=self.identity)
         self._won.set()
         try:
             await self._hold()
@@ -147,20 +148,20 @@ class Election:
             raise
 
     async def release(self) -> None:
-        """Give the lease up, so that the next one need not wait; nothing begun as its holder may be under way any more.
+        """Release the lease, so that the next holder need not wait; no request sent as its holder may be in flight.
 
-        Where that fails it simply ends by itself, later.
+        If that fails, the lease expires later.
         """
         if not self.leads:
             return
         self.term = None
         try:
-            # As Kubernetes' own components leave it: no holder, and a duration that is over at once.
+            # Like Kubernetes' own components: no holder, and the shortest duration.
             await self._write({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._time()})
         except AscendError as error:
-            log.warning("could not give the lease up, it ends by itself", error=error.message)
+            log.warning("can't release the lease; it expires later", error=error.message)
         else:
-            log.info("gave the lease up", lease=self._lease.name)
+            log.info("released the lease", lease=self._lease.name)
 
     async def _try_to_take(self) -> bool:
         try:
@@ -168,7 +169,7 @@ class Election:
             if not self._is_free(found):
                 return False
             last = found or self._seen
-            # Our own name there is from a write whose answer was lost: whom it displaced is noted already.
+            # Our own name is from a write whose answer was lost; its former holder was recorded before that write.
             if last is not None and last.spec.holder_identity != self.identity:
                 self.inherited = bool(last.spec.holder_identity)
             sent_s = self._clock()
@@ -177,9 +178,9 @@ class Election:
             else:
                 await self._write(self._record((found.spec.lease_transitions or 0) + 1))
         except Conflict:
-            return False  # another one was quicker
+            return False  # another candidate was faster
         except AscendError as error:
-            log.warning("could not ask for the lease", lease=self._lease.name, error=error.message)
+            log.warning("can't read or take the lease", lease=self._lease.name, error=error.message)
             return False
         self._renewed_s = sent_s
         self.holder = self.identity
@@ -188,22 +189,22 @@ class Election:
 
     async def _hold(self) -> None:
         while True:
-            await asyncio.sleep(self._lease.retry_s)
+            await asyncio.sleep(self._lease.retry_period_s)
             try:
                 if not await self._renew():
                     await self._renew()
             except LeadershipLost:
                 raise
             except AscendError as error:
-                log.warning("could not renew the lease", lease=self._lease.name, error=error.message)
+                log.warning("can't renew the lease", lease=self._lease.name, error=error.message)
 
     async def _renew(self) -> bool:
-        """Renew it once; False where the record was another than we knew, but ours: an answer was lost."""
+        """Renew it once; False if our own record has another version than expected, because an answer was lost."""
         sent_s = self._clock()
-        left_s = self._renewed_s + self._lease.belief_s - sent_s
+        left_s = self._renewed_s + self._lease.renew_deadline_s - sent_s
         if left_s <= 0:
             text = f"lease {self._lease.name} could not be renewed for {sent_s - self._renewed_s:.1f} s"
-            raise LeadershipLost(f"{text}; another one may take it")
+            raise LeadershipLost(f"{text}; another process may take it")
         try:
             await self._write({"renewTime": self._time()}, timeout_s=left_s)
         except (Conflict, NotFound):
@@ -212,14 +213,14 @@ class Election:
                 self.identity,
                 self.term,
             ):
-                taker = self.holder if found is not None else "nobody: it was deleted"
-                raise LeadershipLost(f"lease {self._lease.name} was taken by {taker}") from None
+                fate = f"taken by {self.holder}" if found is not None else "deleted"
+                raise LeadershipLost(f"lease {self._lease.name} was {fate}") from None
             return False
         self._renewed_s = sent_s
         return True
 
     def _is_free(self, found: Lease | None) -> bool:
-        # Who deletes a lease doesn't end its holder: it counts as it was when it was last there.
+        # Deleting a lease does not stop its holder: the last known state counts.
         last = found or self._seen
         if last is None or last.spec.holder_identity in {None, "", self.identity}:
             return True
@@ -227,7 +228,7 @@ class Election:
         return self._clock() >= self._seen_s + duration_s
 
     async def _read(self, timeout_s: float = 15.0) -> Lease | None:
-        timeout_s = min(timeout_s, self._lease.belief_s)
+        timeout_s = min(timeout_s, self._lease.renew_deadline_s)
         try:
             found = await self._client.get(LEASES, self._lease.name, self._lease.namespace, timeout_s=timeout_s)
         except NotFound:
@@ -254,7 +255,7 @@ class Election:
             self._lease.name,
             body,
             namespace=self._lease.namespace,
-            timeout_s=min(timeout_s, self._lease.retry_s * 2),
+            timeout_s=min(timeout_s, self._lease.retry_period_s * 2),
         )
         self._keep(written)
 
@@ -262,7 +263,7 @@ class Election:
         now = self._time()
         return {
             "holderIdentity": self.identity,
-            # Whole seconds: rounded up, for those who believe the record.
+            # Whole seconds, rounded up, for readers of the record.
             "leaseDurationSeconds": int(-(-self._lease.duration_s // 1)),
             "acquireTime": now,
             "renewTime": now,

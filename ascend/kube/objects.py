@@ -1,7 +1,7 @@
-"""Slim typed views of Kubernetes objects: only the fields the programs read.
+"""Slim types for Kubernetes objects, with only the fields that the programs read.
 
-Decoding into them is about a hundred times faster than into the client library's models (spec/field.md §3b), and
-what they leave out can't be lost, because the programs never write a whole object back.
+Decoding into them is about a hundred times faster than into the client library's models (spec/field.md §3b). The
+fields they leave out can't be lost, because the programs never write a whole object back.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from ascend.errors import InvalidValue
 from ascend.slices import ContainerKind, ContainerRequest
 
 _MAX_DIGITS = 19
-"""Of a quantity: the API server knows none above 2^63-1, and Python refuses to read thousands of digits."""
+"""The longest quantity: the API server accepts none above 2^63-1, and Python refuses to convert thousands of digits."""
 
 
 def whole_number(text: str | None) -> int | None:
-    """A quantity that is a whole number; None where it is none."""
+    """Parse a quantity that is a whole number; None if it is missing or not a whole number."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 class OwnerReference(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
-    """An object that another one belongs to; all of its fields, so that it can be handed on whole."""
+    """An owner reference with all of its fields, so that it can be copied to another object."""
 
     api_version: str = ""
     kind: str = ""
@@ -55,7 +55,7 @@ class Metadata(msgspec.Struct, rename="camel", frozen=True):
 
 
 class KubeObject(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
-    """What all objects have in common."""
+    """Base of all objects."""
 
     metadata: Metadata = Metadata()
 
@@ -66,35 +66,35 @@ class KubeObject(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
 
     @property
     def uid(self) -> str:
-        """The object's uid: another object of the same name has another one."""
+        """The object's uid, which differs if the object was recreated under the same name."""
         return self.metadata.uid
 
     @property
     def key(self) -> str:
-        """``namespace/name``, or the name alone for objects of the cluster."""
+        """``namespace/name``, or the name alone for cluster-scoped objects."""
         return f"{self.metadata.namespace}/{self.metadata.name}" if self.metadata.namespace else self.metadata.name
 
 
 class Resources(msgspec.Struct, rename="camel", frozen=True):
-    """A container's resources; quantities as the API server prints them."""
+    """A container's resources; quantities as the API server formats them."""
 
     limits: dict[str, str] = {}
     requests: dict[str, str] = {}
 
 
 INDEX_VARIABLES = ("VC_TASK_INDEX", "JOB_COMPLETION_INDEX")
-"""The environment variables that number the pods of a job: Volcano's and that of an Indexed Job."""
+"""The environment variables with the index of a pod in its job: Volcano's and that of an Indexed Job."""
 
 
 class EnvVar(msgspec.Struct, rename="camel", frozen=True):
-    """An environment variable as specified, where it is a plain text."""
+    """An environment variable with a literal value."""
 
     name: str = ""
     value: str = ""
 
 
 class Container(msgspec.Struct, rename="camel", frozen=True):
-    """A container as specified; of its environment only ``INDEX_VARIABLES`` are kept, the rest would fill memory."""
+    """A container of a pod spec; of its environment only ``INDEX_VARIABLES`` are kept, to save memory."""
 
     name: str = ""
     resources: Resources = Resources()
@@ -107,12 +107,12 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
 
     @property
     def is_sidecar(self) -> bool:
-        """Of an init container: it runs on beside the app containers."""
+        """Whether an init container is a sidecar, which runs beside the app containers."""
         return self.restart_policy == "Always"
 
     @property
     def chips(self) -> int:
-        """How many chips the container asks for.
+        """The number of chips that the container requests.
 
         Raises:
             InvalidValue: the quantity is not a whole number.
@@ -125,7 +125,7 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
 
     @property
     def requests_chips(self) -> bool:
-        """Whether it asks for chips: 0 of them are none, a quantity that can't be read is a request to be refused."""
+        """Whether it requests chips; an invalid quantity counts as a request, which is refused later."""
         quantity = self._quantity
         return quantity != "0" and whole_number(quantity) != 0
 
@@ -141,7 +141,7 @@ class SchedulingGate(msgspec.Struct, frozen=True):
 
 
 class PodSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A pod as specified."""
+    """A pod's spec."""
 
     node_name: str = ""
     scheduler_name: str = ""
@@ -154,7 +154,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True):
 
 
 class ContainerStatus(msgspec.Struct, rename="camel", frozen=True):
-    """A container as the kubelet sees it."""
+    """The status of a container."""
 
     name: str = ""
 
@@ -168,7 +168,7 @@ class Condition(msgspec.Struct, rename="camel", frozen=True):
 
 
 class PodStatus(msgspec.Struct, rename="camel", frozen=True):
-    """A pod as the kubelet sees it."""
+    """A pod's status."""
 
     phase: str = ""
     reason: str = ""
@@ -187,17 +187,17 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def is_live(self) -> bool:
-        """Neither Succeeded nor Failed: its containers may run, so it keeps its chips (seed 002, step 1)."""
+        """Whether it is not finished: its containers may run, so it keeps its chips (seed 002, step 1)."""
         return self.status.phase not in {"Succeeded", "Failed"}
 
     @property
     def waits_for_chips(self) -> bool:
-        """It asks for chips and is neither bound nor ended."""
+        """Whether it requests chips and is neither bound nor finished."""
         return self.requests_chips and not self.spec.node_name and self.is_live
 
     @property
     def is_terminating(self) -> bool:
-        """Deleted, but its containers may still run."""
+        """Whether it was deleted, but its containers may still run."""
         return bool(self.metadata.deletion_timestamp)
 
     @property
@@ -207,7 +207,7 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def container_requests(self) -> tuple[ContainerRequest, ...]:
-        """What its containers ask for, in the order the kubelet admits them; those that ask for none are left out.
+        """The requests of its containers, in the order the kubelet admits them, without containers that request none.
 
         Raises:
             InvalidValue: a quantity is not a whole number.
@@ -218,7 +218,7 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def ordered_containers(self) -> Iterator[tuple[Container, ContainerKind]]:
-        """Its containers in the order the kubelet admits them, and what each is."""
+        """Its containers in the order the kubelet admits them, with their kinds."""
         for each in self.spec.init_containers:
             yield each, "sidecar" if each.is_sidecar else "init"
         for each in self.spec.containers:
@@ -226,8 +226,8 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def requests_chips(self) -> bool:
-        """Whether any container asks for chips; schedulers ask about pods that name the resource with 0, too."""
-        # ResolvedRequest a dozen times for each decision, so without a generator.
+        """Whether any container requests chips; a request of 0 does not count."""
+        # Evaluated a dozen times for each decision, so without a generator.
         for containers in (self.spec.containers, self.spec.init_containers):
             for each in containers:
                 if each.requests_chips:
@@ -243,7 +243,7 @@ class Taint(msgspec.Struct, rename="camel", frozen=True):
 
 
 class NodeSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A node as specified."""
+    """A node's spec."""
 
     unschedulable: bool = False
     taints: list[Taint] = []
@@ -257,7 +257,7 @@ class NodeAddress(msgspec.Struct, rename="camel", frozen=True):
 
 
 class NodeStatus(msgspec.Struct, rename="camel", frozen=True):
-    """A node as its kubelet reports it."""
+    """A node's status."""
 
     allocatable: dict[str, str] = {}
     capacity: dict[str, str] = {}
@@ -273,49 +273,49 @@ class Node(KubeObject, frozen=True, kw_only=True):
 
     @property
     def is_ready(self) -> bool:
-        """The kubelet says it is Ready."""
+        """Whether its condition Ready is True."""
         return any(each.type == "Ready" and each.status == "True" for each in self.status.conditions)
 
     @property
     def internal_ip(self) -> str:
-        """The first internal address, or the empty text."""
+        """Its first InternalIP; empty if it has none."""
         return next((each.address for each in self.status.addresses if each.type == "InternalIP"), "")
 
     @property
     def allocatable_chips(self) -> int | None:
-        """The chips the kubelet offers; None where the resource is not registered (then pods would run without)."""
+        """The number of allocatable chips; None if the resource is not registered: pods would run without chips."""
         return whole_number(self.status.allocatable.get(RESOURCE))
 
     @property
     def capacity_chips(self) -> int | None:
-        """The chips the kubelet knows of, those it doesn't offer now as well; None where it names none."""
+        """The capacity in chips, allocatable or not; None if the resource is not registered."""
         return whole_number(self.status.capacity.get(RESOURCE))
 
 
 class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A group of pods as specified."""
+    """A pod group's spec."""
 
     min_member: int = 1
 
 
 class PodGroup(KubeObject, frozen=True, kw_only=True):
-    """Pods that are to run together: Volcano's object, or that of the coscheduling plugin."""
+    """A pod group of Volcano or of the coscheduling plugin."""
 
     spec: PodGroupSpec = PodGroupSpec()
 
 
 class StatefulSetSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A StatefulSet as specified."""
+    """A StatefulSet's spec."""
 
     replicas: int = 1
 
 
 class PodOwner(KubeObject, frozen=True, kw_only=True):
-    """What makes pods; of its metadata only what tells it apart is kept, the rest would fill memory."""
+    """An owner of pods; of its metadata only what identifies it is kept, to save memory."""
 
     def __post_init__(self) -> None:
-        made = self.metadata
-        bare = Metadata(made.name, made.namespace, made.uid, made.resource_version)
+        full = self.metadata
+        bare = Metadata(full.name, full.namespace, full.uid, full.resource_version)
         msgspec.structs.force_setattr(self, "metadata", bare)
 
 
@@ -326,12 +326,12 @@ class StatefulSet(PodOwner, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How many pods it is to have."""
+        """The desired number of pods."""
         return self.spec.replicas
 
 
 class BatchJobSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A Job as specified."""
+    """A Job's spec."""
 
     parallelism: int = 1
     completions: int | None = None
@@ -344,7 +344,7 @@ class BatchJob(PodOwner, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How many pods it is to have at a time."""
+        """The desired number of pods at one time."""
         completions = self.spec.completions
         return self.spec.parallelism if completions is None else min(self.spec.parallelism, completions)
 
@@ -356,7 +356,7 @@ class ConfigMap(KubeObject, frozen=True, kw_only=True):
 
 
 class LeaseSpec(msgspec.Struct, rename="camel", frozen=True):
-    """Who holds a lease."""
+    """A lease's spec."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -375,14 +375,14 @@ T = TypeVar("T", bound=KubeObject)
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[T]):
-    """A kind of object and where the API server has it.
+    """A kind of object and its path in the API.
 
     Attributes:
-        type: the slim view.
+        type: the type for decoding.
         kind: the kind in manifests.
         prefix: ``api/v1`` or ``apis/<group>/<version>``.
         plural: the name in paths.
-        namespaced: whether objects live in namespaces.
+        namespaced: whether objects are namespaced.
     """
 
     type: type[T]
@@ -404,7 +404,7 @@ class Resource(Generic[T]):
     def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """The path of a collection, an object or a subresource; no namespace means all of them.
 
-        Names come from others as well, and must not lead to another object.
+        Names are quoted: they may come from other programs, and must not change the path.
         """
         parts = ["", self.prefix]
         if namespace and self.namespaced:

@@ -1,19 +1,19 @@
-"""A local copy of a collection of the API server that stays true: list, then watch, for ever.
+"""Keeps a local copy of a collection of the API server current: list, then watch.
 
-One task per reflector. It lists (in pages), hands every object to its handler, and watches from the list's
-resourceVersion. The watch ends often and for many reasons, each with its own answer:
+One task per reflector. It lists (in pages), passes every object to its handler, and watches from the list's
+resourceVersion. A watch can end for many reasons:
 
 * the server's time limit, or a broken connection: watch again from the last resourceVersion seen (bookmarks keep it
-  fresh on a quiet collection);
-* nothing arrives for ``idle_timeout_s``, not even a bookmark: a half-open connection looks like that, so it is given
-  up and the watch resumed;
-* 410 Expired, as HTTP status or as ERROR event: list again. What disappeared meanwhile is handed over as deleted, and
-  an object of the same name with another uid as deleted and then applied;
-* anything else: wait (exponentially, with jitter; as long as the server asks for) and try again;
-* somebody needs a copy as new as the server (``refresh``): break the watch off, or the wait, and list again.
+  recent on a quiet collection);
+* nothing arrives for ``idle_timeout_s``, not even a bookmark, as on a half-open connection: close the connection and
+  resume the watch;
+* 410 Expired, as HTTP status or as ERROR event: list again. Objects that are missing are passed on as deleted, and an
+  object of the same name with another uid as deleted and then applied;
+* any other error: wait (exponential backoff with jitter, at least as long as Retry-After) and try again;
+* a caller needs a copy as recent as the server's state (``refresh``): abort the watch, or the wait, and list again.
 
 The handler is called on the event loop, in the order of the server's history, and must neither block nor raise.
-It never sees an object twice in the same version.
+It never gets an object twice in the same version.
 """
 
 import asyncio
@@ -36,19 +36,19 @@ T_contra = TypeVar("T_contra", bound=KubeObject, contravariant=True)
 
 PAGE_SIZE = 500
 WATCH_TIMEOUT_S = (240, 480)
-"""The server is asked to end each watch after a random time within these bounds, so that watches spread out."""
+"""The server ends each watch after a random time within these bounds, which spreads the load."""
 IDLE_TIMEOUT_S = 150.0
 """Bookmarks come about every minute; after two and a half the connection is considered dead."""
 
 
 class Handler(Protocol[T_contra]):
-    """What a reflector tells about."""
+    """Called by a reflector with every change."""
 
     def applied(self, obj: T_contra) -> None:
-        """The object is new or has changed."""
+        """The object was added or has changed."""
 
     def deleted(self, obj: T_contra) -> None:
-        """The object is gone; ``obj`` is its last known state."""
+        """The object was deleted; ``obj`` is its last known state."""
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -73,16 +73,16 @@ class _Status(msgspec.Struct):
 
 
 class Reflector(Generic[T]):
-    """Keeps a local copy of the objects of one kind and tells a handler of every change.
+    """Keeps a local copy of the objects of one kind and calls a handler with every change.
 
     Args:
         client: the API server.
         resource: the kind.
-        handler: told of every change; None where only the copy is wanted.
+        handler: called with every change; None if only the copy is needed.
         namespace: only objects of this namespace.
-        label_selector: only objects it matches.
-        field_selector: only objects it matches.
-        idle_timeout_s: how long a silent watch is believed to be alive.
+        label_selector: only objects that it matches.
+        field_selector: only objects that it matches.
+        idle_timeout_s: how long a watch may be silent before its connection counts as broken.
         monotonic: the clock for ``age_s``.
     """
 
@@ -110,24 +110,24 @@ class Reflector(Generic[T]):
         self._version: str | None = None
         self._contact_s: float | None = None
         self._refreshes: list[asyncio.Event] = []
-        self._pause: asyncio.Timeout | None = None  # the watch or the wait that a refresh breaks off
+        self._pause: asyncio.Timeout | None = None  # the watch or the wait that a refresh aborts
         self.synced = asyncio.Event()
-        """Set once the copy is complete; never cleared: afterwards ``age_s`` tells how fresh it is."""
+        """Set once the copy is complete; never cleared: after that ``age_s`` is the measure of its freshness."""
 
     @property
     def objects(self) -> Mapping[str, T]:
-        """The copy, by ``namespace/name`` (by name where the kind has no namespaces)."""
+        """The copy, by ``namespace/name`` (by name if the kind is cluster-scoped)."""
         return self._objects
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the server was last heard of; None before the first time."""
+        """Seconds since the last contact with the server; None before the first one."""
         return None if self._contact_s is None else self._monotonic() - self._contact_s
 
     async def refresh(self) -> None:
-        """Wait until the copy is at least as new as what the server had at the moment of the call.
+        """Wait until the copy is at least as recent as the server's state at the time of the call.
 
-        A watch may be behind without anybody knowing; a list that begins after the call is not.
+        A watch may lag behind without notice; a list that begins after the call does not.
         """
         done = asyncio.Event()
         self._refreshes.append(done)
@@ -152,7 +152,7 @@ class Reflector(Generic[T]):
                 if isinstance(error, ApiError) and error.retry_after_s is not None:
                     wait_s = max(wait_s, error.retry_after_s)
                 log.warning(
-                    "lost the API server",
+                    "can't list or watch",
                     extra={"resource": self._resource.plural, "error": str(error), "retry_s": round(wait_s, 2)},
                 )
                 await self._wait(wait_s)
@@ -167,15 +167,15 @@ class Reflector(Generic[T]):
             async with asyncio.timeout(wait_s) as self._pause:
                 await asyncio.Event().wait()
         except TimeoutError:
-            pass  # over, or broken off by a refresh
+            pass  # the time is over, or a refresh aborted the wait
         finally:
             self._pause = None
 
     async def _list_for_all(self) -> None:
-        asked = self._refreshes.copy()  # who asks while it is under way may be told too little
+        waiting = self._refreshes.copy()  # for later callers this list may be too old
         await self._list()
-        del self._refreshes[: len(asked)]
-        for done in asked:
+        del self._refreshes[: len(waiting)]
+        for done in waiting:
             done.set()
 
     async def _list(self) -> None:
@@ -186,7 +186,7 @@ class Reflector(Generic[T]):
             if token:
                 query["continue"] = token
             page = _decode(await self._client.request("GET", self._path, query=query, timeout_s=60.0), _List)
-            self._heard()
+            self._contacted()
             for obj in self._decode_items(page.items or ()):
                 found[obj.key] = obj
             version, token = page.metadata.resource_version, page.metadata.continue_
@@ -201,12 +201,12 @@ class Reflector(Generic[T]):
             new = found.get(key)
             if new is None or new.uid != old.uid:
                 self._delete(old)
-        # In the order they were created: what came earlier on the watch comes earlier from a list too.
+        # In the order of their creation, as on a watch.
         for new in sorted(found.values(), key=lambda obj: obj.metadata.creation_timestamp or ""):
             self._apply(new)
 
     async def _watch(self, version: str) -> bool:
-        """Follow one watch to its end; whether it brought anything or lasted as long as asked."""
+        """Follow one watch to its end; returns whether it made progress: it had an event, or lasted for a second."""
         started_s = self._monotonic()
         limit_s = random.randint(*WATCH_TIMEOUT_S)  # noqa: S311 - spreads load, no secret
         query = {
@@ -216,26 +216,26 @@ class Reflector(Generic[T]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(limit_s),
         }
-        brought = False
+        progressed = False
         try:
             async with (
                 asyncio.timeout(None) as self._pause,
                 self._client.stream(self._path, query=query, idle_timeout_s=self._idle_timeout_s) as lines,
             ):
-                self._heard()
+                self._contacted()
                 async for line in lines:
-                    self._heard()
+                    self._contacted()
                     self._follow(_decode(line, _WatchEvent))
-                    brought = True
+                    progressed = True
         except TimeoutError:
-            return True  # broken off by a refresh
+            return True  # aborted by a refresh
         except Unreachable as error:
-            log.info("watch broke off", extra={"resource": self._resource.plural, "error": str(error)})
-            if not brought and self._monotonic() - started_s < 1.0:
+            log.info("a watch was interrupted", extra={"resource": self._resource.plural, "error": str(error)})
+            if not progressed and self._monotonic() - started_s < 1.0:
                 raise
         finally:
             self._pause = None
-        return brought or self._monotonic() - started_s >= 1.0
+        return progressed or self._monotonic() - started_s >= 1.0
 
     def _follow(self, event: _WatchEvent) -> None:
         if event.type == "ERROR":
@@ -246,7 +246,7 @@ class Reflector(Generic[T]):
             return
         for obj in self._decode_items((event.object,)):
             if event.type == "DELETED":
-                # The uid tells a late DELETED of an earlier object from one of the present object.
+                # The uid distinguishes a late DELETED of an earlier object from one of the current object.
                 self._delete(obj)
             else:
                 old = self._objects.get(obj.key)
@@ -276,13 +276,13 @@ class Reflector(Generic[T]):
             try:
                 yield msgspec.json.decode(raw, type=self._resource.type)
             except UNREADABLE as error:
-                # One object we can't read must not hide the others.
-                log.error(  # noqa: TRY400 - the traceback of a decoder tells nothing
+                # One object that can't be decoded must not hide the others.
+                log.error(  # noqa: TRY400 - the traceback of a decoder is not useful
                     "ignoring an object",
                     extra={"resource": self._resource.plural, "error": str(error), "object": bytes(raw)[:200]},
                 )
 
-    def _heard(self) -> None:
+    def _contacted(self) -> None:
         self._contact_s = self._monotonic()
 
 
@@ -293,4 +293,4 @@ def _decode(raw: bytes, kind: type[_D]) -> _D:
     try:
         return msgspec.json.decode(raw, type=kind)
     except UNREADABLE as error:
-        raise Unreachable(f"the API server's answer is not understood: {error}") from error
+        raise Unreachable(f"the API server's answer can't be decoded: {error}") from error

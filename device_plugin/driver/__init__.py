@@ -1,4 +1,4 @@
-"""The NPU driver as the plugin sees it: what chips there are, and how each of them is.
+"""The NPU driver as the plugin uses it: which chips there are, and the state of each.
 
 Implementations: ``dcmi`` (Huawei's library), ``simulated`` (a file that can be edited while the plugin runs).
 """
@@ -17,12 +17,12 @@ Assertion: TypeAlias = Literal["recover", "occur", "once"]
 
 @dataclass(frozen=True, slots=True)
 class VirtualNpu:
-    """A part cut out of a chip by its owner; reported, never created or given away here.
+    """A virtual chip cut out of a chip by its owner; it is reported, but not created or allocated here.
 
     Attributes:
         vdev_id: the driver's id, from 100.
         phy_id: physical id of the chip it is cut out of.
-        template: the driver's name of its size, as ``vir02``; empty where it can't tell.
+        template: the driver's name of its size, such as ``vir02``; empty if unknown.
     """
 
     vdev_id: int
@@ -32,17 +32,17 @@ class VirtualNpu:
 
 @dataclass(frozen=True, slots=True)
 class ChipFacts:
-    """What a chip is: read when it is discovered and once in a while after.
+    """The facts about a chip, read when it is discovered.
 
     Attributes:
-        phy_id: physical id; the chip's name on the wire is made of it.
+        phy_id: physical id, part of the chip's name on the wire.
         logic_id: the driver's running number; fault events carry it.
-        card_id: the card it sits on.
+        card_id: the card it is on.
         device_id: its number on the card.
-        chip_name: as ``910B3``.
+        chip_name: such as ``910B3``.
         address: how other servers reach it.
-        numa_node: the NUMA node it is close to; None where unknown.
-        hbm_mb: its memory; 0 where unknown.
+        numa_node: the closest NUMA node; None if unknown.
+        hbm_mb: its memory in MB; 0 if unknown.
         vnpus: the virtual chips cut out of it.
     """
 
@@ -59,17 +59,16 @@ class ChipFacts:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the server is.
+    """A server and its chips.
 
     Attributes:
         chip_type: the kind of its chips.
         chips: by ascending physical id.
-        driver_version: as the driver says; empty where it can't tell.
-        ai_cores: AI cores of a chip; 0 where unknown.
-        board_id: tells variants of a chip type apart; 0 where unknown.
-        super_pod_id: -2 where the driver can't tell.
-        server_index: the server's index within its SuperPod; -2 where the driver can't tell.
-        complete: every card that is listed has told of its chips.
+        driver_version: empty if unknown.
+        ai_cores: AI cores of a chip; 0 if unknown.
+        board_id: distinguishes variants of a chip type; 0 if unknown.
+        super_pod_id: -2 if unknown.
+        server_index: the server's index within its SuperPod; -2 if unknown.
     """
 
     chip_type: ChipType
@@ -79,38 +78,31 @@ class Inventory:
     board_id: int = 0
     super_pod_id: int = UNKNOWN
     server_index: int = UNKNOWN
-    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ChipState:
-    """How a chip is now, as polled.
+    """The state of a chip as polled.
 
     Attributes:
-        codes: the faults present, numbers as the driver has them, chip and network alike; None where this driver tells
-            of faults by events only.
-        dropped: the chip does not answer any more ("card drop", spec/node-agent.md §4.5).
-        link_up: whether its network port has a link; None where nobody can tell.
+        codes: the fault codes present, chip and network alike; None if this driver reports faults by events only.
+        dropped: whether the chip no longer answers ("card drop", spec/node-agent.md §4.5).
+        link_up: whether its network port has a link; None if unknown.
     """
 
     codes: tuple[int, ...] | None = ()
     dropped: bool = False
     link_up: bool | None = None
 
-    @property
-    def is_clean(self) -> bool:
-        """There is nothing wrong with it."""
-        return not self.codes and not self.dropped and self.link_up is not False
-
 
 @dataclass(frozen=True, slots=True)
 class FaultEvent:
-    """A fault that came or went, as the driver announces it.
+    """A fault that occurred or cleared, as the driver announces it.
 
     Attributes:
         logic_id: the chip.
         code: the fault.
-        assertion: it went, it came, or it happened once and is over.
+        assertion: whether it cleared, occurred, or occurred once and is over.
         severity: 0 suggestion, 1 minor, 2 major, 3 critical.
     """
 
@@ -123,37 +115,26 @@ class FaultEvent:
 class Driver(Protocol):
     """A driver.
 
-    Its calls may block or hang, so none of them runs on the event loop; calls for different chips may run at the same
-    time, in different threads.
+    Its calls may block or hang, so none of them runs on the event loop. Calls for different chips may run at the same
+    time in different threads.
     """
 
     def discover(self) -> Inventory:
-        """What chips there are.
+        """Return the chips of this server.
 
         Raises:
-            DriverError: the driver can't be read; says why.
+            DriverError: the driver can't be read; the message says why.
         """
 
     def read(self, chip: ChipFacts) -> ChipState:
-        """How one chip is now.
+        """Return the state of one chip. A chip that has dropped off the bus is not an error.
 
         Raises:
-            DriverError: it could not be read; says why. A chip that has dropped off is no error.
-        """
-
-    def glance(self, chip: ChipFacts, turn: int) -> ChipState:
-        """How one chip is that had no fault when it was last read: as ``read`` has it, cheaper if it still has none.
-
-        Args:
-            chip: the chip.
-            turn: grows by one with each glance at it, so that glances can look at different things in turn.
-
-        Raises:
-            DriverError: as for ``read``.
+            DriverError: the chip can't be read; the message says why.
         """
 
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
-        """Announce faults from now on, from any thread; polling goes on underneath.
+        """Announce faults from now on, from any thread; polling continues.
 
         Raises:
             DriverError: this driver announces none, or refuses to.

@@ -1,4 +1,4 @@
-"""A driver whose chips live in a JSON file: for demos, tests, and clusters without NPUs.
+"""A driver that reads its chips from a JSON file: for demos, tests, and clusters without NPUs.
 
 The file may be edited while the plugin runs::
 
@@ -8,11 +8,11 @@ The file may be edited while the plugin runs::
      "chips": [{"id": 0, "health": "Healthy", "network_health": "Healthy", "fault_codes": [],
                 "ip": "10.20.0.1", "super_device_id": 0, "delay_s": 0.0}, …]}
 
-``product`` is 910A, 910B or A3. An unhealthy chip has the faults listed, and has dropped off if none is; an unhealthy
-network is one more fault. ``delay_s`` makes the driver (or the reading of a chip) slow to answer, ``error`` makes it
-fail with that text. Only ``product``, ``chips`` and the chips' ids must be there. A server may also have
-``driver_version``, ``super_pod_id`` and ``server_index``, a chip ``chip_name``, ``numa_node``, ``hbm_mb`` and ``vnpus``
-(as ``[{"id": 100, "template": "vir02"}]``).
+``product`` is 910A, 910B or A3. An unhealthy chip has the faults listed; if none is listed, it has dropped off the bus.
+An unhealthy network is one more fault. ``delay_s`` delays the driver's answers (or the readings of one chip), ``error``
+makes every call fail with that text. Only ``product``, ``chips`` and the chips' ids are required. A server may have
+``driver_version``, ``super_pod_id`` and ``server_index`` as well, a chip ``chip_name``, ``numa_node``, ``hbm_mb`` and
+``vnpus`` (such as ``[{"id": 100, "template": "vir02"}]``).
 """
 
 import os
@@ -38,14 +38,14 @@ SuperDeviceId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 NETWORK_FAULT = 0x110001024
-"""What an unhealthy network is simulated by: no rule delays it, and by default it is PreSeparateNPU."""
+"""The fault of an unhealthy network: no rule delays it, and by default its level is PreSeparateNPU."""
 
 _CODE = re.compile(r"[0-9A-Fa-f]{1,16}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What the chips of a product are like."""
+    """The chips of a product."""
 
     chip_type: ChipType
     chip_name: str
@@ -63,7 +63,7 @@ _KINDS = {
 
 
 class SimulatedVirtualNpu(msgspec.Struct, forbid_unknown_fields=True):
-    """A virtual chip in the file."""
+    """A virtual NPU in the file."""
 
     id: Count
     template: str = ""
@@ -86,7 +86,7 @@ class SimulatedChip(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
-    """The file's content."""
+    """The content of the file."""
 
     product: str
     chips: list[SimulatedChip]
@@ -98,24 +98,24 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def full(cls, product: Product) -> "SimulatedServer":
-        """A server of this product with all its chips healthy."""
+        """Return a server of this product with all its chips, healthy."""
         return cls(
             product.chip, [SimulatedChip(chip_id, ip=f"10.20.0.{chip_id + 1}") for chip_id in range(product.chips)]
         )
 
     def save(self, path: Path) -> None:
-        """Write the file in one step, so that no reader sees half of it."""
+        """Write the file atomically."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=1)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as scratch:
             scratch.write(content)
-        now_ns = time.time_ns()  # the kernel's own stamps are too coarse to tell two versions apart
+        now_ns = time.time_ns()  # the kernel's own times are too coarse to distinguish two versions
         os.utime(scratch.name, ns=(now_ns, now_ns))
         Path(scratch.name).replace(path)
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """The file as it was when it was last looked at."""
+    """The file as last read."""
 
     identity: tuple[int, ...]
     inventory: Inventory
@@ -125,18 +125,14 @@ class _Content:
 
 
 class SimulatedDriver:
-    """Reads the file whenever it has changed.
-
-    Args:
-        path: the file.
-    """
+    """Reads the file again whenever it has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._content: _Content | None = None
 
     def discover(self) -> Inventory:
-        """The chips in the file.
+        """Return the chips in the file.
 
         Raises:
             DriverError: the file is missing or malformed, or simulates a failure.
@@ -144,7 +140,7 @@ class SimulatedDriver:
         return self._answer().inventory
 
     def read(self, chip: ChipFacts) -> ChipState:
-        """How the file says the chip is.
+        """Return the state of a chip in the file.
 
         Raises:
             DriverError: as for ``discover``, or the chip is not in the file.
@@ -160,16 +156,8 @@ class SimulatedDriver:
             tuple(dict.fromkeys(codes)), dropped=simulated.health == "Unhealthy" and not simulated.fault_codes
         )
 
-    def glance(self, chip: ChipFacts, turn: int) -> ChipState:  # noqa: ARG002 - the interface's
-        """How the file says the chip is; there is nothing to save.
-
-        Raises:
-            DriverError: as for ``read``.
-        """
-        return self.read(chip)
-
-    def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:  # noqa: ARG002 - the interface's
-        """Refuse: changes of a file are found by polling.
+    def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:  # noqa: ARG002 - part of the interface
+        """Raise: changes of the file are found by polling.
 
         Raises:
             DriverError: always.
@@ -184,7 +172,7 @@ class SimulatedDriver:
         return content
 
     def _read(self) -> _Content:
-        # Several threads may come at once: each either sees what another has read, or reads the same once more.
+        # Threads may call this at the same time: each uses what another has read, or reads the same again.
         try:
             known = self._content
             if known is not None and known.identity == _identity(self._path.stat()):
@@ -192,7 +180,7 @@ class SimulatedDriver:
             with self._path.open("rb") as file:
                 identity = _identity(os.fstat(file.fileno()))
                 server = msgspec.json.decode(file.read(), type=SimulatedServer)
-        except (OSError, ValueError) as error:  # a ValueError is msgspec's, or what is not UTF-8
+        except (OSError, ValueError) as error:  # ValueError: not valid JSON, or not UTF-8
             raise DriverError(f"simulated chips in {self._path}: {error}") from error
         chips: dict[int, SimulatedChip] = {}
         for chip in server.chips:

@@ -1,1 +1,1 @@
-"""The kubelet's side: registration, the device-plugin service, and what the kubelet can be asked."""
+"""Clients of the kubelet: its pod list and its pod-resources API."""

@@ -1,4 +1,4 @@
-"""Reads the kubelet's own ledger: which pod holds which device ids (pod-resources v1; spec/kubernetes.md §2)."""
+"""Reads the kubelet's ledger: which pod holds which device ids (pod-resources v1; spec/kubernetes.md §2)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +7,7 @@ import grpc
 
 from ascend.chips import RESOURCE, parse_chip_name
 from ascend.errors import InvalidValue, Unreachable
-from device_plugin.kubelet.calls import CHANNEL_OPTIONS, unreachable
+from device_plugin.kubelet.channel import CHANNEL_OPTIONS, unreachable
 from protos.k8s.podresources.v1 import podresources_pb2 as pb
 from protos.k8s.podresources.v1 import podresources_pb2_grpc as pb_grpc
 
@@ -17,12 +17,12 @@ DEADLINE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class KubeletLedger:
-    """What the kubelet's active pods hold.
+    """The chips of the kubelet's active pods.
 
     Attributes:
-        pods: physical ids, ascending, by ``namespace/name`` and container. Every active pod is there; a container
-            without chips is not, nor is any regular init container.
-        ambiguous: names that two pods have: one of them was deleted by force and runs on.
+        pods: physical ids, ascending, by ``namespace/name`` and container. Contains every active pod, but no container
+            without chips and no regular init container.
+        ambiguous: names that two pods have: one of them was deleted by force and still runs.
     """
 
     pods: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
@@ -30,10 +30,10 @@ class KubeletLedger:
 
 
 async def read_ledger(socket: Path) -> KubeletLedger:
-    """The kubelet's ledger.
+    """Read the kubelet's ledger.
 
     Raises:
-        Unreachable: the kubelet does not answer, or names devices we don't know.
+        Unreachable: the kubelet does not answer, or lists device ids that are not chip names.
     """
     options = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_MESSAGE))
     async with grpc.aio.insecure_channel(f"unix://{socket}", options=options) as channel:

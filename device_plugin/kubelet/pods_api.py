@@ -1,7 +1,7 @@
-"""Asks the kubelet itself which pods it has (``/pods`` on its own port).
+"""Lists the kubelet's own pods (``/pods`` on its port).
 
-It adds a pod to that list right before it admits it, one at a time (spec/test-cluster.md §4). Rights: ``get`` on
-``nodes/proxy``, or on ``nodes/pods`` with the kubelet's fine-grained authorisation.
+The kubelet adds a pod to that list right before it admits it, one at a time (spec/test-cluster.md §4). Rights: ``get``
+on ``nodes/proxy``, or on ``nodes/pods`` with the kubelet's fine-grained authorisation.
 """
 
 import ssl
@@ -17,11 +17,11 @@ from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
 
 DEADLINE_S = 0.8
-"""Well within the time for a preference, so that the documented rule can still make it when the kubelet is silent."""
+"""Short enough for a preferred allocation to use the documented rule in time if the kubelet is silent."""
 
 
 def pods_url(host: str) -> str:
-    """Where the kubelet of this address lists its pods, unless a setting says otherwise."""
+    """Return the URL at which the kubelet with this address lists its pods by default."""
     return f"https://{join_address(host, 10250)}/pods"
 
 
@@ -33,10 +33,10 @@ class KubeletPods:
     """Lists the kubelet's pods. Use as an async context manager.
 
     Args:
-        url: says where the list is, as ``https://10.0.0.5:10250/pods``; asked at every request.
-        headers: gives the headers that identify us, fresh for every request.
-        ca_file: verifies the kubelet's certificate; without it the certificate is not verified, because kubelets sign
-            their own unless told otherwise, and the address is this node's own.
+        url: returns the URL of the list, such as ``https://10.0.0.5:10250/pods``; called for every request.
+        headers: returns the headers that authenticate us; called for every request.
+        ca_file: verifies the kubelet's certificate. Without it the certificate is not verified: by default kubelets
+            sign their own, and the address is this node's own.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class KubeletPods:
             await self._session.close()
 
     async def list(self) -> list[Pod]:
-        """The pods the kubelet knows now.
+        """Return the pods that the kubelet knows now.
 
         Raises:
-            Unreachable: no answer in time, or none that can be used.
+            Unreachable: there is no usable answer in time.
         """
         if self._session is None:
             raise Unreachable("the session is not open")
@@ -79,12 +79,12 @@ class KubeletPods:
                     raise Unreachable(f"{url} answered {response.status} {response.reason}")
             return msgspec.json.decode(body, type=_PodList).items or []
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
-            # The last two are msgspec's: also for what is not UTF-8, or too deep.
+            # msgspec raises the last two, also for input that is not UTF-8 or too deeply nested.
             raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
 
 
 def _unverified() -> ssl.SSLContext:
-    # Not from create_default_context: that would read all authorities the machine trusts first.
+    # Not from create_default_context, which would first read all authorities that the machine trusts.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -15,7 +15,7 @@ from allocator.metrics import AllocatorMetrics
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.settings import RELOADED, fixed_settings
 from ascend.reasons import Category, Reason
-from device_plugin.rules.rights import KUBELET_PODS, rights
+from device_plugin.publish.rights import KUBELET_PODS, rights
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 

@@ -12,7 +12,7 @@ from ascend.grammar import count
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Node
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
-from device_plugin.rules.rights import KUBELET_PODS, Right, rights
+from device_plugin.publish.rights import KUBELET_PODS, Right, rights
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding
 

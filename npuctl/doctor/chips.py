@@ -9,12 +9,11 @@ from typing import Final
 from ascend.chips import chip_name
 from ascend.errors import DriverError
 from ascend.grammar import count
+from device_plugin.driver.dcmi.file_permissions import resolve_protected
 from device_plugin.driver.dcmi.library import find
-from device_plugin.driver.trust import trusted
-from device_plugin.drivers import make_driver
-from device_plugin.inventory import CHIP_S, DISCOVER_S, Inspector
-from device_plugin.rules.injection import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, detect
-from device_plugin.rules.inventory import Scan
+from device_plugin.inventory.entries import Scan
+from device_plugin.inventory.inspector import CHIP_S, DISCOVER_S, Inspector
+from device_plugin.pods.container_edits import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, detect
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding
 
@@ -55,7 +54,7 @@ def check_library(settings: Settings, environment: Mapping[str, str]) -> Sequenc
         sentence = f"the chips are simulated by {settings.simulated_state}"
         return [Finding(LIBRARY, "warning", sentence, "set `driver: dcmi` on a server with real chips")]
     try:
-        path = trusted(settings.dcmi_library) if settings.dcmi_library is not None else find(environment)
+        path = resolve_protected(settings.dcmi_library) if settings.dcmi_library is not None else find(environment)
     except DriverError as error:
         advice = {
             "LibraryNotFound": "install the NPU driver; in a container, mount /usr/local/Ascend/driver",
@@ -68,7 +67,7 @@ def check_library(settings: Settings, environment: Mapping[str, str]) -> Sequenc
 async def check_chips(settings: Settings, found: Found) -> Sequence[Finding]:
     """Check that the driver answers, and the health of each chip."""
     try:
-        scan = await Inspector(make_driver(settings)).scan()
+        scan = await Inspector(settings.make_driver()).scan()
     except DriverError as error:
         advice = "`npu-smi info` calls the same driver; `dmesg` may say more"
         return [Finding(CHIPS, "problem", error.message, "" if settings.driver == "simulated" else advice)]
@@ -82,11 +81,11 @@ async def check_chips(settings: Settings, found: Found) -> Sequence[Finding]:
         findings.append(
             Finding(CHIPS, "problem", f"{chip_name(phy_id)}: {problem}", "reset the chip, or restart the server")
         )
-    for phy_id, verdict in sorted(scan.verdicts.items()):
-        if phy_id not in scan.problems and not (verdict.healthy and verdict.network_healthy):
-            sentence = verdict.sentence or "its network is unhealthy: not for distributed jobs"
+    for chip in scan.snapshot.chips:
+        if chip.chip_id not in scan.problems and not (chip.healthy and chip.network_healthy):
+            sentence = chip.sentence or "its network is unhealthy: not for distributed jobs"
             advice = "Huawei's documentation explains the fault codes; pods get other chips until it recovers"
-            findings.append(Finding(CHIPS, "warning", f"{chip_name(phy_id)}: {sentence}", advice))
+            findings.append(Finding(CHIPS, "warning", f"{chip_name(chip.chip_id)}: {sentence}", advice))
     return findings
 
 

@@ -14,10 +14,10 @@ import grpc
 from ascend.addresses import join_address, split_address
 from ascend.errors import Unreachable
 from ascend.grammar import count
-from device_plugin.kubelet.calls import CHANNEL_OPTIONS
+from device_plugin.kubelet.channel import CHANNEL_OPTIONS
 from device_plugin.kubelet.pod_resources import read_ledger
-from device_plugin.kubelet.registration import KUBELET_SOCKET, PREFIX
-from device_plugin.lock import NAME
+from device_plugin.serving.instance_lock import NAME
+from device_plugin.serving.registration import KUBELET_SOCKET, PREFIX
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb

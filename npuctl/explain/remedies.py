@@ -15,7 +15,7 @@ from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
 from ascend.deviceinfo import DEVICE_INFO, MANUALLY_SEPARATED, DeviceReport, decode_report, encode_report
 from ascend.errors import InvalidReport, InvalidValue
-from ascend.faults import read_separating
+from ascend.faults import read_pre_separate
 from ascend.kube.objects import Condition, ConfigMap, Node, Pod
 from npuctl.reading.objects import ClusterObjects
 
@@ -128,7 +128,7 @@ def _unhealthy(scene: Scene) -> ChipSet:
         return 0
     try:
         report = decode_report(scene.report.data)
-        separating = read_separating(report.faults)
+        separating = read_pre_separate(report.faults)
     except InvalidReport:
         return 0
     return separating | report.unhealthy | report.network_unhealthy | report.recovering | report.manually_separated

@@ -140,13 +140,13 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
     if not isinstance(server, Server):
         return NodeView(record.name, "", (), reason, message)
     reported = NO_REPORT if isinstance(record.report, Refusal) else record.report
-    unusable = reported.unhealthy | reported.separating
+    unusable = reported.unhealthy | reported.pre_separate
     chips = []
     for chip_id in chip_ids(server.reported):
         chip, name = chip_set((chip_id,)), chip_name(chip_id)
         ring = next(number for number, ring in enumerate(server.product.rings) if ring & chip)
         holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
-        health, faults = _health(chip, report, reported.separating), _faults(name, report)
+        health, faults = _health(chip, report, reported.pre_separate), _faults(name, report)
         chips.append(ChipView(name, ring, not unusable & chip, holders, health, faults))
     group = _GROUPS[server.product.family]
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)

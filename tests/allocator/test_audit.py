@@ -173,7 +173,7 @@ def test_groups_of_a_kind_that_has_just_come_or_gone_are_not_compared() -> None:
 
 def test_what_is_wrong_about_the_pods_of_a_job_is_found() -> None:
     job = (world := a_gang_of_which_one_is_bound_and_one_reserved()).cluster.jobs._jobs[TRAIN]
-    job._parts["uid-train-0"] = 1
+    job._vnpus["uid-train-0"] = 1
     job.size += 1
     del job._pods["uid-train-1"]
     assert differences_of_jobs(world) == [

@@ -177,7 +177,7 @@ class Books(RuleBasedStateMachine):
             return
         self.told.pop(each.uid, None)
         with contextlib.suppress(Refusal):
-            bound = self.binder.keep(each, candidates)
+            bound = self.binder.reserve(each, candidates)
             assert candidates is None or bound.node in candidates
             self.told[each.uid] = Told(each.name, bound.node, bound.grant.chips, self.world.now_s + TTL_S)
 

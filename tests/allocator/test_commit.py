@@ -363,8 +363,8 @@ async def test_what_was_bound_but_never_seen_is_looked_after() -> None:
 
 async def test_chips_can_be_kept_for_a_caller_that_binds_by_itself() -> None:
     office = Desk(pod("a", 2))
-    kept = office.binder.keep(pod("a", 2), None)
-    assert kept == office.binder.keep(pod("a", 2), None)
+    kept = office.binder.reserve(pod("a", 2), None)
+    assert kept == office.binder.reserve(pod("a", 2), None)
     assert office.stage() is Stage.RESERVED
     assert office.server.bindings == []
     later = await office.binder.bind(REF, kept.node)
@@ -373,7 +373,7 @@ async def test_chips_can_be_kept_for_a_caller_that_binds_by_itself() -> None:
 
 async def test_chips_confirmed_for_a_pod_that_is_never_bound_are_given_back_in_the_end() -> None:
     office = Desk(pod("a", 2))
-    office.binder.keep(pod("a", 2), None)
+    office.binder.reserve(pod("a", 2), None)
     office.binder.confirm("uid-a", "n1")
     for _ in range(int(30 + DOUBT_S)):
         assert office.stage() is not None
@@ -423,47 +423,47 @@ async def test_the_seat_of_a_pod_that_turns_out_to_be_gone_waits_for_its_success
 async def test_no_peer_is_given_the_seat_whose_chips_a_caller_was_told() -> None:
     a, b = gang()
     office = Desk(a, b)
-    told = office.binder.keep(a, None)
+    told = office.binder.reserve(a, None)
     with pytest.raises(Refusal, match="NotEnoughChips"):
-        office.binder.keep(b, [told.node])
-    assert office.binder.keep(b, None).node != told.node
-    assert office.binder.keep(a, None) == told
+        office.binder.reserve(b, [told.node])
+    assert office.binder.reserve(b, None).node != told.node
+    assert office.binder.reserve(a, None) == told
 
 
 async def test_what_a_caller_was_told_outlives_a_plan_that_is_given_up() -> None:
     a, b = gang()
     office = Desk(a, b)
-    told = office.binder.keep(b, ["n2"])
+    told = office.binder.reserve(b, ["n2"])
     office.world.add(node("n1", cordoned=True))
     with pytest.raises(Refusal, match="NotEnoughChips"):
-        office.binder.keep(a, None)
-    assert office.binder.keep(b, None) == told
+        office.binder.reserve(a, None)
+    assert office.binder.reserve(b, None) == told
     office.world.now_s += 119
-    told = office.binder.keep(b, None)
+    told = office.binder.reserve(b, None)
     office.world.now_s += 2
     office.world.ledger.expire()
     with pytest.raises(Refusal):
-        office.binder.keep(pod("other", 8), None)
+        office.binder.reserve(pod("other", 8), None)
     office.world.now_s += 120
-    assert office.binder.keep(pod("other", 8), None).node == told.node
+    assert office.binder.reserve(pod("other", 8), None).node == told.node
 
 
 async def test_a_pod_sits_down_again_when_its_caller_has_not_bound_it_in_time_or_gives_up() -> None:
     a, b = gang()
     office = Desk(a, b)
-    told = office.binder.keep(a, None)
+    told = office.binder.reserve(a, None)
     office.world.now_s += 20
-    assert office.binder.keep(a, None) == told
+    assert office.binder.reserve(a, None) == told
     office.world.now_s += 20
     assert office.world.ledger.expire() == []
     assert office.stage() is Stage.RESERVED
     office.world.now_s += 10
     assert office.world.ledger.expire() == []
     assert office.stage() is Stage.PLANNED
-    assert office.binder.keep(a, None) == told
+    assert office.binder.reserve(a, None) == told
     assert office.world.engine.release(a.uid)
     assert office.stage() is Stage.PLANNED
-    assert office.binder.keep(b, [told.node]).node == told.node
+    assert office.binder.reserve(b, [told.node]).node == told.node
 
 
 async def test_a_seat_that_has_gone_bad_while_its_pod_was_being_bound_gives_the_plan_up() -> None:

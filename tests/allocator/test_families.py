@@ -188,7 +188,7 @@ def test_passing_scoring_and_selecting_are_one(product: Product, data: st.DataOb
     assert len(verdict.chips) == len(set(verdict.chips)) == request
     assert linked(product, verdict.taken, request)
     assert verdict.score > 0
-    if distributed and product.heeds_network:
+    if distributed and product.has_network:
         assert not verdict.taken & cut_off
 
 

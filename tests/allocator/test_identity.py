@@ -10,8 +10,8 @@ from ascend.errors import Refusal
 from ascend.products import PRODUCTS
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.driver.simulated import SimulatedDriver, SimulatedServer
-from device_plugin.rules.node_labels import node_annotations, node_labels
-from device_plugin.rules.snapshot import Snapshot
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.publish.node_object import node_annotations, node_labels
 from tests.allocator.builders import node
 
 CHIP_NAME = "node.kubernetes.io/npu.chip.name"

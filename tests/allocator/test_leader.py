@@ -222,4 +222,4 @@ async def test_who_ends_while_it_waits_for_the_one_before_leaves_the_wait_to_the
 
 def test_belief_ends_early_enough_for_the_last_binding_to_end_too() -> None:
     lease = LeaseName("kube-system", "test")
-    assert lease.duration_s * 0.9 - lease.belief_s >= 2.5
+    assert lease.duration_s * 0.9 - lease.renew_deadline_s >= 2.5

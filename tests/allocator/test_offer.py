@@ -179,7 +179,7 @@ def test_a_pod_whose_chips_are_unclear_makes_its_node_unusable_while_it_lives(ho
 
 def test_a_chip_an_operator_took_out_is_not_given() -> None:
     taken_out = DeviceReport(free=0xFF, unhealthy=0, network_unhealthy=0, update_time_s=1, manually_separated=0b100)
-    assert read_report(report("n1", data=encode_report(taken_out))) == NodeReport(0b100, 0, 1, named=0xFF)
+    assert read_report(report("n1", data=encode_report(taken_out))) == NodeReport(0b100, 0, 1, listed=0xFF)
 
 
 def listing(device_list: dict[str, str]) -> ConfigMap:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from allocator.decision.engine import DecisionEngine
 from allocator.rules.job import VOLCANO, JobKey
 from allocator.state.cluster import Cluster
-from allocator.state.previous_nodes import LIFE_S, PreviousNodes
+from allocator.state.previous_nodes import TTL_S, PreviousNodes
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -136,7 +136,7 @@ def test_a_gang_comes_back_to_its_nodes_rank_by_rank_as_far_as_they_are_free(sel
 def test_the_nodes_of_jobs_that_ended_long_ago_are_forgotten() -> None:
     previous = PreviousNodes()
     for number in range(100):
-        previous.remember(JobKey("default", f"job-{number}", VOLCANO), 0, "n1", now_s=number * LIFE_S / 10)
+        previous.remember(JobKey("default", f"job-{number}", VOLCANO), 0, "n1", now_s=number * TTL_S / 10)
     assert len(previous) == 11
     assert previous.of(JobKey("default", "job-99", VOLCANO)) == {0: "n1"}
     assert previous.of(JobKey("default", "job-1", VOLCANO)) == {}

@@ -184,7 +184,7 @@ def test_changes_are_told_once_each_in_the_order_of_the_last_change() -> None:
 
 
 def test_who_has_been_away_too_long_reads_everything_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.state.changes._REMEMBERED", 3)
+    monkeypatch.setattr("allocator.state.changes._LIMIT", 3)
     changes = Changes()
     for name in "abcd":
         changes.note(name)

@@ -7,7 +7,7 @@ import pytest
 
 from allocator.rules.job import VOLCANO
 from allocator.rules.job_products import SCHEDULE_POLICY, avoids_sub_healthy, wanted_products
-from allocator.rules.validity import JobShape, invalidity, job_shape, validate_job, virtual_chips
+from allocator.rules.validity import JobShape, invalidity, job_shape, requested_vnpus, validate_job
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
@@ -180,17 +180,17 @@ STATIC_VNPU = [case for case in CASES["plugin"]["static_vnpu"] if case["resource
 @pytest.mark.parametrize("case", STATIC_VNPU, ids=lambda case: f"{case['resource']}-{case['num']}")
 def test_a_job_may_have_one_vnpu(case: dict[str, Any]) -> None:
     part = asking("p", {case["resource"]: str(case["num"])})
-    assert virtual_chips(part) == case["num"]
+    assert requested_vnpus(part) == case["num"]
     assert (invalidity(job_shape("job", [part])) is None) == case["valid"]
 
 
 def test_a_vnpu_next_to_whole_chips_or_to_another_is_refused() -> None:
     part, whole = asking("part", {f"{RESOURCE}-2c": "1"}), asking("whole", 1)
     cores = asking("cores", {"huawei.com/npu-core": "12"})
-    assert virtual_chips(whole) == 0
-    assert virtual_chips(cores) == 1
-    assert virtual_chips(asking("none", {"huawei.com/npu-core": "0", f"{RESOURCE}-2c": "0"})) == 0
-    assert virtual_chips(asking("many", {f"{RESOURCE}-2c": "9" * 5000})) == 1
+    assert requested_vnpus(whole) == 0
+    assert requested_vnpus(cores) == 1
+    assert requested_vnpus(asking("none", {"huawei.com/npu-core": "0", f"{RESOURCE}-2c": "0"})) == 0
+    assert requested_vnpus(asking("many", {f"{RESOURCE}-2c": "9" * 5000})) == 1
     for pods, words in (([part, whole], "parts of chips"), ([part, cores], "asks for 2 vNPUs")):
         with pytest.raises(Refusal) as refused:
             validate_job(job_shape("job default/train", pods))
@@ -222,7 +222,7 @@ def test_vnpus_are_counted_as_the_containers_need_them_at_one_time(
     first = [container(f"i{number}", *each) for number, each in enumerate(init)]
     then = [container(f"c{number}", each) for number, each in enumerate(app)]
     made = msgspec.structs.replace(asking("p", {}), spec=PodSpec(init_containers=first, containers=then))
-    assert virtual_chips(made) == parts
+    assert requested_vnpus(made) == parts
     assert World().engine.handles(made) == (parts > 1)
 
 

@@ -42,7 +42,7 @@ def occupants(draw: st.DrawFn, *, limit: int = 8) -> list[Occupant]:
             pod=f"default/p{owner}",
             priority=draw(st.integers(0, 2)),
             since=f"2026-01-0{draw(st.integers(1, 3))}",
-            leaving=draw(st.integers(0, 3)) == 0,
+            terminating=draw(st.integers(0, 3)) == 0,
             chips=chip_set(chip for chip in range(8) if owners[chip] == owner),
             counted=owners.count(owner),
         )
@@ -74,12 +74,12 @@ def test_no_other_pods_would_cost_less(everybody: list[Occupant], request: int) 
 def test_of_sets_that_cost_the_same_the_one_of_the_youngest_pods_goes(everybody: list[Occupant], request: int) -> None:
     chosen = select_victims(IDLE, ChipRequest(request), everybody)
     assert not isinstance(chosen, Refusal)
-    ending = [each for each in everybody if each.leaving]
-    ranked = least_important_first(each for each in everybody if not each.leaving)
+    ending = [each for each in everybody if each.terminating]
+    ranked = least_important_first(each for each in everybody if not each.terminating)
     sets = [each for size in range(len(ranked) + 1) for each in combinations(range(len(ranked)), size)]
     sets = [each for each in sets if fits([*ending, *(ranked[place] for place in each)], everybody, request)]
     best = min(sets, key=lambda each: (cost(ranked[place] for place in each), each))
-    assert [each for each in reversed(chosen) if not each.leaving] == [ranked[place] for place in best]
+    assert [each for each in reversed(chosen) if not each.terminating] == [ranked[place] for place in best]
 
 
 @given(everybody=occupants(), request=REQUESTS)

@@ -318,7 +318,7 @@ async def test_a_jobs_second_vnpu_is_not_bound_by_others_either(tmp_path: Path) 
 
 
 async def test_it_only_warns_where_that_is_wanted(tmp_path: Path) -> None:
-    async with ApiServer() as server, running(server, tmp_path, senseless_pods="warn") as allocator:
+    async with ApiServer() as server, running(server, tmp_path, invalid_pods="warn") as allocator:
         answer = await review(allocator, "pods", pod_manifest("odd", 17))
         assert answer["allowed"]
         assert "InvalidRequest: " in answer["warnings"][0]

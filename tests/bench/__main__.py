@@ -35,11 +35,11 @@ _WIDTH: Final = 118
 
 
 def main() -> int:
-    """Measure what is named, or everything; returns the exit code."""
+    """Run the named benches, or all; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join(BENCHES)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="a minute for everything; the numbers mean little")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every sample there")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"a bench: {', '.join(BENCHES)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="takes a minute for all; the numbers mean little")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", default=PLOTS, help=f"save plots there ({PLOTS})")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of every random choice (default: {SEED})")
     arguments = parser.parse_args()
@@ -53,7 +53,8 @@ def main() -> int:
     out.print(" · ".join(f"{key} {value}" for key, value in kept["conditions"].items()), highlight=False)
     for name in names:
         with Progress(console=Console(stderr=True), transient=True) as progress:
-            outcome = asyncio.run(_measured(name, Run(arguments.quick, arguments.seed, progress, arguments.plots)))
+            run = Run(name, arguments.quick, arguments.seed, progress, arguments.plots)
+            outcome = asyncio.run(_measured(run))
         out.print()
         for each in outcome.shown:
             out.print(each, highlight=False)
@@ -63,8 +64,8 @@ def main() -> int:
     return 0
 
 
-async def _measured(name: str, run: Run) -> Outcome:
-    return await BENCHES[name](run)
+async def _measured(run: Run) -> Outcome:
+    return await BENCHES[run.bench](run)
 
 
 def _conditions(seed: int, *, quick: bool) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How long the kubelet waits for the device plugin, and a pod for its chips: a plugin process on the sandbox."""
+"""How long the kubelet waits for the device plugin and a pod for its chips: a plugin process on the sandbox."""
 
 import random
 import time
@@ -34,7 +34,7 @@ class _Times:
 
     @property
     def answered(self) -> list[float]:
-        """Both calls of a pod together: the kubelet makes them one after the other, for one pod at a time."""
+        """Record both calls of a pod: the kubelet makes them one after the other, for one pod at a time."""
         return [sum(pair) for pair in zip(self.prefer, self.allocate, strict=True)]
 
 
@@ -63,7 +63,7 @@ async def measure(run: Run) -> Outcome:
         outcome.raw[f"{what}, allocate, s"] = times.allocate
         outcome.raw[f"{what}, claimed, s"] = times.claimed
     outcome.show(
-        "allocate: a device plugin process, asked by the sandbox's kubelet over its unix socket; ms",
+        "allocate: a device plugin process, called by the sandbox's kubelet over its unix socket; ms",
         shown,
         "prefer: GetPreferredAllocation; it waits for the plugin's own watch to show the pod.",
         "bind→claim: from the start of POST Binding until a watch shows AscendReal on the pod. 8 at once: the kubelet",
@@ -98,7 +98,7 @@ async def _crowd(rig: Rig, number: int, rng: random.Random, times: _Times) -> No
 
 @contextmanager
 def _stopwatch(times: _Times) -> Iterator[None]:
-    """Time the kubelet's calls at its own end of the socket."""
+    """Time the calls at the kubelet's end of the socket."""
     with (
         patch.object(Endpoint, "prefer", _timed(Endpoint.prefer, times.prefer)),
         patch.object(Endpoint, "allocate", _timed(Endpoint.allocate, times.allocate)),

@@ -1,4 +1,4 @@
-"""A kubelet that registers a plugin and then does not watch it, until it is registered with once more."""
+"""A kubelet that registers a plugin but watches it only after a second registration."""
 
 import asyncio
 import time
@@ -16,14 +16,14 @@ PATIENCE_S: Final = 30.0
 _CHANNEL: Final = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
 
 _Asked = asyncio.Queue[tuple[str, float]]
-"""Endpoint and moment (perf_counter) of each registration."""
+"""Endpoint and time (perf_counter) of each registration."""
 
 
 class _Registrar(pb_grpc.RegistrationServicer):
     def __init__(self) -> None:
         self.asked: _Asked = asyncio.Queue()
 
-    async def Register(  # noqa: N802 - the wire's name
+    async def Register(  # noqa: N802 - gRPC's name
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.Empty:
         del context
@@ -32,7 +32,7 @@ class _Registrar(pb_grpc.RegistrationServicer):
 
 
 async def forget_once(folder: Path) -> float:
-    """Take the place of the kubelet; seconds from a registration until the list comes, after another one.
+    """Play the kubelet; return the seconds from the first registration until the list, which follows a second one.
 
     Args:
         folder: of ``kubelet.sock``; there is none there afterwards.

@@ -38,7 +38,7 @@ async def measure(run: Run) -> Outcome:
         stub: AllocatorAsyncStub = AllocatorStub(channel)
         for number in run.steps("pods deleted", times + 1):
             allocator_s, report_s = await _one(rig, reports, stub, number, rng)
-            if number:  # the first is the warm-up
+            if number:  # the first one is a warm-up
                 allocator.append(allocator_s)
                 report.append(report_s)
     shown = table("seen by", "n", "p50 ms", "max ms")
@@ -74,13 +74,13 @@ async def _one(
 
 
 async def _held(stub: "AllocatorAsyncStub") -> int:
-    """How many chips the allocator believes to be held."""
+    """The number of chips the allocator counts as held."""
     state = await stub.GetState(pb.GetStateRequest(nodes=[NODE]))
     return sum(bool(chip.holders) for chip in state.nodes[0].chips)
 
 
 def _taken(report: ConfigMap) -> int | None:
-    """How many chips the node's report shows as not free; None for another ConfigMap."""
+    """The number of chips that are not free in the node's report; None for another ConfigMap."""
     if report.name != config_map_name(NODE):
         return None
     return ASCEND_910A.chips - decode_report(report.data).free.bit_count()

@@ -1,11 +1,13 @@
-"""What a bench is given and what it gives back: samples, from which tables are made, and nothing is thrown away."""
+"""The arguments and results of a bench: every sample is kept, and tables are made from them."""
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich import box
 from rich.console import RenderableType
@@ -13,31 +15,59 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+LINE_S: Final = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One call of the command line, as a bench sees it.
+    """A run of one bench. It reports on standard error what the bench does and how far it is.
 
     Attributes:
+        bench: the name of the bench.
         quick: only show that everything works; the numbers mean little.
         seed: of every random choice.
-        progress: shows how far it is.
+        progress: shows bars if standard error is a terminal.
         plots: the folder that plots are saved in.
     """
 
+    bench: str
     quick: bool
     seed: int
     progress: Progress
     plots: Path
 
-    def steps(self, what: str, count: int) -> Iterable[int]:
-        """0 … count-1, with a bar."""
-        return self.progress.track(range(count), description=what)
+    def steps(self, what: str, count: int) -> Iterator[int]:
+        """Yield 0 … count-1 and report each: as a bar on a terminal, otherwise as a line every ``LINE_S``."""
+        if self.progress.console.is_terminal:
+            yield from self.progress.track(range(count), description=f"{self.bench}: {what}")
+            return
+        printed_s = -math.inf
+        for number in range(count):
+            if (now_s := time.monotonic()) - printed_s >= LINE_S:
+                self._print_line(f"{what}: {number} of {count}")
+                printed_s = now_s
+            yield number
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Report something that has no steps while it is done."""
+        if not self.progress.console.is_terminal:
+            self._print_line(what)
+            yield
+            return
+        task = self.progress.add_task(f"{self.bench}: {what}", total=None)
+        try:
+            yield
+        finally:
+            self.progress.remove_task(task)
+
+    def _print_line(self, text: str) -> None:
+        self.progress.console.print(f"{self.bench}: {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a bench has found.
+    """The results of a bench.
 
     Attributes:
         shown: tables and sentences, in order.
@@ -48,12 +78,12 @@ class Outcome:
     raw: dict[str, Any] = field(default_factory=dict)
 
     def show(self, title: str, table: Table, *notes: str) -> None:
-        """Add a table with what is above and below it."""
+        """Add a table with a title and notes."""
         self.shown += [Text(title, style="bold"), table, *(Text(f"  {note}", style="dim") for note in notes), Text()]
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The smallest sample that so large a share of them does not exceed (nearest rank)."""
+    """The percentile by nearest rank; ``share`` is between 0 and 1."""
     ordered = sorted(samples)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
@@ -67,7 +97,7 @@ def p99(samples: Sequence[float]) -> float:
 
 
 def ms(seconds: float) -> str:
-    """Milliseconds with three digits that count."""
+    """Milliseconds with three significant digits."""
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
@@ -79,7 +109,7 @@ def us(seconds: float) -> str:
 
 
 def table(*columns: str) -> Table:
-    """A table whose first column is words and whose others are numbers."""
+    """A table with text in the first column and numbers in the others."""
     made = Table(box=box.SIMPLE_HEAD)
     for number, column in enumerate(columns):
         made.add_column(column, justify="right" if number else "left", no_wrap=True)

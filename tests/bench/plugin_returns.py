@@ -1,4 +1,4 @@
-"""How soon the kubelet watches the plugin again after they have lost each other, in each way they can.
+"""How soon the kubelet watches the plugin again after each way of losing the connection.
 
 Watched means: registered, the kubelet's stream open and the list of chips sent on it, by the plugin's own clock. The
 node's allocatable follows at the kubelet's next tick, up to a second later, and so does not belong to it.
@@ -20,30 +20,30 @@ from tests.conformance.node import PluginNode
 
 _POLL_S: Final = 0.002
 _METRIC: Final = "ascend_dp_last_list_sent_timestamp_seconds"
-_CALM_S: Final = 11.0
-"""After so long a registration counts as a good one, and the next may follow at once."""
+_STEADY_S: Final = 11.0
+"""A registration that lasted this long counts as steady, and the next one may follow at once."""
 
 NOTES: Final = (
     "watched: registered, and the list of chips sent on the kubelet's stream; allocatable follows at its 1 s tick.",
-    "never watched: a stand-in on the real kubelet's socket registers the plugin, and watches the second time.",
+    "never watched: a fake kubelet on the real one's socket registers the plugin, and watches it the second time.",
 )
 
 
 async def measure_returns(run: Run, rig: PluginRig, count: int, add: Callable[[str, float], None]) -> None:
-    """Lose each other in every way but the kubelet's restart, which has rows of its own.
+    """Lose the connection in every way except the kubelet's restart, which has rows of its own.
 
     Args:
-        run: shows how far it is.
-        rig: the node; no pod has chips, and none is disturbed.
+        run: reports the progress.
+        rig: the node, without pods that have chips.
         count: samples of each way.
         add: takes a row's name and seconds.
     """
     node = rig.node
     numbers = itertools.count(1)
     ways: dict[str, Callable[[], Awaitable[float]]] = {
-        "own socket wiped → watched": lambda: _socket_wiped(node),
-        "folder made anew → watched": lambda: _folder_made_anew(node),
-        "kubelet comes later → watched": lambda: _kubelet_comes_later(node),
+        "own socket removed → watched": lambda: _socket_wiped(node),
+        "folder recreated → watched": lambda: _folder_made_anew(node),
+        "kubelet starts later → watched": lambda: _kubelet_comes_later(node),
         "old plugin ends → new one watched": lambda: _upgraded(node, f"device-plugin-{next(numbers)}"),
     }
     for row, lose in ways.items():
@@ -52,7 +52,7 @@ async def measure_returns(run: Run, rig: PluginRig, count: int, add: Callable[[s
             add(row, await watched_s(node, lost_s) - lost_s)
             await asyncio.to_thread(node.wait_until_offered)
             if count > 1:
-                await asyncio.sleep(_CALM_S)
+                await asyncio.sleep(_STEADY_S)
     for _ in run.steps("never watched", count):
         add("never watched → watched", await forget_once(node.node.device_plugin_dir))
     await asyncio.to_thread(node.restart_kubelet)
@@ -60,7 +60,7 @@ async def measure_returns(run: Run, rig: PluginRig, count: int, add: Callable[[s
 
 
 async def watched_s(node: PluginNode, after_s: float) -> float:
-    """When the kubelet was first sent the list of chips after a moment; both in Unix seconds."""
+    """Return when the kubelet was first sent the list of chips after a time; both in Unix seconds."""
     async with asyncio.timeout(PATIENCE_S):
         while (sent_s := await asyncio.to_thread(node.plugin.metric, _METRIC)) < after_s:  # noqa: ASYNC110 - another process's page
             await asyncio.sleep(0.05)
@@ -68,7 +68,7 @@ async def watched_s(node: PluginNode, after_s: float) -> float:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Tells a file from another one made in its place; None where there is none."""
+    """Identifies a file that may be recreated; None if there is none."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 async def another(path: Path, before: tuple[int, int] | None) -> None:
-    """Wait until there is a file that is not the one of before."""
+    """Wait until there is another file than before."""
     async with asyncio.timeout(PATIENCE_S):
         while identity(path) in {before, None}:  # noqa: ASYNC110 - another process's file
             await asyncio.sleep(_POLL_S)
@@ -93,7 +93,7 @@ async def _socket_wiped(node: PluginNode) -> float:
 async def _folder_made_anew(node: PluginNode) -> float:
     await asyncio.to_thread(node.node.kubelet.stop)
     folder = node.node.device_plugin_dir
-    # At once, as the plugin may be making another socket there.
+    # At once, because the plugin may be creating another socket in the folder.
     await asyncio.to_thread(shutil.rmtree, folder.rename(folder.with_name("replaced")))
     return await _kubelet_started(node)
 
@@ -108,13 +108,13 @@ async def _kubelet_comes_later(node: PluginNode) -> float:
 
 
 async def _kubelet_started(node: PluginNode) -> float:
-    """Start the kubelet; when its socket appeared."""
+    """Start the kubelet; return when its socket appeared."""
     socket = node.node.device_plugin_dir / "kubelet.sock"
     async with asyncio.TaskGroup() as tasks:
         before = identity(socket)
         tasks.create_task(asyncio.to_thread(node.node.start_kubelet))
         await another(socket, before)
-        return time.time()  # … and the block ends once the kubelet is ready
+        return time.time()  # the block ends once the kubelet is ready
 
 
 async def _upgraded(node: PluginNode, name: str) -> float:

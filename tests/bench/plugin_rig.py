@@ -1,4 +1,4 @@
-"""One node with a real kubelet and the device plugin, as the reference was measured: pods are bound by hand."""
+"""A node with a real kubelet and the device plugin, as in the reference's measurements: pods are bound by hand."""
 
 import asyncio
 import json
@@ -29,11 +29,11 @@ USER: Final = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
 
 @dataclass(frozen=True, slots=True)
 class PluginRig:
-    """The node, and watches that see what happens to it.
+    """The node and watches on it.
 
     Attributes:
         node: kubelet, chips, plugin.
-        client: the API server, over connections that are kept.
+        client: the API server, over kept connections.
         nodes: what a watch of Nodes shows.
         reports: what a watch of ConfigMaps shows.
         pods: what a watch of pods shows.
@@ -48,7 +48,7 @@ class PluginRig:
     audit: AuditLog
 
     def offered(self, count: int) -> asyncio.Future[float]:
-        """When the Node next offers so many chips."""
+        """When the Node next offers this number of chips."""
         return self.nodes.when(lambda each, _gone: each.name == self.node.node.name and each.allocatable_chips == count)
 
     def reported(self, expected: Callable[[ChipSet, ChipSet], bool]) -> asyncio.Future[float]:
@@ -73,7 +73,7 @@ class PluginRig:
         await self.client.bind(namespace="default", name=name, uid=pod.uid, node=self.node.node.name, annotations=grant)
 
     def claimed(self, name: str) -> asyncio.Future[float]:
-        """When the pod next carries AscendReal."""
+        """When the pod next has AscendReal."""
         return self.pods.when(lambda each, _gone: each.name == name and REAL in each.metadata.annotations)
 
     def runs(self, name: str) -> asyncio.Future[float]:
@@ -81,7 +81,7 @@ class PluginRig:
         return self.pods.when(lambda each, _gone: each.name == name and each.status.phase == "Running")
 
     def registered_s(self, after_s: float) -> float | None:
-        """When the plugin first registered after a moment (perf_counter), by its own log; None if it has not."""
+        """When the plugin last registered, by its log, if that was after this time (perf_counter)."""
         to_perf_counter = time.perf_counter() - time.time()
         for line in reversed(self.node.plugin.process.log.read_text().splitlines()):
             if '"event": "registered"' in line:
@@ -93,7 +93,7 @@ class PluginRig:
 
 @asynccontextmanager
 async def plugin_rig() -> AsyncIterator[PluginRig]:
-    """A cluster of one node whose plugin does not run yet."""
+    """A cluster of one node; its plugin is not started yet."""
     async with AsyncExitStack() as stack:
         cluster = Cluster(1, audited=[USER])
         await asyncio.to_thread(cluster.start)
@@ -114,7 +114,7 @@ async def plugin_rig() -> AsyncIterator[PluginRig]:
 
 
 def _account(cluster: Cluster, folder: Path) -> ServiceAccount:
-    """A ServiceAccount of the plugin's own, as in its pod; so its requests can be told from others' as well."""
+    """Create the plugin's ServiceAccount, as in its pod, so that its requests can be distinguished."""
     metadata = {"name": ACCOUNT, "namespace": NAMESPACE}
     cluster.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
     cluster.api.create(

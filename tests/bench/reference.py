@@ -1,7 +1,7 @@
-"""What Huawei's ascend-device-plugin needed on a real kubelet, with the same fake driver: quoted, not raced.
+"""Results of Huawei's ascend-device-plugin on a real kubelet with the same fake driver: quoted, not measured here.
 
-Source of every number: spec/baseline-device-plugin.md §2.1 to §2.5 (median, in seconds where a unit is not named). It
-is a native binary; the machine was the same kind, with 2 cores that others used as well.
+Source of every number: spec/baseline-device-plugin.md §2.1 to §2.5 (median, in seconds unless a unit is named). It is a
+native binary; the machine was of the same type, with 2 cores that other programs used as well.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A number of the reference.
+    """A result of the reference.
 
     Attributes:
-        median: seconds, or as its name says.
-        worst: the largest; None where it is not said.
+        median: in seconds, unless the row names another unit.
+        worst: the largest sample; None if unknown.
         section: of the source.
     """
 
@@ -49,4 +49,4 @@ REFERENCE: Final = {
     "API requests at the start": Said(15, None, "2.1"),
     "pairs swapped, %": Said(41, None, "2.4"),
 }
-"""By the name of the row; the last is 7 of 17. An event that is lost was not found within 40 s."""
+"""By row; the last one is 7 of 17. A fault whose event was lost was not found within 40 s."""

@@ -1,4 +1,4 @@
-"""How many requests a user sent to the API server, from its audit log."""
+"""The requests of a user to the API server, from its audit log."""
 
 import json
 from collections import Counter
@@ -18,11 +18,11 @@ class AuditLog:
 
     @property
     def end(self) -> int:
-        """Where the next line will begin."""
+        """The position of the next line."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def since(self, position: int) -> Counter[str]:
-        """Requests that came after a position, by verb and resource; a watch that only ended after it is none."""
+        """Requests after a position, by verb and resource, without watches that only ended after it."""
         begun: set[str] = set()
         found: Counter[str] = Counter()
         with self.path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""One node on the sandbox: API server and kubelet here, our programs as processes of their own."""
+"""A sandbox node: API server and kubelet in this process, the project's programs as processes."""
 
 import asyncio
 import random
@@ -29,12 +29,12 @@ NODE: Final = "n1"
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """One node with 8 chips, and no scheduler: pods are bound by whoever measures.
+    """A node with 8 chips and no scheduler: the bench binds the pods.
 
     Attributes:
         client: the API server.
-        pods: what the watch shows.
-        grpc_address: where the allocator serves.
+        pods: a watch of pods.
+        grpc_address: the allocator's gRPC address.
     """
 
     client: KubeClient
@@ -52,7 +52,7 @@ class Rig:
         await self.client.bind(namespace="default", name=pod.name, uid=pod.uid, node=NODE, annotations=annotations)
 
     def claimed(self, pod: Pod, chips: tuple[int, ...]) -> asyncio.Future[float]:
-        """When the pod shows that it was handed these chips."""
+        """When the pod's claim has these chips."""
 
         def is_claimed(each: Pod, gone: bool) -> bool:  # noqa: FBT001 - called by position
             real = each.metadata.annotations.get(REAL)
@@ -64,7 +64,7 @@ class Rig:
         return self.pods.when(is_claimed)
 
     async def delete(self, *pods: Pod) -> list[float]:
-        """Delete pods; the moments at which the API server had them no more."""
+        """Delete pods; return when the API server no longer had each."""
         going = [self.pods.when(lambda each, gone, uid=pod.uid: gone and each.uid == uid) for pod in pods]  # type: ignore[misc]  # bound
         for pod in pods:
             await self.client.delete(PODS, pod.name, "default")
@@ -76,7 +76,7 @@ async def one_node(*, seed: int, with_allocator: bool = False) -> AsyncIterator[
     """The node, once all programs are ready and its chips are offered."""
     http, grpc, plugin_http = (f"127.0.0.1:{port}" for port in free_ports(3))
     async with AsyncExitStack() as stack:
-        # Unix sockets have short paths only.
+        # The path of a unix socket must be short.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-", ignore_cleanup_errors=True)))
         server = await stack.enter_async_context(ApiServer(tokens={"secret": "admin"}))
         kubeconfig = write_kubeconfig(folder / "kubeconfig.json", server.url, "secret")
@@ -100,7 +100,7 @@ async def one_node(*, seed: int, with_allocator: bool = False) -> AsyncIterator[
 
 
 def some_chips(rng: random.Random, count: int) -> tuple[int, ...]:
-    """Chips an allocator might choose on an idle server: within one ring, unless it is all of them."""
+    """Chips that an allocator may choose on an idle server: within one ring, unless all are requested."""
     rings: Sequence[int] = ASCEND_910A.rings if count < ASCEND_910A.chips else (ASCEND_910A.all_chips,)
     return tuple(sorted(rng.sample(chip_ids(rng.choice(rings)), count)))
 

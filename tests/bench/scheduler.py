@@ -4,7 +4,7 @@ import asyncio
 import random
 import statistics
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -134,7 +134,9 @@ async def measure(run: Run) -> Outcome:
         return Outcome([Text("\n".join(lines), style="bold red")])
     outcome = Outcome()
     for size in _QUICK if run.quick else _FULL:
-        async with _bench(run, size) as bench:
+        async with AsyncExitStack() as stack:
+            with run.doing(f"start a real cluster with {size.nodes:,} nodes"):
+                bench = await stack.enter_async_context(_bench(run, size))
             steps = run.steps(f"bursts through kube-scheduler, {size.nodes:,} nodes", size.rounds * len(SIDES))
             # Every second round begins with the other side, so that a machine that grows slower is slower for both.
             turns = [name for number in range(size.rounds) for name in (SIDES if number % 2 == 0 else SIDES[::-1])]

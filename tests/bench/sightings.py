@@ -1,4 +1,4 @@
-"""When a change is first seen on a watch: the other end of a stopwatch."""
+"""When a change is first seen on a watch."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 
 
 class Sightings(Generic[T]):
-    """Waits for objects to be as expected; a reflector's handler."""
+    """A reflector's handler that waits for expected objects."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Callable[[T, bool], bool], asyncio.Future[float]]] = []
@@ -26,10 +26,10 @@ class Sightings(Generic[T]):
         self._look(obj, gone=True)
 
     def when(self, expected: Callable[[T, bool], bool]) -> asyncio.Future[float]:
-        """The moment (perf_counter, seconds) of the next change after which an object is as expected.
+        """Return the time (perf_counter) of the next change after which an object is as expected.
 
         Args:
-            expected: judges an object and whether it is gone.
+            expected: called with an object and whether it is gone.
         """
         seen: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append((expected, seen))
@@ -59,7 +59,7 @@ async def watching(client: KubeClient, resource: Resource[T], namespace: str = "
 
 
 async def seen(sighting: asyncio.Future[float], what: str) -> float:
-    """The moment of a sighting.
+    """Wait for a sighting; return its time.
 
     Raises:
         AssertionError: it did not come in time.

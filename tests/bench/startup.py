@@ -112,7 +112,8 @@ async def _measured(run: Run, size: _Size, nodes: int) -> _Samples:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aa-")))
         server = await stack.enter_async_context(ApiServer(tokens=_TOKENS))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        await settle(server, nodes, run.seed)
+        with run.doing(f"fill a cluster of {nodes:,} nodes"):
+            await settle(server, nodes, run.seed)
         for number in run.steps(f"starts with {nodes:,} nodes", size.starts):
             read_s, read_bytes = await _read_lists(http, server)
             samples.read_s.append(read_s)

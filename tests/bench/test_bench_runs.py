@@ -1,6 +1,7 @@
 """The measurements can be made; how fast anything is, they only print."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ def test_the_quick_benches_that_need_no_cluster_print_their_tables_and_keep_thei
     assert samples["conditions"]["seed"] in done.stdout
     for bench in benches:
         assert all(samples[bench].values())
+        assert re.search(rf"^{bench}: .+: 0 of \d+$", done.stderr, re.MULTILINE), done.stderr
 
 
 def test_an_unknown_bench_is_named_in_the_error() -> None:

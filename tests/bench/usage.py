@@ -1,4 +1,4 @@
-"""How much CPU and memory processes use, from /proc."""
+"""CPU and memory of processes, from /proc."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(process: Process) -> float:
-    """User and system time of a program so far, all its threads; 0 if it does not run."""
+    """User and system time of a program's threads; 0 if it does not run."""
     return cpu_of_pid(process.pid) if process.alive else 0.0
 
 
@@ -20,18 +20,18 @@ def cpu_of(processes: Mapping[str, Process]) -> dict[str, float]:
 
 
 def cpu_of_pid(pid: int) -> float:
-    """User and system time of a process so far, all its threads."""
+    """User and system time of a process's threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def rss_mib(pid: int) -> float:
-    """The memory a process has now."""
+    """The present memory of a process."""
     return _mib(pid, "VmRSS")
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory it has had."""
+    """The peak memory of a process."""
     return _mib(pid, "VmHWM")
 
 

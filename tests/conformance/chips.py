@@ -1,4 +1,4 @@
-"""The chips of the node under test, as a test breaks and mends them: the one place that knows which driver is read."""
+"""The chips of the node under test, which tests break and repair; only this module knows the driver."""
 
 import contextlib
 import tempfile
@@ -8,16 +8,16 @@ from typing import Final
 from tests.dcmi.fake import FakeDcmi, ascend_910b
 
 SEPARATE: Final = "80E18402"
-"""A fault that separates a chip (the one the reference was measured with, spec/baseline-device-plugin.md §2.3)."""
+"""A fault that separates a chip (the one in the reference's measurements, spec/baseline-device-plugin.md §2.3)."""
 
 HEALTH: Final = "dcmi_get_device_health"
 
 
 class Chips:
-    """A server with eight 910B3, told of by the real driver's binding to a library that answers what a file says.
+    """A server with eight 910B3, read by the real driver with a fake library that answers from a file.
 
     Args:
-        folder: where library and file go.
+        folder: for the library and its file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,11 +25,11 @@ class Chips:
         self._all = list(self._fake._chips)
         self._broken = contextlib.ExitStack()
         self.changed = False
-        """Not all as on a healthy server."""
+        """Whether anything differs from a healthy server."""
 
     @property
     def flags(self) -> list[str]:
-        """The flags by which a plugin reads these chips."""
+        """The flags with which a plugin reads these chips."""
         return ["--driver", "dcmi"]
 
     @property
@@ -38,59 +38,59 @@ class Chips:
         return self._fake.environment()
 
     def fail(self, chip_id: int, code: str = SEPARATE) -> None:
-        """A fault appears."""
+        """Give the chip a fault."""
         self.changed = True
         self._fake.chip(chip_id).codes = (int(code, 16),)
 
     def hang(self, chip_id: int, function: str = HEALTH) -> None:
-        """From the next call on, a function does not return for this chip."""
+        """Have a function hang for this chip from the next call on."""
         self.changed = True
         self._broken.enter_context(self._fake.hang(function, card=chip_id))
 
     def drop(self, chip_id: int) -> None:
-        """The chip has dropped off: it is not ready, whatever is asked of its health."""
+        """Drop the chip off the bus: calls about its health return "not ready"."""
         self.changed = True
         self._fake.chip(chip_id).dropped = True
 
     def take_away(self, chip_id: int) -> None:
-        """The driver has never heard of the chip."""
+        """Remove the chip from the driver's list."""
         self.changed = True
         self._fake._chips.remove(self._fake.chip(chip_id))
         self._fake.save()
 
     def serialise(self) -> None:
-        """The driver makes one call after the other: one that hangs holds up all."""
+        """Serialize the driver's calls: one that hangs blocks all others."""
         self.changed = True
         self._fake.set(serialise=True)
 
     def lose_events(self) -> None:
-        """Faults come and go without an event."""
+        """Have faults occur and clear without an event."""
         self.changed = True
         self._fake.set(lose_events=True)
 
     def refuse_events(self) -> None:
-        """Nobody may subscribe to events."""
+        """Refuse subscriptions to events."""
         self.changed = True
         self._broken.enter_context(self._fake.fail("dcmi_subscribe_fault_event", -8255))
 
     def break_driver(self, code: int) -> None:
-        """The driver can't be opened."""
+        """Make the driver fail to open."""
         self.changed = True
         self._broken.enter_context(self._fake.fail("dcmi_init", code))
 
     def calls(self) -> int:
-        """How many calls the driver has answered so far."""
+        """The number of calls the driver has answered."""
         return sum(self._fake.calls().values())
 
     def repair(self, chip_id: int) -> None:
-        """The chip is there and healthy again; calls that hang go on hanging."""
+        """Make the chip present and healthy again; calls that hang keep hanging."""
         (chip,) = (each for each in self._all if each.phy == chip_id)
         if chip not in self._fake._chips:
             self._fake._chips[:] = [each for each in self._all if each is chip or each in self._fake._chips]
         chip.codes, chip.dropped = (), False
 
     def repair_all(self) -> None:
-        """A healthy server."""
+        """Make the server healthy."""
         self._broken.close()
         self._fake.set(serialise=False, lose_events=False)
         for chip in self._all:

@@ -1,4 +1,4 @@
-"""One node for all tests of a module; each finds it healthy and empty."""
+"""One node for all tests of a module; each test finds it healthy and empty."""
 
 import tempfile
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ascend.deviceinfo import NAMESPACE, config_map_name
-from device_plugin.rules.node_labels import CHIP_MEMORY, CHIP_NAME, DRIVER_VERSION, SERVER_TYPE_LABEL
+from device_plugin.publish.node_object import CHIP_MEMORY, CHIP_NAME, DRIVER_VERSION, SERVER_TYPE_LABEL
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import cluster  # noqa: F401 - a fixture
 from tests.conformance.chips import Chips
@@ -18,7 +18,7 @@ from tests.e2e.programs import write_kubeconfig
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here needs the real cluster."""
+    """Mark all tests here as needing the real cluster."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.real)
@@ -39,7 +39,7 @@ def shared_node(cluster: Cluster) -> Iterator[GatedNode]:  # noqa: F811 - a fixt
             yield made
         finally:
             made.plugin.process.stop()
-            # The plugin never takes a label back; other modules of this cluster have servers of another kind.
+            # The plugin never removes a label, and other modules of this cluster have servers of another type.
             labels = dict.fromkeys((CHIP_NAME, CHIP_MEMORY, SERVER_TYPE_LABEL, DRIVER_VERSION))
             cluster.api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": labels}})
             cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{config_map_name(node.name)}")
@@ -47,6 +47,6 @@ def shared_node(cluster: Cluster) -> Iterator[GatedNode]:  # noqa: F811 - a fixt
 
 @pytest.fixture
 def node(shared_node: GatedNode) -> Iterator[GatedNode]:
-    """The node: no pods, eight healthy chips offered."""
+    """The node without pods, offering eight healthy chips."""
     yield shared_node
     shared_node.mend()

@@ -1,4 +1,4 @@
-"""One real node with the device plugin on it; the test plays the allocator, and looks at everybody's books."""
+"""A real node with the device plugin; the test plays the allocator, and compares all records of chips."""
 
 import contextlib
 import http
@@ -33,11 +33,11 @@ PODS: Final = "/api/v1/namespaces/default/pods"
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What a container sees.
+    """A container's view of its chips.
 
     Attributes:
-        visible: ``ASCEND_VISIBLE_DEVICES`` as ids; None without.
-        devices: ids of the davinci nodes below /dev.
+        visible: ``ASCEND_VISIBLE_DEVICES`` as ids; None if it is not set.
+        devices: ids of the davinci device nodes below /dev.
         env: its environment.
     """
 
@@ -48,7 +48,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
-    """The way of a program on a machine.
+    """Access of a program on a machine: a kubeconfig.
 
     Attributes:
         path: the file.
@@ -57,16 +57,16 @@ class Kubeconfig:
     path: Path
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command, with this way."""
+        """The command with this access."""
         return [*command, "--kubeconfig", str(self.path)]
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceAccount:
-    """The way of a program in a pod.
+    """Access of a program in a pod: a service account.
 
     Attributes:
-        folder: with token and ca.crt.
+        folder: contains token and ca.crt.
         url: the API server's address.
     """
 
@@ -74,7 +74,7 @@ class ServiceAccount:
     url: str
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command, with this way: folder and variables are those a pod has."""
+        """The command with this access: folder and variables are as in a pod."""
         server = urlsplit(self.url)
         variables = (f"KUBERNETES_SERVICE_HOST={server.hostname}", f"KUBERNETES_SERVICE_PORT={server.port}")
         return ["unshare", "--mount", "sh", "-ec", _IN_POD, str(self.folder), "env", *variables, *command]
@@ -86,12 +86,12 @@ mkdir -p /run/secrets/kubernetes.io/serviceaccount
 cp "$0"/* /run/secrets/kubernetes.io/serviceaccount
 exec "$@"
 """
-"""/var/run is /run."""
+"""Where the command looks for the token: /var/run is /run."""
 
 
 @dataclass(slots=True)
 class PluginProcess:
-    """A plugin that may run, with the address of its pages."""
+    """A plugin process, and the address of its HTTP pages."""
 
     process: Process
     page: Server
@@ -101,14 +101,14 @@ class PluginProcess:
         return self.process.alive and self.page.answers("/readyz")
 
     def problems(self) -> str:
-        """What its readiness page says."""
+        """The text of its readiness page."""
         try:
             return self.page.request("GET", "/readyz").decode()
         except (HTTPError, OSError) as error:
             return str(error)
 
     def metric(self, name: str, **labels: str) -> float:
-        """A sample of its metrics page; 0 where it has none, or does not answer."""
+        """A sample of its metrics page; 0 if there is none or it does not answer."""
         try:
             text = self.page.request("GET", "/metrics").decode()
         except (HTTPError, OSError):
@@ -121,10 +121,10 @@ class PluginNode:
     """The node.
 
     Attributes:
-        cluster: which cluster it is of.
-        node: kubelet and containerd.
-        chips: to break and mend.
-        access: how the plugin gets to the API server.
+        cluster: the cluster it belongs to.
+        node: its kubelet and containerd.
+        chips: its chips.
+        access: the plugin's access to the API server.
         plugin: the plugin.
     """
 
@@ -137,10 +137,10 @@ class PluginNode:
     def __post_init__(self) -> None:
         self.plugin = self.new_plugin("device-plugin")
 
-    # --- the programs
+    # Programs.
 
     def new_plugin(self, name: str, *flags: str) -> PluginProcess:
-        """Another instance of the plugin, not started; settings are the defaults, but for what a test machine lacks."""
+        """Another instance of the plugin, not started, with default settings except for what a test machine lacks."""
         devices = make_device_nodes(self.node.folder / "chips", DEVICE_NODES)
         (port,) = free_ports(1)
         command = [
@@ -154,24 +154,24 @@ class PluginNode:
         return PluginProcess(process, Server(f"http://127.0.0.1:{port}"))
 
     def start_plugin(self) -> None:
-        """Start the plugin, and wait until the node offers its chips."""
+        """Start the plugin and wait until the node offers its chips."""
         self.plugin.process.start()
         self.wait_until_offered()
 
     def restart_kubelet(self) -> None:
-        """Restart the kubelet; containers stay."""
+        """Restart the kubelet; containers keep running."""
         self.node.kubelet.kill()
         self.node.start_kubelet()
 
     def end_all_containers(self) -> None:
-        """What a reboot does to containers; kubelet and plugin don't run."""
+        """End all containers as a reboot does; kubelet and plugin must not run."""
         ctr = f"ctr --address {self.node.folder / 'containerd.sock'} --namespace k8s.io tasks"
         ending = self.node.process("reboot", ["sh", "-ec", f"for id in $({ctr} ls -q); do {ctr} kill -s 9 $id; done"])
         ending.start()
         assert ending.wait(timeout_s=PATIENCE_S) == 0, ending.log_tail()
 
     def mend(self) -> None:
-        """Whatever a test did: a node without pods, healthy, offering all its chips."""
+        """Return the node to a healthy one without pods that offers all its chips."""
         kubelet, control = self.node.kubelet, self.cluster.control_plane
         for each in (control.apiserver, kubelet, self.plugin.process):
             if each.alive:
@@ -191,20 +191,20 @@ class PluginNode:
         self.wait_until(lambda: self.plugin.is_ready and self.counts() == (8, 8), "the node offers its chips")
 
     def wait_until(self, condition: Any, what: str, timeout_s: float = PATIENCE_S) -> None:
-        """Wait for a condition; the end of the plugin's log is in the error."""
+        """Wait for a condition; the error has the end of the plugin's log."""
         wait_until(condition, timeout_s=timeout_s, what=what, tail=self.plugin.process.log_tail)
 
-    # --- the allocator's side
+    # The allocator.
 
     def create(self, name: str, chips: int = 0, *, image: str = BUSYBOX_IMAGE, **spec: Any) -> dict[str, Any]:
-        """Create a pod that nobody schedules."""
+        """Create a pod that no scheduler binds."""
         manifest = pod_manifest(name, chips, schedulerName="none", **spec)
         for container in manifest["spec"]["containers"]:
             container["image"] = image
         return dict(self.cluster.api.create(manifest))
 
     def bind(self, name: str, *chips: int, predicate_time: int | None = None) -> None:
-        """Bind a pod with its chips, in one step as the allocator does."""
+        """Bind a pod with its chips in one step, as the allocator does."""
         self.cluster.api.request("POST", f"{PODS}/{name}/binding", self.binding(name, *chips, at=predicate_time))
 
     def binding(self, name: str, *chips: int, at: int | None = None) -> dict[str, Any]:
@@ -218,12 +218,12 @@ class PluginNode:
         }
 
     def place(self, name: str, *chips: int, **spec: Any) -> None:
-        """Create a pod with one container that asks for these chips, and bind it."""
+        """Create a pod with one container that requests these chips, and bind it."""
         self.create(name, len(chips), **spec)
         self.bind(name, *chips)
 
     def bind_together(self, gap_s: float, *bindings: tuple[str, tuple[int, ...], int]) -> None:
-        """Send several Bindings (name, chips, predicate-time) one shortly after the other, before any is answered."""
+        """Send several Bindings (name, chips, predicate-time) shortly after each other, before any is answered."""
         connections = [self.cluster.api.connection() for _ in bindings]
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.cluster.admin_token}"}
         for connection in connections:
@@ -249,19 +249,19 @@ class PluginNode:
             self.cluster.api.delete(f"{PODS}/{name}")
 
     def clear(self) -> None:
-        """Delete all pods without grace: they are gone at once, and their chips with them.
+        """Delete all pods without grace: they and their chips are gone at once.
 
-        That their containers take another second disturbs nobody.
+        Their containers may take another second.
         """
         self.cluster.api.delete(PODS, grace_s=0)
         self.wait_until(lambda: not self.ledger(), "the kubelet has freed all chips")
 
     def wait_until_gone(self, *names: str) -> None:
-        """Wait until the API server has pods no more."""
+        """Wait until the API server no longer has pods."""
         for name in names:
             self.wait_until(lambda name=name: not self.cluster.api.answers(f"{PODS}/{name}"), f"pod {name} is gone")
 
-    # --- everybody's books
+    # Records of chips.
 
     def pod(self, name: str) -> dict[str, Any]:
         return dict(self.cluster.api.get(f"{PODS}/{name}"))
@@ -273,7 +273,7 @@ class PluginNode:
         return str(self.pod(name)["status"].get("phase"))
 
     def running(self, name: str) -> dict[str, Any]:
-        """The pod once it runs and is claimed."""
+        """Wait until the pod runs with its claim; return it."""
         found: dict[str, Any] = {}
 
         def runs() -> bool:
@@ -287,17 +287,17 @@ class PluginNode:
         return found
 
     def failed(self, name: str) -> str:
-        """Why the kubelet refused the pod, once it has."""
+        """Wait until the kubelet has refused the pod; return the reason."""
         self.wait_until(lambda: self.phase(name) == "Failed", f"pod {name} has failed")
         status = self.pod(name)["status"]
         return f"{status['reason']}: {status['message']}"
 
     def ledger(self) -> dict[tuple[str, str], ChipSet]:
-        """The kubelet's ledger: (pod, container) to chips; containers without chips are left out."""
+        """The kubelet's ledger: chips by (pod, container); containers without chips are left out."""
         return read_ledger(self.node.pod_resources_socket)
 
     def container(self, pod: str, name: str = "main") -> Container:
-        """What a container sees."""
+        """A container's view of its chips."""
         printed = self.node.exec(pod, ["env"], container=name)
         env = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
         below = self.node.exec(pod, ["ls", "/dev"], container=name).split()
@@ -306,7 +306,7 @@ class PluginNode:
         return Container(None if visible is None else tuple(map(int, visible.split(","))), tuple(ids), env)
 
     def check(self, name: str, *chips: int) -> None:
-        """Everybody says that a running pod has these chips: annotations, kubelet, container."""
+        """Check that annotations, kubelet and container of a running pod have these chips."""
         pod = self.running(name)
         annotations = pod["metadata"]["annotations"]
         expected = chip_set(chips)
@@ -321,17 +321,17 @@ class PluginNode:
         assert container.devices == chip_ids(expected)
 
     def report(self) -> DeviceReport:
-        """The node's ConfigMap; a wrong CheckCode is an error."""
+        """The node's report; a wrong CheckCode raises."""
         path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{config_map_name(self.node.name)}"
         return decode_report(self.cluster.api.get(path)["data"])
 
     def counts(self) -> tuple[int, int]:
-        """Capacity and allocatable on the Node; (-1, -1) where the resource is absent."""
+        """Capacity and allocatable of the Node; (-1, -1) if the resource is absent."""
         status = self.cluster.api.get(f"/api/v1/nodes/{self.node.name}")["status"]
         return int(status["capacity"].get(RESOURCE, -1)), int(status["allocatable"].get(RESOURCE, -1))
 
     def kubelet_metric(self, name: str, **labels: str) -> float:
-        """A sample of the kubelet's metrics; 0 where it has none."""
+        """A sample of the kubelet's metrics; 0 if there is none."""
         return sample(self.node.server.request("GET", "/metrics").decode(), name, **labels)
 
     def plugin_sockets(self) -> list[Path]:
@@ -339,29 +339,29 @@ class PluginNode:
         return sorted(self.node.device_plugin_dir.glob("ascend910-*.sock"))
 
     def signal_main(self, pod: str, container: str = "main") -> None:
-        """Have a container's first process end, as after a crash."""
-        with contextlib.suppress(HTTPError):  # the shell that sends it may be killed along
+        """Kill a container's first process."""
+        with contextlib.suppress(HTTPError):  # the shell that sends the signal may be killed as well
             self.node.exec(pod, ["sh", "-c", "kill${IFS}-TERM${IFS}1"], container=container)
 
 
 @dataclass(slots=True)
 class GatedNode(PluginNode):
-    """A node whose plugin gets to the API server by a way with gates.
+    """A node whose plugin reaches the API server through a proxy with gates.
 
     Attributes:
-        passage: that way.
+        passage: the proxy.
     """
 
     passage: Passage
 
 
 def written_set(annotations: Mapping[str, str], key: str) -> ChipSet:
-    """The chips of an annotation."""
+    """The chips in an annotation."""
     return chip_set(parse_names(annotations[key]))
 
 
 def sample(text: str, name: str, **labels: str) -> float:
-    """A sample of a metrics page; 0 where it has none."""
+    """A sample of a metrics page; 0 if there is none."""
     for family in text_string_to_metric_families(text):
         for each in family.samples:
             if each.name == name and labels.items() <= each.labels.items():
@@ -370,5 +370,5 @@ def sample(text: str, name: str, **labels: str) -> float:
 
 
 def restarts(pod: Mapping[str, Any]) -> Sequence[int]:
-    """How often each container was started again."""
+    """The number of restarts of each container."""
     return [each["restartCount"] for each in pod["status"].get("containerStatuses", ())]

@@ -1,4 +1,4 @@
-"""The plugin's way to the API server, with gates that hold single requests back; blocking calls, as all tests here."""
+"""A proxy between the plugin and the API server, with gates that hold single requests back; all calls block."""
 
 import asyncio
 import threading
@@ -16,22 +16,22 @@ _PATIENCE_S: Final = 30.0
 
 
 class HeldGate:
-    """A gate, seen from outside the loop it lives on."""
+    """A gate, used from outside its event loop."""
 
     def __init__(self, passage: "Passage", gate: Gate) -> None:
         self._passage = passage
         self._gate = gate
 
     def wait_until_reached(self) -> None:
-        """Return when a request has stopped here.
+        """Return when a request waits here.
 
         Raises:
-            TimeoutError: none came.
+            TimeoutError: there is none.
         """
         self._passage.run(asyncio.wait_for(self._gate.reached.wait(), _PATIENCE_S))
 
     def open(self) -> None:
-        """Let what waits go on, and what comes."""
+        """Let waiting and later requests pass."""
 
         async def opening() -> None:
             self._gate.opened.set()
@@ -40,7 +40,7 @@ class HeldGate:
 
 
 class Passage:
-    """A proxy on a thread of its own. Use as a context manager.
+    """A proxy in a thread. Use as a context manager.
 
     Args:
         upstream: base address of the API server.
@@ -57,7 +57,7 @@ class Passage:
         return self._proxy.url
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something on the thread's loop, and wait for it."""
+        """Run a coroutine on the thread's loop and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * _PATIENCE_S)
 
     def __enter__(self) -> Self:

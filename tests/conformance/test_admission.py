@@ -1,4 +1,4 @@
-"""An admission gets the chips of the pod under admission, or a clear word; never another pod's, and never late."""
+"""An admission gets the chips of the pod under admission or a clear refusal; never another pod's, and never late."""
 
 import time
 
@@ -13,9 +13,9 @@ from tests.conformance.node import ALL, GatedNode, PluginNode
 from tests.conformance.wire import plugin_service
 
 CAP_S = 5.0
-"""The product's own is four seconds; the rest is the test's."""
+"""The plugin's own limit is four seconds; the rest is the test's."""
 PAIRS = 17
-"""As many as the reference was given; it swapped 7 of them (spec/baseline-device-plugin.md §2.4)."""
+"""As in the reference's measurements, in which 7 were swapped (spec/baseline-device-plugin.md §2.4)."""
 
 
 def names(*chips: int) -> list[str]:
@@ -23,7 +23,7 @@ def names(*chips: int) -> list[str]:
 
 
 def test_an_id_the_node_does_not_have_is_refused(node: PluginNode) -> None:
-    """Scenario A5: the plugin is called as a kubelet would that has gone mad."""
+    """Scenario A5: the plugin is called with ids that a correct kubelet never sends."""
     (socket,) = node.plugin_sockets()
     for id_ in ("Ascend910-77", "Ascend310-0", "", "x" * 5000):
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[id_])])
@@ -35,8 +35,8 @@ def test_an_id_the_node_does_not_have_is_refused(node: PluginNode) -> None:
     node.check("next", 0)
 
 
-def test_a_pod_with_a_useless_annotation_is_refused_with_a_sentence_and_keeps_its_turn(node: PluginNode) -> None:
-    """Scenario A5: what the annotation names is unhealthy, unknown, missing or too much."""
+def test_a_pod_with_an_invalid_annotation_is_refused_with_a_sentence(node: PluginNode) -> None:
+    """Scenario A5: the annotation names unhealthy or unknown chips, is missing or has the wrong number."""
     useless = {
         "unhealthy": ((3,), "ChipUnhealthy: Ascend910-3 is unhealthy"),
         "unknown": ((9,), "UnknownChip: this node has no Ascend910-9"),
@@ -56,10 +56,10 @@ def test_a_pod_with_a_useless_annotation_is_refused_with_a_sentence_and_keeps_it
     node.check("good", 0)
 
 
-def test_while_the_api_server_is_away_a_pod_is_handed_its_chips_and_its_claim_is_written_later(
+def test_without_the_api_server_a_pod_gets_its_chips_and_a_late_claim(
     node: PluginNode,
 ) -> None:
-    """Scenario A6: kubelet and plugin have seen the pod before the API server falls silent."""
+    """Scenario A6: kubelet and plugin have seen the pod before the API server stops answering."""
     with node.node.kubelet.paused():
         node.place("asks", 4, 5)
         node.wait_until(lambda: node.report().free == ALL & ~0b110000, "the plugin has seen the pod")
@@ -70,7 +70,7 @@ def test_while_the_api_server_is_away_a_pod_is_handed_its_chips_and_its_claim_is
     node.check("asks", 4, 5)
 
 
-def test_a_pod_never_seen_is_refused_in_time_while_the_api_server_is_away(node: GatedNode) -> None:
+def test_without_the_api_server_an_unknown_pod_is_refused_in_time(node: GatedNode) -> None:
     """Scenario A6: only the kubelet has seen the pod."""
     with (
         node.passage.gate("GET", r"/pods\?.*watch=") as watching,
@@ -98,7 +98,7 @@ def test_a_pod_never_seen_is_refused_in_time_while_the_api_server_is_away(node: 
     [(HEALTH, False), ("dcmi_get_device_logic_id", False), (HEALTH, True)],
     ids=["health", "logic id", "one call at a time"],
 )
-def test_a_driver_that_hangs_holds_up_no_admission(node: PluginNode, function: str, *, serial: bool) -> None:
+def test_a_driver_that_hangs_delays_no_admission(node: PluginNode, function: str, *, serial: bool) -> None:
     """Scenario A7, and spec/baseline-device-plugin.md §2.6, all rows: the reference made pods wait for 26 to 60 s."""
     node.create("first", 2)
     node.create("second", 1)
@@ -113,8 +113,8 @@ def test_a_driver_that_hangs_holds_up_no_admission(node: PluginNode, function: s
     assert time.monotonic() - started_s < CAP_S
 
 
-def test_a_fault_of_another_chip_is_told_while_the_driver_hangs_for_one(node: PluginNode) -> None:
-    """spec/baseline-device-plugin.md §2.6, first row: the reference was blind for 25 s."""
+def test_a_fault_is_reported_while_the_driver_hangs_for_another_chip(node: PluginNode) -> None:
+    """spec/baseline-device-plugin.md §2.6, first row: the reference reported nothing for 25 s."""
     node.chips.hang(7)
     started_s = time.monotonic()
     node.chips.fail(2)
@@ -123,8 +123,8 @@ def test_a_fault_of_another_chip_is_told_while_the_driver_hangs_for_one(node: Pl
     assert time.monotonic() - started_s < CAP_S
 
 
-def test_a_preference_keeps_what_it_must_include_or_has_none(node: PluginNode) -> None:
-    """Scenario A8: chips of a finished init container are among those the kubelet insists on."""
+def test_a_preference_includes_the_required_ids_or_is_empty(node: PluginNode) -> None:
+    """Scenario A8: chips of a finished init container are among those the kubelet requires."""
     (socket,) = node.plugin_sockets()
 
     def preferred(available: list[str], must_include: list[str]) -> list[str]:
@@ -137,7 +137,7 @@ def test_a_preference_keeps_what_it_must_include_or_has_none(node: PluginNode) -
         return sorted(answer.container_responses[0].deviceIDs)
 
     with node.node.kubelet.paused(), plugin_service(socket) as plugin:
-        assert preferred(names(*range(8)), []) == []  # nobody waits
+        assert preferred(names(*range(8)), []) == []  # no pod waits
         node.place("asks", 4, 5)
         node.wait_until(lambda: node.report().free == ALL & ~0b110000, "the plugin has seen the pod")
         assert preferred(names(*range(8)), []) == names(4, 5)
@@ -149,7 +149,7 @@ def test_a_preference_keeps_what_it_must_include_or_has_none(node: PluginNode) -
     node.check("asks", 4, 5)
 
 
-def test_same_size_pods_bound_a_millisecond_apart_against_their_predicate_times_are_never_swapped(
+def test_pods_bound_against_their_predicate_times_are_never_swapped(
     node: PluginNode,
 ) -> None:
     """Scenario A9, and spec/baseline-device-plugin.md §2.4."""
@@ -173,8 +173,8 @@ def test_same_size_pods_bound_a_millisecond_apart_against_their_predicate_times_
         node.clear()
 
 
-def test_pods_of_one_size_bound_all_at_once_have_their_own_chips_each(node: PluginNode) -> None:
-    """Scenario A9, eightfold."""
+def test_pods_of_one_size_bound_at_once_each_get_their_own_chips(node: PluginNode) -> None:
+    """Scenario A9 with eight pods."""
     order = (5, 2, 7, 0, 3, 6, 1, 4)
     for chip in order:
         node.create(f"pod-{chip}", 1)

@@ -1,4 +1,4 @@
-"""The books the reference got wrong (spec/baseline-device-plugin.md §2.7); rows not here are in `test_restarts` and
+"""The records the reference got wrong (spec/baseline-device-plugin.md §2.7); rows not here are in `test_restarts` and
 `test_devices`.
 """
 
@@ -9,7 +9,7 @@ from tests.conformance.node import ALL, GatedNode, PluginNode
 from tests.conformance.wire import crowding
 
 
-def test_a_plugin_killed_before_its_answer_burns_no_claim(node: GatedNode) -> None:
+def test_a_plugin_killed_before_its_answer_consumes_no_predicate_time(node: GatedNode) -> None:
     """First row: the kubelet fails such a pod (it can't do otherwise), and its chips are free for the next."""
     with node.passage.gate("GET", r"/pods\?.*watch=") as watching:
         node.plugin.process.kill()
@@ -18,7 +18,7 @@ def test_a_plugin_killed_before_its_answer_burns_no_claim(node: GatedNode) -> No
         node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "the node offers its chips")
         with node.passage.gate("GET", r"/pods\?(?!.*watch=)") as asking:
             node.place("admitted", 2, 3)
-            asking.wait_until_reached()  # Allocate has waited for the watch in vain, and asks
+            asking.wait_until_reached()  # Allocate has waited for the watch, and lists the pods now
             node.plugin.process.kill()
     assert "UnexpectedAdmissionError" in node.failed("admitted")
     assert node.annotations("admitted")[PREDICATE_TIME] != str(CLAIMED)
@@ -29,7 +29,7 @@ def test_a_plugin_killed_before_its_answer_burns_no_claim(node: GatedNode) -> No
     node.check("next", 2, 3)
 
 
-def test_a_plugin_killed_after_its_answer_completes_the_claim_when_it_is_back(node: GatedNode) -> None:
+def test_a_plugin_killed_after_its_answer_writes_the_claim_once_restarted(node: GatedNode) -> None:
     """Second row: the reference never did, and reported the pod's chips as free."""
     with node.passage.gate("PATCH", "/pods/admitted") as claiming:
         node.place("admitted", 2, 3)
@@ -67,8 +67,8 @@ def test_a_whole_node_pod_after_smaller_ones_is_claimed_with_all_chips(node: Plu
     node.wait_until(lambda: node.report().free == 0, "no chip is free")
 
 
-def test_a_kubelet_that_lists_its_books_to_too_many_is_asked_again(node: PluginNode) -> None:
-    """Scenario F9: the kubelet rejects by rate limit; a plugin that starts then still learns who holds what."""
+def test_the_ledger_is_read_despite_the_kubelets_rate_limit(node: PluginNode) -> None:
+    """Scenario F9: the kubelet's rate limit rejects calls; a plugin that starts then still restores all hand-overs."""
     node.place("holds", 2, 3)
     node.check("holds", 2, 3)
     node.plugin.process.kill()

@@ -1,4 +1,4 @@
-"""Several containers of one pod, and the ways in which chips get into a container."""
+"""Pods with several containers, and the ways of injection."""
 
 import base64
 import json
@@ -18,20 +18,20 @@ FOREVER: Final = ("sh", "-c", STAY)
 
 
 def container(name: str, chips: int, command: tuple[str, ...] = FOREVER, **more: Any) -> dict[str, Any]:
-    """A container that asks for chips."""
+    """A container that requests chips."""
     limits = {"resources": {"limits": {RESOURCE: str(chips)}}} if chips else {}
     image = {"image": BUSYBOX_IMAGE, "imagePullPolicy": "Never"}
     return {"name": name, "command": list(command), **image, **limits, **more}
 
 
 def place(node: PluginNode, name: str, chips: tuple[int, ...], **containers: Any) -> None:
-    """Put a pod with these containers on the node."""
+    """Create and bind a pod with these containers."""
     node.create(name, **containers)
     node.bind(name, *chips)
 
 
 def slices(node: PluginNode, name: str, *chips: int) -> dict[str, ChipSet]:
-    """Everybody says the same of the chips of each container that runs; them, by container."""
+    """Check that all records of the running containers' chips agree; return the chips by container."""
     annotations = node.running(name)["metadata"]["annotations"]
     assert {written_set(annotations, key) for key in (ALLOCATED, REAL, KUBELET_IDS)} == {chip_set(chips)}
     order = parse_names(annotations[ALLOCATED])
@@ -70,7 +70,7 @@ def test_two_pods_with_the_same_containers_are_not_mixed_up(node: PluginNode) ->
         assert {container: ids.bit_count() for container, ids in held.items()} == {"a": 2, "b": 2}
 
 
-def test_an_init_container_hands_its_chips_on_and_a_sidecar_keeps_its_own(node: PluginNode) -> None:
+def test_an_init_container_passes_its_chips_on_and_a_sidecar_keeps_its_own(node: PluginNode) -> None:
     """Scenario 10."""
     first = [container("sidecar", 1, restartPolicy="Always"), container("init", 2, ONCE)]
     place(node, "three", (4, 5, 6), initContainers=first, containers=[container("main", 2)])
@@ -81,12 +81,10 @@ def test_an_init_container_hands_its_chips_on_and_a_sidecar_keeps_its_own(node: 
     node.check("others", 0, 1, 2, 3, 7)
 
 
-def test_a_pod_whose_init_container_has_ended_is_the_kubelet_s_to_keep_or_to_end_after_its_restart(
+def test_a_kubelet_restart_after_an_init_container_affects_no_other_pod(
     node: PluginNode,
 ) -> None:
-    """Scenario 12: kubelets up to 1.37 may end such a pod (spec/kubernetes.md §1.13); nobody else loses or gains chips
-    by it.
-    """
+    """Scenario 12: kubelets up to 1.37 may end the pod (spec/kubernetes.md §1.13); other pods keep their chips."""
     place(node, "two", (4, 5), initContainers=[container("init", 2, ONCE)], containers=[container("main", 2)])
     assert slices(node, "two", 4, 5) == {"main": 0b110000}
     node.place("other", 6)
@@ -103,9 +101,9 @@ def test_a_pod_whose_init_container_has_ended_is_the_kubelet_s_to_keep_or_to_end
 
 
 @pytest.mark.parametrize("injection", ["cdi", "devices", "runtime"])
-def test_the_kubelet_keeps_the_answer_as_it_was_set(node: PluginNode, injection: str) -> None:
-    """Scenario 2. The container runtime of this machine knows no CDI, so that a name leads to a device is shown by the
-    file it would be looked up in.
+def test_the_kubelet_stores_the_answer_unchanged(node: PluginNode, injection: str) -> None:
+    """Scenario 2. The container runtime of this machine has no CDI, so the test checks that the CDI file has the
+    device's name.
     """
     folder = node.node.folder / "cdi"
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the kubelet offers follows the chips' health, and what runs is left alone."""
+"""The kubelet's offer follows the chips' health, and running pods are not affected."""
 
 from datetime import UTC, datetime
 
@@ -43,7 +43,7 @@ def test_the_report_never_has_more_free_chips_than_the_kubelet_offers(node: Plug
     node.wait_until(told, "one chip less is offered")
 
 
-def test_a_pod_runs_on_when_a_chip_of_its_fails_and_the_chip_stays_out_after_it(node: PluginNode) -> None:
+def test_a_pod_with_a_failed_chip_runs_on_and_the_chip_is_not_reused(node: PluginNode) -> None:
     """Scenario F3."""
     node.place("holds", 2, 3)
     node.check("holds", 2, 3)
@@ -57,7 +57,7 @@ def test_a_pod_runs_on_when_a_chip_of_its_fails_and_the_chip_stays_out_after_it(
     assert "ChipUnhealthy: Ascend910-2 is unhealthy" in node.failed("next")
 
 
-def test_the_counts_follow_chips_that_go_down_and_up_by_turns(node: PluginNode) -> None:
+def test_capacity_and_allocatable_follow_chips_that_fail_and_recover(node: PluginNode) -> None:
     """Scenario F4."""
     steps = [((0, 1, 2, 3), ()), ((), (1, 3)), ((7,), (0,)), ((4, 5, 6), ()), ((), (2, 4, 5, 6, 7))]
     down: set[int] = set()
@@ -74,8 +74,8 @@ def test_the_counts_follow_chips_that_go_down_and_up_by_turns(node: PluginNode) 
 
 
 def test_the_status_of_a_running_pod_names_the_chip_that_failed(node: PluginNode) -> None:
-    """Scenario F8. Also spec/baseline-device-plugin.md §2.7, last row: the kubelet's id is the chip's own, so its word
-    on the pod, the report's and the container's are of one chip; the reference's were not."""
+    """Scenario F8. Also spec/baseline-device-plugin.md §2.7, last row: the kubelet's id is the chip's own, so pod
+    status, report and container name the same chip; the reference's did not."""
     node.place("before", 6, 7)
     node.check("before", 6, 7)
     node.place("holds", 4, 5)
@@ -99,7 +99,7 @@ def test_the_status_of_a_pod_without_its_image_names_the_chip_that_failed(node: 
 
 
 def test_a_chip_that_drops_off_the_bus_is_unhealthy_and_comes_back(node: PluginNode) -> None:
-    """Scenario A11: the set of ids the driver tells of changes while the plugin runs."""
+    """Scenario A11: the set of ids of the driver changes while the plugin runs."""
     node.place("holds", 6)
     node.check("holds", 6)
     node.chips.drop(6)
@@ -122,9 +122,9 @@ def test_a_chip_that_was_not_ready_at_the_start_is_offered_once_it_is(node: Plug
     node.check("asks", 7)
 
 
-def test_a_chip_the_driver_did_not_know_at_the_start_is_offered_after_the_next_start(node: PluginNode) -> None:
-    """Scenario A11: the kubelet takes another set of ids from the same resource. (Without a restart the plugin looks
-    for new chips once a minute, every five minutes while all is calm.)
+def test_a_chip_new_to_the_driver_is_offered_after_a_restart(node: PluginNode) -> None:
+    """Scenario A11: the kubelet accepts another set of ids for the same resource. (Without a restart the plugin
+    discovers new chips once a minute.)
     """
     node.plugin.process.stop()
     node.chips.take_away(7)
@@ -135,8 +135,8 @@ def test_a_chip_the_driver_did_not_know_at_the_start_is_offered_after_the_next_s
     node.wait_until_offered()
 
 
-def test_a_fault_is_told_on_the_node(node: PluginNode) -> None:
-    """A part of F2: the API server takes the plugin's Events."""
+def test_a_fault_is_an_event_of_the_node(node: PluginNode) -> None:
+    """A part of F2: the API server accepts the plugin's Events."""
     started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "")
     node.chips.fail(1)
 
@@ -148,13 +148,13 @@ def test_a_fault_is_told_on_the_node(node: PluginNode) -> None:
             if ((each.get("series") or {}).get("lastObservedTime") or each["eventTime"] or "") >= started
         )
 
-    # The same fault in an earlier test makes this one a repetition, which may wait.
-    node.wait_until(told, "an Event tells of it", timeout_s=REPEAT_POST_S + PATIENCE_S)
+    # After the same fault in an earlier test this Event is a repetition, which can be delayed.
+    node.wait_until(told, "an Event about it", timeout_s=REPEAT_POST_S + PATIENCE_S)
     node.wait_until(lambda: node.counts() == (8, 7), "one chip less is offered")
 
 
 def health(node: PluginNode, pod: str) -> dict[str, str]:
-    """The health of the chips of a pod's container, as the kubelet writes it into its status."""
+    """The health of a container's chips in the pod's status."""
     return {
         each["resourceID"]: each["health"]
         for container in node.pod(pod)["status"].get("containerStatuses", ())

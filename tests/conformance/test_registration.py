@@ -11,7 +11,7 @@ REGISTRATIONS = "kubelet_device_plugin_registration_total"
 
 
 def registered(node: PluginNode) -> float:
-    """How often the running plugin has registered."""
+    """The number of registrations of the running plugin."""
     return node.plugin.metric("ascend_dp_registrations_total", result="registered")
 
 
@@ -32,11 +32,11 @@ def test_a_new_kubelet_socket_is_registered_with_within_a_second(node: PluginNod
         node.wait_until(lambda times=times: registered(node) >= times, "it has registered again")
         waited_s.append(time.monotonic() - started_s)
         node.wait_until_offered()
-    node.restart_kubelet()  # leaves one that has read its pods, as those above may not have yet
+    node.restart_kubelet()  # the new kubelet has read its pods, unlike perhaps those above
     assert statistics.median(waited_s) < 1.0, waited_s
 
 
-def test_a_plugin_that_is_there_before_its_kubelet_waits_for_it(node: PluginNode) -> None:
+def test_a_plugin_started_before_its_kubelet_waits_for_it(node: PluginNode) -> None:
     """Scenario A2."""
     node.plugin.process.stop()
     node.node.kubelet.stop()
@@ -49,8 +49,8 @@ def test_a_plugin_that_is_there_before_its_kubelet_waits_for_it(node: PluginNode
     node.check("asks", 1)
 
 
-def test_a_folder_that_was_removed_and_made_again_is_registered_in(node: PluginNode) -> None:
-    """A part of A1: not the socket but all of its folder is another (spec/kubernetes.md §1.2)."""
+def test_it_registers_in_a_recreated_folder(node: PluginNode) -> None:
+    """A part of A1: not only the socket but its folder was recreated (spec/kubernetes.md §1.2)."""
     node.node.kubelet.stop()
     shutil.rmtree(node.node.device_plugin_dir)
     node.node.start_kubelet()
@@ -59,7 +59,7 @@ def test_a_folder_that_was_removed_and_made_again_is_registered_in(node: PluginN
     node.check("asks", 1)
 
 
-def test_sockets_of_a_killed_instance_are_no_obstacle_and_are_removed(node: PluginNode) -> None:
+def test_sockets_of_a_killed_instance_are_removed(node: PluginNode) -> None:
     """Scenario A3."""
     (stale,) = node.plugin_sockets()
     node.plugin.process.kill()
@@ -69,7 +69,7 @@ def test_sockets_of_a_killed_instance_are_no_obstacle_and_are_removed(node: Plug
     assert stale not in node.plugin_sockets()
 
 
-def test_a_new_instance_takes_over_from_one_that_still_lives(node: PluginNode) -> None:
+def test_a_new_instance_takes_over_from_a_running_one(node: PluginNode) -> None:
     """Scenario A4: with a kubelet before 1.37, two at once would end each other's streams (spec/kubernetes.md §1.3)."""
     node.place("holds", 2, 3)
     node.check("holds", 2, 3)
@@ -88,8 +88,8 @@ def test_a_new_instance_takes_over_from_one_that_still_lives(node: PluginNode) -
     node.check("afterwards", 4, 5)
 
 
-def test_a_plugin_that_can_not_read_its_driver_does_not_register(node: PluginNode) -> None:
-    """In place of scenarios F1 and F5."""
+def test_a_plugin_that_cannot_read_its_driver_does_not_register(node: PluginNode) -> None:
+    """Instead of scenarios F1 and F5."""
     node.plugin.process.stop()
     before = node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE)
     node.chips.break_driver(-8005)
@@ -103,8 +103,8 @@ def test_a_plugin_that_can_not_read_its_driver_does_not_register(node: PluginNod
     assert node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE) == before + 1
 
 
-def test_a_stream_that_ended_is_made_up_for_by_another_registration(node: PluginNode) -> None:
-    """In place of scenarios F5 and F6: a kubelet never dials again by itself (spec/kubernetes.md §1.5)."""
+def test_after_the_end_of_its_stream_it_registers_again(node: PluginNode) -> None:
+    """Instead of scenarios F5 and F6: a kubelet never connects again by itself (spec/kubernetes.md §1.5)."""
     before = node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE)
     (socket,) = node.plugin_sockets()
     socket.unlink()
@@ -115,7 +115,7 @@ def test_a_stream_that_ended_is_made_up_for_by_another_registration(node: Plugin
     assert len(node.plugin_sockets()) == 1
 
 
-def test_a_plugin_that_is_stopped_leaves_the_count_and_takes_the_offer_back(node: PluginNode) -> None:
+def test_a_stopped_plugin_leaves_capacity_but_nothing_allocatable(node: PluginNode) -> None:
     """Scenarios F6 and F7. It ends within a second, sends no empty list before, and leaves no socket."""
     node.place("holds", 2, 3)
     node.check("holds", 2, 3)

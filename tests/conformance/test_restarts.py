@@ -1,4 +1,4 @@
-"""Kubelet, plugin, container or node begin anew: running pods keep their chips, freed ones can be used again."""
+"""Restarts of kubelet, plugin, container or node: running pods keep their chips, freed chips can be used again."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from ascend.annotations import KUBELET_IDS, REAL
 from tests.conformance.node import ALL, PluginNode, restarts, written_set
 
 
-def test_a_container_that_is_started_again_has_the_same_chips_and_another_pod_has_others(node: PluginNode) -> None:
+def test_a_restarted_container_has_the_same_chips(node: PluginNode) -> None:
     """Scenario 3."""
     node.place("crashes", 0, 1, restartPolicy="Always")
     node.check("crashes", 0, 1)
@@ -17,7 +17,7 @@ def test_a_container_that_is_started_again_has_the_same_chips_and_another_pod_ha
     node.check("other", 2, 3)
 
 
-def test_after_a_kubelet_restart_a_running_pod_has_its_chips_and_is_not_admitted_again(node: PluginNode) -> None:
+def test_after_a_kubelet_restart_a_running_pod_has_its_chips(node: PluginNode) -> None:
     """Scenario 4."""
     node.place("holds", 5, 4)
     node.check("holds", 5, 4)
@@ -30,7 +30,7 @@ def test_after_a_kubelet_restart_a_running_pod_has_its_chips_and_is_not_admitted
     node.check("next", 6, 7)
 
 
-def test_a_container_that_is_started_again_after_a_kubelet_restart_has_the_same_chips(node: PluginNode) -> None:
+def test_a_container_restarted_after_the_kubelet_has_the_same_chips(node: PluginNode) -> None:
     """Scenario 5."""
     node.place("crashes", 0, 1, restartPolicy="Always")
     node.check("crashes", 0, 1)
@@ -40,7 +40,7 @@ def test_a_container_that_is_started_again_after_a_kubelet_restart_has_the_same_
     node.check("crashes", 0, 1)
 
 
-def test_a_kubelet_that_starts_without_the_plugin_offers_nothing_and_leaves_finished_pods_alone(
+def test_a_kubelet_without_the_plugin_offers_nothing(
     node: PluginNode,
 ) -> None:
     """Scenario 6."""
@@ -82,7 +82,7 @@ def test_after_a_restart_of_both_a_running_pod_has_its_chips(node: PluginNode) -
     node.check("next", 0, 1)
 
 
-def test_the_chips_of_a_pod_deleted_while_the_kubelet_was_down_can_be_used_again(node: PluginNode) -> None:
+def test_chips_of_a_pod_deleted_while_the_kubelet_was_down_are_reused(node: PluginNode) -> None:
     """Scenario 9."""
     node.place("orphan", 2, 3)
     node.check("orphan", 2, 3)
@@ -90,7 +90,7 @@ def test_the_chips_of_a_pod_deleted_while_the_kubelet_was_down_can_be_used_again
     node.cluster.api.delete("/api/v1/namespaces/default/pods/orphan", grace_s=0)
     node.node.start_kubelet()
     node.wait_until_offered()
-    # A kubelet frees nothing before it has seen its first list of pods; that it knows this one shows that it has.
+    # A kubelet frees nothing before its first list of pods, which it has read once it knows this pod.
     node.place("seen")
     node.wait_until(lambda: node.phase("seen") == "Running", "the kubelet knows its pods")
     assert ("orphan", "main") not in node.ledger()
@@ -99,7 +99,7 @@ def test_the_chips_of_a_pod_deleted_while_the_kubelet_was_down_can_be_used_again
 
 
 def test_after_a_reboot_a_pod_admitted_too_early_fails_and_a_new_one_works(node: PluginNode) -> None:
-    """Scenario 11: all containers are gone, and the plugin is late."""
+    """Scenario 11: all containers are gone, and the plugin starts late."""
     node.place("before", 2, 3)
     node.check("before", 2, 3)
     node.plugin.process.kill()
@@ -114,8 +114,8 @@ def test_after_a_reboot_a_pod_admitted_too_early_fails_and_a_new_one_works(node:
     node.check("after", 2, 3)
 
 
-def test_a_container_started_again_after_an_upgrade_is_given_what_was_answered_before(node: PluginNode) -> None:
-    """Scenario A12: the kubelet asks nobody, it remembers; so nothing in the answer may have changed meanwhile."""
+def test_a_container_restarted_after_an_upgrade_gets_the_earlier_answer(node: PluginNode) -> None:
+    """Scenario A12: the kubelet reuses the stored answer, so nothing in the answer may have changed."""
     node.place("crashes", 0, 1, restartPolicy="Always")
     node.check("crashes", 0, 1)
     seen = node.container("crashes")
@@ -130,7 +130,7 @@ def test_a_container_started_again_after_an_upgrade_is_given_what_was_answered_b
     node.plugin = old
 
 
-def test_a_plugin_killed_while_a_pod_runs_knows_its_chips_again(node: PluginNode) -> None:
+def test_a_plugin_killed_while_a_pod_runs_restores_its_chips(node: PluginNode) -> None:
     """spec/baseline-device-plugin.md §2.7, third row."""
     node.place("holds", 6, 7)
     node.check("holds", 6, 7)
@@ -142,11 +142,11 @@ def test_a_plugin_killed_while_a_pod_runs_knows_its_chips_again(node: PluginNode
     assert {key: written_set(node.annotations("holds"), key) for key in (REAL, KUBELET_IDS)} == claimed
     node.create("takes", 2)
     node.bind("takes", 6, 7, predicate_time=time.time_ns())
-    assert "ChipHeld: Ascend910-6,Ascend910-7 is held by pod default/holds" in node.failed("takes")
+    assert "ChipHeld: Ascend910-6,Ascend910-7 are held by pod default/holds" in node.failed("takes")
 
 
 def crash(node: PluginNode, name: str) -> None:
-    """Have a pod's container end, and wait until it has been started again."""
+    """Kill a pod's container and wait until it was restarted."""
     (before,) = restarts(node.pod(name))
     node.signal_main(name)
 

@@ -1,4 +1,4 @@
-"""The node's unix sockets: the kubelet's ledger as a client reads it, the plugin's service as the kubelet calls it."""
+"""Clients of the node's unix sockets: the kubelet's pod-resources API and the plugin's service."""
 
 import threading
 import time
@@ -32,13 +32,13 @@ def pod_resources(socket: Path) -> Iterator["PodResourcesListerStub"]:
 
 @contextmanager
 def plugin_service(socket: Path) -> Iterator["DevicePluginStub"]:
-    """The plugin's service, beside the kubelet."""
+    """The plugin's service, called like the kubelet does."""
     with grpc.insecure_channel(f"unix:{socket}", options=_CHANNEL) as channel:
         yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
 
 
 def read_ledger(socket: Path, namespace: str = "default") -> dict[tuple[str, str], ChipSet]:
-    """Which chips each container holds, by (pod, container); those without chips are left out."""
+    """The chips of each container, by (pod, container); those without chips are left out."""
     with pod_resources(socket) as stub:
         answer = _list(stub)
     held: dict[tuple[str, str], ChipSet] = {}
@@ -59,19 +59,19 @@ def _list(stub: "PodResourcesListerStub") -> pb.ListPodResourcesResponse:
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > deadline_s:
                 raise
-            time.sleep(0.05)  # the kubelet answers so many times a second only
+            time.sleep(0.05)  # the kubelet's rate limit
 
 
 @dataclass(slots=True)
 class Crowd:
-    """Clients that ask the kubelet for its ledger all the time; how often it rejected them."""
+    """Clients that read the kubelet's ledger all the time; counts the rejected calls."""
 
     rejected: int = 0
 
 
 @contextmanager
 def crowding(socket: Path) -> Iterator[Crowd]:
-    """Ask the kubelet for its ledger more often than it allows (100 times a second), until the block ends."""
+    """Read the kubelet's ledger more often than it allows (100 times a second) until the block ends."""
     crowd, ending = Crowd(), threading.Event()
 
     def ask() -> None:

@@ -1,1 +1,1 @@
-"""The driver of real chips, against a library in C that answers what a file says."""
+"""The driver of real chips, with a fake C library that answers from a file."""

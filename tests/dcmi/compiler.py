@@ -16,7 +16,7 @@ WARNINGS: Final = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror")
 
 
 def require_compiler() -> None:
-    """Skip the test, loudly, where nothing can be built; fail it in CI."""
+    """Skip the test with a loud message if nothing can be built; fail it in CI."""
     sentences = requirements.missing_compiler().values()
     if not sentences:
         return
@@ -33,7 +33,7 @@ def fake_library() -> Path:
 
 
 def build_library(functions: Sequence[str] = ("dcmi_*",)) -> Path:
-    """The fake library with some functions only, as another maker's might be."""
+    """The fake library with only some functions, as another vendor's may be."""
     folder = _folder()
     script = folder / "exports"
     script.write_text(f"{{ global: {'; '.join(functions)}; local: *; }};")
@@ -44,7 +44,7 @@ def build_library(functions: Sequence[str] = ("dcmi_*",)) -> Path:
 
 
 def build(source: str) -> Path:
-    """A library from a text in C."""
+    """Compile C source into a library."""
     folder = _folder()
     (folder / "library.c").write_text(source)
     library = folder / "libdcmi.so"
@@ -53,7 +53,7 @@ def build(source: str) -> Path:
 
 
 def run(program: str) -> str:
-    """What a C program prints."""
+    """Compile and run a C program; return its output."""
     folder = _folder()
     source, binary = folder / "program.c", folder / "program"
     source.write_text(program)
@@ -69,7 +69,7 @@ def _compile(arguments: list[str]) -> None:
 
 @functools.cache
 def _room() -> "tempfile.TemporaryDirectory[str]":
-    return tempfile.TemporaryDirectory(prefix="fake-dcmi-")  # goes with the process
+    return tempfile.TemporaryDirectory(prefix="fake-dcmi-")  # removed when the process ends
 
 
 def _folder() -> Path:

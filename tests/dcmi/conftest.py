@@ -1,4 +1,4 @@
-"""The fake library in a folder of this test's own."""
+"""The fake library in a folder of the test."""
 
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,7 @@ def _c_compiler() -> None:
 
 @pytest.fixture
 def make_fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeFake:
-    """Makes this process find the fake."""
+    """Make this process find the fake library."""
 
     def make(chips: list[FakeChip], *, library: Path | None = None) -> FakeDcmi:
         fake = FakeDcmi(tmp_path, chips, library=library)

@@ -1,6 +1,6 @@
-"""A server without chips: the fake library, and the file that says what it answers.
+"""A server without real chips: the fake library, and the file with its answers.
 
-A program is given the fake by its environment::
+A program finds the fake through its environment::
 
     fake = FakeDcmi(folder, ascend_910b(8))
     subprocess.Popen([...], env={**os.environ, **fake.environment()})
@@ -27,7 +27,7 @@ _COUNTER: Final = struct.Struct("56sQ")
 
 @dataclass
 class FakeChip:
-    """A chip. An attribute that is set is in the file at once; ``codes`` may be a mapping from code to severity."""
+    """A chip. Setting an attribute writes the file at once; ``codes`` may be a mapping from code to severity."""
 
     card: int = 0
     device: int = 0
@@ -57,7 +57,7 @@ class FakeChip:
             self._changed()
 
     def line(self) -> str:
-        """The chip as in the file."""
+        """The chip's line in the file."""
         severities = self.codes if isinstance(self.codes, Mapping) else dict.fromkeys(self.codes, 2)
         words = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_changed"}
         words["codes"] = ",".join(f"{code:X}:{severity}" for code, severity in severities.items())
@@ -67,7 +67,7 @@ class FakeChip:
 
 
 def ascend_910b(chips: int = 8) -> list[FakeChip]:
-    """A server with 910B3 chips, one on each card, as the reference was measured on."""
+    """A server with 910B3 chips, one per card, as in the reference's measurements."""
     return [
         FakeChip(card=number, logic=number, phy=number, ip=f"10.20.0.{number + 1}", affinity="0-1")
         for number in range(chips)
@@ -75,7 +75,7 @@ def ascend_910b(chips: int = 8) -> list[FakeChip]:
 
 
 def ascend_910a(chips: int = 8) -> list[FakeChip]:
-    """An Atlas 800 (9000): 910A chips, one on each card."""
+    """An Atlas 800 (9000): 910A chips, one per card."""
     return [
         FakeChip(card=number, logic=number, phy=number, name="910A", board=0x20, aicores=32, hbm=32768)
         for number in range(chips)
@@ -83,7 +83,7 @@ def ascend_910a(chips: int = 8) -> list[FakeChip]:
 
 
 def ascend_a3(cards: int = 8, *, super_pod: int = 7, server: int = 2) -> list[FakeChip]:
-    """A SuperPod server: two dies on each card, each a chip."""
+    """A SuperPod server: two dies per card, each of which is a chip."""
     return [
         FakeChip(
             card=number // 2,
@@ -104,17 +104,17 @@ def ascend_a3(cards: int = 8, *, super_pod: int = 7, server: int = 2) -> list[Fa
 
 
 class FakeDcmi:
-    """The fake library in a folder of its own, driven by a file beside it.
+    """The fake library in a folder, with the file of its answers.
 
     Args:
-        folder: an empty folder that only root and we can write to.
-        chips: what the server has.
-        library: as built; the whole fake where none is given.
+        folder: an empty folder that only root and this user can write to.
+        chips: the chips of the server.
+        library: a built library; by default the complete fake.
     """
 
     def __init__(self, folder: Path, chips: list[FakeChip], *, library: Path | None = None) -> None:
         self.library = folder / "libdcmi.so"
-        """The library; every fake has a copy, so that several can be loaded into one process."""
+        """The library; every fake has a copy, so that a process can load several."""
         self._state = folder / "state"
         self._counts = folder / "calls"
         self._lock = threading.RLock()
@@ -132,7 +132,7 @@ class FakeDcmi:
         self.save()
 
     def environment(self) -> dict[str, str]:
-        """What a program needs to find the fake, and the fake its file."""
+        """The environment in which a program finds the fake, and the fake its file."""
         return {"LD_LIBRARY_PATH": str(self.library.parent), "FAKE_DCMI_STATE": str(self._state)}
 
     def chip(self, phy: int) -> FakeChip:
@@ -146,32 +146,32 @@ class FakeDcmi:
         self.save()
 
     def save(self) -> None:
-        """Write the file in one step."""
+        """Write the file atomically."""
         with self._lock:
             lines = [f"version {self.version}", f"count {self._counts}", *(each.line() for each in self._chips)]
             lines += ["serialise"] * self.serialise + ["lose_events"] * self.lose_events + self._rules + self._events
             scratch = self._state.with_suffix(".new")
             scratch.write_text("\n".join([*lines, ""]))
-            # Times of their own: the kernel's clock ticks too seldom to tell two versions apart.
+            # Explicit times: the kernel's clock is too coarse to distinguish two versions.
             self._written_ns = max(self._written_ns + 1, time.time_ns())
             os.utime(scratch, ns=(self._written_ns, self._written_ns))
             scratch.replace(self._state)
 
     def event(self, logic: int, code: int, assertion: int, severity: int = 2, kind: int = 0) -> None:
-        """Send an event of one's own: 0 recover, 1 occur, 2 once; any number is sent."""
+        """Send an event: 0 recover, 1 occur, 2 once; other numbers are sent as well."""
         self._events.append(f"event {len(self._events) + 1} {logic} {code:X} {assertion} {severity} {kind}")
         self.save()
 
     def fail(
         self, function: str, code: int, *, card: int | None = None, device: int | None = None
     ) -> "contextlib.AbstractContextManager[None]":
-        """Have a function return a code, until the context ends; for good where it is not entered."""
+        """Have a function return a code until the context ends, or for ever without a context."""
         return self._rule(f"fail {_about(function, card, device)} {code}")
 
     def delay(
         self, function: str, seconds: float, *, card: int | None = None, device: int | None = None
     ) -> "contextlib.AbstractContextManager[None]":
-        """Have a function take longer, until the context ends, which ends calls under way."""
+        """Delay a function until the context ends, which also ends pending calls."""
         return self._rule(f"delay {_about(function, card, device)} {round(seconds * 1000)}")
 
     def hang(
@@ -181,7 +181,7 @@ class FakeDcmi:
         return self.delay(function, FOREVER_S, card=card, device=device)
 
     def calls(self) -> dict[str, int]:
-        """How often each function was called so far, by all programs that use this fake."""
+        """The number of calls of each function by all programs that use this fake."""
         try:
             raw = self._counts.read_bytes()
         except FileNotFoundError:
@@ -189,7 +189,7 @@ class FakeDcmi:
         return {name.rstrip(b"\0").decode(): count for name, count in _COUNTER.iter_unpack(raw)}
 
     def _rule(self, rule: str) -> "contextlib.AbstractContextManager[None]":
-        self._rules.insert(0, rule)  # the first that fits counts
+        self._rules.insert(0, rule)  # the first match counts
         self.save()
         return self._ending(rule)
 

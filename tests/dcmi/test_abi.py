@@ -1,4 +1,4 @@
-"""The structures as the plugin believes them to be lie where a C compiler puts those of the specification."""
+"""The plugin's structures have the layout that a C compiler gives those of the specification."""
 
 import ctypes
 
@@ -29,7 +29,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
 
 @pytest.fixture(scope="module")
 def layout() -> dict[tuple[str, str], tuple[int, int]]:
-    """From structure and member to offset and size, as the compiler has them."""
+    """Offset and size by structure and member, from the compiler."""
     lines = []
     for name, structure in STRUCTURES.items():
         lines.append(f'printf("{name} - 0 %zu\\n", sizeof(struct {name}));')
@@ -43,7 +43,7 @@ def layout() -> dict[tuple[str, str], tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_every_member_lies_where_the_compiler_puts_it(
+def test_every_member_has_the_compilers_offset_and_size(
     name: str, layout: dict[tuple[str, str], tuple[int, int]]
 ) -> None:
     structure = STRUCTURES[name]
@@ -54,7 +54,7 @@ def test_every_member_lies_where_the_compiler_puts_it(
     assert believed == {key: place for key, place in layout.items() if key[0] == name}
 
 
-def test_every_structure_that_the_plugin_has_is_checked() -> None:
+def test_every_structure_of_the_plugin_is_checked() -> None:
     ours = {
         each
         for each in vars(structures).values()

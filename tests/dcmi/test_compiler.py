@@ -1,4 +1,4 @@
-"""A machine without a C compiler skips the tests of the real driver, and CI does not look away."""
+"""Without a C compiler the tests of the real driver are skipped, and fail in CI."""
 
 from pathlib import Path
 
@@ -18,6 +18,6 @@ def test_without_headers_the_tests_are_skipped_loudly_and_fail_in_ci(
         compiler.require_compiler()
 
 
-def test_c_that_does_not_compile_is_an_error_that_shows_why() -> None:
+def test_c_source_that_does_not_compile_is_an_error_with_the_reason() -> None:
     with pytest.raises(RuntimeError, match="undeclared"):
         compiler.run("int main(void) { return nothing; }")

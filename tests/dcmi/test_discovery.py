@@ -1,7 +1,6 @@
-"""What the real driver tells of a server: everything it knows, and no less because one call fails."""
+"""Discovery by the real driver: a call that fails costs only its own fact."""
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from ascend.annotations import UNKNOWN, ChipAddress
 from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts, VirtualNpu
 from device_plugin.driver.dcmi import DcmiDriver
-from device_plugin.driver.dcmi.chip_type import chip_type
+from device_plugin.driver.dcmi.survey import chip_type
 from tests.dcmi import compiler
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeChip, ascend_910a, ascend_910b, ascend_a3
@@ -27,7 +26,7 @@ def sysfs(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_910b_server_is_told_whole(make_fake: MakeFake, sysfs: Path) -> None:
+def test_a_910b_server_is_discovered_completely(make_fake: MakeFake, sysfs: Path) -> None:
     make_fake(ascend_910b(8))
     inventory = DcmiDriver(sysfs=sysfs).discover()
     assert inventory.chip_type == "Ascend910B"
@@ -48,13 +47,13 @@ def test_a_910b_server_is_told_whole(make_fake: MakeFake, sysfs: Path) -> None:
     )
 
 
-def test_a_910a_server_is_told_by_its_name(make_fake: MakeFake) -> None:
+def test_a_910a_server_is_recognized_by_its_chips_name(make_fake: MakeFake) -> None:
     make_fake(ascend_910a())
     inventory = DcmiDriver().discover()
     assert (inventory.chip_type, inventory.ai_cores, len(inventory.chips)) == ("Ascend910", 32, 8)
 
 
-def test_each_die_of_an_a3_server_is_a_chip_with_its_place_in_the_superpod(make_fake: MakeFake) -> None:
+def test_each_die_of_an_a3_server_is_a_chip_with_its_superpod_place(make_fake: MakeFake) -> None:
     make_fake(ascend_a3())
     inventory = DcmiDriver().discover()
     assert inventory.chip_type == "Ascend910A3"
@@ -91,7 +90,7 @@ def test_chips_are_ordered_by_physical_id_whatever_the_cards_are(make_fake: Make
         ("", ""),
     ],
 )
-def test_the_address_is_v4_else_v6_and_none_if_it_reaches_nobody(make_fake: MakeFake, address: str, told: str) -> None:
+def test_the_address_is_ipv4_or_else_ipv6_and_never_link_local(make_fake: MakeFake, address: str, told: str) -> None:
     make_fake([FakeChip(ip=address)])
     assert DcmiDriver().discover().chips[0].address.ip == told
 
@@ -109,7 +108,7 @@ def test_the_address_is_v4_else_v6_and_none_if_it_reaches_nobody(make_fake: Make
         (FakeChip(), None),
     ],
 )
-def test_the_numa_node_is_that_of_the_cpus_else_that_of_the_bus(
+def test_the_numa_node_is_that_of_the_cpus_or_else_of_the_pci_bus(
     make_fake: MakeFake, sysfs: Path, chip: FakeChip, node: int | None
 ) -> None:
     for bdf, text in (("0000:c1:00.0", "1"), ("0000:c2:00.0", "-1")):
@@ -119,7 +118,7 @@ def test_the_numa_node_is_that_of_the_cpus_else_that_of_the_bus(
     assert DcmiDriver(sysfs=sysfs).discover().chips[0].numa_node == node
 
 
-def test_virtual_chips_are_told_with_their_template_and_the_chip_they_are_cut_out_of(make_fake: MakeFake) -> None:
+def test_virtual_npus_have_their_template_and_their_chip(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(2))
     fake.chip(1).vnpus = {100: "vir05_1c_16g", 101: "vir10_3c_32g"}
     plain, cut = DcmiDriver().discover().chips
@@ -133,7 +132,7 @@ def test_virtual_chips_are_told_with_their_template_and_the_chip_they_are_cut_ou
         (0xB0, "", "Ascend910A3"),
         (0xD3, "910B3", "Ascend910A3"),
         (0x30, "910B3", "Ascend910B"),
-        (0x30, "910B", "Ascend910"),  # as the reference: a 910B has a digit
+        (0x30, "910B", "Ascend910"),  # as in the reference: the name of a 910B has a digit
         (0, "A2G1", "Ascend910B"),
         (0, "910A", "Ascend910"),
         (0, "Ascend910ProB", "Ascend910"),
@@ -142,11 +141,11 @@ def test_virtual_chips_are_told_with_their_template_and_the_chip_they_are_cut_ou
         (0, "", None),
     ],
 )
-def test_the_kind_of_a_chip_is_that_of_its_board_else_that_of_its_name(board: int, name: str, kind: str | None) -> None:
+def test_the_type_of_a_chip_follows_its_board_or_else_its_name(board: int, name: str, kind: str | None) -> None:
     assert chip_type(board, name) == kind
 
 
-def test_a_server_of_another_family_is_refused_by_what_it_has(make_fake: MakeFake) -> None:
+def test_a_server_of_another_family_is_refused_with_its_chip_names(make_fake: MakeFake) -> None:
     make_fake([FakeChip(name="310P3", board=0x11)])
     with pytest.raises(DriverError, match="no chip of the 910 family: '310P3' on board 0x11"):
         DcmiDriver().discover()
@@ -173,7 +172,7 @@ def test_a_call_that_fails_leaves_only_its_fact_unknown(make_fake: MakeFake, fun
     chip = inventory.chips[0]
     facts = {
         "dcmi_get_dcmi_version": inventory.driver_version == "24.1.0",
-        "dcmi_get_device_chip_info_v2": True,  # the older call stands in
+        "dcmi_get_device_chip_info_v2": True,  # the older call is used instead
         "dcmi_get_device_board_info": inventory.board_id == 0x30,
         "dcmi_get_device_hbm_info": chip.hbm_mb == 65536,
         "dcmi_get_device_ip": chip.address.ip == "10.20.0.1",
@@ -186,7 +185,7 @@ def test_a_call_that_fails_leaves_only_its_fact_unknown(make_fake: MakeFake, fun
     assert (inventory.chip_type, chip.chip_name, inventory.ai_cores) == ("Ascend910B", "910B3", 20)
 
 
-def test_a_library_with_the_bare_necessities_is_enough(make_fake: MakeFake) -> None:
+def test_a_library_with_only_the_required_functions_is_enough(make_fake: MakeFake) -> None:
     library = compiler.build_library(
         (
             "dcmi_init",
@@ -211,7 +210,7 @@ def test_a_library_with_the_bare_necessities_is_enough(make_fake: MakeFake) -> N
 
 
 @pytest.mark.parametrize("function", ["dcmi_init", "dcmi_get_card_list"])
-def test_a_driver_that_is_not_ready_is_begun_anew_at_the_next_call(make_fake: MakeFake, function: str) -> None:
+def test_a_driver_that_is_not_ready_is_initialized_again(make_fake: MakeFake, function: str) -> None:
     fake = make_fake(ascend_910b(1))
     driver = DcmiDriver()
     with fake.fail(function, -8005), pytest.raises(DriverError, match=rf"^{function}: -8005 \(internal error\)$"):
@@ -222,7 +221,7 @@ def test_a_driver_that_is_not_ready_is_begun_anew_at_the_next_call(make_fake: Ma
     assert fake.calls()["dcmi_init"] == 2
 
 
-def test_a_driver_without_cards_is_an_error_and_begun_anew(make_fake: MakeFake) -> None:
+def test_a_driver_without_cards_is_an_error_and_initialized_again(make_fake: MakeFake) -> None:
     fake = make_fake([])
     driver = DcmiDriver()
     for _ in range(2):
@@ -235,55 +234,53 @@ def test_a_driver_without_cards_is_an_error_and_begun_anew(make_fake: MakeFake) 
     "function",
     ["dcmi_get_device_num_in_card", "dcmi_get_device_logic_id", "dcmi_get_device_phyid_from_logicid"],
 )
-def test_a_card_that_does_not_tell_its_ids_takes_no_other_with_it(make_fake: MakeFake, function: str) -> None:
+def test_a_card_without_readable_ids_affects_no_other_card(make_fake: MakeFake, function: str) -> None:
     fake = make_fake(ascend_910b(3))
     fresh, experienced = DcmiDriver(), DcmiDriver()
     before = experienced.discover()
     with fake.fail(function, -8012, card=1):
         with structlog.testing.capture_logs() as logs:
             found = fresh.discover()
-            assert ([chip.phy_id for chip in found.chips], found.complete) == ([0, 2], False)
+            assert [chip.phy_id for chip in found.chips] == [0, 2]
             fresh.discover()
-        assert experienced.discover() == replace(before, complete=False)
-    said = [line for line in logs if line["event"] == "a card does not tell of its chips"]
+        assert experienced.discover() == before
+    said = [line for line in logs if line["event"] == "a card can't be read"]
     assert [line["card"] for line in said] == [1]
     assert "-8012 (the device is not ready)" in said[0]["error"]
     assert fresh.discover() == before
 
 
-def test_one_die_that_does_not_tell_its_ids_does_not_take_the_other_with_it(make_fake: MakeFake) -> None:
+def test_a_die_without_readable_ids_does_not_affect_the_other(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_a3(2))
     with fake.fail("dcmi_get_device_logic_id", -8012, card=1, device=0):
         assert [chip.phy_id for chip in DcmiDriver().discover().chips] == [0, 1, 3]
 
 
-def test_when_no_card_tells_its_ids_the_error_says_why(make_fake: MakeFake) -> None:
+def test_if_no_card_can_be_read_the_error_says_why(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(2))
     driver = DcmiDriver()
     with (
         fake.fail("dcmi_get_device_logic_id", -8009),
-        pytest.raises(
-            DriverError, match=r"no card tells of its chips: .* of card 0 device 0: -8009 \(the ioctl failed\)"
-        ),
+        pytest.raises(DriverError, match=r"no card can be read: .* of card 0 device 0: -8009 \(the ioctl failed\)"),
     ):
         driver.discover()
     assert len(driver.discover().chips) == 2
 
 
-def test_an_id_out_of_range_is_not_believed(make_fake: MakeFake) -> None:
+def test_an_id_out_of_range_is_refused(make_fake: MakeFake) -> None:
     make_fake([FakeChip(card=0, phy=0), FakeChip(card=1, logic=1, phy=256)])
     assert [chip.phy_id for chip in DcmiDriver().discover().chips] == [0]
 
 
-def test_two_chips_with_one_physical_id_are_one_and_announced(make_fake: MakeFake) -> None:
+def test_of_two_chips_with_one_physical_id_one_is_kept_and_logged(make_fake: MakeFake) -> None:
     make_fake([FakeChip(card=0, logic=0, phy=4), FakeChip(card=1, logic=1, phy=4)])
     with structlog.testing.capture_logs() as logs:
         assert [(chip.phy_id, chip.card_id) for chip in DcmiDriver().discover().chips] == [(4, 0)]
-    assert "two chips with one physical id" in {line["event"] for line in logs}
+    assert "two chips have the same physical id" in {line["event"] for line in logs}
 
 
 @pytest.mark.parametrize("function", ["dcmi_get_device_logic_id", "dcmi_get_device_ip", "dcmi_get_device_num_in_card"])
-def test_a_card_that_hangs_does_not_keep_the_others_from_being_discovered(make_fake: MakeFake, function: str) -> None:
+def test_a_card_that_hangs_does_not_prevent_the_others_discovery(make_fake: MakeFake, function: str) -> None:
     fake = make_fake(ascend_910b(3))
     driver = DcmiDriver(card_deadline_s=0.3)
     with fake.hang(function, card=2):
@@ -291,7 +288,7 @@ def test_a_card_that_hangs_does_not_keep_the_others_from_being_discovered(make_f
         hung = fake.calls()[function]
         assert [chip.phy_id for chip in driver.discover().chips] == [0, 1]
         names = [thread.name for thread in threading.enumerate()]
-        assert names.count("card 2") == 1  # no second call beside the one that hangs
+        assert names.count("card 2") == 1  # no second call while the first one hangs
         assert hung < fake.calls()[function] < 2 * hung
     for thread in threading.enumerate():
         if thread.name.startswith("card "):
@@ -299,7 +296,7 @@ def test_a_card_that_hangs_does_not_keep_the_others_from_being_discovered(make_f
     assert [chip.phy_id for chip in driver.discover().chips] == [0, 1, 2]
 
 
-def test_a_fact_that_can_not_be_had_now_stays_as_it_was_and_is_complained_of_once(make_fake: MakeFake) -> None:
+def test_an_unreadable_fact_keeps_its_value_and_is_logged_once(make_fake: MakeFake) -> None:
     fake = make_fake([FakeChip(ip="10.20.0.1")])
     driver = DcmiDriver()
     before = driver.discover()
@@ -311,7 +308,7 @@ def test_a_fact_that_can_not_be_had_now_stays_as_it_was_and_is_complained_of_onc
     assert driver.discover().chips[0].address.ip == "10.20.0.9"
 
 
-def test_every_call_is_told_with_its_time(make_fake: MakeFake) -> None:
+def test_every_call_is_observed_with_its_duration(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(2))
     lock = threading.Lock()
     told: dict[str, list[float]] = {}

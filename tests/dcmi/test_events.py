@@ -1,4 +1,4 @@
-"""Faults as the real driver announces them, from threads of the library's own."""
+"""Fault events of the real driver, from threads of the library."""
 
 import contextlib
 import os
@@ -27,9 +27,9 @@ def next_of(events: "queue.Queue[FaultEvent]") -> FaultEvent:
     return events.get(timeout=10)
 
 
-def test_a_fault_is_announced_when_it_comes_and_when_it_goes(make_fake: MakeFake) -> None:
+def test_a_fault_is_announced_when_it_occurs_and_when_it_clears(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(4))
-    fake.chip(1).codes = (0x80E18400,)  # there before: no event
+    fake.chip(1).codes = (0x80E18400,)  # present before: no event
     events = listen(DcmiDriver())
     fake.chip(3).codes = {0x80E18402: 3}
     assert next_of(events) == FaultEvent(3, 0x80E18402, "occur", 3)
@@ -48,14 +48,14 @@ def test_the_chip_of_an_event_is_its_logic_id(make_fake: MakeFake) -> None:
     assert next_of(events) == FaultEvent(200, 0xFFFF_FFFF, "occur", 2)
 
 
-def test_an_event_without_duration_is_told_as_such(make_fake: MakeFake) -> None:
+def test_an_event_without_duration_has_the_assertion_once(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     events = listen(DcmiDriver())
     fake.event(0, 0x8C2FA009, assertion=2, severity=0)
     assert next_of(events) == FaultEvent(0, 0x8C2FA009, "once", 0)
 
 
-def test_what_is_no_fault_or_has_no_meaning_is_passed_over(make_fake: MakeFake) -> None:
+def test_events_that_are_not_faults_or_unknown_are_ignored(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     events = listen(DcmiDriver())
     fake.event(0, 1, assertion=1, kind=9)
@@ -64,7 +64,7 @@ def test_what_is_no_fault_or_has_no_meaning_is_passed_over(make_fake: MakeFake) 
     assert next_of(events).code == 3
 
 
-def test_a_listener_that_fails_loses_its_event_and_no_other(make_fake: MakeFake) -> None:
+def test_a_listener_that_fails_loses_only_that_event(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     events: queue.Queue[FaultEvent] = queue.Queue()
 
@@ -78,10 +78,10 @@ def test_a_listener_that_fails_loses_its_event_and_no_other(make_fake: MakeFake)
         fake.event(0, 1, assertion=1)
         fake.event(0, 2, assertion=1)
         assert next_of(events).code == 2
-    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["event lost"]
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["an event is lost"]
 
 
-def test_a_lost_event_is_seen_by_polling(make_fake: MakeFake) -> None:
+def test_a_lost_event_is_found_by_polling(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     driver = DcmiDriver()
     chip = driver.discover().chips[0]
@@ -94,7 +94,7 @@ def test_a_lost_event_is_seen_by_polling(make_fake: MakeFake) -> None:
     assert events.empty()
 
 
-def test_a_subscription_the_driver_does_not_know_is_refused_at_once(make_fake: MakeFake) -> None:
+def test_an_unsupported_subscription_is_not_retried(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     pauses: list[float] = []
     driver = DcmiDriver(pause=pauses.append)
@@ -106,7 +106,7 @@ def test_a_subscription_the_driver_does_not_know_is_refused_at_once(make_fake: M
     assert (pauses, fake.calls()["dcmi_subscribe_fault_event"]) == ([], 1)
 
 
-def test_a_subscription_that_fails_is_tried_three_times(make_fake: MakeFake) -> None:
+def test_a_failed_subscription_is_tried_three_times(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     pauses: list[float] = []
     driver = DcmiDriver(pause=pauses.append)
@@ -115,7 +115,7 @@ def test_a_subscription_that_fails_is_tried_three_times(make_fake: MakeFake) -> 
     assert (pauses, fake.calls()["dcmi_subscribe_fault_event"]) == ([1.0, 1.0], 3)
 
 
-def test_a_subscription_that_works_at_last_is_told_of(make_fake: MakeFake) -> None:
+def test_a_subscription_that_succeeds_late_works(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     with contextlib.ExitStack() as refusal:
         refusal.enter_context(fake.fail("dcmi_subscribe_fault_event", -8005))
@@ -139,7 +139,7 @@ seen.wait(20)
 """
 
 
-def test_another_process_finds_the_library_by_its_environment_hears_events_and_ends_amid_them(tmp_path: Path) -> None:
+def test_another_process_gets_events_and_can_end_while_they_arrive(tmp_path: Path) -> None:
     fake = FakeDcmi(tmp_path, ascend_910b(8))
     with subprocess.Popen(
         [sys.executable, "-c", LISTENER], env={**os.environ, **fake.environment()}, stdout=subprocess.PIPE, text=True

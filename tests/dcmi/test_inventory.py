@@ -1,4 +1,4 @@
-"""The command ``inventory`` on Huawei's ABI: what the library alone tells, for support and acceptance."""
+"""The command ``inventory`` with Huawei's ABI."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def inventory(fake: FakeDcmi, *arguments: str, status: int = 0) -> Any:
     return msgspec.json.decode(done.stdout) if status == 0 else done.stderr.decode()
 
 
-def test_what_the_library_tells_of_a_server_is_printed(tmp_path: Path) -> None:
+def test_the_facts_of_the_library_are_printed(tmp_path: Path) -> None:
     fake = FakeDcmi(tmp_path, ascend_a3())
     fake.chip(3).codes = (0x80E18402,)
     found = inventory(fake)
@@ -41,7 +41,7 @@ def test_what_the_library_tells_of_a_server_is_printed(tmp_path: Path) -> None:
     assert chip["hbm_mb"] == 65536
 
 
-def test_virtual_chips_are_listed_with_their_names(tmp_path: Path) -> None:
+def test_virtual_npus_are_listed_with_their_names(tmp_path: Path) -> None:
     fake = FakeDcmi(tmp_path, [FakeChip(vnpus={100: "vir05_1c_16g"}), FakeChip(card=1, logic=1, phy=1)])
     found = inventory(fake)
     assert [vnpu["name"] for vnpu in found["vnpus"]] == ["Ascend910-5c.1cpu.16g-100-0"]
@@ -60,14 +60,14 @@ def test_a_chip_whose_driver_hangs_does_not_hang_the_command(tmp_path: Path) -> 
     assert {chip["health"] for chip in found["chips"] if chip["phy_id"] != 5} == {"Healthy"}
 
 
-def test_a_library_that_does_not_start_is_an_error_with_its_code(tmp_path: Path) -> None:
+def test_a_library_that_cannot_be_initialized_is_an_error_with_its_code(tmp_path: Path) -> None:
     fake = FakeDcmi(tmp_path, ascend_910b(1))
     with fake.fail("dcmi_init", -8005):
         assert "-8005" in inventory(fake, status=1)
 
 
 @pytest.mark.parametrize("lose_events", [False, True], ids=["announced", "lost"])
-async def test_every_fault_is_one_line_whether_announced_or_lost(tmp_path: Path, *, lose_events: bool) -> None:
+async def test_every_fault_is_one_line_whether_announced_or_polled(tmp_path: Path, *, lose_events: bool) -> None:
     fake = FakeDcmi(tmp_path, ascend_910b(8))
     fake.set(lose_events=lose_events)
     process = await asyncio.create_subprocess_exec(
@@ -79,7 +79,7 @@ async def test_every_fault_is_one_line_whether_announced_or_lost(tmp_path: Path,
             text = b""
             while not text.endswith(b"\n}\n"):
                 text += await process.stdout.readline()
-            while fake.calls().get("dcmi_subscribe_fault_event", 0) == 0:  # noqa: ASYNC110 - another process does
+            while fake.calls().get("dcmi_subscribe_fault_event", 0) == 0:  # noqa: ASYNC110 - a state of another process
                 await asyncio.sleep(0.01)
             lines = []
             for codes in ((0x80E18402,), ()):

@@ -1,4 +1,4 @@
-"""How one chip is, as the real driver polls it: faults, card drop, link; and what hangs holds up nobody else."""
+"""Readings of a chip by the real driver: faults, card drop, link; a chip that hangs delays no other."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ import pytest
 from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts, ChipState
 from device_plugin.driver.dcmi import DcmiDriver, DcmiError
-from device_plugin.driver.link import LinkTool
+from device_plugin.driver.dcmi.link import LinkTool
 from tests.dcmi import compiler
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910b, ascend_a3
@@ -27,13 +27,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def test_a_healthy_chip_has_no_faults_and_nobody_knows_its_link(make_fake: MakeFake) -> None:
+def test_a_healthy_chip_has_no_faults_and_an_unknown_link(make_fake: MakeFake) -> None:
     make_fake(ascend_910b(1))
     driver = DcmiDriver()
     assert driver.read(discovered(driver)[0]) == ChipState((), dropped=False, link_up=None)
 
 
-def test_faults_are_read_for_the_chip_that_has_them_and_are_gone_when_repaired(make_fake: MakeFake) -> None:
+def test_faults_are_those_of_the_chip_and_gone_once_it_is_repaired(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_a3(2))
     driver = DcmiDriver()
     chips = discovered(driver)
@@ -43,7 +43,7 @@ def test_faults_are_read_for_the_chip_that_has_them_and_are_gone_when_repaired(m
     assert driver.read(chips[2]) == ChipState()
 
 
-def test_a_fault_told_twice_is_one_and_zero_is_none(make_fake: MakeFake) -> None:
+def test_repeated_codes_count_once_and_zero_is_no_code(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     driver = DcmiDriver()
     chip = discovered(driver)[0]
@@ -52,14 +52,14 @@ def test_a_fault_told_twice_is_one_and_zero_is_none(make_fake: MakeFake) -> None
     assert driver.read(chip).codes == (0x80E18402, 1)
 
 
-def test_as_many_faults_as_the_driver_can_tell_are_read(make_fake: MakeFake) -> None:
+def test_the_maximum_number_of_faults_is_read(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     driver = DcmiDriver()
     fake.chip(0).codes = range(1, 129)
     assert driver.read(discovered(driver)[0]).codes == tuple(range(1, 129))
 
 
-def test_a_chip_that_has_dropped_off_is_no_error_and_comes_back(make_fake: MakeFake) -> None:
+def test_a_dropped_chip_is_not_an_error_and_can_come_back(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(2))
     driver = DcmiDriver()
     first, second = discovered(driver)
@@ -79,7 +79,7 @@ def test_not_ready_from_either_call_is_a_dropped_chip(make_fake: MakeFake, funct
         assert driver.read(chip) == ChipState(dropped=True)
 
 
-def test_the_drivers_own_opinion_of_a_chip_counts_for_nothing(make_fake: MakeFake) -> None:
+def test_the_drivers_health_value_has_no_effect(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     driver = DcmiDriver()
     chip = discovered(driver)[0]
@@ -88,7 +88,7 @@ def test_the_drivers_own_opinion_of_a_chip_counts_for_nothing(make_fake: MakeFak
 
 
 @pytest.mark.parametrize("code", [-8255, -8006, 5])
-def test_faults_are_told_without_the_call_that_shows_a_drop(make_fake: MakeFake, code: int) -> None:
+def test_faults_are_read_without_the_call_that_detects_a_drop(make_fake: MakeFake, code: int) -> None:
     fake = make_fake(ascend_910b(1))
     driver = DcmiDriver()
     chip = discovered(driver)[0]
@@ -97,17 +97,18 @@ def test_faults_are_told_without_the_call_that_shows_a_drop(make_fake: MakeFake,
         assert driver.read(chip) == ChipState((0x80E18402,))
 
 
-def test_faults_that_can_not_be_read_now_are_an_error_that_names_the_chip_and_the_code(make_fake: MakeFake) -> None:
+def test_an_error_reading_faults_names_the_chip_and_the_return_code(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_a3(2))
     driver = DcmiDriver()
     chip = discovered(driver)[3]
     with fake.fail("dcmi_get_device_errorcode_v2", -8006), pytest.raises(DcmiError) as raised:
         driver.read(chip)
     assert str(raised.value) == "dcmi_get_device_errorcode_v2 of card 1 device 1: -8006 (timed out)"
-    assert (raised.value.code, raised.value.card_id, raised.value.device_id) == (-8006, 1, 1)
+    assert raised.value.code == -8006
+    assert "of card 1 device 1:" in raised.value.message
 
 
-def test_a_driver_that_tells_no_faults_when_polled_is_well_while_it_answers_at_all(make_fake: MakeFake) -> None:
+def test_a_driver_with_events_only_has_a_state_while_it_answers(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(1))
     driver = DcmiDriver()
     chip = discovered(driver)[0]
@@ -117,7 +118,7 @@ def test_a_driver_that_tells_no_faults_when_polled_is_well_while_it_answers_at_a
             driver.read(chip)
 
 
-def test_a_library_without_either_call_tells_nothing_of_a_chip(make_fake: MakeFake) -> None:
+def test_without_both_calls_a_chip_cannot_be_read(make_fake: MakeFake) -> None:
     functions = ("dcmi_init", "dcmi_get_card_list", "dcmi_get_device_[nlpc]*")
     make_fake(ascend_910b(1), library=compiler.build_library(functions))
     driver = DcmiDriver()
@@ -125,81 +126,12 @@ def test_a_library_without_either_call_tells_nothing_of_a_chip(make_fake: MakeFa
         driver.read(discovered(driver)[0])
 
 
-def cost(fake: FakeDcmi, call: Callable[[], ChipState]) -> tuple[ChipState, dict[str, int]]:
-    """What a call answers, and the functions of the library it took."""
-    before = fake.calls()
-    state = call()
-    return state, {name: count - before.get(name, 0) for name, count in fake.calls().items() if count != before[name]}
-
-
-def test_a_glance_at_a_healthy_chip_is_one_call_by_turns_of_either_kind(make_fake: MakeFake) -> None:
-    fake = make_fake(ascend_910b(1))
-    driver = DcmiDriver()
-    chip = discovered(driver)[0]
-    calls = [cost(fake, lambda turn=turn: driver.glance(chip, turn)) for turn in (1, 2, 3)]  # type: ignore[misc]
-    assert calls == [
-        (ChipState(), {"dcmi_get_device_errorcode_v2": 1}),
-        (ChipState(), {"dcmi_get_device_health": 1}),
-        (ChipState(), {"dcmi_get_device_errorcode_v2": 1}),
-    ]
-
-
-@pytest.mark.parametrize("turn", [1, 2])
-def test_a_glance_of_either_kind_tells_as_much_as_a_reading_of_a_chip_in_trouble(
-    make_fake: MakeFake, turn: int
-) -> None:
-    fake = make_fake(ascend_910b(1))
-    driver = DcmiDriver()
-    chip = discovered(driver)[0]
-    fake.chip(0).codes = {0x80E18402: 2, 0x80E18400: 0}
-    assert driver.glance(chip, turn) == ChipState((0x80E18402, 0x80E18400))
-    fake.chip(0).dropped = True
-    assert driver.glance(chip, turn) == ChipState(dropped=True)
-    fake.chip(0).dropped = False
-    fake.chip(0).codes = ()
-    with fake.fail("dcmi_get_device_errorcode_v2", -8006):
-        if turn == 1:
-            with pytest.raises(DcmiError, match="-8006"):
-                driver.glance(chip, turn)
-        else:
-            assert driver.glance(chip, turn) == ChipState()
-
-
-@pytest.mark.parametrize(("turn", "seen"), [(1, (0x80E18400,)), (2, ())])
-def test_a_fault_that_leaves_the_drivers_health_alone_is_seen_by_every_second_glance(
-    make_fake: MakeFake, turn: int, seen: tuple[int, ...]
-) -> None:
-    fake = make_fake(ascend_910b(1))
-    driver = DcmiDriver()
-    chip = discovered(driver)[0]
-    fake.chip(0).codes = {0x80E18400: 0}
-    assert driver.glance(chip, turn) == ChipState(seen)
-
-
-def test_a_chip_of_which_the_health_alone_tells_that_it_dropped_off_is_seen_by_every_second_glance(
-    make_fake: MakeFake,
-) -> None:
-    fake = make_fake(ascend_910b(1))
-    driver = DcmiDriver()
-    chip = discovered(driver)[0]
-    with fake.fail("dcmi_get_device_health", -8012):
-        assert [driver.glance(chip, turn).dropped for turn in (1, 2)] == [False, True]
-
-
-def test_a_glance_tells_of_the_link_as_well(make_fake: MakeFake, tmp_path: Path) -> None:
-    make_fake(ascend_910b(1))
-    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, 'echo "link status: DOWN"'), patience_s=10))
-    assert driver.glance(discovered(driver)[0], 1).link_up is False
-
-
-def test_reading_before_discovering_is_an_error_of_the_driver() -> None:
+def test_reading_before_the_discovery_is_an_error() -> None:
     with pytest.raises(DriverError, match="before they are discovered"):
         DcmiDriver().read(ChipFacts(0))
-    with pytest.raises(DriverError, match="before they are discovered"):
-        DcmiDriver().glance(ChipFacts(0), 1)
 
 
-def test_a_chip_that_hangs_does_not_hold_up_another(make_fake: MakeFake) -> None:
+def test_a_chip_that_hangs_does_not_delay_another(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(2))
     driver = DcmiDriver()
     hanging, other = discovered(driver)
@@ -243,7 +175,7 @@ def test_chips_are_read_in_many_threads_at_once(make_fake: MakeFake) -> None:
     assert fake.calls()["dcmi_get_device_errorcode_v2"] == 8 * 200
 
 
-def test_a_driver_that_serialises_its_calls_is_waited_for(make_fake: MakeFake) -> None:
+def test_a_driver_that_serializes_its_calls_is_waited_for(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(2))
     driver = DcmiDriver()
     hanging, other = discovered(driver)
@@ -271,17 +203,17 @@ def link_tool(folder: Path, script: str) -> Path:
     return tool
 
 
-def test_the_link_of_a_chip_is_asked_for_by_its_physical_id(make_fake: MakeFake, tmp_path: Path) -> None:
+def test_the_link_of_a_chip_is_read_by_its_physical_id(make_fake: MakeFake, tmp_path: Path) -> None:
     make_fake([FakeChip(card=0, logic=0, phy=6), FakeChip(card=1, logic=1, phy=7)])
     script = '[ "$*" = "-i 7 -link -g" ] && echo "link status: DOWN" || echo "link status: UP"'
-    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, script), patience_s=10))
+    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, script), wait_s=10))
     assert [driver.read(chip).link_up for chip in discovered(driver)] == [True, False]
 
 
-def test_a_dropped_chip_has_no_link_to_ask_for(make_fake: MakeFake, tmp_path: Path) -> None:
+def test_the_link_of_a_dropped_chip_is_not_read(make_fake: MakeFake, tmp_path: Path) -> None:
     fake: FakeDcmi = make_fake([FakeChip(dropped=True)])
     asked = tmp_path / "asked"
-    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, f"touch {asked}"), patience_s=10))
+    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, f"touch {asked}"), wait_s=10))
     chip = discovered(driver)[0]
     assert driver.read(chip).link_up is None
     assert not asked.exists()

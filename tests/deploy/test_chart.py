@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from allocator.settings import Settings as AllocatorSettings
+from allocator.state.kinds import watched_kinds
 from ascend.daemon.settings import RELOADED, read_settings
-from device_plugin.rules.rights import KUBELET_PODS, rights
+from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster
@@ -48,7 +49,7 @@ VARIANTS = {
         *("--set", "allocator.tls.source=secret,allocator.tls.secretName=my-certificate,allocator.tls.caBundle=Zm9v"),
         *("--set", "allocator.tls.clientNames={spiffe://cluster.local/ns/a/sa/b,scheduler}"),
         *("--set-json", 'allocator.tls.webhookClientNames=["kube-apiserver","it\'s: #1"]'),
-        *("--set", "allocator.webhooks.pods.senseless=warn,allocator.webhooks.annotations.note=yes"),
+        *("--set", "allocator.webhooks.pods.invalid=warn,allocator.webhooks.annotations.note=yes"),
         *("--set-json", f"allocator.policies.writers={json.dumps(WRITERS)}"),
         *("--set-json", 'allocator.networkPolicy.from=[{"ipBlock":{"cidr":"10.0.0.0/28"}}]'),
         *("--set-json", 'allocator.extraArgs=["--log-level=DEBUG"]'),
@@ -95,7 +96,7 @@ def test_helm_finds_nothing_to_complain_about(options: tuple[str, ...]) -> None:
         ("allocator.tls.source=secret", "/allocator/tls/secretName"),
         ("allocator.tls.clientNames[0]=scheduler", "/allocator/tls/clientNames"),
         ("allocator.tls.webhookClientNames[0]=api", "/allocator/tls/clientNames"),
-        ("allocator.webhooks.pods.senseless=shout", "/allocator/webhooks/pods/senseless"),
+        ("allocator.webhooks.pods.invalid=shout", "/allocator/webhooks/pods/invalid"),
         ("allocator.policies.enabled=perhaps", "/allocator/policies/enabled"),
         ("allocator.nodeHealthNamespace=Mindx_dl", "/allocator/nodeHealthNamespace"),
         ("allocator.reservationTtlSeconds=0", "/allocator/reservationTtlSeconds"),
@@ -261,7 +262,6 @@ def test_values_change_the_settings_they_are_named_for(tmp_path: Path, monkeypat
         ("devicePlugin.health.recoveryHoldSeconds=30", False),
         ("devicePlugin.health.staleSeconds=30", False),
         ("devicePlugin.driver.scanPeriodSeconds=5", False),
-        ("devicePlugin.driver.calmScanPeriodSeconds=2", False),
         ("devicePlugin.injection=devices", False),
         ("devicePlugin.logLevel=DEBUG", False),
         ("devicePlugin.health.readmission=manual", True),
@@ -276,7 +276,6 @@ def test_only_what_needs_a_restart_restarts_the_pods(*, value: str, rolls: bool)
     assert (before["spec"]["template"] != after["spec"]["template"]) == rolls
     field = {
         "scanPeriodSeconds": "scan_period_s",
-        "calmScanPeriodSeconds": "calm_scan_period_s",
         "logLevel": "log_level",
         "library": "dcmi_library",
     }
@@ -325,6 +324,15 @@ def test_the_rights_are_these_and_no_others() -> None:
         ("Role", f"endpointslices.discovery.k8s.io {LEASE}-leader"): {"patch", "delete"},
         ("Role", "configmaps"): {"list", "watch"},
     }
+
+
+@pytest.mark.parametrize("health_namespace", ["", "mindx-dl"])
+def test_the_allocator_may_list_and_watch_every_kind_it_watches(health_namespace: str) -> None:
+    granted = _rights(helm.render("--set", f"allocator.nodeHealthNamespace={health_namespace}"), "allocator")
+    for kind in watched_kinds(health_namespace):
+        resource = ".".join(filter(None, (kind.resource.plural, kind.resource.group)))
+        scope = "Role" if kind.namespace(health_namespace) else "ClusterRole"
+        assert granted.get((scope, resource), set()) >= {"list", "watch"}, kind.name
 
 
 def test_what_noded_writes_may_be_read_where_the_values_say_and_nowhere_else() -> None:

@@ -19,7 +19,7 @@ from ascend.annotations import BASE_DEVICE_INFOS
 from ascend.chips import RESOURCE, parse_names
 from ascend.deviceinfo import LABELS, config_map_name
 from ascend.kube.client import KubeClient
-from device_plugin.rules.rights import rights
+from device_plugin.publish.rights import rights
 from tests.allocator.builders import noded_says
 from tests.cluster import binaries
 from tests.cluster.api import HTTPError, Server

@@ -1,4 +1,4 @@
-"""Real connections for tests of the device plugin: a client that remembers its requests, and waits for conditions."""
+"""A client that records its requests, and waits for conditions."""
 
 import asyncio
 import contextlib
@@ -15,15 +15,15 @@ NODE = "n1"
 
 
 async def until(condition: Callable[[], object], *, timeout_s: float = 10.0) -> None:
-    """Wait for a condition that nobody announces."""
+    """Poll until a condition holds."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - nobody announces it
+        while not condition():  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
 async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator["asyncio.Task[None]"]:
-    """Run something endless beside the block; what it fails with comes out of the block."""
+    """Run an endless coroutine while the block runs; the block raises its error."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -45,7 +45,7 @@ class Request:
 
 
 class RecordingClient(KubeClient):
-    """A client that remembers what it sent."""
+    """A client that records its requests."""
 
     @property
     def sent(self) -> list[Request]:
@@ -67,12 +67,12 @@ class RecordingClient(KubeClient):
         )
 
     def to(self, part: str, method: str = "PATCH") -> list[Request]:
-        """The requests with this method to paths with this part."""
+        """The requests with this method to paths that contain this."""
         return [each for each in self.sent if each.method == method and part in each.path]
 
 
 def bound_pod(name: str, chips: int, annotations: Mapping[str, str] | None = None, **spec: Any) -> JsonObject:
-    """A pod on the node, as a POST; its annotations as an allocator or a forger would have written them."""
+    """A manifest of a pod on the node, with annotations of the allocator or of somebody else."""
     body = pod_manifest(name, chips, nodeName=NODE, **spec)
     body["metadata"]["annotations"] = dict(annotations or {})
     return body

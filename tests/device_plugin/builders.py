@@ -1,14 +1,14 @@
 """Values for tests of the device plugin."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ascend.annotations import Grant
 from ascend.chips import RESOURCE, ChipSet
 from ascend.kube.objects import Container, ContainerStatus, Metadata, Pod, PodSpec, PodStatus, Resources
 from device_plugin.driver import ChipFacts, ChipType, Inventory
-from device_plugin.rules.levels import Level
-from device_plugin.rules.snapshot import Snapshot, take
-from device_plugin.rules.verdict import Assessment, FaultRecord, UpgradeReason, Verdict
+from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import Chip, FaultRecord, Snapshot, UpgradeReason
 
 
 def pod(
@@ -25,7 +25,7 @@ def pod(
     init: Mapping[str, int] | None = None,
     sidecars: Mapping[str, int] | None = None,
 ) -> Pod:
-    """A pod that asks for ``count`` chips and has ``chips`` written on it, if any.
+    """A pod that requests ``count`` chips, with ``chips`` written on it, if any.
 
     ``asks``, ``init`` and ``sidecars`` are app containers, init containers and, after these, sidecars by name.
     """
@@ -60,7 +60,7 @@ def server(*chips: ChipFacts, chip_type: ChipType = "Ascend910") -> Inventory:
     return Inventory(chip_type, chips or tuple(ChipFacts(chip_id, chip_id) for chip_id in range(8)))
 
 
-def verdict(
+def judged_chip(
     *,
     healthy: bool = True,
     network_healthy: bool = True,
@@ -68,14 +68,22 @@ def verdict(
     network_level: Level = Level.NORMAL,
     faults: tuple[FaultRecord, ...] = (),
     network_faults: tuple[FaultRecord, ...] = (),
-) -> Verdict:
-    """How a chip is: well, unless said otherwise."""
-    return Verdict(healthy, network_healthy, level, network_level, faults, network_faults, "", "")
+) -> Chip:
+    """A chip, healthy by default; ``snapshot`` says which one it is."""
+    return Chip(
+        ChipFacts(0, 0),
+        level=level,
+        network_level=network_level,
+        faults=faults,
+        network_faults=network_faults,
+        network_healthy=network_healthy,
+        reason="" if healthy else "Fault",
+    )
 
 
 def snapshot(
     *unhealthy: int,
-    verdicts: Mapping[int, Verdict] | None = None,
+    chips: Mapping[int, Chip] | None = None,
     of: Inventory | None = None,
     manually_separated: ChipSet = 0,
     upgrade_reasons: Mapping[int, tuple[UpgradeReason, ...]] | None = None,
@@ -83,11 +91,18 @@ def snapshot(
     network_awaiting: ChipSet = 0,
     used: ChipSet = 0,
 ) -> Snapshot:
-    """The chips of a server, these unhealthy; ``verdicts`` says more of some."""
+    """The chips of a server, with ``unhealthy`` unhealthy; ``chips`` gives details of some."""
     inventory = of or server()
-    judged = {chip.phy_id: verdict(healthy=chip.phy_id not in unhealthy) for chip in inventory.chips}
-    known = {chip.phy_id: chip for chip in inventory.chips}
-    assessment = Assessment(
-        {**judged, **(verdicts or {})}, manually_separated, upgrade_reasons or {}, awaiting, network_awaiting, None
+    details = chips or {}
+    return Snapshot(
+        inventory,
+        tuple(
+            replace(details.get(facts.phy_id) or judged_chip(healthy=facts.phy_id not in unhealthy), facts=facts)
+            for facts in inventory.chips
+        ),
+        manually_separated,
+        upgrade_reasons or {},
+        awaiting,
+        network_awaiting,
+        used,
     )
-    return take(inventory, known, assessment, used)

@@ -11,7 +11,7 @@ from tests.device_plugin.api import RecordingClient
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    # pytest's own folders are too long for the path of a socket.
+    # The paths of pytest's own folders are too long for a socket.
     with tempfile.TemporaryDirectory(prefix="dp-", dir="/tmp", ignore_cleanup_errors=True) as path:
         yield Path(path)
 

@@ -1,4 +1,4 @@
-"""A node with the sandbox's kubelet, and what of the plugin faces it; the test plays the rest."""
+"""A node with the sandbox's kubelet and the parts of the plugin that face it; the test plays the rest."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Self
 
 import grpc
 
-from ascend.chips import RESOURCE, ChipSet
+from ascend.chips import RESOURCE
+from ascend.daemon.observable import Observable
 from ascend.errors import Unreachable
 from ascend.kube.objects import Pod
-from device_plugin.handover import HandOverDesk
-from device_plugin.kubelet.registration import Registration
-from device_plugin.kubelet.servicer import DevicePluginServicer
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.rules.injection import gift
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.state.grants import HandOver, HandOvers
-from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePods
-from device_plugin.under_admission import UnderAdmission
+from device_plugin.pods.admission_matcher import AdmissionMatcher
+from device_plugin.pods.admitted_pod import AdmittedPodFinder
+from device_plugin.pods.container_edits import make_edits
+from device_plugin.publish.order import PublishingOrder
+from device_plugin.serving.registration import Registration
+from device_plugin.serving.servicer import DevicePluginServicer
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 from tests.device_plugin.builders import snapshot
@@ -38,22 +39,21 @@ class Face:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
-        self.reported_unhealthy: Observable[ChipSet] = Observable(0)
-        self.told_healthy: Observable[ChipSet] = Observable(0)
+        self.order = PublishingOrder()
         self.handovers = HandOvers()
         self.pods = NodePods(self.handovers.drop)
         self.metrics = Metrics()
         self.claimed: list[HandOver] = []
         self.api_pods: Callable[[], list[Pod]] = list
-        self.desk = HandOverDesk(
+        self.matcher = AdmissionMatcher(
             snapshots=self.snapshots,
             pods=self.pods,
             handovers=self.handovers,
-            admission=UnderAdmission(
+            finder=AdmittedPodFinder(
                 self.pods, self.handovers, kubelet_pods=self._kubelet_pods, api_pods=self._api_pods
             ),
             refresh=self._refresh,
-            give=lambda chips: gift(chips, "runtime", Path("/dev"), lambda _folder: ()),
+            inject=lambda chips: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
             on_handover=self.claimed.append,
         )
         self.servicers: list[DevicePluginServicer] = []
@@ -75,9 +75,8 @@ class Face:
     def servicer(self) -> DevicePluginServicer:
         made = DevicePluginServicer(
             snapshots=self.snapshots,
-            desk=self.desk,
-            reported_unhealthy=self.reported_unhealthy,
-            told_healthy=self.told_healthy,
+            matcher=self.matcher,
+            order=self.order,
             metrics=self.metrics,
         )
         self.servicers.append(made)
@@ -91,7 +90,9 @@ class Face:
         return self.metrics.registry.get_sample_value("ascend_dp_registrations_total", {"result": result}) or 0.0
 
     def preferred(self, result: str) -> float:
-        return self.metrics.registry.get_sample_value("ascend_dp_preferences_total", {"result": result}) or 0.0
+        return (
+            self.metrics.registry.get_sample_value("ascend_dp_preferred_allocations_total", {"result": result}) or 0.0
+        )
 
     def allocated(self, result: str) -> float:
         return self.metrics.registry.get_sample_value("ascend_dp_allocations_total", {"result": result}) or 0.0
@@ -122,7 +123,7 @@ async def served(face: Face) -> AsyncIterator["DevicePluginAsyncStub"]:
 
 
 class SloppyKubelet(services.RegistrationServicer):
-    """Takes registrations and never opens a stream, or refuses them. Use as a context manager."""
+    """Takes registrations but never opens a stream, or refuses them. Use as a context manager."""
 
     def __init__(self, directory: Path) -> None:
         self.endpoints: list[str] = []

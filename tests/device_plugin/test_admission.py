@@ -1,18 +1,18 @@
-"""Which pod an admission call is about, and whether it may have its chips."""
+"""Which pod is under admission, and whether it can get its chips."""
 
 import pytest
 
 from ascend.annotations import CLAIMED
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from device_plugin.rules.admission import Candidate, candidates, chips_for, newest, oldest_decision
-from device_plugin.rules.levels import Level
-from device_plugin.rules.pod import NodePod, read_pod
-from tests.device_plugin.builders import pod, snapshot, verdict
+from device_plugin.health.levels import Level
+from device_plugin.ledger.admission import Candidate, candidates, chips_for, newest, oldest_decision
+from device_plugin.ledger.node_pods import NodePod, read_pod
+from tests.device_plugin.builders import judged_chip, pod, snapshot
 
 
 def read(*pods: object) -> list[NodePod]:
-    return [read_pod(each, order) for order, each in enumerate(pods, 1)]  # type: ignore[arg-type]  # all are pods
+    return [read_pod(each, order) for order, each in enumerate(pods, 1)]  # type: ignore[arg-type]  # every entry is a pod
 
 
 def names(found: list[Candidate]) -> list[str]:
@@ -23,7 +23,7 @@ def waiting(*pods: object) -> list[Candidate]:
     return candidates(read(*pods), 2, {})
 
 
-def test_only_live_pods_of_the_same_size_without_a_grant_wait() -> None:
+def test_only_live_pods_of_the_same_size_without_chips_are_candidates() -> None:
     pods = read(
         pod("waits", 2, 0, 1, time=5),
         pod("granted", 2, 2, 3, time=6),
@@ -36,7 +36,7 @@ def test_only_live_pods_of_the_same_size_without_a_grant_wait() -> None:
     assert names(candidates(pods, 2, {"uid-granted": {"main"}})) == ["waits"]
 
 
-def test_a_pod_nobody_placed_waits_too_or_its_call_would_take_another_pod_s_chips() -> None:
+def test_a_pod_without_a_grant_is_a_candidate_too() -> None:
     pods = read(pod("placed", 2, 0, 1, time=5), pod("by-hand", 2))
     assert names(candidates(pods, 2, {})) == ["placed", "by-hand"]
 
@@ -54,8 +54,8 @@ def test_the_smallest_predicate_time_decides() -> None:
     assert oldest_decision(found[:1]).pod.name == "none"
 
 
-def test_of_those_the_kubelet_lists_the_one_that_came_last_is_under_admission() -> None:
-    # Those before it are through: rejected by the kubelet itself, though their status does not say so yet.
+def test_the_newest_pod_in_the_kubelets_list_is_under_admission() -> None:
+    # The kubelet is done with those before it: it rejected them, though their status does not show it yet.
     found = waiting(pod("rejected", 2, 0, 1, time=1), pod("admitted", 2, 2, 3, time=2))
     assert newest(found).pod.name == "admitted"
 
@@ -72,7 +72,7 @@ def test_of_those_the_kubelet_lists_the_one_that_came_last_is_under_admission() 
         (["prepare", "proxy", "left", "right"], 2, None),
     ],
 )
-def test_containers_of_a_pod_are_asked_for_one_after_the_other(
+def test_containers_of_a_pod_are_admitted_one_after_the_other(
     granted: list[str], asked: int, container: str | None
 ) -> None:
     (many,) = read(crowded("many"))
@@ -81,24 +81,24 @@ def test_containers_of_a_pod_are_asked_for_one_after_the_other(
     assert all(each.begun == bool(granted) for each in found)
 
 
-def test_a_pod_from_before_a_restart_may_be_further_than_we_know() -> None:
+def test_a_pod_from_before_a_restart_may_be_at_any_container() -> None:
     (many,) = read(crowded("many"))
     assert [each.ask.container for each in candidates([many], 2, {}, {many.uid})] == ["left"]
     assert [each.ask.container for each in candidates([many], 2, {many.uid: ["left"]}, {many.uid})] == ["right"]
 
 
-def test_where_the_kubelet_can_not_be_asked_a_pod_that_has_begun_comes_first() -> None:
+def test_without_the_kubelets_list_a_partly_admitted_pod_comes_first() -> None:
     begun, other = read(pod("begun", 0, 0, 1, 2, 3, time=9, asks={"a": 2, "b": 2}), pod("other", 2, 4, 5, time=1))
     found = candidates([begun, other], 2, {begun.uid: ["a"]})
     assert oldest_decision(found).pod.name == "begun"
 
 
 def crowded(name: str) -> Pod:
-    """An init container of four, a sidecar of one, two app containers of two."""
+    """An init container with 4 chips, a sidecar with 1, two app containers with 2 each."""
     return pod(name, 0, *range(5), time=1, asks={"left": 2, "right": 2}, init={"prepare": 4}, sidecars={"proxy": 1})
 
 
-def test_a_pod_gets_the_chips_written_on_it_in_that_order() -> None:
+def test_a_pod_gets_the_chips_written_on_it_in_order() -> None:
     (one,) = read(pod("one", 2, 5, 4, time=1))
     assert chips_for(one, snapshot(), {}, [one]) == (5, 4)
 
@@ -107,7 +107,7 @@ def test_a_pod_gets_the_chips_written_on_it_in_that_order() -> None:
     ("who", "reason", "sentence"),
     [
         (pod("p", 2), "NotPlaced", "was not placed by the allocator"),
-        (pod("p", 2, 0, time=1), "WrongCount", "names 1 chips, the pod asks for 2"),
+        (pod("p", 2, 0, time=1), "WrongCount", "names 1 chip, the pod requests 2"),
         (
             pod("p", 1, annotations={"huawei.com/Ascend910": "chip0"}),
             "MalformedAnnotation",
@@ -118,23 +118,23 @@ def test_a_pod_gets_the_chips_written_on_it_in_that_order() -> None:
         (pod("p", 2, 1, 2, time=1), "ChipHeld", "Ascend910-1 is held by pod default/holder"),
     ],
 )
-def test_a_pod_that_must_not_have_its_chips_is_told_why(who: object, reason: str, sentence: str) -> None:
+def test_a_pod_that_cannot_get_its_chips_is_refused_with_a_reason(who: object, reason: str, sentence: str) -> None:
     (one,) = read(who)
     with pytest.raises(Refusal, match=sentence) as refusal:
         chips_for(one, snapshot(3), {"default/holder": 0b0011}, [one])
     assert refusal.value.reason == reason
 
 
-def test_a_chip_that_bars_new_use_is_for_the_pod_only_that_was_handed_it_before() -> None:
+def test_a_chip_that_bars_new_use_is_only_for_the_pod_that_has_it() -> None:
     (one,) = read(pod("one", 2, 0, 1, time=1))
-    kept = snapshot(verdicts={1: verdict(level=Level.PRE_SEPARATE), 2: verdict(level=Level.PRE_SEPARATE)})
+    kept = snapshot(chips={1: judged_chip(level=Level.PRE_SEPARATE), 2: judged_chip(level=Level.PRE_SEPARATE)})
     with pytest.raises(Refusal, match="Ascend910-1 has a fault that bars new use") as refusal:
         chips_for(one, kept, {}, [one])
     assert refusal.value.reason == "ChipUnhealthy"
     assert chips_for(one, kept, {}, [one], own=0b11) == (0, 1)
 
 
-def test_a_pod_that_came_earlier_holds_its_chips_before_it_gets_them() -> None:
+def test_a_pod_decided_earlier_holds_its_chips_before_it_gets_them() -> None:
     placed, forged = read(pod("placed", 2, 0, 1, time=5), pod("forged", 2, 0, 1, time=1))
     assert chips_for(placed, snapshot(), {}, [placed, forged]) == (0, 1)
     with pytest.raises(Refusal, match="held by pod default/placed"):

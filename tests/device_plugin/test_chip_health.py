@@ -1,4 +1,4 @@
-"""From a chip's fault to everybody who is told of it, and back: the whole plugin on a whole node."""
+"""From a chip's fault to report, kubelet, Events and metrics: the whole plugin on a sandbox node."""
 
 import asyncio
 import contextlib
@@ -14,14 +14,14 @@ from ascend.chips import RESOURCE
 from ascend.deviceinfo import DeviceReport, config_map_name, decode_report, encode_report
 from ascend.errors import InvalidReport, NotFound
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
-from device_plugin import report as report_module
 from device_plugin.app import Plugin
-from device_plugin.board import SIGNATURE
-from device_plugin.readmission import CHIPS
-from device_plugin.rules.levels import Level
-from device_plugin.rules.report import make_report
+from device_plugin.health.levels import Level
+from device_plugin.publish import reporter as report_module
+from device_plugin.publish.device_info_configmap import SIGNATURE
+from device_plugin.publish.readmission_labels import CHIPS
+from device_plugin.publish.report import make_report
 from tests.device_plugin.api import NODE, running, until
-from tests.device_plugin.builders import fault, snapshot, verdict
+from tests.device_plugin.builders import fault, judged_chip, snapshot
 from tests.device_plugin.whole import Whole, whole_node
 
 KUBE_SYSTEM = "kube-system"
@@ -30,7 +30,7 @@ FAULT_RULES = "mindx-dl-fault-config"
 
 
 class Site:
-    """A node with its plugin, and what the world sees of its chips."""
+    """A node with its plugin, and what others see of its chips."""
 
     def __init__(self, whole: Whole, plugin: Plugin) -> None:
         self.whole = whole
@@ -40,10 +40,10 @@ class Site:
         return await self.whole.client.get(CONFIG_MAPS, REPORT, KUBE_SYSTEM)
 
     async def reported(self, **wanted: int) -> DeviceReport:
-        """Wait until the report says so."""
+        """Wait until the report has these values."""
         async with asyncio.timeout(20.0):
             while True:
-                # What is there before the plugin's first report may be none.
+                # Before the plugin's first report there may be none.
                 with contextlib.suppress(NotFound, InvalidReport):
                     told = decode_report((await self.config_map()).data)
                     if all(getattr(told, name) == value for name, value in wanted.items()):
@@ -51,26 +51,26 @@ class Site:
                 await asyncio.sleep(0.01)
 
     async def offered(self, count: int) -> None:
-        """Wait until the kubelet offers so many chips."""
+        """Wait until the kubelet offers this number of chips."""
         await until(lambda: self.whole.node.kubelet.allocatable(RESOURCE) == count, timeout_s=20.0)
 
     async def edit(self, text: str) -> None:
-        """What an operator does to ManuallySeparateNPU."""
+        """Edit ManuallySeparateNPU as an operator does."""
         body: JsonObject = {"data": {"ManuallySeparateNPU": text}}
         await self.whole.client.patch(CONFIG_MAPS, REPORT, body, namespace=KUBE_SYSTEM)
 
     async def all_events(self) -> list[tuple[str, str]]:
-        """The Events about the Node: reason and note."""
+        """The Events of the Node as (reason, note)."""
         answer = await self.whole.client.request("GET", "/apis/events.k8s.io/v1/events")
         found: dict[str, Any] = json.loads(answer)
         return [(each["reason"], each["note"]) for each in found["items"] if each["regarding"]["kind"] == "Node"]
 
     async def events(self) -> dict[str, str]:
-        """The Events about the Node: reason to note."""
+        """The Events of the Node: notes by reason."""
         return dict(await self.all_events())
 
     async def labelled(self, chips: str | None) -> None:
-        """Wait until the Node lists these chips as waiting to be readmitted."""
+        """Wait until the Node's label lists these chips as awaiting readmission."""
         async with asyncio.timeout(20.0):
             while True:
                 if (await self.whole.client.get(NODES, NODE)).metadata.labels.get(CHIPS) == chips:
@@ -78,7 +78,7 @@ class Site:
                 await asyncio.sleep(0.01)
 
     async def announced(self, reason: str) -> str:
-        """Wait for an Event; its note."""
+        """Wait for an Event; return its note."""
         async with asyncio.timeout(20.0):
             while True:
                 if (note := (await self.events()).get(reason)) is not None:
@@ -93,7 +93,7 @@ class Site:
 
 @pytest.fixture(autouse=True)
 def _reports_follow_each_other_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What that gap is for is told by the report's own tests; here each step would wait for it.
+    # The reporter's tests cover this gap; here each step would wait for it.
     monkeypatch.setattr(report_module, "MIN_GAP_S", 0.05)
 
 
@@ -105,7 +105,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         yield site
 
 
-async def test_a_fault_reaches_report_kubelet_event_and_metric_and_so_does_its_end(site: Site) -> None:
+async def test_a_fault_and_its_end_reach_report_kubelet_event_and_metric(site: Site) -> None:
     site.whole.node.edit_chip(3, fault_codes=["80E18402"])
     told = await site.reported(unhealthy=0b1000)
     assert told.free == 0xF7
@@ -118,11 +118,11 @@ async def test_a_fault_reaches_report_kubelet_event_and_metric_and_so_does_its_e
     told = await site.reported(unhealthy=0, free=0xFF)
     assert told.faults == ()
     await site.offered(8)
-    assert await site.announced("NPURecovered") == "Ascend910-3 is well again"
+    assert await site.announced("NPURecovered") == "Ascend910-3 is healthy again"
 
 
-async def test_the_report_is_never_ahead_of_the_kubelet_with_free_chips(site: Site) -> None:
-    # A reader that finds more chips listed free than the kubelet offers refuses the node (spec/node-agent.md §0.4).
+async def test_the_report_never_has_more_free_chips_than_the_node(site: Site) -> None:
+    # Volcano refuses a node whose report lists more free chips than the kubelet offers (spec/node-agent.md §0.4).
     excess: list[tuple[int, int]] = []
 
     async def look(_operation: str, resource: Any, _subresource: str, document: JsonObject) -> JsonObject:
@@ -142,7 +142,7 @@ async def test_the_report_is_never_ahead_of_the_kubelet_with_free_chips(site: Si
     assert excess == []
 
 
-async def test_a_network_fault_is_reported_and_the_kubelet_never_hears_of_it(site: Site) -> None:
+async def test_a_network_fault_is_reported_but_not_to_the_kubelet(site: Site) -> None:
     site.whole.node.edit_chip(1, network_health="Unhealthy")
     told = await site.reported(network_unhealthy=0b10)
     assert (told.unhealthy, told.free) == (0, 0xFF)
@@ -150,7 +150,7 @@ async def test_a_network_fault_is_reported_and_the_kubelet_never_hears_of_it(sit
     assert site.whole.node.kubelet.allocatable(RESOURCE) == 8
 
 
-async def test_an_operator_takes_a_chip_out_and_lets_it_in_again(site: Site) -> None:
+async def test_an_operator_separates_a_chip_and_puts_it_back(site: Site) -> None:
     await site.edit("Ascend910-5")
     told = await site.reported(unhealthy=0b10_0000)
     assert told.manually_separated == 0b10_0000
@@ -162,7 +162,7 @@ async def test_an_operator_takes_a_chip_out_and_lets_it_in_again(site: Site) -> 
     await site.offered(8)
 
 
-async def test_what_an_operator_took_out_that_is_no_chip_of_the_node_stays_written_and_is_told_of(folder: Path) -> None:
+async def test_a_separated_entry_that_is_no_chip_is_kept_and_announced(folder: Path) -> None:
     async with whole_node(folder) as whole:
         with structlog.testing.capture_logs() as logs:
             async with whole.plugin() as plugin:
@@ -172,12 +172,12 @@ async def test_what_an_operator_took_out_that_is_no_chip_of_the_node_stays_writt
                 await site.reported(unhealthy=0b10_0000)
                 listed = "Ascend910-5,Ascend910-77,Ascend910-x"
                 assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
-                assert "is no chip of this node" in await site.announced("NPUSeparationUnknown")
+                assert "is not a chip of this node" in await site.announced("NPUSeparationUnknown")
                 await site.edit("Ascend910-77,Ascend910-x")
                 await site.reported(unhealthy=0)
                 told = [note for reason, note in await site.all_events() if reason == "NPUSeparationUnknown"]
                 assert sorted(note.split(" ")[1] for note in told) == ["'Ascend910-77'", "'Ascend910-x'"]
-        assert sum("no chip of this node" in line["event"] for line in logs) == 2
+        assert sum("a chip this node does not have" in line["event"] for line in logs) == 2
         listed = "Ascend910-77,Ascend910-x"
         assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
         async with whole.plugin() as plugin:
@@ -190,7 +190,7 @@ async def test_what_an_operator_took_out_that_is_no_chip_of_the_node_stays_writt
             assert (await site.config_map()).data["ManuallySeparateNPU"] == ""
 
 
-async def test_a_chip_an_operator_took_out_stays_out_over_a_restart(folder: Path) -> None:
+async def test_a_separated_chip_stays_separated_over_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin() as plugin:
             site = Site(whole, plugin)
@@ -199,7 +199,7 @@ async def test_a_chip_an_operator_took_out_stays_out_over_a_restart(folder: Path
             await site.reported(unhealthy=0b100)
         told = decode_report((await site.config_map()).data)
         assert (told.update_time_s, told.manually_separated) == (0, 0b100)
-        # Let in while no plugin was there to see it: that counts too.
+        # Put back while no plugin runs: this counts as well.
         await site.edit("Ascend910-2,Ascend910-6")
         second = Plugin(whole.settings())
         task = asyncio.create_task(second.run())
@@ -213,16 +213,16 @@ async def test_a_chip_an_operator_took_out_stays_out_over_a_restart(folder: Path
 
 
 async def told_harmless_before(whole: Whole, **annotations: str) -> None:
-    """A report that calls a fault of chip 3 harmless, which nothing else tells how serious it is."""
-    harmless = verdict(level=Level.NOT_HANDLE, faults=(fault("DEAD", Level.NOT_HANDLE),))
-    before = encode_report(make_report(snapshot(verdicts={3: harmless}), 1))
+    """A report that calls a fault of chip 3 harmless, for which there is no other severity."""
+    harmless = judged_chip(level=Level.NOT_HANDLE, faults=(fault("DEAD", Level.NOT_HANDLE),))
+    before = encode_report(make_report(snapshot(chips={3: harmless}), 1))
     metadata = {"name": REPORT, "namespace": KUBE_SYSTEM, "annotations": annotations}
     body: JsonObject = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": before}
     await whole.client.create(CONFIG_MAPS, body, KUBE_SYSTEM)
     whole.node.edit_chip(3, fault_codes=["DEAD"])
 
 
-async def test_a_fault_only_its_event_told_to_be_harmless_stays_so_over_a_restart(folder: Path) -> None:
+async def test_a_fault_harmless_by_its_event_stays_so_over_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await told_harmless_before(whole, **SIGNATURE)
         async with whole.plugin() as plugin:
@@ -230,7 +230,7 @@ async def test_a_fault_only_its_event_told_to_be_harmless_stays_so_over_a_restar
             assert [(each.npu_name, each.fault_level) for each in told.faults] == [("Ascend910-3", "NotHandleFault")]
 
 
-async def test_a_fault_only_another_plugin_called_harmless_bars_the_chip(folder: Path) -> None:
+async def test_a_fault_another_plugin_called_harmless_bars_the_chip(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await told_harmless_before(whole)
         plugin = Plugin(whole.settings())
@@ -239,7 +239,7 @@ async def test_a_fault_only_another_plugin_called_harmless_bars_the_chip(folder:
             assert [(each.npu_name, each.fault_level) for each in told.faults] == [("Ascend910-3", "SeparateNPU")]
 
 
-async def test_a_report_of_which_nothing_can_be_read_does_not_keep_the_plugin_from_starting(folder: Path) -> None:
+async def test_an_unreadable_earlier_report_does_not_prevent_the_start(folder: Path) -> None:
     async with whole_node(folder) as whole:
         data = {"DeviceInfoCfg": "{}", "UpgradeFaultReason": "[]"}
         body: JsonObject = {"metadata": {"name": REPORT, "namespace": KUBE_SYSTEM}, "data": data}
@@ -248,7 +248,7 @@ async def test_a_report_of_which_nothing_can_be_read_does_not_keep_the_plugin_fr
             await Site(whole, plugin).reported(free=0xFF)
 
 
-async def test_labels_of_chips_that_wait_are_gone_once_chips_come_back_by_themselves(folder: Path) -> None:
+async def test_readmission_labels_are_removed_once_readmission_is_automatic(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin(recovery_hold_s=0.05, readmission="manual") as plugin:
             site = Site(whole, plugin)
@@ -263,7 +263,7 @@ async def test_labels_of_chips_that_wait_are_gone_once_chips_come_back_by_themse
             await site.labelled(None)
 
 
-async def test_a_site_s_own_rules_hold_as_soon_as_they_are_there_and_the_defaults_when_they_go(site: Site) -> None:
+async def test_a_sites_rules_apply_at_once_and_the_defaults_once_they_are_deleted(site: Site) -> None:
     site.whole.node.edit_chip(0, fault_codes=["80E18402"])
     await site.reported(unhealthy=0b1)
     harmless = {"faultCode.json": json.dumps({"NotHandleFaultCodes": ["80E18402", "no code"]})}
@@ -281,7 +281,7 @@ async def test_a_site_s_own_rules_hold_as_soon_as_they_are_there_and_the_default
     await site.reported(unhealthy=0b1)
 
 
-async def test_a_chip_whose_driver_call_hangs_holds_up_neither_the_others_nor_a_pod(folder: Path) -> None:
+async def test_a_driver_call_that_hangs_delays_no_other_chip_and_no_pod(folder: Path) -> None:
     async with whole_node(folder) as whole, whole.plugin(stale_s=0.5, recovery_hold_s=0.05) as plugin:
         site = Site(whole, plugin)
         whole.node.edit_chip(7, delay_s=3.0)

@@ -1,4 +1,4 @@
-"""The claim on a pod: one patch, until it succeeds or the pod is gone, and never on another pod of the same name."""
+"""The claim on a pod: one patch, retried until it succeeds or the pod is gone, and only on that very pod."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ import pytest
 from ascend.annotations import CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, write_claim
 from ascend.kube.client import MERGE_PATCH
 from ascend.kube.objects import PODS, Pod
-from device_plugin.claims import BEHIND_S, ClaimWriter
+from device_plugin.pods.claims import DELAY_S, ClaimWriter
 from sandbox.apiserver import ApiServer
 from tests.device_plugin.api import RecordingClient, bound_pod, until
 
@@ -65,7 +65,7 @@ async def test_a_claim_is_one_patch_that_names_the_pod_by_its_uid(
     assert await annotations(client) == {"of": "others", **CLAIM}
 
 
-async def test_a_claim_lets_the_kubelets_answer_go_first(
+async def test_the_answer_to_the_kubelet_goes_before_the_claim(
     client: RecordingClient, claims: ClaimWriter, pod: Pod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, begun_s, patch = asyncio.get_running_loop(), list[float](), client.patch
@@ -78,10 +78,10 @@ async def test_a_claim_lets_the_kubelets_answer_go_first(
     started_s = loop.time()
     write(claims, pod)
     await until(lambda: claims.pending == 0)
-    assert begun_s[0] - started_s >= BEHIND_S
+    assert begun_s[0] - started_s >= DELAY_S
 
 
-async def test_a_claim_is_tried_until_it_succeeds(
+async def test_a_claim_is_retried_until_it_succeeds(
     server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
 ) -> None:
     server.fail_next("PATCH", CLAIMS, 500)
@@ -94,7 +94,7 @@ async def test_a_claim_is_tried_until_it_succeeds(
     assert await annotations(client) == {"of": "others", **CLAIM}
 
 
-async def test_a_server_that_asks_for_patience_is_not_asked_again_before(
+async def test_retry_after_is_respected(
     server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
 ) -> None:
     server.fail_next("PATCH", CLAIMS, 429, retry_after_s=1)
@@ -120,7 +120,7 @@ async def test_a_pod_created_again_under_the_same_name_is_never_touched(
     assert unchanged.metadata.resource_version == again.metadata.resource_version
 
 
-async def test_a_conflict_about_the_same_pod_is_no_reason_to_give_up(
+async def test_a_conflict_about_the_same_pod_is_retried(
     server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
 ) -> None:
     server.fail_next("PATCH", CLAIMS, 409)
@@ -138,7 +138,7 @@ async def test_the_claim_of_a_pod_that_is_gone_is_dropped(
     assert len(client.to(CLAIMS)) == 1
 
 
-async def test_a_claim_under_way_is_not_doubled_and_one_written_may_be_repeated(
+async def test_a_pending_claim_is_not_doubled_and_a_written_one_can_be_repeated(
     server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
 ) -> None:
     server.fail_next("PATCH", CLAIMS, 500)
@@ -154,7 +154,7 @@ async def test_a_claim_under_way_is_not_doubled_and_one_written_may_be_repeated(
     assert len(client.to(CLAIMS)) == 3
 
 
-async def test_claims_wait_for_their_own_pod_only(
+async def test_claims_wait_only_for_their_own_pod(
     server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
 ) -> None:
     other = await client.create(PODS, bound_pod("other", 2), "default")
@@ -166,7 +166,7 @@ async def test_claims_wait_for_their_own_pod_only(
     assert (await client.get(PODS, "other", "default")).metadata.annotations == CLAIM
 
 
-async def test_close_stops_what_is_unwritten(
+async def test_close_cancels_unwritten_claims(
     server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
 ) -> None:
     server.fail_next("PATCH", CLAIMS, 500, times=1000)
@@ -178,10 +178,10 @@ async def test_close_stops_what_is_unwritten(
     assert await annotations(client) == {"of": "others"}
 
 
-async def test_a_claim_under_way_goes_on_with_what_is_to_be_written_now(
+async def test_a_pending_claim_continues_with_the_newest_annotations(
     server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
 ) -> None:
-    # Containers of one pod come one after the other; a later one may show that the kubelet has other ids.
+    # Containers of a pod are admitted one after the other; a later one may show that the kubelet has other ids.
     server.fail_next("PATCH", CLAIMS, 500)
     write(claims, pod)
     await until(lambda: client.to(CLAIMS))
@@ -191,7 +191,7 @@ async def test_a_claim_under_way_goes_on_with_what_is_to_be_written_now(
     assert await annotations(client) == {"of": "others", **newer}
 
 
-async def test_what_is_new_while_the_patch_is_on_its_way_is_written_after_it(
+async def test_annotations_that_change_during_the_patch_are_written_after_it(
     server: ApiServer, client: RecordingClient, claims: ClaimWriter, pod: Pod
 ) -> None:
     server.delay(CLAIMS, 0.05)

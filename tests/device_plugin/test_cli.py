@@ -1,4 +1,4 @@
-"""The program: its settings, and how it starts and ends."""
+"""The program: its settings, its start and its end."""
 
 import asyncio
 import signal
@@ -27,7 +27,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     main()
 
 
-def test_flags_override_the_environment_and_that_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("node_name: from-file\nhost_ip: 10.0.0.1\nscan_period_s: 4\ninjection: devices\n")
     monkeypatch.setenv("ASCEND_DP_SCAN_PERIOD_S", "3")
@@ -38,7 +40,7 @@ def test_flags_override_the_environment_and_that_the_file(tmp_path: Path, monkey
     assert settings.device_plugin_dir == Path("/var/lib/kubelet/device-plugins")
 
 
-def test_a_daemon_set_needs_no_flags_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_settings_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n7")
     monkeypatch.setenv("ASCEND_DP_HTTP_ADDRESS", "[::]:9000")
     monkeypatch.setenv("NODE_NAME", "somebody else's")
@@ -46,7 +48,7 @@ def test_a_daemon_set_needs_no_flags_at_all(monkeypatch: pytest.MonkeyPatch) -> 
     assert (settings.node_name, settings.http_address) == ("n7", "[::]:9000")
 
 
-def test_all_that_is_wrong_is_said_at_once(
+def test_all_invalid_settings_are_reported_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "settings.yaml"
@@ -62,7 +64,7 @@ def test_all_that_is_wrong_is_said_at_once(
 
 
 @pytest.mark.parametrize("given", ["scan_period_s: 6\n", "stale_s: 1.5\n", "scan_period_s: 30\nstale_s: 59\n"])
-def test_chips_are_not_read_so_seldom_that_they_would_count_as_silent(tmp_path: Path, given: str) -> None:
+def test_the_scan_period_is_at_most_half_of_the_stale_time(tmp_path: Path, given: str) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(f"node_name: n1\n{given}")
     with pytest.raises(InvalidValue, match=r"scan_period_s: [\d.]+ is more than half of stale_s"):
@@ -71,16 +73,14 @@ def test_chips_are_not_read_so_seldom_that_they_would_count_as_silent(tmp_path: 
     assert read_settings(Settings, "p", ["--config", str(file)]).scan_period_s == 30
 
 
-def test_the_daemon_may_be_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_the_default_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         run(monkeypatch, "run", "--node-name", "n1", "--injection", "magic")
     assert ended.value.code == 2
     assert "'magic'" in capsys.readouterr().err
 
 
-def test_an_unknown_flag_is_an_error_of_use(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_flag_is_a_usage_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         run(monkeypatch, "--node-name", "n1", "--colour", "red")
     assert ended.value.code == 2
@@ -95,17 +95,17 @@ class Program:
         self.logged: list[dict[str, Any]] = []
 
     async def logs(self, event: str) -> None:
-        """Wait until it has logged this."""
+        """Wait for a log line."""
         assert self._process.stdout is not None
         async with asyncio.timeout(20.0):
             while line := await self._process.stdout.readline():
                 self.logged.append(msgspec.json.decode(line))
                 if self.logged[-1]["event"] == event:
                     return
-        raise AssertionError(f"it ended without {event!r}: {self.logged}")
+        raise AssertionError(f"the program ended without {event!r}: {self.logged}")
 
     async def ended_by(self, number: signal.Signals) -> tuple[int, bytes]:
-        """Send it a signal; its exit status and what it wrote to standard error."""
+        """Send a signal; return the exit status and standard error."""
         self._process.send_signal(number)
         async with asyncio.timeout(20.0):
             _, said = await self._process.communicate()
@@ -132,7 +132,7 @@ async def program(whole: Whole, **changes: Any) -> AsyncIterator[Program]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_asked_to_end_it_ends_its_streams_and_exits_cleanly(folder: Path, number: signal.Signals) -> None:
+async def test_sigterm_ends_the_streams_and_exits_with_0(folder: Path, number: signal.Signals) -> None:
     async with whole_node(folder) as whole, program(whole) as running:
         kubelet = whole.node.kubelet
         await kubelet.until(lambda: kubelet.devices(RESOURCE) == HEALTHY, timeout_s=20.0)
@@ -142,7 +142,7 @@ async def test_asked_to_end_it_ends_its_streams_and_exits_cleanly(folder: Path, 
         assert not list(kubelet.socket_dir.glob("ascend910-*.sock"))
 
 
-async def test_a_driver_that_hangs_does_not_hold_up_the_end(folder: Path) -> None:
+async def test_a_driver_that_hangs_does_not_delay_the_shutdown(folder: Path) -> None:
     async with whole_node(folder) as whole:
         server = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
         async with program(whole) as running:
@@ -153,7 +153,7 @@ async def test_a_driver_that_hangs_does_not_hold_up_the_end(folder: Path) -> Non
             assert (await running.ended_by(signal.SIGTERM)) == (0, b"")
 
 
-async def test_an_address_in_use_ends_it_with_one_sentence(folder: Path) -> None:
+async def test_an_address_in_use_is_one_sentence_and_exit_status_1(folder: Path) -> None:
     async with whole_node(folder) as whole:
         taken = whole.cluster.server.url.removeprefix("http://")
         async with program(whole, http_address=taken) as running:
@@ -164,7 +164,7 @@ async def test_an_address_in_use_ends_it_with_one_sentence(folder: Path) -> None
             assert said.count(b"\n") == 1
 
 
-async def test_a_node_that_is_not_there_yet_is_waited_for(folder: Path) -> None:
+async def test_a_missing_node_object_is_waited_for(folder: Path) -> None:
     async with whole_node(folder) as whole, program(whole, node_name="later") as running:
         await running.logs("waiting for this node's Node object")
         status = {"addresses": [{"type": "InternalIP", "address": "10.0.0.9"}]}
@@ -175,7 +175,7 @@ async def test_a_node_that_is_not_there_yet_is_waited_for(folder: Path) -> None:
         assert running.logged[-1]["address"] == "10.0.0.9"
 
 
-async def test_a_node_that_is_late_does_not_hold_up_the_driver(folder: Path) -> None:
+async def test_a_missing_node_object_does_not_delay_the_driver(folder: Path) -> None:
     async with whole_node(folder) as whole, program(whole, node_name="later") as running:
         await running.logs("discovered")
         assert not list(whole.node.kubelet.socket_dir.glob("ascend910-*.sock"))
@@ -184,20 +184,20 @@ async def test_a_node_that_is_late_does_not_hold_up_the_driver(folder: Path) -> 
 
 
 @pytest.mark.parametrize("what", ["mindx-dl-fault-config", "mindx-dl-deviceinfo-"])
-async def test_what_the_api_server_does_not_tell_at_the_start_is_asked_again(folder: Path, what: str) -> None:
+async def test_initial_reads_are_retried(folder: Path, what: str) -> None:
     async with whole_node(folder) as whole:
         whole.cluster.server.fail_next("GET", f"configmaps/{what}", 503, times=1)
         async with program(whole) as running:
-            await running.logs("not told yet")
+            await running.logs("initial read failed, retrying")
             assert not list(whole.node.kubelet.socket_dir.glob("ascend910-*.sock"))
             await running.logs("registered")
 
 
-def test_the_daemon_loads_nothing_that_only_people_at_a_terminal_need() -> None:
+def test_the_daemon_imports_nothing_for_terminals() -> None:
     command = [sys.executable, "-X", "importtime", "-c", "from device_plugin.cli import main; main()", "run", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert loaded >= {"aiohttp.connector", "device_plugin.app", "grpc.aio", "structlog.dev"}
-    # An import that fails is listed by its name too; what is below it is not.
+    # An import that is blocked is listed as well, but nothing below it.
     assert [name for name in loaded if name.startswith(("rich.", "pygments.", "typer.", "kubernetes."))] == []

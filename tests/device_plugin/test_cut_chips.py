@@ -1,34 +1,34 @@
-"""Chips cut into virtual ones are not given whole, whether they were cut before the plugin started or since."""
+"""Chips cut into virtual NPUs are not allocated, whether they were cut before the plugin started or later."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
 
+from ascend.daemon.observable import Observable
+from device_plugin.chips.health_monitor import HealthMonitor
+from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipFacts, ChipState, Inventory, VirtualNpu
-from device_plugin.health import HealthKeeper
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.health_book import HealthBook
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import HandOvers
+from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.scan import present_moment
-from device_plugin.state.grants import HandOvers
-from device_plugin.state.health import HealthBook
-from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePods
 from tests.device_plugin.api import running, until
 from tests.device_plugin.builders import server
 
 
 @dataclass
 class Keeping:
-    """A keeper at work, told of two chips."""
+    """A running health monitor with two chips."""
 
-    keeper: HealthKeeper
+    keeper: HealthMonitor
     snapshots: Observable[Snapshot | None]
     said: list[tuple[str, str]] = field(default_factory=list)
 
     def find(self, *cut: int) -> None:
-        """The driver is asked what chips there are, and then how each is."""
+        """Discover the chips and read each."""
         self.keeper.discovered(chips(*cut), present_moment())
         for chip_id in (0, 1):
             self.keeper.polled(chip_id, ChipState(), present_moment())
@@ -42,7 +42,7 @@ class Keeping:
 
 
 def chips(*cut: int) -> Inventory:
-    """Two chips, some of them cut."""
+    """Two chips, of which some are cut."""
     return server(*(ChipFacts(each, each, vnpus=(VirtualNpu(100, each),) if each in cut else ()) for each in (0, 1)))
 
 
@@ -51,7 +51,7 @@ async def keeping() -> AsyncIterator[Keeping]:
     snapshots: Observable[Snapshot | None] = Observable(None)
     handovers = HandOvers()
     said: list[tuple[str, str]] = []
-    keeper = HealthKeeper(
+    keeper = HealthMonitor(
         HealthBook(default_rules(), hold_s=0.0),
         snapshots,
         pods=NodePods(handovers.drop),
@@ -63,14 +63,14 @@ async def keeping() -> AsyncIterator[Keeping]:
         yield Keeping(keeper, snapshots, said)
 
 
-async def test_a_chip_that_was_cut_before_is_not_offered_until_it_is_whole(keeping: Keeping) -> None:
+async def test_a_chip_cut_before_the_start_is_not_offered_until_it_is_whole(keeping: Keeping) -> None:
     keeping.find(1)
     await keeping.told(offered=0b01, healthy=0b01)
     keeping.find()
     await keeping.told(offered=0b11, healthy=0b11)
 
 
-async def test_a_chip_that_is_cut_while_it_is_offered_is_unhealthy_until_it_is_whole(keeping: Keeping) -> None:
+async def test_a_chip_cut_later_is_unhealthy_until_it_is_whole(keeping: Keeping) -> None:
     keeping.find()
     await keeping.told(offered=0b11, healthy=0b11)
     keeping.find(1)

@@ -1,6 +1,6 @@
 from ascend.kube.objects import CONFIG_MAPS
-from device_plugin.fault_config import NAME, FaultConfig
-from device_plugin.rules.fault_rules import FaultRules, default_rules
+from device_plugin.chips.fault_config import NAME, FaultConfig
+from device_plugin.health.fault_rules import FaultRules, default_rules
 from tests.device_plugin.api import RecordingClient, running, until
 
 BODY = {
@@ -11,7 +11,7 @@ BODY = {
 }
 
 
-async def test_rules_that_are_deleted_before_they_are_watched_count_no_more(client: RecordingClient) -> None:
+async def test_rules_deleted_before_the_watch_starts_no_longer_apply(client: RecordingClient) -> None:
     told: list[FaultRules] = []
     rules = FaultConfig(told.append, lambda *_: None)
     await client.create(CONFIG_MAPS, BODY, "kube-system")
@@ -25,7 +25,7 @@ async def test_rules_that_are_deleted_before_they_are_watched_count_no_more(clie
     assert len(told) == 3
 
 
-async def test_rules_that_are_the_same_when_they_are_watched_are_told_once(client: RecordingClient) -> None:
+async def test_rules_unchanged_when_the_watch_starts_are_announced_once(client: RecordingClient) -> None:
     told: list[FaultRules] = []
     rules = FaultConfig(told.append, lambda *_: None)
     await client.create(CONFIG_MAPS, BODY, "kube-system")

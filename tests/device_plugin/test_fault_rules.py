@@ -1,4 +1,4 @@
-"""The site's fault rules: the defaults, and what of a ConfigMap applies."""
+"""The site's fault rules: the defaults, and which entries of a ConfigMap apply."""
 
 import importlib.resources
 import json
@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_plugin.rules.fault_rules import DurationRule, FrequencyRule, default_rules, read_rules
-from device_plugin.rules.levels import LINK_DOWN, Level
-from device_plugin.rules.rulebook import NO_RULES, FaultRules
+from device_plugin.health.fault_rules import (
+    NO_RULES,
+    DurationRule,
+    FaultRules,
+    FrequencyRule,
+    default_rules,
+    read_rules,
+)
+from device_plugin.health.levels import LINK_DOWN, Level
 
 FREQUENCY = {
     "EventId": ["80E18005"],
@@ -39,13 +45,13 @@ def test_the_default_rules_are_those_of_an_installation() -> None:
     assert rules.duration == {LINK_DOWN: (DurationRule(LINK_DOWN, 20, 60, Level.PRE_SEPARATE),)}
 
 
-def test_the_default_rules_stand_in_the_form_of_the_config_map() -> None:
-    shipped = json.loads(importlib.resources.files("device_plugin.rules").joinpath("fault_defaults.json").read_bytes())
+def test_the_default_rules_have_the_format_of_the_config_map() -> None:
+    shipped = json.loads(importlib.resources.files("device_plugin.health").joinpath("fault_defaults.json").read_bytes())
     data = {key: json.dumps(content) for key, content in shipped.items()}
     assert read_rules(data, NO_RULES) == (default_rules(), ())
 
 
-def test_without_any_key_the_defaults_hold() -> None:
+def test_without_any_key_the_defaults_apply() -> None:
     assert read_rules({}, default_rules()) == (default_rules(), ())
 
 
@@ -57,7 +63,7 @@ def test_a_list_of_codes_replaces_the_whole_table() -> None:
     assert rules.frequency == default_rules().frequency
 
 
-def test_network_codes_go_to_the_table_of_the_network_wherever_they_stand() -> None:
+def test_network_codes_apply_to_the_network_in_whichever_list_they_are() -> None:
     rules, refused = read_codes(
         {
             "PreSeparateNPUCodes": ["81078603"],
@@ -72,15 +78,15 @@ def test_network_codes_go_to_the_table_of_the_network_wherever_they_stand() -> N
         0x81078607: Level.NOT_HANDLE,
         0x110000002: Level.SEPARATE,
     }
-    assert refused == ("faultCode.json: SeparateNPUNetworkCodes: '80E18005' is not a code of the network",)
-    assert rules.level(0x110001024) is Level.PRE_SEPARATE  # a network code that no table has
+    assert refused == ("faultCode.json: SeparateNPUNetworkCodes: '80E18005' is not a network code",)
+    assert rules.level(0x110001024) is Level.PRE_SEPARATE  # a network code that is in no default list
 
 
-def test_a_bad_code_is_refused_and_the_others_hold() -> None:
+def test_an_invalid_code_is_refused_and_the_others_apply() -> None:
     rules, refused = read_codes({"SeparateNPUCodes": ["xyz", 7, "", "1" * 17, "ABC"], "Nonsense": []})
     assert rules.chip == {0xABC: Level.SEPARATE}
     assert refused == (
-        'faultCode.json: "Nonsense" is no list of codes',
+        'faultCode.json: "Nonsense" is not a list of codes',
         'faultCode.json: SeparateNPUCodes: "xyz" is not a fault code in hex',
         "faultCode.json: SeparateNPUCodes: 7 is not a fault code in hex",
         'faultCode.json: SeparateNPUCodes: "" is not a fault code in hex',
@@ -88,15 +94,15 @@ def test_a_bad_code_is_refused_and_the_others_hold() -> None:
     )
 
 
-def test_a_list_that_is_none_leaves_that_level_as_it_was() -> None:
+def test_a_value_that_is_not_a_list_leaves_its_level_unchanged() -> None:
     rules, refused = read_codes({"SeparateNPUCodes": "80E18402", "RestartNPUCodes": ["ABC"]})
     assert rules.level(0x80E18402) is Level.SEPARATE
     assert len(rules.chip) == 216
-    assert refused == ('faultCode.json: SeparateNPUCodes is "80E18402", not a list; the default holds',)
+    assert refused == ('faultCode.json: SeparateNPUCodes is "80E18402", not a list; the default applies',)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
-def test_a_key_that_can_not_be_read_leaves_the_default(text: str) -> None:
+def test_an_unreadable_key_leaves_the_default(text: str) -> None:
     data = {"faultCode.json": text, "faultCustomization.json": text, "SwitchFaultCode.json": text, "PollInterval": text}
     rules, refused = read_rules(data, default_rules())
     assert rules == default_rules()
@@ -107,9 +113,9 @@ def test_a_key_that_can_not_be_read_leaves_the_default(text: str) -> None:
     ]
 
 
-def test_a_key_nobody_knows_is_named() -> None:
+def test_an_unknown_key_is_named() -> None:
     assert read_rules({"faultcode.json": "{}"}, default_rules())[1] == (
-        '"faultcode.json" is no key of the fault rules',
+        '"faultcode.json" is not a key of the fault rules',
     )
 
 
@@ -119,11 +125,13 @@ def test_a_key_nobody_knows_is_named() -> None:
 def test_the_poll_interval_is_checked_and_changes_nothing(text: str, *, good: bool) -> None:
     rules, refused = read_rules({"PollInterval": text}, default_rules())
     assert rules == default_rules()
-    expected = f'PollInterval is "{text}", not whole seconds of 30 to 3600; it has no effect here anyway'
+    expected = (
+        f'PollInterval is "{text}", not a whole number of seconds from 30 to 3600; the setting has no effect here'
+    )
     assert refused == (() if good else (expected,))
 
 
-def test_the_rules_of_a_site_replace_the_defaults() -> None:
+def test_a_sites_rules_replace_the_defaults() -> None:
     rules, refused = read_custom(FaultFrequency=[FREQUENCY], FaultDuration=[DURATION], GraceTolerance={})
     assert refused == ()
     assert rules.frequency == {0x80E18005: (FrequencyRule(0x80E18005, 3600, 2, Level.PRE_SEPARATE, 60),)}
@@ -141,19 +149,19 @@ def test_a_code_can_have_several_rules() -> None:
     [
         ({"EventId": []}, "EventId is [], not a list of codes"),
         ({"EventId": ["80E18005", "zz"]}, 'EventId: "zz" is not a fault code in hex'),
-        ({"TimeWindow": 59}, "TimeWindow is 59, not a whole number of 60 to 864000"),
-        ({"TimeWindow": 864_001}, "TimeWindow is 864001, not a whole number of 60 to 864000"),
-        ({"Times": 0}, "Times is 0, not a whole number of 1 to 100"),
-        ({"Times": 101}, "Times is 101, not a whole number of 1 to 100"),
-        ({"Times": True}, "Times is true, not a whole number of 1 to 100"),
-        ({"Times": None}, "Times is missing, not a whole number of 1 to 100"),
-        ({"ReleaseTimeWindow": 59}, "ReleaseTimeWindow is 59, not a whole number of 60 to 4294967296"),
+        ({"TimeWindow": 59}, "TimeWindow is 59, not a whole number from 60 to 864000"),
+        ({"TimeWindow": 864_001}, "TimeWindow is 864001, not a whole number from 60 to 864000"),
+        ({"Times": 0}, "Times is 0, not a whole number from 1 to 100"),
+        ({"Times": 101}, "Times is 101, not a whole number from 1 to 100"),
+        ({"Times": True}, "Times is true, not a whole number from 1 to 100"),
+        ({"Times": None}, "Times is missing, not a whole number from 1 to 100"),
+        ({"ReleaseTimeWindow": 59}, "ReleaseTimeWindow is 59, not a whole number from 60 to 4294967296"),
         ({"ReleaseTimeWindow": 0}, "ReleaseTimeWindow is missing, only ManuallySeparateNPU can do without"),
         ({"FaultHandling": "NormalNPU"}, 'FaultHandling is "NormalNPU", not a level to raise a fault to'),
         ({"FaultHandling": "Separate"}, "'Separate' is not a level of faults"),
     ],
 )
-def test_a_frequency_rule_out_of_bounds_is_refused_and_the_others_hold(change: dict[str, Any], sentence: str) -> None:
+def test_a_frequency_rule_out_of_bounds_is_refused_and_the_others_apply(change: dict[str, Any], sentence: str) -> None:
     other = {**FREQUENCY, "EventId": ["ABC"]}
     rules, refused = read_custom(FaultFrequency=[{**FREQUENCY, **change}, other])
     assert set(rules.frequency) == {0xABC}
@@ -164,14 +172,14 @@ def test_a_frequency_rule_out_of_bounds_is_refused_and_the_others_hold(change: d
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"FaultTimeout": -1}, "FaultTimeout is -1, not a whole number of 0 to 600"),
-        ({"FaultTimeout": 601}, "FaultTimeout is 601, not a whole number of 0 to 600"),
-        ({"FaultTimeout": 2.5}, "FaultTimeout is 2.5, not a whole number of 0 to 600"),
-        ({"RecoverTimeout": 86_401}, "RecoverTimeout is 86401, not a whole number of 0 to 86400"),
+        ({"FaultTimeout": -1}, "FaultTimeout is -1, not a whole number from 0 to 600"),
+        ({"FaultTimeout": 601}, "FaultTimeout is 601, not a whole number from 0 to 600"),
+        ({"FaultTimeout": 2.5}, "FaultTimeout is 2.5, not a whole number from 0 to 600"),
+        ({"RecoverTimeout": 86_401}, "RecoverTimeout is 86401, not a whole number from 0 to 86400"),
         ({"FaultHandling": "ManuallySeparateNPU"}, "FaultHandling is ManuallySeparateNPU, which only an operator"),
     ],
 )
-def test_a_duration_rule_out_of_bounds_is_refused_and_the_others_hold(change: dict[str, Any], sentence: str) -> None:
+def test_a_duration_rule_out_of_bounds_is_refused_and_the_others_apply(change: dict[str, Any], sentence: str) -> None:
     other = {**DURATION, "EventId": ["ABC"]}
     rules, refused = read_custom(FaultDuration=[{**DURATION, **change}, other, "x"])
     assert set(rules.duration) == {0xABC}
@@ -179,12 +187,12 @@ def test_a_duration_rule_out_of_bounds_is_refused_and_the_others_hold(change: di
     assert refused[1] == 'faultCustomization.json: FaultDuration[2]: "x" is not an object'
 
 
-def test_a_kind_of_rules_that_is_no_list_leaves_the_default() -> None:
+def test_rules_that_are_not_a_list_leave_the_default() -> None:
     rules, refused = read_custom(FaultFrequency={}, FaultDuration=[], Other=1)
     assert (rules.frequency, rules.duration) == (default_rules().frequency, {})
     assert refused == (
-        'faultCustomization.json: "Other" is no kind of rule',
-        "faultCustomization.json: FaultFrequency is {}, not a list; the default holds",
+        'faultCustomization.json: "Other" is not a kind of rule',
+        "faultCustomization.json: FaultFrequency is {}, not a list; the default applies",
     )
 
 
@@ -200,7 +208,7 @@ keys = st.sampled_from(["faultCode.json", "faultCustomization.json", "PollInterv
 
 
 @given(st.dictionaries(keys, json_values.map(json.dumps) | texts))
-def test_whatever_stands_there_is_read_or_refused_but_never_crashes(data: dict[str, str]) -> None:
+def test_any_content_is_read_or_refused_but_never_crashes(data: dict[str, str]) -> None:
     rules, refused = read_rules(data, NO_RULES)
     assert isinstance(rules, FaultRules)
     assert all(len(sentence) < 500 for sentence in refused)

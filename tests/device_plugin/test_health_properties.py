@@ -1,4 +1,4 @@
-"""What holds of the chips' health whatever the driver and the operators do."""
+"""Properties of the chips' health, for any driver and any operators."""
 
 import itertools
 import math
@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_plugin.driver import Assertion
-from device_plugin.rules.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
-from device_plugin.rules.levels import CARD_DROP, HBM_DOUBLE_BIT, LINK_DOWN, Level
-from device_plugin.state.health import Assessment, Readmission, Verdict
+from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
+from device_plugin.health.health_book import ReadmissionPolicy
+from device_plugin.health.levels import CARD_DROP, HBM_DOUBLE_BIT, LINK_DOWN, Level
+from device_plugin.health.snapshot import Chip, Snapshot
 from tests.device_plugin.watch import (
     FREQUENT,
     NOT_HANDLE,
@@ -26,12 +27,12 @@ from tests.device_plugin.watch import (
 
 KNOWN = (FREQUENT, NOT_HANDLE, PRE_SEPARATE, SEPARATE, SUB_HEALTH, LINK_DOWN, 0x81078607)
 AT_ONCE = (*KNOWN, UNKNOWN, HBM_DOUBLE_BIT)
-CODES = (*AT_ONCE, 0x80C98009)  # the last is held back for a while, by a rule of its own
+CODES = (*AT_ONCE, 0x80C98009)  # the last is a bus error, which is held back for a while
 LIMIT_S = 300.0
 
 
 def quick_rules() -> FaultRules:
-    """The default levels, with rules quick enough for short scripts; some codes have several."""
+    """The default levels, with rules that are quick enough for short scripts; some codes have several."""
     default = default_rules()
     return replace(
         default,
@@ -60,7 +61,7 @@ Kind: TypeAlias = Literal["occur", "recover", "once", "read", "drop", "separate"
 
 @dataclass(frozen=True)
 class Step:
-    """Something happens a while after what happened before."""
+    """Something happens, ``pause_s`` after the step before."""
 
     pause_s: float
     kind: Kind
@@ -93,7 +94,7 @@ ANYTHING = steps("occur", "recover", "once", "read", "drop", "separate", "releas
 
 
 def tell(watch: Watch, step: Step, now_s: float) -> None:
-    """Do a step; what is told late was so ``late_s`` before."""
+    """Do a step; a late report is ``late_s`` old."""
     at_s = max(0.0, now_s - step.late_s)
     told: dict[Kind, Callable[[], object]] = {
         "read": lambda: watch.read(at_s, *step.codes),
@@ -110,17 +111,17 @@ def tell(watch: Watch, step: Step, now_s: float) -> None:
         told[step.kind]()
 
 
-def play(watch: Watch, script: Sequence[Step]) -> list[tuple[float, bool, Assessment]]:
-    """The assessment after each step, when it was, and whether the chip was in use."""
+def play(watch: Watch, script: Sequence[Step]) -> list[tuple[float, bool, Snapshot]]:
+    """The time of each step, whether the chip was in use, and the snapshot after it."""
     seen, now_s = [], 0.0
     for step in script:
         now_s += step.pause_s
         tell(watch, step, now_s)
-        seen.append((now_s, step.used, watch.assess(now_s, *([0] if step.used else []))))
+        seen.append((now_s, step.used, watch.judge(now_s, *([0] if step.used else []))))
     return seen
 
 
-def quick(readmission: Readmission = "automatic", **options: bool) -> Watch:
+def quick(readmission: ReadmissionPolicy = "automatic", **options: bool) -> Watch:
     return Watch(quick_rules(), stale_s=20, readmission=readmission, **options)
 
 
@@ -129,57 +130,58 @@ FIRST_READ = st.fixed_dictionaries({"read": st.booleans()})
 
 
 @given(ANYTHING, READMISSIONS, FIRST_READ)
-def test_the_same_told_twice_says_the_same(script: list[Step], who: Readmission, read: dict[str, bool]) -> None:
+def test_the_same_input_gives_the_same_health(
+    script: list[Step], who: ReadmissionPolicy, read: dict[str, bool]
+) -> None:
     assert play(quick(who, **read), script) == play(quick(who, **read), script)
 
 
 @given(ANYTHING, READMISSIONS)
-def test_next_s_lies_ahead_and_nothing_changes_before(script: list[Step], who: Readmission) -> None:
+def test_nothing_changes_before_next_s(script: list[Step], who: ReadmissionPolicy) -> None:
     watch = quick(who)
     now_s = 0.0
     for step in script:
         now_s += step.pause_s
         tell(watch, step, now_s)
         used = [0] if step.used else []
-        seen = watch.assess(now_s, *used)
-        assert seen.next_s is None or seen.next_s > now_s
-        # Looking once more, or at the last moment before, finds the very same.
-        assert watch.assess(now_s, *used) == seen
-        if seen.next_s is not None and step.kind == "look":
-            now_s = math.nextafter(seen.next_s, 0)
-            assert watch.assess(now_s, *used) == seen
+        seen, next_s = watch.judge(now_s, *used), watch.next_s(now_s)
+        assert next_s is None or next_s > now_s
+        # Judging once more, now or just before the next change, gives the same.
+        assert (watch.judge(now_s, *used), watch.next_s(now_s)) == (seen, next_s)
+        if next_s is not None and step.kind == "look":
+            now_s = math.nextafter(next_s, 0)
+            assert (watch.judge(now_s, *used), watch.next_s(now_s)) == (seen, next_s)
     for _ in range(60):
-        seen = watch.assess(now_s)
-        if seen.next_s is None:
+        next_s = watch.next_s(now_s)
+        if next_s is None:
             return
-        assert seen.next_s > now_s
-        now_s = seen.next_s
-    raise AssertionError("left alone, it wants to be looked at for ever")
+        assert next_s > now_s
+        now_s = next_s
+    raise AssertionError("the health changes for ever although nothing happens")
 
 
 @given(ANYTHING, READMISSIONS, FIRST_READ)
 def test_no_chip_with_a_fault_that_bars_it_is_healthy(
-    script: list[Step], who: Readmission, read: dict[str, bool]
+    script: list[Step], who: ReadmissionPolicy, read: dict[str, bool]
 ) -> None:
     for _, used, seen in play(quick(who, **read), script):
-        verdict = seen.chips[0]
-        levels = [fault.level for fault in verdict.faults]
-        assert verdict.level == max(
-            [*levels, Level.MANUALLY_SEPARATE] if verdict.reason == "ManuallySeparated" else levels,
+        chip = seen.chips[0]
+        levels = [fault.level for fault in chip.faults]
+        assert chip.level == max(
+            [*levels, Level.MANUALLY_SEPARATE] if chip.reason == "ManuallySeparated" else levels,
             default=Level.NORMAL,
         )
-        if verdict.healthy:
+        if chip.healthy:
             assert not any(level.bars_use or (level.bars_new_use and not used) for level in levels)
-        if verdict.network_healthy:
-            assert not any(fault.level.bars_network for fault in verdict.network_faults)
-        assert verdict.healthy is (not verdict.reason)
-        assert bool(verdict.sentence) is not (verdict.healthy and verdict.network_healthy)
-        assert not (verdict.healthy and seen.awaiting_readmission and not used)
-        assert not (verdict.network_healthy and seen.network_awaiting_readmission)
+        if chip.network_healthy:
+            assert not any(fault.level.bars_network for fault in chip.network_faults)
+        assert bool(chip.sentence) is not (chip.healthy and chip.network_healthy)
+        assert not (chip.healthy and seen.awaiting_readmission and not used)
+        assert not (chip.network_healthy and seen.network_awaiting_readmission)
 
 
 @given(steps("occur", "recover", "read", "drop", codes=AT_ONCE, late=False))
-def test_a_fault_that_is_there_takes_effect_at_once(script: list[Step]) -> None:
+def test_a_present_fault_takes_effect_at_once(script: list[Step]) -> None:
     watch = quick()
     present: set[int] = set()
     now_s = 0.0
@@ -194,10 +196,10 @@ def test_a_fault_that_is_there_takes_effect_at_once(script: list[Step]) -> None:
             present.add(step.code)
         else:
             present.discard(step.code)
-        verdict = watch.chip(now_s)
-        assert {fault.code for fault in (*verdict.faults, *verdict.network_faults)} >= present
+        chip = watch.chip(now_s)
+        assert {fault.code for fault in (*chip.faults, *chip.network_faults)} >= present
         if present & {FREQUENT, PRE_SEPARATE, SEPARATE, CARD_DROP}:
-            assert not verdict.healthy
+            assert not chip.healthy
 
 
 @given(
@@ -205,7 +207,7 @@ def test_a_fault_that_is_there_takes_effect_at_once(script: list[Step]) -> None:
     st.permutations(range(len(CODES))),
     st.lists(st.sampled_from(["occur", "recover", "once"]), min_size=len(CODES), max_size=len(CODES)),
 )
-def test_events_of_one_moment_mean_the_same_in_any_order(
+def test_the_order_of_simultaneous_events_does_not_matter(
     script: list[Step], order: list[int], assertions: list[Assertion]
 ) -> None:
     first, second = quick(), quick()
@@ -217,13 +219,11 @@ def test_events_of_one_moment_mean_the_same_in_any_order(
     for index in order:
         second.event(at_s, CODES[index], assertions[index])
     for wait_s in (0, 0.5, 3.5, 10, 100, 1000):
-        assert first.assess(at_s + wait_s) == second.assess(at_s + wait_s)
+        assert first.judge(at_s + wait_s) == second.judge(at_s + wait_s)
 
 
 @given(steps("occur", "recover", "once", "read", "drop", codes=KNOWN), st.lists(st.sampled_from(KNOWN), max_size=3))
-def test_once_quiet_events_have_changed_nothing_that_readings_would_not_have_found(
-    script: list[Step], codes: list[int]
-) -> None:
+def test_events_and_readings_agree_after_a_quiet_time(script: list[Step], codes: list[int]) -> None:
     rules = replace(quick_rules(), frequency={})
     announced, polled = Watch(rules, stale_s=20), Watch(rules, stale_s=20)
     play(announced, script)
@@ -232,15 +232,15 @@ def test_once_quiet_events_have_changed_nothing_that_readings_would_not_have_fou
     for watch in (announced, polled):
         for at_s in range(0, 1000, 10):
             watch.read(end_s + at_s, *codes)
-            watch.assess(end_s + at_s)
+            watch.judge(end_s + at_s)
     assert ageless(announced.chip(end_s + 999)) == ageless(polled.chip(end_s + 999))
 
 
-def ageless(verdict: Verdict) -> Verdict:
-    """Without the times at which faults came: an event knows them better."""
-    own = tuple(replace(fault, since_ms=0) for fault in verdict.faults)
-    network = tuple(replace(fault, since_ms=0) for fault in verdict.network_faults)
-    return replace(verdict, faults=own, network_faults=network)
+def ageless(chip: Chip) -> Chip:
+    """The chip without the times of its faults: an event has them more exactly."""
+    own = tuple(replace(fault, since_ms=0) for fault in chip.faults)
+    network = tuple(replace(fault, since_ms=0) for fault in chip.network_faults)
+    return replace(chip, faults=own, network_faults=network)
 
 
 def without_counting() -> FaultRules:
@@ -248,12 +248,12 @@ def without_counting() -> FaultRules:
 
 
 def returns_s(watch: Watch, script: Sequence[Step]) -> list[float]:
-    """When the chip became healthy, looked at after each step and whenever the book wants to be."""
+    """The times at which the chip became healthy, judged after each step and at each ``next_s``."""
     returned_s, healthy, now_s = [], True, 0.0
     for step in script:
         step_s = now_s + step.pause_s
         while now_s < step_s:
-            due_s = watch.assess(now_s).next_s
+            due_s = watch.next_s(now_s)
             now_s = step_s if due_s is None else min(due_s, step_s)
             if now_s == step_s:
                 tell(watch, step, now_s)
@@ -269,16 +269,16 @@ def returns_s(watch: Watch, script: Sequence[Step]) -> list[float]:
     ),
     st.integers(1, 20),
 )
-def test_the_returns_to_health_grow_with_the_logarithm_of_time(script: list[Step], times: int) -> None:
+def test_a_flapping_chip_recovers_at_most_logarithmically_often(script: list[Step], times: int) -> None:
     returned_s = returns_s(Watch(without_counting(), hold_s=1.0), script * times)
     for first, start_s in enumerate(returned_s):
         for count, end_s in enumerate(returned_s[first:], start=1):
-            # Within the limit of holds, 300 s, only so many doublings find room; after that it may begin anew.
+            # Only so many doublings fit into the limit of the hold, 300 s; after that the hold may start over.
             lasted_s = end_s - start_s
             assert count <= (1 + lasted_s / LIMIT_S) * (2 + math.log2(1 + min(lasted_s, LIMIT_S)))
 
 
-def test_a_fault_that_comes_and_goes_for_ever_is_seen_a_handful_of_times() -> None:
+def test_a_fault_that_flaps_for_ever_changes_the_health_a_few_times() -> None:
     watch = Watch(without_counting(), hold_s=1.0)
     seen = [True]
     for at_s in range(1, 1200):

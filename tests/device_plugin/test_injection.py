@@ -1,4 +1,4 @@
-"""What a container is given, in each way; and the file that the CDI way needs."""
+"""What a container gets in each way of injection, and the CDI file."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import Refusal
-from device_plugin.cdi import Giver, list_folder
-from device_plugin.rules.injection import CDI_FILE, Injection, InjectionSetting, detect, gift
+from device_plugin.pods.cdi_file import Injector, list_folder
+from device_plugin.pods.container_edits import CDI_FILE, Injection, InjectionSetting, detect, make_edits
 
 
 @pytest.fixture
 def dev(tmp_path: Path) -> Path:
-    """A server with four chips and everything that is optional, save the fabric."""
+    """A server with four chips and all optional device nodes except the fabric's."""
     root = tmp_path / "dev"
     root.mkdir()
     for node in ("davinci_manager", "hisi_hdc", "devmm_svm", "dvpp_cmdlist", *(f"davinci{n}" for n in range(4))):
@@ -28,7 +28,7 @@ def add_fabric(dev: Path) -> None:
 
 
 def given(dev: Path, injection: Injection) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
-    got = gift((3, 0), injection, dev, list_folder)
+    got = make_edits((3, 0), injection, dev, list_folder)
     assert all(outside == str(dev / inside.removeprefix("/dev/")) for inside, outside in got.devices.items())
     return got.envs, [inside.removeprefix("/dev/") for inside in got.devices], got.cdi_devices
 
@@ -46,28 +46,26 @@ NODES = ["davinci_manager", "hisi_hdc", "devmm_svm", "dvpp_cmdlist", "davinci3",
         ("cdi", ({}, [], ("huawei.com/npu=3", "huawei.com/npu=0"))),
     ],
 )
-def test_each_way_gives_what_it_needs_in_the_order_written_on_the_pod(
+def test_each_way_injects_the_chips_in_the_order_written_on_the_pod(
     dev: Path, injection: Injection, expected: object
 ) -> None:
     assert given(dev, injection) == expected
 
 
-def test_what_the_node_does_not_have_is_not_given(dev: Path) -> None:
+def test_optional_device_nodes_that_are_missing_are_left_out(dev: Path) -> None:
     for node in ("hisi_hdc", "dvpp_cmdlist"):
         (dev / node).unlink()
     assert given(dev, "devices")[1] == ["davinci_manager", "devmm_svm", "davinci3", "davinci0"]
 
 
-def test_every_node_of_the_fabric_is_given_where_there_is_one(dev: Path) -> None:
+def test_all_device_nodes_of_the_fabric_are_injected(dev: Path) -> None:
     add_fabric(dev)
     assert given(dev, "devices")[1][4:7] == ["uburma/udma0", "uburma/udma1", "ummu/tid"]
 
 
 @pytest.mark.parametrize("injection", ["devices", "both"])
 @pytest.mark.parametrize("missing", ["davinci_manager", "davinci3"])
-def test_without_a_node_that_is_needed_the_container_is_refused_in_words(
-    dev: Path, injection: Injection, missing: str
-) -> None:
+def test_without_a_required_device_node_the_container_is_refused(dev: Path, injection: Injection, missing: str) -> None:
     (dev / missing).unlink()
     with pytest.raises(Refusal, match=f"{missing} is missing") as refused:
         given(dev, injection)
@@ -83,14 +81,14 @@ def test_without_a_node_that_is_needed_the_container_is_refused_in_words(
         ("cdi", {"ASCEND_DOCKER_RUNTIME": "True"}, "cdi"),
     ],
 )
-def test_left_open_the_way_is_that_of_the_runtime_that_runs_the_plugin(
+def test_by_default_the_way_is_that_of_the_runtime_that_runs_the_plugin(
     setting: InjectionSetting, mark: dict[str, str], way: Injection
 ) -> None:
     assert detect(setting, mark) == way
 
 
-def test_the_cdi_file_names_every_chip_and_what_all_of_them_need(dev: Path, tmp_path: Path) -> None:
-    Giver("cdi", dev, tmp_path / "cdi").prepare(range(2))
+def test_the_cdi_file_has_every_chip_and_the_shared_device_nodes(dev: Path, tmp_path: Path) -> None:
+    Injector("cdi", dev, tmp_path / "cdi").prepare(range(2))
     file = tmp_path / "cdi" / CDI_FILE
 
     def edits(*nodes: str) -> dict[str, object]:
@@ -110,14 +108,12 @@ def test_the_cdi_file_names_every_chip_and_what_all_of_them_need(dev: Path, tmp_
     assert [each.name for each in file.parent.iterdir()] == [CDI_FILE]
 
 
-def test_the_cdi_file_is_written_only_when_it_must_change_and_names_are_never_taken_back(
-    dev: Path, tmp_path: Path
-) -> None:
+def test_the_cdi_file_is_written_only_on_changes_and_loses_no_name(dev: Path, tmp_path: Path) -> None:
     file = tmp_path / CDI_FILE
 
     def prepare(*chips: int) -> tuple[int, list[str]]:
-        # A new giver each time: so is a plugin after an upgrade.
-        Giver("cdi", dev, tmp_path).prepare(chips)
+        # A new injector each time, as after an upgrade of the plugin.
+        Injector("cdi", dev, tmp_path).prepare(chips)
         return file.stat().st_ino, [each["name"] for each in json.loads(file.read_text())["devices"]]
 
     first, names = prepare(0, 1)
@@ -133,18 +129,18 @@ def test_the_cdi_file_is_written_only_when_it_must_change_and_names_are_never_ta
 
 
 @pytest.mark.parametrize("garbage", ["", "{", "[]", '{"devices": [{"name": "x"}]}', '{"devices": null}'])
-def test_a_cdi_file_that_can_not_be_read_is_replaced(dev: Path, tmp_path: Path, garbage: str) -> None:
+def test_an_unreadable_cdi_file_is_replaced(dev: Path, tmp_path: Path, garbage: str) -> None:
     (tmp_path / CDI_FILE).write_text(garbage)
-    Giver("cdi", dev, tmp_path).prepare([5])
+    Injector("cdi", dev, tmp_path).prepare([5])
     assert [each["name"] for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]] == ["5"]
 
 
-def test_a_cdi_file_that_can_not_be_written_refuses_and_leaves_nothing_behind(
+def test_without_a_writable_cdi_file_the_container_is_refused(
     dev: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Refusal, match=r"File exists|Not a directory") as refused:
-        Giver("cdi", dev, tmp_path / "file").give((1,))
+        Injector("cdi", dev, tmp_path / "file").inject((1,))
     assert refused.value.reason == "CdiFileNotWritten"
 
     def fail(_self: Path, _target: Path) -> None:
@@ -152,12 +148,12 @@ def test_a_cdi_file_that_can_not_be_written_refuses_and_leaves_nothing_behind(
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(Refusal, match="No space left on device"):
-        Giver("cdi", dev, tmp_path / "cdi").give((1,))
+        Injector("cdi", dev, tmp_path / "cdi").inject((1,))
     assert not list((tmp_path / "cdi").iterdir())
 
 
-def test_a_container_is_given_nothing_whose_name_the_file_does_not_have(dev: Path, tmp_path: Path) -> None:
-    giver = Giver("cdi", dev, tmp_path)
-    giver.prepare(range(2))
-    assert giver.give((3,)).cdi_devices == ("huawei.com/npu=3",)
+def test_a_device_is_named_only_once_the_cdi_file_has_it(dev: Path, tmp_path: Path) -> None:
+    injector = Injector("cdi", dev, tmp_path)
+    injector.prepare(range(2))
+    assert injector.inject((3,)).cdi_devices == ("huawei.com/npu=3",)
     assert [each["name"] for each in json.loads((tmp_path / CDI_FILE).read_text())["devices"]] == ["0", "1", "3"]

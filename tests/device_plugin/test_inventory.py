@@ -1,6 +1,7 @@
 """One scan of the driver, and its fault events, without Kubernetes."""
 
 import asyncio
+import io
 import signal
 import subprocess
 import sys
@@ -20,11 +21,11 @@ from ascend.products import ASCEND_910A
 from device_plugin.cli import main
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
 from device_plugin.driver.simulated import SimulatedServer
-from device_plugin.inventory import Inspector
-from device_plugin.inventory_command import render
-from device_plugin.rules.inventory import EventEntry, ScanEntry, scan_entry, virtual_name
+from device_plugin.inventory.command import print_table
+from device_plugin.inventory.entries import EventEntry, ScanEntry, scan_entry, virtual_name
+from device_plugin.inventory.inspector import Inspector
 from tests.device_plugin.api import running, until
-from tests.device_plugin.test_scan import ScriptedDriver
+from tests.device_plugin.test_scanner import ScriptedDriver
 
 SERVER = Inventory(
     "Ascend910B",
@@ -58,7 +59,7 @@ async def scanned(driver: ScriptedDriver, **deadlines: float) -> Any:
     return msgspec.json.decode(msgspec.json.encode(entry))
 
 
-async def test_the_format_is_the_public_one(driver: ScriptedDriver) -> None:
+async def test_the_json_has_the_public_format(driver: ScriptedDriver) -> None:
     found = await scanned(driver)
     assert list(found) == ["product", "driver_version", "super_pod_id", "server_index", "chips", "vnpus"]
     assert (found["product"], found["driver_version"]) == ("Ascend910B", "24.1.0")
@@ -86,11 +87,11 @@ async def test_the_format_is_the_public_one(driver: ScriptedDriver) -> None:
         ("vir12_3c_32g", "Ascend910-12c.3cpu.32g-100-1"),
     ],
 )
-def test_a_virtual_chip_has_the_fields_name(template: str, name: str) -> None:
+def test_a_virtual_npu_has_the_name_in_common_use(template: str, name: str) -> None:
     assert virtual_name(VirtualNpu(100, 1, template)) == name
 
 
-async def test_health_and_level_are_what_the_plugin_would_report(driver: ScriptedDriver) -> None:
+async def test_health_and_level_are_those_of_the_report(driver: ScriptedDriver) -> None:
     driver.states = {0: ChipState((0x80E18402, 0x81078603)), 1: ChipState(dropped=True)}
     chip, dropped = (await scanned(driver))["chips"]
     assert set(chip["fault_codes"]) == {"80E18402", "81078603"}
@@ -99,7 +100,7 @@ async def test_health_and_level_are_what_the_plugin_would_report(driver: Scripte
     assert dropped["health"] == "Unhealthy"
 
 
-async def test_a_chip_that_hangs_is_shown_as_silent_and_the_others_are_read(driver: ScriptedDriver) -> None:
+async def test_a_chip_that_hangs_is_shown_with_a_problem_and_the_others_are_read(driver: ScriptedDriver) -> None:
     driver.hang(1)
     try:
         read, silent = (await scanned(driver, chip_s=0.05))["chips"]
@@ -110,13 +111,13 @@ async def test_a_chip_that_hangs_is_shown_as_silent_and_the_others_are_read(driv
     assert silent["problem"] == "driver silent: no answer within 0.05 s"
 
 
-async def test_a_chip_that_can_not_be_read_says_why(driver: ScriptedDriver) -> None:
+async def test_a_chip_that_cannot_be_read_is_shown_with_the_reason(driver: ScriptedDriver) -> None:
     driver.states[0] = DriverError("dcmi_get_device_errorcode_v2: -8005")
     chip, _ = (await scanned(driver))["chips"]
     assert (chip["level"], chip["problem"]) == (None, "dcmi_get_device_errorcode_v2: -8005")
 
 
-async def test_a_driver_that_hangs_or_fails_is_said_in_a_sentence(driver: ScriptedDriver) -> None:
+async def test_a_driver_that_hangs_or_fails_is_an_error_in_a_sentence(driver: ScriptedDriver) -> None:
     driver.server = DriverError("no libdcmi.so")
     with pytest.raises(DriverError, match="no libdcmi"):
         await scanned(driver)
@@ -138,7 +139,7 @@ async def watching(driver: ScriptedDriver) -> AsyncIterator[list[EventEntry]]:
         yield told
 
 
-async def test_an_announced_fault_is_told_once_although_polling_finds_it_too(driver: ScriptedDriver) -> None:
+async def test_an_announced_fault_is_one_line_although_polling_finds_it_too(driver: ScriptedDriver) -> None:
     async with watching(driver) as told:
         assert driver.subscribed is not None
         driver.subscribed(FaultEvent(1, 0x80E18402, "occur", 2))
@@ -146,7 +147,7 @@ async def test_an_announced_fault_is_told_once_although_polling_finds_it_too(dri
         await until(lambda: told)
         reads = len(driver.calls)
         await until(lambda: len(driver.calls) > reads + 10)
-        # What polling has found first is not told again either.
+        # A fault that polling finds first is not repeated either.
         driver.states[1] = ChipState((0x80E18402,))
         await until(lambda: len(told) == 2)
         driver.subscribed(FaultEvent(0, 0x80E18402, "occur", 2))
@@ -160,7 +161,7 @@ async def test_an_announced_fault_is_told_once_although_polling_finds_it_too(dri
     assert (told[0].severity, told[0].level, told[0].health) == (2, "SeparateNPU", "Unhealthy")
 
 
-async def test_a_driver_that_announces_nothing_is_polled(driver: ScriptedDriver) -> None:
+async def test_faults_are_found_without_events(driver: ScriptedDriver) -> None:
     driver.announces = False
     async with watching(driver) as told:
         driver.states[1] = ChipState((0x80E18402,))
@@ -174,19 +175,41 @@ async def test_a_driver_that_announces_nothing_is_polled(driver: ScriptedDriver)
     assert (told[1].level, told[1].health) == ("NormalNPU", "Healthy")
 
 
-async def test_people_get_a_table_with_everything_in_it(driver: ScriptedDriver) -> None:
-    driver.states[0] = ChipState((0x80E18402,))
+@pytest.mark.parametrize("columns", [140, 80, 20])
+async def test_the_table_has_everything_and_cuts_no_name(driver: ScriptedDriver, columns: int) -> None:
+    driver.states = {0: ChipState((0x80E18402,)), 1: DriverError("dcmi_get_device_errorcode_v2: -8005")}
     scan: ScanEntry = scan_entry(await Inspector(driver).scan())
-    console = Console(width=140, color_system=None)
-    with console.capture() as captured:
-        console.print(render(scan))
-    said = captured.get()
-    wanted = ("Ascend910B", "driver 24.1.0", "SuperPod 3", "server 11", "64 GB", "10.0.0.1", "SeparateNPU 80E18402")
-    assert [words for words in (*wanted, "Ascend910-2c-100-1") if words not in said] == []
+    printed = io.StringIO()
+    print_table(scan, Console(file=printed, width=columns, color_system=None))
+    words = ("2 chips", "driver 24.1.0", "SuperPod 3", "server 11", "64 GB", "10.0.0.1", "SeparateNPU", "80E18402")
+    names = ("Ascend910B", "Ascend910-0", "Ascend910-1", "Unhealthy", "dcmi_get_device_errorcode_v2:", "Unknown")
+    assert [word for word in (*words, *names, "Ascend910-2c-100-1") if word not in printed.getvalue()] == []
+
+
+def test_a_piped_table_has_one_line_per_chip(tmp_path: Path) -> None:
+    server = SimulatedServer.full(ASCEND_910A)
+    server.chips[3].fault_codes = ["80E18402", "80E18005", "80CB8009", "81078603"]
+    server.save(state := tmp_path / "chips.json")
+    flags = ("--driver=simulated", f"--simulated-state={state}")
+    done = subprocess.run(command(*flags), capture_output=True, check=True, timeout=60, text=True)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("Ascend910-")]
+    assert [row.split()[0] for row in rows] == NAMES
+    assert [word for word in ("Unhealthy", *server.chips[3].fault_codes) if word not in rows[3]] == []
+
+
+def test_the_help_of_the_program_names_its_commands() -> None:
+    done = subprocess.run(program("--help"), capture_output=True, check=True, timeout=60, text=True)
+    words = " ".join(done.stdout.split())
+    assert "`ascend-device-plugin run`" in words
+    assert "`ascend-device-plugin inventory`" in words
+
+
+def program(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", "from device_plugin.cli import main; main()", *map(str, arguments)]
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from device_plugin.cli import main; main()", "inventory", *map(str, arguments)]
+    return program("inventory", *arguments)
 
 
 @pytest.fixture
@@ -212,7 +235,9 @@ def test_the_command_needs_no_cluster_and_no_node_name(state: Path, tmp_path: Pa
         (("--driver=magic",), 2, b"'magic'"),
     ],
 )
-def test_the_exit_status_says_whose_fault_it_is(arguments: tuple[str, ...], status: int, said: bytes) -> None:
+def test_driver_and_usage_errors_have_different_exit_statuses(
+    arguments: tuple[str, ...], status: int, said: bytes
+) -> None:
     done = subprocess.run(command(*arguments), capture_output=True, check=False, timeout=60)
     assert done.returncode == status
     assert said in done.stderr
@@ -223,7 +248,7 @@ def test_the_exit_status_says_whose_fault_it_is(arguments: tuple[str, ...], stat
 @pytest.mark.parametrize(
     ("arguments", "said"), [(("--driver=magic",), "'magic'"), (("--colour=red",), "--colour"), (("-o", "xml"), "xml")]
 )
-def test_what_it_was_called_with_wrongly_is_said(
+def test_invalid_arguments_are_named(
     arguments: tuple[str, ...],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -238,7 +263,7 @@ def test_what_it_was_called_with_wrongly_is_said(
     assert shown.out == ""
 
 
-async def test_watching_prints_the_scan_and_then_a_line_for_each_fault(state: Path) -> None:
+async def test_watch_prints_the_scan_and_then_a_line_per_fault(state: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *command("--driver=simulated", f"--simulated-state={state}", "-o", "json", "--watch"),
         stdout=asyncio.subprocess.PIPE,
@@ -260,7 +285,7 @@ async def test_watching_prints_the_scan_and_then_a_line_for_each_fault(state: Pa
     assert (process.returncode, said) == (0, b"")
 
 
-async def test_a_chip_found_only_later_is_watched_too(driver: ScriptedDriver) -> None:
+async def test_a_chip_discovered_later_is_watched_as_well(driver: ScriptedDriver) -> None:
     driver.server = replace(SERVER, chips=SERVER.chips[:1])
     inspector = Inspector(driver)
     await inspector.scan()

@@ -1,12 +1,12 @@
-"""How serious faults are, by code and by severity."""
+"""The levels of faults, by code and by severity."""
 
 import pytest
 
 from ascend.errors import InvalidValue
-from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.levels import CARD_DROP, LINK_DOWN, NETWORK_CODES, Level
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.levels import CARD_DROP, LINK_DOWN, NETWORK_CODES, Level
 
-# One code of every class of the default table, and how many it has; the table has one code in two classes.
+# One code of each class of the default table, and the size of the class; one code is in two classes.
 CLASSES = {
     Level.NOT_HANDLE: (0x80CD8003, 130),
     Level.SUB_HEALTH: (0x80818C06, 12),
@@ -19,7 +19,7 @@ CLASSES = {
 }
 
 
-def test_levels_are_ordered_by_how_serious_they_are() -> None:
+def test_levels_are_ordered_by_severity() -> None:
     order = (
         "NormalNPU NotHandleFault SubHealthFault RestartRequest RestartBusiness FreeRestartNPU RestartNPU "
         "PreSeparateNPU SeparateNPU ManuallySeparateNPU"
@@ -28,11 +28,11 @@ def test_levels_are_ordered_by_how_serious_they_are() -> None:
 
 
 @pytest.mark.parametrize("level", Level)
-def test_a_level_is_read_back_from_its_name(level: Level) -> None:
+def test_a_level_is_found_by_its_name(level: Level) -> None:
     assert Level.of_wire(level.wire) is level
 
 
-def test_a_name_that_is_no_level_is_refused() -> None:
+def test_an_unknown_level_name_is_refused() -> None:
     with pytest.raises(InvalidValue, match="'Separate' is not a level"):
         Level.of_wire("Separate")
 
@@ -58,10 +58,10 @@ def test_network_codes_have_levels_of_their_own() -> None:
 
 
 def test_a_code_in_two_classes_has_the_more_serious_level() -> None:
-    assert default_rules().level(0xA2301001) is Level.SEPARATE  # in RestartBusiness, too
+    assert default_rules().level(0xA2301001) is Level.SEPARATE  # in RestartBusiness as well
 
 
-def test_a_dropped_card_has_to_be_restarted_by_default() -> None:
+def test_a_dropped_card_has_the_level_restart_npu_by_default() -> None:
     assert default_rules().level(CARD_DROP) is Level.RESTART
 
 
@@ -69,11 +69,11 @@ def test_a_dropped_card_has_to_be_restarted_by_default() -> None:
     ("severity", "level"),
     [(None, Level.SEPARATE), (0, Level.NOT_HANDLE), (1, Level.NOT_HANDLE), (2, Level.SEPARATE), (3, Level.SEPARATE)],
 )
-def test_an_unknown_code_is_harmless_only_where_the_driver_said_so(severity: int | None, level: Level) -> None:
+def test_an_unknown_code_is_harmless_only_if_its_severity_is(severity: int | None, level: Level) -> None:
     assert default_rules().level(0xDEAD, severity) is level
 
 
-def test_severity_does_not_matter_for_a_known_code() -> None:
+def test_the_severity_of_a_known_code_has_no_effect() -> None:
     assert default_rules().level(0x80E18402, 0) is Level.SEPARATE
 
 

@@ -1,4 +1,4 @@
-"""Labels and annotations of the Node (spec/node-agent.md §5.8; the golden values are of the reference's own run)."""
+"""Labels and annotations of the Node (spec/node-agent.md §5.8; the expected values are from a run of the reference)."""
 
 import json
 
@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from ascend.annotations import ChipAddress
 from ascend.kube.objects import NODES, JsonObject
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.node_object import NodeWriter
-from device_plugin.rules.node_labels import node_annotations, node_labels
+from device_plugin.publish.node_object import NodeWriter, node_annotations, node_labels
 from tests.device_plugin.api import NODE, RecordingClient
 from tests.device_plugin.builders import snapshot
 
@@ -27,7 +26,7 @@ EIGHT = Inventory(
 )
 
 
-def test_the_golden_server_has_the_golden_labels_and_annotations() -> None:
+def test_labels_and_annotations_are_those_of_the_reference() -> None:
     assert node_labels(EIGHT) == (
         {
             "accelerator": "huawei-Ascend910",
@@ -44,7 +43,7 @@ def test_the_golden_server_has_the_golden_labels_and_annotations() -> None:
     assert told == {"serverIndex": "-2", "serverType": "", "superPodID": "-2"}
 
 
-def test_an_a3_server_tells_its_super_pod_and_an_inference_server_its_kind() -> None:
+def test_an_a3_server_has_its_superpod_and_an_inference_server_its_type() -> None:
     a3 = Inventory("Ascend910A3", EIGHT.chips, super_pod_id=7, server_index=2)
     assert node_labels(a3)[0]["huawei.com/topotree.superpodid"] == "7"
     assert node_annotations(snapshot(of=a3))["serverType"] == "A3"
@@ -54,12 +53,12 @@ def test_an_a3_server_tells_its_super_pod_and_an_inference_server_its_kind() -> 
     assert "huawei.com/topotree.superpodid" not in labels
 
 
-def test_a_driver_that_tells_nothing_leaves_labels_out_rather_than_empty() -> None:
+def test_unknown_facts_are_no_labels_instead_of_empty_ones() -> None:
     assert node_labels(Inventory("Ascend910", ())) == ({"accelerator": "huawei-Ascend910"}, [])
 
 
 @given(st.text(min_size=1, max_size=70), st.text(min_size=1, max_size=70))
-def test_whatever_a_driver_says_only_label_values_become_labels(version: str, name: str) -> None:
+def test_only_valid_label_values_become_labels(version: str, name: str) -> None:
     labels, problems = node_labels(Inventory("Ascend910", (ChipFacts(0, chip_name=name),), driver_version=version))
     assert len(labels) + len(problems) == 3
     for value in labels.values():
@@ -74,7 +73,7 @@ async def node(client: RecordingClient) -> JsonObject:
     return {"labels": found.metadata.labels, "annotations": found.metadata.annotations}
 
 
-async def test_only_what_differs_is_written_and_what_others_wrote_stays(client: RecordingClient) -> None:
+async def test_only_differences_are_written_and_other_labels_stay(client: RecordingClient) -> None:
     body: JsonObject = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"of": "others"}}}
     await client.create(NODES, body)
     writer = NodeWriter(client, NODE)
@@ -88,7 +87,7 @@ async def test_only_what_differs_is_written_and_what_others_wrote_stays(client: 
     assert len(client.to("/nodes/")) == 2
 
 
-async def test_a_server_type_somebody_has_set_is_left_alone(client: RecordingClient) -> None:
+async def test_a_server_type_set_by_somebody_else_stays(client: RecordingClient) -> None:
     body: JsonObject = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"servertype": "soc"}}}
     await client.create(NODES, body)
     writer = NodeWriter(client, NODE)
@@ -97,7 +96,7 @@ async def test_a_server_type_somebody_has_set_is_left_alone(client: RecordingCli
     assert (await node(client))["labels"] == {"servertype": "soc", "accelerator": "huawei-Ascend910"}
 
 
-async def test_labels_that_say_nothing_any_more_are_taken_away_once(client: RecordingClient) -> None:
+async def test_labels_without_a_value_any_more_are_removed_once(client: RecordingClient) -> None:
     labels = {"of": "others", "ours": "0.3"}
     await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": labels}})
     writer = NodeWriter(client, NODE, outdated=("ours", "never there"))

@@ -1,4 +1,4 @@
-"""RequestReader the kubelet for its pods: whatever is no list of pods in time is Unreachable, and nothing else."""
+"""The kubelet's list of pods: everything but a list of pods in time raises Unreachable."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -37,7 +37,7 @@ async def pods(kubelet: Kubelet) -> AsyncIterator[KubeletPods]:
         yield listing
 
 
-async def test_the_kubelet_s_pods_are_listed_with_their_annotations(kubelet: Kubelet, pods: KubeletPods) -> None:
+async def test_the_kubelets_pods_are_listed_with_their_annotations(kubelet: Kubelet, pods: KubeletPods) -> None:
     kubelet.pods_answer.token = "ours"
     (one,) = await pods.list()
     assert one.key == "default/one"
@@ -46,7 +46,7 @@ async def test_the_kubelet_s_pods_are_listed_with_their_annotations(kubelet: Kub
     assert one.container_requests == (ContainerRequest("main", "app", 2),)
 
 
-async def test_no_pods_are_no_error(kubelet: Kubelet, pods: KubeletPods) -> None:
+async def test_an_empty_list_is_not_an_error(kubelet: Kubelet, pods: KubeletPods) -> None:
     kubelet.pods_answer.rewrite = lambda _items: []
     assert await pods.list() == []
 
@@ -57,7 +57,7 @@ async def test_without_the_right_it_is_unreachable(kubelet: Kubelet, pods: Kubel
         await pods.list()
 
 
-async def test_with_another_s_token_it_is_unreachable(kubelet: Kubelet, pods: KubeletPods) -> None:
+async def test_with_a_wrong_token_it_is_unreachable(kubelet: Kubelet, pods: KubeletPods) -> None:
     kubelet.pods_answer.token = "theirs"
     with pytest.raises(Unreachable, match="answered 401"):
         await pods.list()
@@ -75,13 +75,13 @@ async def test_a_kubelet_that_does_not_answer_in_time_is_unreachable(
         assert len(await pods.list()) == 1
 
 
-async def test_a_kubelet_that_is_away_is_unreachable(kubelet: Kubelet, pods: KubeletPods) -> None:
+async def test_a_stopped_kubelet_is_unreachable(kubelet: Kubelet, pods: KubeletPods) -> None:
     await kubelet.stop()
     with pytest.raises(Unreachable, match="Connect call failed"):
         await pods.list()
 
 
-async def test_a_token_that_can_not_be_read_is_unreachable(kubelet: Kubelet) -> None:
+async def test_an_unreadable_token_is_unreachable(kubelet: Kubelet) -> None:
     async def unreadable() -> Mapping[str, str]:
         raise PermissionError("token: permission denied")
 
@@ -90,7 +90,7 @@ async def test_a_token_that_can_not_be_read_is_unreachable(kubelet: Kubelet) -> 
             await pods.list()
 
 
-async def test_the_machine_s_authorities_are_not_read_where_none_is_asked() -> None:
+async def test_the_system_authorities_are_not_loaded_without_verification() -> None:
     assert KubeletPods(lambda: "", identified)._ssl.cert_store_stats()["x509"] == 0
 
 
@@ -101,7 +101,7 @@ async def test_it_is_unreachable_before_it_is_opened(kubelet: Kubelet) -> None:
 
 @asynccontextmanager
 async def answering(body: bytes) -> AsyncIterator[str]:
-    """A kubelet that answers this."""
+    """A kubelet with this answer."""
 
     async def pods(_request: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")
@@ -131,7 +131,7 @@ async def answering(body: bytes) -> AsyncIterator[str]:
     ],
     ids=lambda body: repr(body[:40]),
 )
-async def test_an_answer_that_is_no_list_of_pods_is_unreachable(body: bytes) -> None:
+async def test_an_answer_other_than_a_list_of_pods_is_unreachable(body: bytes) -> None:
     async with answering(body) as url, KubeletPods(lambda: url, identified) as pods:
         with pytest.raises(Unreachable, match=url):
             await pods.list()
@@ -141,7 +141,7 @@ async def test_an_answer_that_is_no_list_of_pods_is_unreachable(body: bytes) -> 
     ("address", "url"),
     [("10.0.0.5", "https://10.0.0.5:10250/pods"), ("fd00::1", "https://[fd00::1]:10250/pods")],
 )
-async def test_the_kubelet_is_asked_at_the_node_s_address_of_either_family(address: str, url: str) -> None:
+async def test_the_pods_url_has_an_ipv4_or_ipv6_address(address: str, url: str) -> None:
     plugin = Plugin(Settings(node_name=NODE, driver="simulated", host_ip=address))
     assert plugin._kubelet_pods_url() == url
 

@@ -1,26 +1,25 @@
-"""A chip with a fault that bars new use only: who runs with it keeps it, and nobody else gets it."""
+"""A chip with a fault that only bars new use: a pod that runs with it keeps it, and no other pod gets it."""
 
 from pathlib import Path
 
 from ascend.annotations import CLAIMED, REAL
 from ascend.chips import ChipSet
+from ascend.daemon.observable import Observable
 from ascend.kube.objects import PODS
 from device_plugin.app import Plugin
+from device_plugin.chips.health_monitor import HealthMonitor
+from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipFacts, ChipState
-from device_plugin.health import HealthKeeper
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.health_book import HealthBook
+from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import HandOver, HandOvers, running_chips, used_chips
+from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
-from device_plugin.rules.fault_rules import default_rules
-from device_plugin.rules.levels import Level
-from device_plugin.rules.report import make_report
-from device_plugin.rules.snapshot import Snapshot
-from device_plugin.scan import present_moment
-from device_plugin.state.grants import HandOver, HandOvers
-from device_plugin.state.health import HealthBook
-from device_plugin.state.observable import Observable
-from device_plugin.state.pods import NodePods
-from device_plugin.state.used import running_chips, used_chips
+from device_plugin.publish.report import make_report
 from tests.device_plugin.api import running, until
-from tests.device_plugin.builders import pod, server, snapshot, verdict
+from tests.device_plugin.builders import judged_chip, pod, server, snapshot
 from tests.device_plugin.node import Face
 from tests.device_plugin.whole import check_hand_over, whole_node
 
@@ -33,12 +32,12 @@ def healthy(plugin: Plugin) -> ChipSet:
 
 
 def transitions(plugin: Plugin) -> dict[str, float]:
-    """How often chips changed to which health."""
+    """The number of changes of chips' health, by the new health."""
     samples = [each for family in plugin.metrics.transitions.collect() for each in family.samples]
     return {each.labels["to"]: each.value for each in samples if each.name.endswith("_total")}
 
 
-async def test_a_chip_that_bars_new_use_is_not_given_to_the_pod_whose_coming_names_it(folder: Path) -> None:
+async def test_a_chip_that_bars_new_use_is_not_given_to_a_bound_pod(folder: Path) -> None:
     async with whole_node(folder) as whole, whole.plugin() as plugin:
         whole.node.edit_chip(3, fault_codes=[CODE])
         await until(lambda: healthy(plugin) == 0xF7)
@@ -62,14 +61,14 @@ async def test_a_chip_that_bars_new_use_is_not_given_to_the_pod_whose_coming_nam
         assert transitions(plugin) == {"unhealthy": 1}
 
 
-async def test_a_pod_keeps_its_chip_through_a_fault_that_bars_new_use_and_a_restart(folder: Path) -> None:
+async def test_a_pod_keeps_a_chip_that_bars_new_use_over_a_restart(folder: Path) -> None:
     async with whole_node(folder) as whole:
         async with whole.plugin() as plugin:
             await whole.bind("keeps", 3)
             await whole.claimed("keeps")
             whole.node.edit_chip(3, fault_codes=[CODE])
-            await until(lambda: (found := plugin.snapshots.value) is not None and found.spared == 0b1000)
-        # The driver has told of the chips long before the pods are known.
+            await until(lambda: (found := plugin.snapshots.value) is not None and found.closed_to_new_pods == 0b1000)
+        # The chips are read long before the pods are known.
         whole.cluster.server.delay(r"/pods\?", 0.3)
         async with whole.plugin() as plugin:
             await until(lambda: len(list(plugin.handovers)) == 1)
@@ -79,7 +78,7 @@ async def test_a_pod_keeps_its_chip_through_a_fault_that_bars_new_use_and_a_rest
             await until(lambda: healthy(plugin) == 0xF7)
 
 
-async def test_a_chip_that_bars_new_use_is_never_free_not_even_when_its_pod_has_just_ended() -> None:
+async def test_a_chip_that_bars_new_use_is_not_free_when_its_pod_ends() -> None:
     handovers = HandOvers()
     pods = NodePods(handovers.drop)
     judged: list[Snapshot] = []
@@ -91,7 +90,7 @@ async def test_a_chip_that_bars_new_use_is_never_free_not_even_when_its_pod_has_
             super().set(value)
 
     book = HealthBook(default_rules(), hold_s=0.0)
-    keeper = HealthKeeper(
+    keeper = HealthMonitor(
         book, Followed(None), pods=pods, handovers=handovers, metrics=Metrics(), announce=lambda *_: None
     )
     keeper.discovered(server(ChipFacts(0)), present_moment())
@@ -104,7 +103,7 @@ async def test_a_chip_that_bars_new_use_is_never_free_not_even_when_its_pod_has_
     assert [(make_report(each, 1).free, make_report(each, 1).unhealthy) for each in judged] == [(0, 0), (0, 1)]
 
 
-def test_a_pod_that_is_merely_bound_has_its_chips_kept_for_it_and_does_not_run_with_them() -> None:
+def test_the_chips_of_a_bound_pod_are_used_but_not_running() -> None:
     handovers = HandOvers()
     pods = NodePods(handovers.drop)
     pods.applied(pod("bound", 1, 0, time=1))
@@ -117,10 +116,10 @@ def test_a_pod_that_is_merely_bound_has_its_chips_kept_for_it_and_does_not_run_w
     assert running_chips(pods, handovers) == 0b110_1100
 
 
-async def test_a_fault_that_bars_new_use_does_not_stop_a_pod_in_the_middle_of_its_containers(folder: Path) -> None:
+async def test_a_fault_that_bars_new_use_does_not_stop_a_partly_admitted_pod(folder: Path) -> None:
     face = Face(folder)
     face.pods.applied(pod("many", 0, 0, 1, time=1, asks={"left": 1, "right": 1}))
-    await face.desk.allocate(await face.desk.prefer(["Ascend910-0", "Ascend910-1"], [], 1))
-    face.snapshots.set(snapshot(verdicts={1: verdict(level=Level.PRE_SEPARATE)}))
-    answer = await face.desk.allocate(await face.desk.prefer(["Ascend910-1"], [], 1))
+    await face.matcher.allocate(await face.matcher.prefer(["Ascend910-0", "Ascend910-1"], [], 1))
+    face.snapshots.set(snapshot(chips={1: judged_chip(level=Level.PRE_SEPARATE)}))
+    answer = await face.matcher.allocate(await face.matcher.prefer(["Ascend910-1"], [], 1))
     assert answer.part.chips == (1,)

@@ -1,4 +1,4 @@
-"""Starting, living, being ready: what breaks flips the right one, and no other."""
+"""Startup, liveness and readiness: each failure changes the right probe and no other."""
 
 import asyncio
 import threading
@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from ascend.observe.liveness import GRACE_S, loop_is_turning
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated import SimulatedServer
-from device_plugin.vitals import PATIENCE_S, beats
 from tests.device_plugin.api import running, until
 from tests.device_plugin.whole import Whole, whole_node
 
@@ -22,7 +22,7 @@ Ask = Callable[[str], Awaitable[tuple[int, str]]]
 
 
 def fetch(url: str, timeout_s: float = 5.0) -> tuple[int, str]:
-    """The kubelet's question, from another thread."""
+    """Probe as the kubelet does, from another thread."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             return answer.status, answer.read().decode()
@@ -52,17 +52,17 @@ async def answers(plugin: Plugin, path: str, status: int, words: str) -> None:
 @asynccontextmanager
 async def settled(folder: Path, **changes: Any) -> AsyncIterator[tuple[Whole, Plugin]]:
     async with whole_node(folder) as whole, whole.plugin(**changes) as plugin:
-        await answers(plugin, "/startupz", 200, "")  # a kubelet asks nothing else before that
+        await answers(plugin, "/startupz", 200, "")  # a kubelet does not send other probes before this one succeeds
         await answers(plugin, "/readyz", 200, "")
         yield whole, plugin
 
 
-async def test_a_plugin_at_work_has_started_lives_and_is_ready(folder: Path) -> None:
+async def test_a_running_plugin_passes_all_probes(folder: Path) -> None:
     async with settled(folder) as (_, plugin):
         assert await statuses(plugin) == (200, 200, 200)
 
 
-async def test_before_the_kubelet_has_registered_it_a_plugin_lives_and_is_starting(folder: Path) -> None:
+async def test_an_unregistered_plugin_is_live_but_not_started(folder: Path) -> None:
     async with whole_node(folder) as whole:
         await whole.node.kubelet.stop()
         plugin = Plugin(whole.settings())
@@ -73,7 +73,7 @@ async def test_before_the_kubelet_has_registered_it_a_plugin_lives_and_is_starti
             assert (await ask(plugin, "/readyz"))[0] == 503
 
 
-async def test_a_broken_driver_makes_it_not_ready_but_no_restart_mends_that(folder: Path) -> None:
+async def test_a_broken_driver_makes_it_unready_but_stays_live(folder: Path) -> None:
     async with settled(folder) as (whole, plugin):
         server = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
         server.error = "dcmi_init: -8005"
@@ -82,14 +82,14 @@ async def test_a_broken_driver_makes_it_not_ready_but_no_restart_mends_that(fold
         assert await statuses(plugin) == (200, 200, 503)
 
 
-async def test_a_lost_registration_makes_it_not_ready_but_no_restart_mends_that(folder: Path) -> None:
+async def test_a_lost_registration_makes_it_unready_but_stays_live(folder: Path) -> None:
     async with settled(folder) as (whole, plugin):
         await whole.node.kubelet.stop()
         await answers(plugin, "/readyz", 503, "[-] kubelet:")
         assert await statuses(plugin) == (200, 200, 503)
 
 
-async def test_a_loop_that_stops_is_not_alive(folder: Path) -> None:
+async def test_a_blocked_event_loop_is_not_live(folder: Path) -> None:
     async with settled(folder) as (_, plugin):
         url = f"http://{plugin.http_address}/livez"
         outcome: list[object] = []
@@ -102,28 +102,28 @@ async def test_a_loop_that_stops_is_not_alive(folder: Path) -> None:
 
         thread = threading.Thread(target=probe)
         thread.start()
-        time.sleep(1.0)  # noqa: ASYNC251 - what must never happen is what this is about
+        time.sleep(1.0)  # noqa: ASYNC251 - blocks the event loop on purpose
         await asyncio.to_thread(thread.join)
         assert isinstance(outcome[0], TimeoutError | urllib.error.URLError)
 
 
-async def test_a_task_that_ended_unnoticed_is_not_alive(folder: Path) -> None:
+async def test_a_task_that_ended_unnoticed_is_not_live(folder: Path) -> None:
     async with settled(folder) as (_, plugin):
         (scanner,) = (
             task
             for task in asyncio.all_tasks()
-            if getattr(task.get_coro(), "__qualname__", "") == "Scanner.run"  # nothing else names it
+            if getattr(task.get_coro(), "__qualname__", "") == "Scanner.run"  # the plugin has no other reference to it
         )
         scanner.cancel()
         await answers(plugin, "/livez", 503, "[-] scanner: its task has ended")
 
 
-async def test_a_loop_that_stands_still_is_not_alive() -> None:
+async def test_a_loop_that_no_longer_turns_is_not_live() -> None:
     now_s = asyncio.get_running_loop().time()
-    assert beats(lambda: now_s, lambda: 1.0)() is None
-    assert beats(lambda: now_s - PATIENCE_S - 2.0, lambda: 1.0)() is None
-    said = beats(lambda: now_s - PATIENCE_S - 4.0, lambda: 1.0)()
-    assert said == "it has stood still for 34 s"
+    assert loop_is_turning(lambda: now_s, lambda: 1.0)() is None
+    assert loop_is_turning(lambda: now_s - GRACE_S - 2.0, lambda: 1.0)() is None
+    said = loop_is_turning(lambda: now_s - GRACE_S - 4.0, lambda: 1.0)()
+    assert said == "it has not turned for 34 s"
 
 
 async def test_a_hanging_driver_does_not_stop_the_scanners_loop(folder: Path) -> None:

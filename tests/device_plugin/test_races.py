@@ -1,4 +1,4 @@
-"""Pods come, go and cross each other on one node: everybody always says the same of who has which chips."""
+"""Pods come, go and cross each other on one node: annotation, claim, kubelet and containers always agree."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ CROWDED = (
 
 
 class Crowd:
-    """An allocator that binds pods to random chips, at once and with predicate-times in no order, and deletes some."""
+    """An allocator that binds pods to random chips at once, with unordered predicate-times, and deletes some."""
 
     def __init__(self, whole: Whole, seed: int, shapes: Sequence[str], limit: int) -> None:
         self.whole = whole
@@ -62,7 +62,7 @@ class Crowd:
         return chips
 
     async def bind_some(self) -> None:
-        """Fill the node, all pods at once."""
+        """Fill the node with pods, all at once."""
         binding = []
         while self.number < self.limit and self.free:
             asks = asking(self.rng.choice(self.shapes))
@@ -88,7 +88,7 @@ class Crowd:
         return list(await asyncio.gather(*(self.whole.claimed(name) for name in self.granted)))
 
     async def survivors(self) -> list[Pod]:
-        """Wait until every pod runs with its claim or has failed; those that run."""
+        """Wait until every pod runs with its claim or has failed; return those that run."""
         await until(self.is_settled)
         pods = {name: pod for name in self.granted if (pod := self.whole.find(name)) is not None}
         for name, pod in pods.items():
@@ -97,8 +97,8 @@ class Crowd:
         return [pod for pod in pods.values() if pod.is_live]
 
     def is_settled(self) -> bool:
-        """Every pod runs with its claim or has failed, by the kubelet and by the API server."""
-        # A kubelet that restarts throws out pods whose init containers had devices (spec/kubernetes.md §1.13, defects).
+        """Whether every pod runs with its claim or has failed, for the kubelet and the API server."""
+        # A kubelet that restarts ends pods whose init containers had devices (spec/kubernetes.md §1.13, defects).
         kubelet = self.whole.node.kubelet
         pods = [self.whole.find(name) for name in self.granted]
         return kubelet.is_synced and all(
@@ -119,7 +119,7 @@ def check_all(whole: Whole, pods: list[Pod]) -> None:
 
 
 def nothing_is_held_twice(whole: Whole) -> None:
-    """At any moment: no chip in the environments of containers that run for two pods that are there."""
+    """Check all the time that no chip is in the environments of two pods' running containers."""
     seen: dict[int, str] = {}
     for pod in whole.pods:
         for ask in pod.container_requests:
@@ -162,7 +162,7 @@ async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_restarts_of_either_side_in_the_middle_of_it_swap_nothing(folder: Path, seed: int) -> None:
+async def test_restarts_of_kubelet_or_plugin_swap_nothing(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     async with whole_node(folder, seed=seed) as whole, AsyncExitStack() as stack:
         crowd = Crowd(whole, seed, CROWDED, PODS_IN_ALL // 4)
@@ -190,8 +190,8 @@ async def test_restarts_of_either_side_in_the_middle_of_it_swap_nothing(folder: 
             await asyncio.gather(*(crowd.delete(name) for name in victims))
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["it forbids", "it is silent"])
-async def test_where_the_kubelet_tells_nothing_the_order_of_decisions_leads_it_all_the_same(
+@pytest.mark.parametrize("silent", [False, True], ids=["it forbids", "it does not answer"])
+async def test_without_the_kubelets_list_the_order_of_decisions_is_followed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, silent: bool
 ) -> None:
     monkeypatch.setattr(pods_api, "DEADLINE_S", 0.1)
@@ -213,7 +213,7 @@ async def test_where_the_kubelet_tells_nothing_the_order_of_decisions_leads_it_a
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_pods_deleted_on_their_way_in_leave_the_others_their_own_chips(folder: Path, seed: int) -> None:
+async def test_pods_deleted_during_admission_leave_others_their_chips(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     async with whole_node(folder, seed=seed) as whole, whole.plugin() as plugin:
         for attempt in range(8):
@@ -232,7 +232,7 @@ async def test_pods_deleted_on_their_way_in_leave_the_others_their_own_chips(fol
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_pods_torn_away_on_their_way_in_leave_the_others_their_own_chips(folder: Path, seed: int) -> None:
+async def test_pods_deleted_without_grace_leave_others_their_chips(folder: Path, seed: int) -> None:
     # Deleted without grace, a pod vanishes from the watch while the kubelet still admits it.
     rng = random.Random(seed)
     async with whole_node(folder, seed=seed) as whole, whole.plugin() as plugin:

@@ -1,4 +1,4 @@
-"""What a pod's owner reads when the node refuses it, through a kubelet: a word for programs, a sentence for people."""
+"""The refusals in a pod's status, through a kubelet: a reason word for programs, a sentence for people."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from ascend.annotations import ALLOCATED, PREDICATE_TIME, REAL
 from ascend.chips import chip_name, join_names
 from ascend.kube.objects import PODS, Pod
-from device_plugin import handover as handover_module
+from device_plugin.pods import admission_matcher as handover_module
 from sandbox.cluster import pod_manifest
 from tests.device_plugin.api import NODE, until
 from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node
@@ -16,7 +16,7 @@ from tests.e2e.proxy import ApiProxy
 
 
 async def bind_as(whole: Whole, name: str, count: int, annotation: str | None) -> Pod:
-    """Bind a pod with whatever is written on it."""
+    """Bind a pod with this annotation."""
     pod = await whole.client.create(PODS, pod_manifest(name, count), "default")
     annotations = {PREDICATE_TIME: "7"} | ({ALLOCATED: annotation} if annotation is not None else {})
     await whole.client.bind(namespace="default", name=name, uid=pod.uid, node=NODE, annotations=annotations)
@@ -24,7 +24,7 @@ async def bind_as(whole: Whole, name: str, count: int, annotation: str | None) -
 
 
 async def refusal(whole: Whole, name: str) -> str:
-    """What the pod's status says; it claims nothing, and its predicate-time is not consumed."""
+    """The message in the status of a refused pod, which has no claim and keeps its predicate-time."""
     await until(lambda: (found := whole.find(name)) is not None and found.status.phase == "Failed")
     found = whole.find(name)
     assert found is not None
@@ -40,15 +40,15 @@ async def refusal(whole: Whole, name: str) -> str:
         (None, "NotPlaced: annotation huawei.com/Ascend910 is missing"),
         ("Ascend910-0,chip1", "MalformedAnnotation: annotation huawei.com/Ascend910: 'chip1' is not a chip name"),
         ("Ascend910-0,Ascend910-0", "MalformedAnnotation: annotation huawei.com/Ascend910: "),
-        ("Ascend910-0", "WrongCount: annotation huawei.com/Ascend910 names 1 chips, the pod asks for 2"),
-        ("", "WrongCount: annotation huawei.com/Ascend910 names 0 chips, the pod asks for 2"),
-        (join_names((0, 1, 2)), "WrongCount: annotation huawei.com/Ascend910 names 3 chips, the pod asks for 2"),
+        ("Ascend910-0", "WrongCount: annotation huawei.com/Ascend910 names 1 chip, the pod requests 2"),
+        ("", "WrongCount: annotation huawei.com/Ascend910 names 0 chips, the pod requests 2"),
+        (join_names((0, 1, 2)), "WrongCount: annotation huawei.com/Ascend910 names 3 chips, the pod requests 2"),
         (join_names((7, 8)), "UnknownChip: this node has no Ascend910-8"),
         (join_names((2, 3)), "ChipUnhealthy: Ascend910-3 is unhealthy"),
         (join_names((1, 2)), "ChipHeld: Ascend910-1 is held by pod default/holder"),
     ],
 )
-async def test_a_pod_that_can_not_get_its_chips_is_told_why_and_the_next_one_gets_its(
+async def test_a_refused_pod_has_the_reason_in_its_status_and_the_next_one_works(
     folder: Path, annotation: str | None, words: str
 ) -> None:
     async with whole_node(folder) as whole, whole.plugin() as plugin:
@@ -65,14 +65,14 @@ async def test_a_pod_that_can_not_get_its_chips_is_told_why_and_the_next_one_get
         assert [each.pod for each in plugin.handovers] == ["default/holder", "default/next"]
 
 
-async def test_without_the_driver_s_nodes_a_pod_is_refused(folder: Path) -> None:
+async def test_without_device_nodes_a_pod_is_refused(folder: Path) -> None:
     async with whole_node(folder) as whole, whole.plugin(injection="devices"):
         (whole.node.device_root / "davinci_manager").unlink()
         await bind_as(whole, "one", 1, chip_name(0))
         assert "DeviceNodeMissing: " in await refusal(whole, "one")
 
 
-async def test_a_pod_nobody_can_tell_us_of_is_refused_when_the_api_server_is_away(
+async def test_an_unknown_pod_is_refused_while_the_api_server_is_away(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handover_module, "PREFER_CAP_S", 0.05)
@@ -85,11 +85,11 @@ async def test_a_pod_nobody_can_tell_us_of_is_refused_when_the_api_server_is_awa
             loop = asyncio.get_running_loop()
             started_s = loop.time()
             said = await refusal(whole, "unseen")
-            assert "ApiServerAway: no pod waits for 1 chips, and the API server can't be asked" in said
+            assert "ApiServerAway: no pod waits for 1 chip, and the API server can't be asked" in said
             assert loop.time() - started_s < handover_module.CAP_S
 
 
-async def test_while_the_watch_stands_still_pods_that_follow_each_other_on_the_same_chips_get_them(
+async def test_while_the_watch_is_stuck_pods_can_reuse_each_others_chips(
     folder: Path,
 ) -> None:
     async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
@@ -100,7 +100,7 @@ async def test_while_the_watch_stands_still_pods_that_follow_each_other_on_the_s
                 await whole.bind(name, 4, 5)
                 check_hand_over(whole, await whole.claimed(name))
                 await whole.client.delete(PODS, name, "default")
-                await until(lambda name=name: whole.find(name) is None)  # type: ignore[misc]  # of this turn
+                await until(lambda name=name: whole.find(name) is None)  # type: ignore[misc]  # used in this iteration only
 
 
 async def test_a_pod_of_several_containers_is_refused_as_a_whole(folder: Path) -> None:
@@ -112,7 +112,7 @@ async def test_a_pod_of_several_containers_is_refused_as_a_whole(folder: Path) -
         assert [each.pod for each in plugin.handovers] == ["default/holder"]
 
 
-async def test_a_pod_the_kubelet_rejects_without_asking_leaves_the_next_one_its_own_chips(folder: Path) -> None:
+async def test_a_pod_the_kubelet_rejects_by_itself_leaves_others_their_chips(folder: Path) -> None:
     async with whole_node(folder) as whole, whole.plugin() as plugin:
         kubelet = whole.node.kubelet
         kubelet.hold_admission()
@@ -129,7 +129,7 @@ async def test_a_pod_the_kubelet_rejects_without_asking_leaves_the_next_one_its_
         whole.cluster.server.delay("/pods/elsewhere/status", 0.0)
 
 
-async def test_a_chip_a_restarted_kubelet_has_not_freed_yet_is_refused_to_the_pods_it_found_and_not_to_the_next(
+async def test_a_chip_a_restarted_kubelet_has_not_freed_is_refused_to_found_pods(
     folder: Path,
 ) -> None:
     async with whole_node(folder) as whole, whole.plugin() as plugin:
@@ -146,8 +146,8 @@ async def test_a_chip_a_restarted_kubelet_has_not_freed_yet_is_refused_to_the_po
         await until(lambda: kubelet.registrations and whole.offers_chips())
         kubelet.release_admission()
         said = await refusal(whole, "found")
-        assert "desc = ChipNotFreed: the kubelet does not offer Ascend910-1 yet: after its start" in said
-        assert said.endswith("a new pod will get it, which is unexpected")
+        assert "desc = ChipNotFreed: the kubelet does not offer Ascend910-1 yet: after a restart" in said
+        assert said.endswith("a new pod can get it, which is unexpected")
         check_hand_over(whole, await whole.claimed("unconcerned"))
         await whole.bind("again", 1)
         check_hand_over(whole, await whole.claimed("again"))

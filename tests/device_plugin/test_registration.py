@@ -1,4 +1,4 @@
-"""The plugin stays registered, whatever happens to the kubelet or to itself; real sockets, the sandbox's kubelet."""
+"""The plugin stays registered whatever happens to the kubelet or to itself; real sockets and the sandbox's kubelet."""
 
 import asyncio
 import contextlib
@@ -13,8 +13,9 @@ import grpc
 import pytest
 
 from ascend.chips import RESOURCE
-from device_plugin.kubelet import registration as registration_module
-from device_plugin.kubelet import servicer as servicer_module
+from device_plugin.publish import order as order_module
+from device_plugin.serving import registration as registration_module
+from device_plugin.serving import servicer as servicer_module
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from sandbox.kubelet import Kubelet
 from tests.device_plugin.api import NODE, RecordingClient, running, until
@@ -38,7 +39,7 @@ async def face(kubelet: Kubelet) -> AsyncIterator[Face]:
 
 
 async def registered(face: Face, kubelet: Kubelet, times: int = 1) -> None:
-    """Wait until this run of the kubelet has taken so many registrations and shows all devices healthy."""
+    """Wait until this kubelet has accepted that many registrations and shows all devices as healthy."""
     await until(
         lambda: (
             face.registration.problem is None
@@ -53,14 +54,14 @@ async def test_the_kubelet_shows_the_devices(face: Face, kubelet: Kubelet) -> No
     assert (face.registered("registered"), face.registered("failed")) == (1, 0)
 
 
-async def test_only_the_owner_may_use_the_socket(face: Face) -> None:
+async def test_only_the_owner_can_use_the_socket(face: Face) -> None:
     (socket,) = face.sockets
     mode = socket.stat().st_mode
     assert stat.S_ISSOCK(mode)
     assert stat.S_IMODE(mode) == 0o600
 
 
-async def test_after_a_kubelet_restart_it_registers_again_under_a_new_name(face: Face, kubelet: Kubelet) -> None:
+async def test_after_a_kubelet_restart_it_registers_a_new_socket(face: Face, kubelet: Kubelet) -> None:
     before = face.sockets
     await kubelet.restart()
     await registered(face, kubelet)
@@ -69,7 +70,7 @@ async def test_after_a_kubelet_restart_it_registers_again_under_a_new_name(face:
     assert face.sockets != before
 
 
-async def test_a_kubelet_that_is_away_is_waited_for(face: Face, kubelet: Kubelet) -> None:
+async def test_a_stopped_kubelet_is_waited_for(face: Face, kubelet: Kubelet) -> None:
     await kubelet.stop()
     kubelet.plugin_socket.unlink(missing_ok=True)
     await until(lambda: face.registration.problem == f"waiting for {kubelet.plugin_socket}")
@@ -77,14 +78,14 @@ async def test_a_kubelet_that_is_away_is_waited_for(face: Face, kubelet: Kubelet
     await registered(face, kubelet)
 
 
-async def test_its_socket_removed_it_registers_again(face: Face, kubelet: Kubelet) -> None:
+async def test_it_registers_again_if_its_socket_is_removed(face: Face, kubelet: Kubelet) -> None:
     (before,) = face.sockets
     before.unlink()
     await registered(face, kubelet, times=2)
     assert before not in face.sockets
 
 
-async def test_a_stream_that_ended_is_made_up_for_by_a_registration(face: Face, kubelet: Kubelet) -> None:
+async def test_it_registers_again_if_its_stream_ends(face: Face, kubelet: Kubelet) -> None:
     face.servicers[-1].end_streams()
     await registered(face, kubelet, times=2)
 
@@ -96,7 +97,7 @@ async def test_it_stays_registered_through_many_restarts(face: Face, kubelet: Ku
     assert len(face.sockets) == 1
 
 
-async def test_a_kubelet_that_registers_it_and_never_looks_is_asked_again(
+async def test_it_registers_again_with_a_kubelet_that_opens_no_stream(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration_module, "WATCH_DEADLINE_S", 0.05)
@@ -108,7 +109,7 @@ async def test_a_kubelet_that_registers_it_and_never_looks_is_asked_again(
         await until(lambda: [each.name for each in face.sockets] == kubelet.endpoints[-1:])
 
 
-async def test_a_kubelet_that_refuses_is_a_problem_and_is_asked_until_it_does_not(folder: Path) -> None:
+async def test_a_refused_registration_is_a_problem_and_is_retried(folder: Path) -> None:
     face = Face(folder)
     async with SloppyKubelet(folder) as kubelet, running(face.registration.run()):
         kubelet.refuses = True
@@ -118,7 +119,7 @@ async def test_a_kubelet_that_refuses_is_a_problem_and_is_asked_until_it_does_no
         await until(lambda: face.registered("registered") == 1)
 
 
-async def test_a_kubelet_that_is_replaced_before_it_has_answered_is_not_waited_for(
+async def test_a_kubelet_replaced_before_it_answered_is_not_waited_for(
     folder: Path, client: RecordingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration_module, "REGISTER_DEADLINE_S", 1000.0)
@@ -133,7 +134,7 @@ async def test_a_kubelet_that_is_replaced_before_it_has_answered_is_not_waited_f
     assert face.registered("failed") == 0
 
 
-async def test_a_kubelet_that_does_not_answer_is_asked_again_and_given_more_time(
+async def test_a_kubelet_that_does_not_answer_gets_more_time_each_attempt(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration_module, "REGISTER_DEADLINE_S", 0.05)
@@ -147,7 +148,7 @@ async def test_a_kubelet_that_does_not_answer_is_asked_again_and_given_more_time
             await until(lambda: face.registered("registered") >= 1)
 
 
-async def test_a_socket_nobody_listens_on_is_no_kubelet(folder: Path, client: RecordingClient) -> None:
+async def test_a_socket_without_a_listener_is_a_failed_registration(folder: Path, client: RecordingClient) -> None:
     (folder / "device-plugins").mkdir()
     (folder / "device-plugins" / "kubelet.sock").touch()
     face = Face(folder / "device-plugins")
@@ -161,16 +162,14 @@ async def test_a_socket_nobody_listens_on_is_no_kubelet(folder: Path, client: Re
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Python takes its time to collect what is no longer used."""
+    """Python does not collect garbage at once."""
     gc.disable()
     yield
     gc.enable()
 
 
 @pytest.mark.usefixtures("uncollected")
-async def test_what_a_dead_kubelet_has_refused_is_not_held_against_the_next(
-    folder: Path, client: RecordingClient
-) -> None:
+async def test_refusals_of_a_dead_kubelet_do_not_delay_the_next_one(folder: Path, client: RecordingClient) -> None:
     (folder / "device-plugins").mkdir()
     path = folder / "device-plugins" / "kubelet.sock"
     with socket.socket(socket.AF_UNIX) as dead:
@@ -186,7 +185,7 @@ async def test_what_a_dead_kubelet_has_refused_is_not_held_against_the_next(
     assert face.registered("failed") == refused
 
 
-async def test_sockets_an_earlier_instance_left_are_removed_and_no_others(folder: Path) -> None:
+async def test_only_sockets_of_earlier_instances_are_removed(folder: Path) -> None:
     stale, foreign = folder / "ascend910-1-7.sock", folder / "other.sock"
     stale.touch()
     foreign.touch()
@@ -198,7 +197,7 @@ async def test_sockets_an_earlier_instance_left_are_removed_and_no_others(folder
     assert face.sockets == []
 
 
-async def test_another_kubelet_is_told_of_before_it_is_registered_with(face: Face, kubelet: Kubelet) -> None:
+async def test_the_callback_for_a_new_kubelet_runs_before_the_registration(face: Face, kubelet: Kubelet) -> None:
     await registered(face, kubelet)
     assert face.new_kubelets == 0
     await kubelet.restart()
@@ -206,7 +205,7 @@ async def test_another_kubelet_is_told_of_before_it_is_registered_with(face: Fac
     assert face.new_kubelets == 1
 
 
-async def test_asked_to_end_it_ends_its_streams_in_good_order(folder: Path) -> None:
+async def test_on_shutdown_the_streams_end_without_errors(folder: Path) -> None:
     face = Face(folder)
     async with SloppyKubelet(folder) as kubelet, running(face.registration.run()) as registering:
         await until(lambda: kubelet.endpoints)
@@ -221,51 +220,51 @@ async def test_asked_to_end_it_ends_its_streams_in_good_order(folder: Path) -> N
 
 
 async def drained(stream: object) -> int:
-    """How many more messages come; raises where the stream does not end well."""
+    """Count the messages until the stream ends; raise if it ends with an error."""
     count = 0
     async for _ in stream:  # type: ignore[attr-defined]  # a call of grpc.aio
         count += 1
     return count
 
 
-async def test_a_fault_reaches_the_kubelet_only_after_the_report_has_it(
+async def test_a_fault_is_sent_to_the_kubelet_after_the_report_has_it(
     face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
+    monkeypatch.setattr(order_module, "REPORT_WAIT_S", 60.0)
     face.snapshots.set(snapshot(3))
-    asyncio.get_running_loop().call_later(0.2, face.reported_unhealthy.set, 0b1000)
+    asyncio.get_running_loop().call_later(0.2, face.order.reported_unhealthy.set, 0b1000)
     await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
-    assert face.reported_unhealthy.value == 0b1000
+    assert face.order.reported_unhealthy.value == 0b1000
 
 
-async def test_a_fault_the_report_can_not_tell_of_reaches_the_kubelet_all_the_same(
+async def test_a_fault_that_cannot_be_reported_is_sent_to_the_kubelet(
     face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 0.05)
+    monkeypatch.setattr(order_module, "REPORT_WAIT_S", 0.05)
     face.snapshots.set(snapshot(3))
     await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
-    assert face.reported_unhealthy.value == 0
+    assert face.order.reported_unhealthy.value == 0
     face.snapshots.set(snapshot())
     await kubelet.until(lambda: kubelet.devices(RESOURCE) == HEALTHY)
 
 
-async def test_a_recovery_reaches_the_kubelet_at_once(
+async def test_a_recovery_is_sent_to_the_kubelet_at_once(
     face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
-    face.reported_unhealthy.set(0b1000)
+    monkeypatch.setattr(order_module, "REPORT_WAIT_S", 60.0)
+    face.order.reported_unhealthy.set(0b1000)
     face.snapshots.set(snapshot(3))
     await kubelet.until(lambda: kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
     face.snapshots.set(snapshot())
     await kubelet.until(lambda: kubelet.devices(RESOURCE) == HEALTHY)
-    assert face.reported_unhealthy.value == 0b1000
+    assert face.order.reported_unhealthy.value == 0b1000
 
 
-async def test_a_list_of_devices_that_fails_inside_leads_to_another_registration(
+async def test_it_registers_again_if_making_the_device_list_fails(
     face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        raise ZeroDivisionError("a fault of ours")
+        raise ZeroDivisionError("an internal error")
 
     monkeypatch.setattr(servicer_module, "device_list", fail)
     face.snapshots.set(snapshot(3))
@@ -274,7 +273,7 @@ async def test_a_list_of_devices_that_fails_inside_leads_to_another_registration
     await until(lambda: face.registration.problem is None and kubelet.devices(RESOURCE).get("Ascend910-3") is not None)
 
 
-async def test_a_folder_that_was_replaced_is_seen(face: Face, kubelet: Kubelet) -> None:
+async def test_a_replaced_folder_is_noticed(face: Face, kubelet: Kubelet) -> None:
     await kubelet.stop()
     kubelet.socket_dir.rename(kubelet.socket_dir.with_name("replaced"))
     kubelet.socket_dir.mkdir()
@@ -284,7 +283,7 @@ async def test_a_folder_that_was_replaced_is_seen(face: Face, kubelet: Kubelet) 
 
 
 class Outage:
-    """How long the kubelet did without us."""
+    """Measure how long the kubelet is without the plugin."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -295,8 +294,8 @@ class Outage:
 
 
 @pytest.mark.parametrize("what", ["kubelet restarted", "socket wiped", "stream ended", "folder replaced"])
-async def test_whatever_happens_it_is_back_within_a_second(face: Face, kubelet: Kubelet, what: str) -> None:
-    # The best of three, because the machine may be busy with something else; `make bench` has the figures.
+async def test_it_is_registered_again_within_a_second(face: Face, kubelet: Kubelet, what: str) -> None:
+    # The best of three, because the machine may be busy; `make bench` has the figures.
     for attempt in range(3):
         times = kubelet.registrations + 1
         match what:
@@ -320,7 +319,7 @@ async def test_whatever_happens_it_is_back_within_a_second(face: Face, kubelet: 
     raise AssertionError(what)
 
 
-async def test_a_kubelet_that_never_looks_is_asked_again_within_a_second_and_then_ever_less(folder: Path) -> None:
+async def test_a_kubelet_that_opens_no_stream_is_retried_with_backoff(folder: Path) -> None:
     face = Face(folder)
     loop = asyncio.get_running_loop()
     asked_s: list[float] = []
@@ -333,7 +332,7 @@ async def test_a_kubelet_that_never_looks_is_asked_again_within_a_second_and_the
     assert gaps[0] < gaps[1] < gaps[2]
 
 
-async def test_another_kubelet_is_gone_to_at_once_while_an_odd_one_is_left_in_peace(
+async def test_a_new_kubelet_ends_the_backoff_of_a_refusing_one(
     folder: Path, client: RecordingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration_module, "FIRST_WAIT_S", 60.0)
@@ -349,9 +348,7 @@ async def test_another_kubelet_is_gone_to_at_once_while_an_odd_one_is_left_in_pe
             await registered(face, kubelet)
 
 
-async def test_a_new_kubelet_is_not_made_to_wait_for_what_the_odd_one_before_it_did(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_backoff_starts_over_with_a_new_kubelet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration_module, "WAIT_LIMIT_S", 60.0)
     face = Face(folder)
     async with running(face.registration.run()):
@@ -361,12 +358,12 @@ async def test_a_new_kubelet_is_not_made_to_wait_for_what_the_odd_one_before_it_
         (folder / "kubelet.sock").unlink(missing_ok=True)
         async with SloppyKubelet(folder) as fresh:
             fresh.refuses = True
-            # After six refusals the next waits would be of one, two and four seconds.
+            # After six refusals the next waits would be one, two and four seconds.
             await until(lambda: len(fresh.endpoints) >= 4, timeout_s=3.0)
 
 
-async def test_asked_to_end_while_its_server_stops_it_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # gRPC's server swallows a cancellation that comes in the moment it has stopped.
+async def test_a_cancellation_while_the_server_stops_is_not_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # gRPC's server swallows a cancellation that arrives when it has just stopped.
     stopping = asyncio.Event()
     stop = grpc.aio.Server.stop
 
@@ -392,32 +389,32 @@ async def test_asked_to_end_while_its_server_stops_it_ends(folder: Path, monkeyp
 async def test_a_stream_that_waits_for_the_report_counts_as_opened(
     face: Face, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
+    monkeypatch.setattr(order_module, "REPORT_WAIT_S", 60.0)
     monkeypatch.setattr(registration_module, "WATCH_DEADLINE_S", 0.01)
     face.snapshots.set(snapshot(3))
     await kubelet.restart()
     await until(lambda: face.servicers[-1].opened.is_set() and kubelet.registrations == 1)
     servicer = face.servicers[-1]
-    # Much longer than a kubelet that does not look is given.
+    # Much longer than the deadline for opening the stream.
     await asyncio.sleep(0.3)
     assert face.servicers[-1] is servicer
     assert not servicer.watched.is_set()
     assert face.registration.problem is not None
-    face.reported_unhealthy.set(0b1000)
+    face.order.reported_unhealthy.set(0b1000)
     await until(lambda: face.registration.problem is None)
 
 
-async def test_asked_to_end_it_waits_for_a_call_under_way_no_longer_than_its_grace(
+async def test_on_shutdown_a_pending_call_gets_no_more_than_the_grace_time(
     folder: Path,
 ) -> None:
     face = Face(folder)
     async with SloppyKubelet(folder) as kubelet, running(face.registration.run()) as registering:
         await until(lambda: kubelet.endpoints)
         async with dialled(folder / kubelet.endpoints[0]) as stub:
-            # No pod fits, so the call would wait for seconds.
+            # No pod matches, so the call would wait for seconds.
             request = pb.ContainerAllocateRequest(devices_ids=["Ascend910-0"])
             call = stub.Allocate(pb.AllocateRequest(container_requests=[request]))
-            await until(face.desk._one_at_a_time.locked)
+            await until(face.matcher._one_at_a_time.locked)
             ending = Outage()
             registering.cancel()
             await asyncio.gather(registering, return_exceptions=True)

@@ -1,10 +1,10 @@
-"""What the kubelet is answered over the socket, and that it never gets more than it can use."""
+"""The answers to the kubelet over the socket."""
 
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -12,15 +12,16 @@ import pytest
 from ascend.annotations import ALLOCATED
 from ascend.errors import NotFound, Unreachable
 from ascend.kube.objects import Pod
-from ascend.products import ASCEND_910A
-from device_plugin import handover as handover_module
-from device_plugin.kubelet import servicer as servicer_module
-from device_plugin.kubelet.servicer import Topology, device_list
-from device_plugin.rules.injection import gift
-from device_plugin.rules.snapshot import Snapshot
+from device_plugin.driver import ChipFacts
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.pods import admission_matcher as handover_module
+from device_plugin.pods.container_edits import make_edits
+from device_plugin.publish import order as order_module
+from device_plugin.serving import servicer as servicer_module
+from device_plugin.serving.servicer import device_list
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.device_plugin.api import until
-from tests.device_plugin.builders import pod, snapshot
+from tests.device_plugin.builders import pod, server, snapshot
 from tests.device_plugin.node import HEALTHY, Face, first_list, served
 
 if TYPE_CHECKING:
@@ -58,15 +59,15 @@ async def allocate(stub: "DevicePluginAsyncStub", *ids: str) -> pb.ContainerAllo
     return given
 
 
-async def test_it_says_that_it_has_preferences(stub: "DevicePluginAsyncStub") -> None:
+async def test_the_options_include_preferred_allocation(stub: "DevicePluginAsyncStub") -> None:
     options = await stub.GetDevicePluginOptions(pb.Empty())
     assert (options.get_preferred_allocation_available, options.pre_start_required) == (True, False)
     await stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["Ascend910-0"]))
 
 
-async def test_every_chip_is_listed_and_a_failed_one_as_unhealthy(face: Face, stub: "DevicePluginAsyncStub") -> None:
+async def test_every_chip_is_listed_and_a_faulty_one_is_unhealthy(face: Face, stub: "DevicePluginAsyncStub") -> None:
     assert await first_list(stub) == HEALTHY
-    face.reported_unhealthy.set(0b100)
+    face.order.reported_unhealthy.set(0b100)
     face.snapshots.set(snapshot(2))
     assert await first_list(stub) == HEALTHY | {"Ascend910-2": "Unhealthy"}
 
@@ -85,18 +86,18 @@ async def test_an_unchanged_list_is_not_sent_again(face: Face, stub: "DevicePlug
     for _ in range(10):
         face.snapshots.set(snapshot())
         await asyncio.sleep(0)
-    face.reported_unhealthy.set(0b1)
+    face.order.reported_unhealthy.set(0b1)
     face.snapshots.set(snapshot(0))
     assert (await anext(stream)).devices[0].health == "Unhealthy"
 
 
-async def test_a_pod_that_came_between_two_lists_is_none_the_kubelet_found_at_its_start(
+async def test_a_pod_bound_between_two_lists_was_not_found_at_the_start(
     face: Face, stub: "DevicePluginAsyncStub"
 ) -> None:
     stream = aiter(stub.ListAndWatch(pb.Empty()))
     await anext(stream)
     face.pods.applied(pod("late", 1, 1, time=1))
-    face.reported_unhealthy.set(0b1)
+    face.order.reported_unhealthy.set(0b1)
     face.snapshots.set(snapshot(0))
     await anext(stream)
     assert await prefer(stub, ["Ascend910-2"], [], 1) == [[]]
@@ -104,7 +105,7 @@ async def test_a_pod_that_came_between_two_lists_is_none_the_kubelet_found_at_it
 
 
 async def test_a_second_stream_does_not_end_the_first(face: Face, stub: "DevicePluginAsyncStub") -> None:
-    # A new kubelet may open one before the old one's is cancelled (spec/kubernetes.md §1.5).
+    # A new kubelet may open a stream before the old one's is cancelled (spec/kubernetes.md §1.5).
     servicer = face.servicers[-1]
     one, two = stub.ListAndWatch(pb.Empty()), stub.ListAndWatch(pb.Empty())
     await asyncio.gather(anext(aiter(one)), anext(aiter(two)))
@@ -131,11 +132,11 @@ async def test_a_preference_is_never_an_error(
         assert set(preferred) <= {*available, *must_include}
 
 
-async def test_a_preference_for_no_container_is_none(stub: "DevicePluginAsyncStub") -> None:
+async def test_a_preference_for_no_container_is_empty(stub: "DevicePluginAsyncStub") -> None:
     assert not (await stub.GetPreferredAllocation(pb.PreferredAllocationRequest())).container_responses
 
 
-async def test_a_container_gets_its_chips_in_the_order_written(face: Face, stub: "DevicePluginAsyncStub") -> None:
+async def test_a_container_gets_its_chips_in_the_written_order(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 2, 5, 4, time=1))
     assert await prefer(stub, list(HEALTHY), [], 2) == [["Ascend910-5", "Ascend910-4"]]
     given = await allocate(stub, "Ascend910-4", "Ascend910-5")
@@ -145,7 +146,7 @@ async def test_a_container_gets_its_chips_in_the_order_written(face: Face, stub:
     assert face.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
 
 
-async def test_a_kubelet_that_chose_otherwise_is_counted(face: Face, stub: "DevicePluginAsyncStub") -> None:
+async def test_other_ids_of_the_kubelet_are_counted(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 2, 5, 4, time=1))
     given = await allocate(stub, "Ascend910-0", "Ascend910-1")
     assert given.envs["ASCEND_VISIBLE_DEVICES"] == "5,4"
@@ -161,7 +162,7 @@ def forbidden() -> list[Pod]:
 
 
 def prepare(face: Face, case: str) -> list[str]:
-    """Bring about one cause of a refusal; the ids to ask for."""
+    """Cause a refusal; return the ids to allocate."""
     match case:
         case "UnknownDevice":
             return [GARBAGE[-1]]
@@ -198,7 +199,7 @@ def prepare(face: Face, case: str) -> list[str]:
         ("UnknownChip", "UnknownChip"),
     ],
 )
-async def test_a_refusal_is_short_and_begins_with_its_reason(
+async def test_a_refusal_is_short_and_starts_with_its_reason(
     face: Face, stub: "DevicePluginAsyncStub", case: str, reason: str
 ) -> None:
     ids = prepare(face, case)
@@ -213,7 +214,7 @@ async def test_a_refusal_is_short_and_begins_with_its_reason(
     assert not list(face.handovers)
 
 
-async def test_every_call_is_timed_refused_or_not(face: Face, stub: "DevicePluginAsyncStub") -> None:
+async def test_refused_calls_are_timed_as_well(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 1, 0, time=1))
     await allocate(stub, "Ascend910-0")
     with pytest.raises(grpc.aio.AioRpcError):
@@ -223,26 +224,26 @@ async def test_every_call_is_timed_refused_or_not(face: Face, stub: "DevicePlugi
 
 
 def fail(*_: object) -> None:
-    raise ZeroDivisionError("a fault of ours")
+    raise ZeroDivisionError("an internal error")
 
 
-async def test_a_preference_that_fails_inside_is_empty_and_counted(
+async def test_an_internal_error_in_a_preference_is_empty_and_counted(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     face.pods.applied(pod("one", 1, 0, time=1))
-    monkeypatch.setattr(face.desk, "_choose", fail)
+    monkeypatch.setattr(face.matcher, "_choose", fail)
     assert await prefer(stub, list(HEALTHY), [], 1) == [[]]
     assert face.preferred("failed") == 1
     monkeypatch.undo()
     assert await prefer(stub, list(HEALTHY), [], 1) == [["Ascend910-0"]]
-    assert (face.preferred("failed"), face.preferred("steered")) == (1, 1)
+    assert (face.preferred("failed"), face.preferred("answered")) == (1, 1)
 
 
-async def test_an_allocate_that_fails_inside_is_an_error_in_words_and_the_next_one_works(
+async def test_an_internal_error_in_allocate_fails_one_pod_with_a_reason(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     face.pods.applied(pod("one", 1, 0, time=1))
-    monkeypatch.setattr(face.desk, "_part", fail)
+    monkeypatch.setattr(face.matcher, "_part", fail)
     with pytest.raises(grpc.aio.AioRpcError, match="Internal: the device plugin failed: ZeroDivisionError"):
         await allocate(stub, "Ascend910-0")
     assert face.allocated("Internal") == 1
@@ -250,9 +251,7 @@ async def test_an_allocate_that_fails_inside_is_an_error_in_words_and_the_next_o
     assert (await allocate(stub, "Ascend910-0")).envs["ASCEND_VISIBLE_DEVICES"] == "0"
 
 
-async def test_two_pods_of_a_size_that_nobody_tells_apart_are_led_by_the_decisions_order(
-    face: Face, stub: "DevicePluginAsyncStub"
-) -> None:
+async def test_preferences_follow_the_order_of_decisions(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("late", 2, 0, 1, time=9))
     face.pods.applied(pod("early", 2, 5, 4, time=1))
     assert await prefer(stub, list(HEALTHY), [], 2) == [["Ascend910-5", "Ascend910-4"]]
@@ -261,54 +260,35 @@ async def test_two_pods_of_a_size_that_nobody_tells_apart_are_led_by_the_decisio
     assert await prefer(stub, ["Ascend910-5", "npu-0"], [], 2) == [[]]
 
 
-async def test_a_cdi_device_is_named_in_the_answer(face: Face, stub: "DevicePluginAsyncStub") -> None:
+async def test_an_answer_names_its_cdi_devices(face: Face, stub: "DevicePluginAsyncStub") -> None:
     face.pods.applied(pod("one", 2, 5, 4, time=1))
-    face.desk._give = lambda chips: gift(chips, "cdi", Path("/dev"), lambda _folder: ())
+    face.matcher._inject = lambda chips: make_edits(chips, "cdi", Path("/dev"), lambda _folder: ())
     given = await allocate(stub, "Ascend910-4", "Ascend910-5")
     assert [each.name for each in given.cdi_devices] == ["huawei.com/npu=5", "huawei.com/npu=4"]
     assert (dict(given.envs), list(given.devices)) == ({}, [])
 
 
-class Placed(NamedTuple):
-    """A chip with the NUMA node it is close to."""
-
-    chip_id: int
-    healthy: bool
-    numa_node: int | None
-
-
 @pytest.mark.parametrize(
-    ("topology", "nodes", "told"),
-    [
-        ("auto", (0, 0), [[0], [0]]),
-        ("auto", (0, 1), [[], []]),
-        ("auto", (0, None), [[], []]),
-        ("auto", (None, None), [[], []]),
-        ("always", (0, 1), [[0], [1]]),
-        ("always", (None, 1), [[], [1]]),
-        ("never", (0, 0), [[], []]),
-    ],
+    ("nodes", "sent"),
+    [((0, 0), [[0], [0]]), ((0, 1), [[], []]), ((0, None), [[], []]), ((None, None), [[], []])],
 )
-def test_numa_nodes_are_told_only_where_they_can_not_fight_the_allocator_s_choice(
-    topology: Topology, nodes: tuple[int | None, ...], told: list[list[int]]
-) -> None:
-    chips = tuple(Placed(chip_id, healthy=True, numa_node=node) for chip_id, node in enumerate(nodes))
-    message = device_list(Snapshot(ASCEND_910A, chips, 0, 0), topology)  # type: ignore[arg-type]  # as much of a chip as it takes
-    assert message is not None
-    assert [[node.ID for node in each.topology.nodes] for each in message.devices] == told
+def test_the_numa_node_is_sent_only_if_all_chips_share_it(nodes: tuple[int | None, ...], sent: list[list[int]]) -> None:
+    chips = (ChipFacts(chip_id, chip_id, numa_node=node) for chip_id, node in enumerate(nodes))
+    message = device_list(snapshot(of=server(*chips)))
+    assert [[node.ID for node in each.topology.nodes] for each in message.devices] == sent
 
 
-async def test_a_stream_that_fails_asks_for_another_registration_though_another_stream_goes_on(
+async def test_a_failed_stream_is_noticed_although_another_one_continues(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = stub.ListAndWatch(pb.Empty()), stub.ListAndWatch(pb.Empty())
     await asyncio.gather(anext(aiter(one)), anext(aiter(two)))
     real, calls = servicer_module.device_list, itertools.count()
 
-    def fail_once(snapshot: Snapshot | None, topology: Topology) -> pb.ListAndWatchResponse | None:
+    def fail_once(snapshot: Snapshot) -> pb.ListAndWatchResponse:
         if next(calls) == 0:
-            raise ZeroDivisionError("a fault of ours")
-        return real(snapshot, topology)
+            raise ZeroDivisionError("an internal error")
+        return real(snapshot)
 
     monkeypatch.setattr(servicer_module, "device_list", fail_once)
     face.snapshots.set(snapshot())
@@ -316,10 +296,10 @@ async def test_a_stream_that_fails_asks_for_another_registration_though_another_
     assert face.servicers[-1]._streams == 1
 
 
-async def test_asked_to_end_a_stream_does_not_wait_for_the_report(
+async def test_a_stream_that_is_ended_does_not_wait_for_the_report(
     face: Face, stub: "DevicePluginAsyncStub", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer_module, "REPORT_FIRST_S", 60.0)
+    monkeypatch.setattr(order_module, "REPORT_WAIT_S", 60.0)
     stream = aiter(stub.ListAndWatch(pb.Empty()))
     await anext(stream)
     face.snapshots.set(snapshot(3))

@@ -1,4 +1,4 @@
-"""The file of simulated chips: read anew when it has changed, refused by name where it is wrong, saved in one step."""
+"""The file of simulated chips: read again when it changes, refused with its path if invalid, saved atomically."""
 
 import re
 import threading
@@ -23,7 +23,7 @@ def write(path: Path, chips: str = "[]", **fields: str) -> None:
     path.write_text(f'{{"product": "910A", "chips": {chips}{more}}}')
 
 
-def test_a_server_as_made_is_read_whole(tmp_path: Path) -> None:
+def test_a_default_server_is_read_completely(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
     SimulatedServer.full(ASCEND_910A).save(path)
     driver = SimulatedDriver(path)
@@ -45,7 +45,7 @@ def test_a_server_as_made_is_read_whole(tmp_path: Path) -> None:
         ("A3", "Ascend910A3", "Ascend910", (2, 1)),
     ],
 )
-def test_each_product_has_chips_of_its_kind(
+def test_each_product_has_chips_of_its_type(
     tmp_path: Path, product: str, kind: str, name: str, place: tuple[int, int]
 ) -> None:
     (tmp_path / "chips.json").write_text(f'{{"product": "{product}", "chips": [{{"id": 5}}]}}')
@@ -79,7 +79,7 @@ def test_every_fact_can_be_set(tmp_path: Path) -> None:
         (', "network_health": "Unhealthy", "fault_codes": ["110001024", "1"]', ChipState((NETWORK_FAULT, 1))),
     ],
 )
-def test_a_chip_is_as_its_health_and_its_faults_say(tmp_path: Path, fields: str, state: ChipState) -> None:
+def test_the_state_of_a_chip_follows_its_health_and_faults(tmp_path: Path, fields: str, state: ChipState) -> None:
     write(tmp_path / "chips.json", f'[{{"id": 3{fields}}}]')
     assert SimulatedDriver(tmp_path / "chips.json").read(ChipFacts(3)) == state
 
@@ -96,7 +96,7 @@ def test_an_edit_is_seen_at_the_next_reading(tmp_path: Path) -> None:
         driver.read(ChipFacts(3))
 
 
-def test_every_save_is_seen_however_fast_they_follow(tmp_path: Path) -> None:
+def test_every_save_is_seen_even_in_fast_succession(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
     server = SimulatedServer.full(ASCEND_910A)
     driver = SimulatedDriver(path)
@@ -106,7 +106,7 @@ def test_every_save_is_seen_however_fast_they_follow(tmp_path: Path) -> None:
         assert driver.read(ChipFacts(0)).codes == (number + 1000,)
 
 
-def test_a_file_that_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "chips.json"
     write(path, '[{"id": 0, "fault_codes": ["1"]}]')
     driver = SimulatedDriver(path)
@@ -116,7 +116,7 @@ def test_a_file_that_has_not_changed_is_not_read_again(tmp_path: Path, monkeypat
     assert driver.read(ChipFacts(0)).codes == (1,)
 
 
-def test_a_slow_chip_slows_its_own_reading_only_and_a_slow_server_every_call(tmp_path: Path) -> None:
+def test_a_slow_chip_delays_its_readings_and_a_slow_server_every_call(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
     write(path, '[{"id": 0, "delay_s": 0.2}, {"id": 1}]')
     driver = SimulatedDriver(path)
@@ -174,7 +174,7 @@ def test_simulated_chips_announce_nothing(tmp_path: Path) -> None:
         (b'{"product": "910A", "colour": ' + b"[" * 100_000, "colour"),
     ],
 )
-def test_a_malformed_file_is_refused_by_its_name_and_the_fields(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_malformed_file_is_refused_with_its_path_and_the_field(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "chips.json"
     path.write_bytes(content)
     with pytest.raises(DriverError, match=re.escape(said)) as refused:
@@ -182,15 +182,13 @@ def test_a_malformed_file_is_refused_by_its_name_and_the_fields(tmp_path: Path, 
     assert str(path) in refused.value.message
 
 
-def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(DriverError, match=re.escape(str(tmp_path / "none.json"))):
         SimulatedDriver(tmp_path / "none.json").discover()
 
 
 @given(content=st.binary(max_size=200))
-def test_whatever_is_in_the_file_the_only_error_is_of_the_driver(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
+def test_any_content_is_read_or_raises_a_driver_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_bytes(content)
     with pytest.raises(DriverError):
@@ -205,7 +203,7 @@ def test_a_simulated_failure_has_the_text_of_the_file(tmp_path: Path) -> None:
             call()
 
 
-def test_a_reader_sees_the_old_file_or_the_new_one_never_half_of_one(tmp_path: Path) -> None:
+def test_a_save_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
     server = SimulatedServer.full(ASCEND_910A)
     server.save(path)
@@ -231,11 +229,11 @@ def test_a_reader_sees_the_old_file_or_the_new_one_never_half_of_one(tmp_path: P
     assert [each.name for each in tmp_path.iterdir()] == ["chips.json"]
 
 
-def test_a_save_that_fails_leaves_the_file_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
     write(path, '[{"id": 3}]')
     server = SimulatedServer.full(ASCEND_910A)
-    server.chips[0].ip = object()  # type: ignore[assignment]  # can't be written
+    server.chips[0].ip = object()  # type: ignore[assignment]  # can't be encoded
     with pytest.raises((TypeError, msgspec.EncodeError)):
         server.save(path)
     assert [chip.phy_id for chip in SimulatedDriver(path).discover().chips] == [3]

@@ -1,25 +1,27 @@
-"""Faults that come too often or stay too long."""
+"""Faults that occur too often or last too long."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.chips import chip_set
-from device_plugin.rules.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
-from device_plugin.rules.levels import LINK_DOWN, Level
-from device_plugin.state.damping import Damper, Damping
-from device_plugin.state.debounce import Debounce
-from device_plugin.state.health import UpgradeReason
+from device_plugin.health.damping import Damper, Damping
+from device_plugin.health.debounce import Debounce
+from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
+from device_plugin.health.levels import LINK_DOWN, Level
+from device_plugin.health.snapshot import UpgradeReason
+from tests.device_plugin.builders import server
 from tests.device_plugin.watch import FREQUENT, NOT_HANDLE, PRE_SEPARATE, WALL_MS, Watch, moment
 
-CODE = NOT_HANDLE  # harmless by itself, so that what a rule makes of it is seen
+CODE = NOT_HANDLE  # harmless by itself, so that the effect of a rule is visible
 
 
 def rules_of(*rules: FrequencyRule | DurationRule) -> FaultRules:
-    """The default levels with these rules and no others."""
+    """The default levels with only these rules."""
     default = default_rules()
     frequency: dict[int, tuple[FrequencyRule, ...]] = {}
     duration: dict[int, tuple[DurationRule, ...]] = {}
@@ -40,7 +42,7 @@ def lasting(fault_s: int, recover_s: int, level: Level = Level.SEPARATE, code: i
 
 
 def blink(watch: Watch, at_s: float, code: int = CODE) -> None:
-    """The fault comes and goes at the same time."""
+    """The fault occurs and clears at the same time."""
     watch.event(at_s, code)
     watch.event(at_s, code, "recover")
 
@@ -49,10 +51,10 @@ def after(at_s: float) -> float:
     return math.nextafter(at_s, math.inf)
 
 
-# Too long.
+# Duration.
 
 
-def test_a_fault_of_exactly_the_time_is_none_and_one_of_a_little_more_is() -> None:
+def test_a_fault_counts_only_if_it_lasts_longer_than_the_time() -> None:
     for lasted_s, level in ((20.0, Level.NOT_HANDLE), (20.001, Level.PRE_SEPARATE)):
         watch = Watch()
         watch.event(7, LINK_DOWN)
@@ -61,7 +63,7 @@ def test_a_fault_of_exactly_the_time_is_none_and_one_of_a_little_more_is() -> No
         assert watch.chip(7 + lasted_s).network_level is level
 
 
-def test_a_recovery_of_exactly_the_time_is_none_and_one_of_a_little_more_is() -> None:
+def test_a_recovery_counts_only_if_it_lasts_longer_than_the_time() -> None:
     for gone_s, level in ((60.0, Level.PRE_SEPARATE), (60.001, Level.NOT_HANDLE)):
         watch = Watch()
         watch.event(7, LINK_DOWN)
@@ -70,47 +72,47 @@ def test_a_recovery_of_exactly_the_time_is_none_and_one_of_a_little_more_is() ->
         assert watch.chip(100 + gone_s).network_level is level
 
 
-def test_the_alarm_has_the_time_it_was_due_however_late_anybody_looks() -> None:
+def test_the_alarm_has_the_time_at_which_it_was_due() -> None:
     watch = Watch()
     watch.event(7, LINK_DOWN)
-    assert [why.time_ms for why in watch.assess(500).upgrade_reasons[0]] == [WALL_MS + 27_000]
+    assert [why.time_ms for why in watch.judge(500).upgrade_reasons[0]] == [WALL_MS + 27_000]
 
 
-def test_a_fault_that_happened_once_does_not_last() -> None:
+def test_a_fault_that_occurred_once_does_not_last() -> None:
     watch = Watch(rules_of(lasting(5, 5)))
     watch.event(1, CODE, "once")
     assert watch.chip(100).level is Level.NOT_HANDLE
 
 
-def test_a_fault_that_was_gone_for_a_moment_is_still_the_same_alarm() -> None:
+def test_a_fault_that_cleared_briefly_is_still_the_same_alarm() -> None:
     watch = Watch(rules_of(lasting(5, 5), often(2, Level.MANUALLY_SEPARATE, None)))
     watch.event(1, CODE)
     watch.event(10, CODE, "recover")
     watch.event(11, CODE)
-    assessment = watch.assess(100)
-    assert [why.time_ms for why in assessment.upgrade_reasons[0]] == [WALL_MS + 6000]
-    assert assessment.manually_separated == 0
+    judged = watch.judge(100)
+    assert [why.time_ms for why in judged.upgrade_reasons[0]] == [WALL_MS + 6000]
+    assert judged.manually_separated == 0
 
 
-def test_a_code_can_become_more_and_more_serious() -> None:
+def test_a_code_can_be_raised_several_times() -> None:
     watch = Watch(rules_of(lasting(5, 5, Level.PRE_SEPARATE), lasting(20, 5, Level.SEPARATE)))
     watch.event(1, CODE)
     levels = [watch.chip(at_s).level for at_s in (6, after(6), 21, after(21))]
     assert levels == [Level.NOT_HANDLE, Level.PRE_SEPARATE, Level.PRE_SEPARATE, Level.SEPARATE]
-    assert [why.level for why in watch.assess(22).upgrade_reasons[0]] == [Level.PRE_SEPARATE, Level.SEPARATE]
+    assert [why.level for why in watch.judge(22).upgrade_reasons[0]] == [Level.PRE_SEPARATE, Level.SEPARATE]
     assert [fault.level for fault in watch.chip(22).faults] == [Level.SEPARATE]
 
 
 def test_a_rule_never_makes_a_fault_less_serious_than_its_code() -> None:
     watch = Watch(rules_of(lasting(5, 5, Level.SUB_HEALTH, code=FREQUENT)))
     watch.event(1, FREQUENT)
-    verdict = watch.chip(10)
-    assert verdict.level is Level.RESTART
-    assert [(fault.level, fault.since_ms) for fault in verdict.faults] == [(Level.RESTART, WALL_MS + 1000)]
+    chip = watch.chip(10)
+    assert chip.level is Level.RESTART
+    assert [(fault.level, fault.since_ms) for fault in chip.faults] == [(Level.RESTART, WALL_MS + 1000)]
 
 
 def debounced(turns: Sequence[tuple[float, bool]], rule: DurationRule, now_s: float) -> bool:
-    """The definition: a state changes when the contrary was true, uninterrupted, for more than its time."""
+    """The definition: the state changes once the contrary was true without interruption for more than its time."""
     faulty = False
     ends = [at_s for at_s, _ in turns[1:]] + [now_s]
     run_s = 0.0
@@ -129,7 +131,7 @@ def debounced(turns: Sequence[tuple[float, bool]], rule: DurationRule, now_s: fl
     st.integers(0, 6),
     st.integers(0, 8),
 )
-def test_the_debounced_state_is_what_its_definition_says(
+def test_the_debounced_state_follows_its_definition(
     steps: list[tuple[int, bool]], fault_s: int, recover_s: int, wait_s: int
 ) -> None:
     rule = lasting(fault_s, recover_s)
@@ -137,84 +139,84 @@ def test_the_debounced_state_is_what_its_definition_says(
     for pause_s, present in steps:
         now_s += pause_s
         debounce.advance(now_s)
-        debounce.turn(present=present, at=moment(now_s))
+        debounce.feed(present=present, at=moment(now_s))
         turns.append((float(now_s), present))
     debounce.advance(now_s + wait_s)
     assert debounce.faulty is debounced(turns, rule, now_s + wait_s)
 
 
-# Too often.
+# Frequency.
 
 
-def test_a_fault_that_comes_too_often_separates_the_chip_until_an_operator_releases_it() -> None:
+def test_a_fault_that_occurs_too_often_separates_its_chip() -> None:
     watch = Watch(hold_s=0)
     blink(watch, 1, FREQUENT)
     blink(watch, 2, FREQUENT)
     assert watch.chip(2).healthy
     blink(watch, 3, FREQUENT)
-    assessment = watch.assess(1e8)
-    assert assessment.manually_separated == 1
+    judged = watch.judge(1e8)
+    assert judged.manually_separated == 1
     why = UpgradeReason(FREQUENT, Level.MANUALLY_SEPARATE, "FaultFrequency", WALL_MS + 3000)
-    assert assessment.upgrade_reasons == {0: (why,)}
-    verdict = assessment.chips[0]
-    assert verdict.reason == "ManuallySeparated"
-    assert verdict.sentence == "80E18005 (ManuallySeparateNPU), an operator has to put it back into use"
+    assert judged.upgrade_reasons == {0: (why,)}
+    chip = judged.chips[0]
+    assert chip.reason == "ManuallySeparated"
+    assert chip.sentence == "80E18005 (ManuallySeparateNPU), separated until an operator puts it back"
     watch.book.release(chip_set([0]), moment(1e8))
-    assessment = watch.assess(1e8)
-    assert (assessment.manually_separated, assessment.upgrade_reasons) == (0, {})
-    assert assessment.chips[0].healthy
+    judged = watch.judge(1e8)
+    assert (judged.manually_separated, judged.upgrade_reasons) == (0, {})
+    assert judged.chips[0].healthy
 
 
-def test_a_release_starts_the_count_anew() -> None:
+def test_a_release_restarts_the_count() -> None:
     watch = Watch()
     for at_s in (1, 2, 3):
         blink(watch, at_s, FREQUENT)
     watch.book.release(1, moment(4))
     for at_s in (5, 6):
         blink(watch, at_s, FREQUENT)
-    assert watch.assess(6).manually_separated == 0
+    assert watch.judge(6).manually_separated == 0
     blink(watch, 7, FREQUENT)
-    assert watch.assess(7).manually_separated == 1
+    assert watch.judge(7).manually_separated == 1
 
 
 @pytest.mark.parametrize(("last_s", "level"), [(101, Level.SEPARATE), (101.001, Level.NORMAL)])
-def test_only_what_came_within_the_window_counts(last_s: float, level: Level) -> None:
+def test_only_occurrences_within_the_window_count(last_s: float, level: Level) -> None:
     watch = Watch(rules_of(often(2)))
     blink(watch, 1)
     blink(watch, last_s)
     assert watch.chip(last_s).level is level
 
 
-def test_a_fault_is_forgiven_once_it_has_been_gone_for_more_than_the_release_time() -> None:
+def test_a_fault_is_released_after_more_than_the_release_time() -> None:
     watch = Watch(rules_of(often(2)), hold_s=0)
     blink(watch, 1)
     watch.event(2, CODE)
     watch.event(5, CODE, "recover")
-    assert watch.assess(6).next_s == after(65)
+    assert watch.next_s(6) == after(65)
     assert watch.chip(65).level is Level.SEPARATE
     assert watch.chip(after(65)).healthy
     blink(watch, 70)
-    assert watch.chip(70).healthy  # what was forgiven counts no more
+    assert watch.chip(70).healthy  # released occurrences no longer count
 
 
-def test_a_fault_that_is_still_there_is_not_forgiven() -> None:
+def test_a_present_fault_is_not_released() -> None:
     watch = Watch(rules_of(often(2)))
     blink(watch, 1)
     watch.event(2, CODE)
-    assert watch.assess(1000).next_s == 1e9  # when it would be silent
+    assert watch.next_s(1000) == 1e9  # when the chip would be stale
     assert watch.chip(1000).level is Level.SEPARATE
 
 
-def test_a_fault_that_comes_again_renews_what_was_decided() -> None:
+def test_a_fault_that_occurs_again_renews_the_raise() -> None:
     watch = Watch(rules_of(often(3)))
     for at_s in (1, 2, 3, 50):
         blink(watch, at_s)
-    assert [why.time_ms for why in watch.assess(50).upgrade_reasons[0]] == [WALL_MS + 50_000]
+    assert [why.time_ms for why in watch.judge(50).upgrade_reasons[0]] == [WALL_MS + 50_000]
     assert watch.chip(110).level is Level.SEPARATE
     assert watch.chip(after(110)).level is Level.NORMAL
 
 
-def test_a_fault_found_by_the_first_reading_is_no_new_occurrence() -> None:
+def test_a_fault_in_the_first_reading_is_not_a_new_occurrence() -> None:
     watch = Watch(rules_of(often(2)), read=False)
     watch.event(0, CODE)
     watch.read(1, CODE)
@@ -225,14 +227,14 @@ def test_a_fault_found_by_the_first_reading_is_no_new_occurrence() -> None:
     assert watch.chip(4).level is Level.SEPARATE
 
 
-def test_a_fault_told_of_before_its_chip_is_listed_is_counted_no_more_than_once() -> None:
+def test_a_fault_announced_before_the_discovery_counts_at_most_once() -> None:
     watch = Watch(rules_of(often(2)), read=False, discover=False)
     watch.read(1, CODE)
-    assert not watch.event(1, CODE)
+    watch.event(1, CODE)
     watch.discover(2)
-    assert watch.event(2, CODE)  # found to be there, as far as anybody knows
+    watch.event(2, CODE)  # no reading yet: it may have been present before
     watch.read(3, CODE)
-    assert watch.event(4, CODE)
+    watch.event(4, CODE)
     assert watch.chip(4).level is Level.NOT_HANDLE
     watch.read(5)
     watch.event(6, CODE)
@@ -242,18 +244,18 @@ def test_a_fault_told_of_before_its_chip_is_listed_is_counted_no_more_than_once(
     assert watch.chip(8).level is Level.SEPARATE
 
 
-def test_a_fault_of_a_chip_that_is_not_listed_for_a_while_is_counted_once() -> None:
+def test_a_fault_of_a_chip_missing_for_a_while_counts_once() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE)
-    watch.book.discovered([], moment(2))
-    assert not watch.event(3, CODE)
+    watch.book.discovered(replace(server(), chips=()), moment(2))
+    watch.event(3, CODE)
     watch.discover(4)
     watch.read(5, CODE)
     watch.event(5, CODE)
     assert watch.chip(5).level is Level.NOT_HANDLE
 
 
-def test_each_fault_that_happened_once_counts_once() -> None:
+def test_each_event_of_a_fault_that_occurs_once_counts() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE, "once")
     watch.read(2, CODE)
@@ -263,31 +265,31 @@ def test_each_fault_that_happened_once_counts_once() -> None:
     assert watch.chip(4).level is Level.SEPARATE
 
 
-def test_an_event_that_a_later_reading_overtook_still_counts() -> None:
+def test_an_event_older_than_a_reading_still_counts() -> None:
     watch = Watch(rules_of(often(1)))
     watch.read(5)
     watch.event(4, CODE)
-    verdict = watch.chip(5)
-    assert verdict.level is Level.SEPARATE
-    assert [fault.since_ms for fault in verdict.faults] == [WALL_MS + 4000]
+    chip = watch.chip(5)
+    assert chip.level is Level.SEPARATE
+    assert [fault.since_ms for fault in chip.faults] == [WALL_MS + 4000]
 
 
-def test_a_fault_announced_to_be_over_that_the_driver_still_reports_is_no_new_one() -> None:
-    # A chip can have the same fault in two places; the end of one is announced, the code stays (§4.5).
+def test_a_fault_announced_as_over_but_still_read_is_not_a_new_one() -> None:
+    # A chip can have the same fault in two places: the end of one is announced, and the code stays (§4.5).
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE)
     watch.event(5, CODE, "recover")
     watch.read(6, CODE)
-    verdict = watch.chip(6)
-    assert verdict.level is Level.NOT_HANDLE
-    assert [fault.since_ms for fault in verdict.faults] == [WALL_MS + 1000]
+    chip = watch.chip(6)
+    assert chip.level is Level.NOT_HANDLE
+    assert [fault.since_ms for fault in chip.faults] == [WALL_MS + 1000]
     watch.event(7, CODE, "recover")
     watch.event(8, CODE)
     watch.read(9, CODE)
-    assert watch.chip(9).level is Level.SEPARATE  # announced to have come: that counts
+    assert watch.chip(9).level is Level.SEPARATE  # announced as occurred, which counts
 
 
-def test_a_fault_read_to_be_over_and_then_there_again_is_a_new_one() -> None:
+def test_a_fault_that_a_reading_cleared_counts_again() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE)
     watch.event(5, CODE, "recover")
@@ -296,7 +298,7 @@ def test_a_fault_read_to_be_over_and_then_there_again_is_a_new_one() -> None:
     assert watch.chip(7).level is Level.SEPARATE
 
 
-def test_a_reading_begun_before_the_announced_end_decides_nothing_about_it() -> None:
+def test_a_reading_started_before_the_announced_end_does_not_count() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE)
     watch.event(5, CODE, "recover")
@@ -306,7 +308,7 @@ def test_a_reading_begun_before_the_announced_end_decides_nothing_about_it() -> 
     assert watch.chip(6).level is Level.NOT_HANDLE
 
 
-def test_a_repeated_event_of_a_fault_that_is_there_counts_once() -> None:
+def test_a_repeated_event_of_a_present_fault_counts_once() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE)
     watch.event(2, CODE)
@@ -314,24 +316,24 @@ def test_a_repeated_event_of_a_fault_that_is_there_counts_once() -> None:
     assert watch.chip(3).level is Level.NOT_HANDLE
 
 
-def test_a_code_with_a_duration_rule_counts_only_when_it_lasts() -> None:
+def test_a_code_with_a_duration_rule_counts_only_if_it_lasts() -> None:
     watch = Watch()  # LINK_DOWN: 5 times in 24 h, each of more than 20 s
     for at_s in range(0, 1000, 100):
         blink(watch, at_s, LINK_DOWN)
-    assert watch.assess(1000).manually_separated == 0
+    assert watch.judge(1000).manually_separated == 0
     for at_s in range(1000, 2000, 200):
         watch.event(at_s, LINK_DOWN)
         watch.event(at_s + 30, LINK_DOWN, "recover")
-    assessment = watch.assess(2000)
-    assert assessment.manually_separated == 1
-    verdict = assessment.chips[0]
-    # It is the network's: the kubelet is not told (spec/node-agent.md §4.1).
-    assert (verdict.healthy, verdict.network_level) == (True, Level.MANUALLY_SEPARATE)
-    # It was over 60 s after the last recovery, and is forgiven 48 h after that.
-    assert assessment.next_s == after(1830 + 60 + 172_800)
+    judged = watch.judge(2000)
+    assert judged.manually_separated == 1
+    chip = judged.chips[0]
+    # A network fault is not sent to the kubelet (spec/node-agent.md §4.1).
+    assert (chip.healthy, chip.network_level) == (True, Level.MANUALLY_SEPARATE)
+    # It cleared 60 s after the last recovery, and is released 48 h after that.
+    assert watch.next_s(2000) == after(1830 + 60 + 172_800)
 
 
-def test_a_fault_that_lasts_counts_once_however_many_rules_it_lasts_for() -> None:
+def test_a_lasting_fault_counts_once_for_all_its_duration_rules() -> None:
     rules = rules_of(
         lasting(20, 5, Level.SUB_HEALTH), lasting(5, 9, Level.SUB_HEALTH), often(2, Level.PRE_SEPARATE, 60)
     )
@@ -342,24 +344,24 @@ def test_a_fault_that_lasts_counts_once_however_many_rules_it_lasts_for() -> Non
     watch.event(70, CODE)
     assert watch.chip(76).level is Level.PRE_SEPARATE
     watch.event(100, CODE, "recover")
-    watch.event(107, CODE)  # over by one of them, at 105, but not by the other
+    watch.event(107, CODE)  # over for one of the rules, at 105, but not for the other
     assert watch.chip(500).level is Level.PRE_SEPARATE
     watch.event(500, CODE, "recover")
     assert watch.chip(569).level is Level.PRE_SEPARATE
     assert watch.chip(after(569)).level is Level.NORMAL
 
 
-def test_what_was_forgiven_before_a_fault_had_lasted_is_forgiven_even_if_nobody_looked_in_between() -> None:
+def test_a_release_before_a_fault_lasted_counts_without_a_judgement() -> None:
     watch = Watch(rules_of(lasting(5, 5, Level.SUB_HEALTH), often(2, Level.PRE_SEPARATE, 60)))
     for at_s in (1, 21):
         watch.event(at_s, CODE)
         watch.event(at_s + 10, CODE, "recover")
     assert watch.chip(31).level is Level.PRE_SEPARATE
-    watch.event(95, CODE)  # forgiven at 31 + 5 + 60 = 96; lasting from 100
+    watch.event(95, CODE)  # released at 31 + 5 + 60 = 96; lasting from 100
     assert watch.chip(101).level is Level.SUB_HEALTH
 
 
-def test_overlapping_rules_count_each_by_itself() -> None:
+def test_overlapping_rules_count_separately() -> None:
     watch = Watch(rules_of(often(2, Level.PRE_SEPARATE), often(4, Level.MANUALLY_SEPARATE, None)), hold_s=0)
     levels = []
     for at_s in (1, 2, 3, 4):
@@ -371,7 +373,7 @@ def test_overlapping_rules_count_each_by_itself() -> None:
     assert watch.chip(100).healthy
 
 
-def test_what_is_present_is_judged_anew_by_other_rules() -> None:
+def test_present_faults_are_judged_again_by_changed_rules() -> None:
     watch = Watch(hold_s=0)
     watch.event(1, CODE)
     watch.event(1, PRE_SEPARATE)
@@ -380,18 +382,18 @@ def test_what_is_present_is_judged_anew_by_other_rules() -> None:
     assert watch.chip(after(11)).level is Level.SEPARATE
     watch.event(20, PRE_SEPARATE, "recover")
     watch.book.configure(rules_of())
-    assert (watch.chip(20).level, watch.assess(20).upgrade_reasons) == (Level.NOT_HANDLE, {})
+    assert (watch.chip(20).level, watch.judge(20).upgrade_reasons) == (Level.NOT_HANDLE, {})
 
 
-def test_other_rules_drop_what_they_can_not_forgive_but_not_an_operators_part() -> None:
+def test_changed_rules_keep_separations_by_an_operator() -> None:
     for level, kept in ((Level.SEPARATE, 0), (Level.MANUALLY_SEPARATE, 1)):
         watch = Watch(rules_of(often(1, level)))
         blink(watch, 1)
         watch.book.configure(rules_of())
-        assert len(watch.assess(1000).upgrade_reasons) == kept
+        assert len(watch.judge(1000).upgrade_reasons) == kept
 
 
-def test_other_rules_do_not_stop_the_release_of_a_fault_that_has_not_lasted_again() -> None:
+def test_changed_rules_do_not_stop_a_pending_release() -> None:
     rules = rules_of(lasting(50, 5, Level.SUB_HEALTH), often(1))
     watch = Watch(rules)
     watch.event(1, CODE)
@@ -402,15 +404,15 @@ def test_other_rules_do_not_stop_the_release_of_a_fault_that_has_not_lasted_agai
     assert watch.chip(after(117)).level is Level.NOT_HANDLE
 
 
-def test_what_was_due_before_the_rules_changed_was_due_by_the_old_ones() -> None:
+def test_alarms_due_before_the_rules_changed_follow_the_old_rules() -> None:
     watch = Watch(rules_of(lasting(5, 5), often(1, Level.MANUALLY_SEPARATE, None)), count=2)
     watch.event(1, CODE)
     watch.read(20, phy_id=1)
     watch.book.configure(rules_of())
-    assert watch.assess(20).manually_separated == 1
+    assert watch.judge(20).manually_separated == 1
 
 
-def test_a_rule_gone_while_its_fault_lasts_lets_the_count_go_on_to_release() -> None:
+def test_a_rule_removed_while_its_fault_lasts_still_releases() -> None:
     watch = Watch(rules_of(lasting(5, 5, Level.SUB_HEALTH), often(1)), hold_s=0)
     watch.event(1, CODE)
     assert watch.chip(10).level is Level.SEPARATE
@@ -423,13 +425,13 @@ def test_a_rule_gone_while_its_fault_lasts_lets_the_count_go_on_to_release() -> 
 # Damping.
 
 
-def test_a_damper_without_hold_follows() -> None:
+def test_a_damper_without_a_hold_follows_at_once() -> None:
     damper, damping = Damper(), Damping(0, 300)
     for at_s, bad in enumerate([True, False, True, False]):
         damper.feed(bad=bad, now_s=at_s, damping=damping)
         assert damper.bad is bad
 
 
-def test_a_damper_that_relapsed_a_million_times_still_holds_its_limit() -> None:
+def test_a_damper_keeps_its_limit_after_a_million_relapses() -> None:
     assert Damping(1, 300).hold_after(1_000_000) == 300
     assert Damping(500, 300).hold_after(0) == 500

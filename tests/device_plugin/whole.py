@@ -1,4 +1,4 @@
-"""A node of the sandbox with the whole plugin in this process."""
+"""A sandbox node with the whole plugin in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -18,7 +18,7 @@ from tests.device_plugin.api import NODE, running, until
 
 
 class Whole:
-    """A cluster of one node; the test is the allocator."""
+    """A cluster of one node; the test plays the allocator."""
 
     def __init__(self, cluster: SandboxCluster) -> None:
         self.cluster = cluster
@@ -31,7 +31,7 @@ class Whole:
 
     @property
     def pods(self) -> Iterable[Pod]:
-        """The pods there are now."""
+        """The pods of the cluster."""
         return self.watch.objects.values()
 
     def find(self, name: str) -> Pod | None:
@@ -57,7 +57,7 @@ class Whole:
 
     @asynccontextmanager
     async def plugin(self, **changes: Any) -> AsyncIterator[Plugin]:
-        """A plugin that runs, registered with the kubelet."""
+        """A running plugin, registered with the kubelet."""
         plugin = Plugin(self.settings(**changes))
         async with running(plugin.run()) as task:
             async with asyncio.timeout(20.0):
@@ -66,14 +66,14 @@ class Whole:
                 yield plugin
 
     def offers_chips(self) -> bool:
-        """The kubelet knows all chips as healthy, and so does the scheduler."""
+        """Whether the kubelet and its Node show all chips as healthy."""
         kubelet = self.node.kubelet
         return set(kubelet.devices(RESOURCE).values()) == {"Healthy"} and kubelet.allocatable(RESOURCE) == 8
 
     async def bind(
         self, name: str, *chips: int, predicate_time: int = 1, grace_s: int = 0, asks: Sequence[ContainerRequest] = ()
     ) -> Pod:
-        """Create a pod and bind it with its chips in one step; one container asks for all of them if none is given."""
+        """Create a pod and bind it with its chips in one step; by default one container requests all of them."""
         body = pod_manifest(name, len(chips), terminationGracePeriodSeconds=grace_s)
         if asks:
             body["spec"] |= containers(asks)
@@ -83,7 +83,7 @@ class Whole:
         return pod
 
     async def claimed(self, name: str) -> Pod:
-        """Wait until a pod runs and carries its claim."""
+        """Wait until a pod runs and has its claim."""
 
         def there() -> bool:
             pod = self.find(name)
@@ -95,27 +95,27 @@ class Whole:
         return pod
 
     def ledger(self, name: str, container: str = "main") -> ChipSet:
-        """What the kubelet's ledger has for a container."""
+        """The chips of a container in the kubelet's ledger."""
         return chip_set(map(parse_chip_name, self.node.kubelet.ledger().get((f"default/{name}", container), ())))
 
     def visible(self, name: str, container: str = "main") -> tuple[int, ...]:
-        """What the container's environment shows it, in order."""
+        """The chips in the container's environment, in order."""
         text = self.node.kubelet.container(f"default/{name}", container).env["ASCEND_VISIBLE_DEVICES"]
         return tuple(map(int, text.split(",")))
 
 
 def _is_watched(plugin: Plugin) -> bool:
-    # What the kubelet offers may still be what an earlier plugin told it.
+    # The kubelet may still offer what an earlier plugin sent.
     return bool(plugin.metrics.registry.get_sample_value("ascend_dp_last_list_sent_timestamp_seconds"))
 
 
 def written(pod: Pod, key: str) -> ChipSet:
-    """The chips of an annotation."""
+    """The chips in an annotation."""
     return chip_set(parse_names(pod.metadata.annotations[key]))
 
 
 def check_hand_over(whole: Whole, pod: Pod) -> ChipSet:
-    """Annotation, claim, kubelet and containers say the same of a running pod's chips."""
+    """Check that annotation, claim, kubelet and containers of a running pod have the same chips."""
     chips = parse_names(pod.metadata.annotations[ALLOCATED])
     assert written(pod, REAL) == written(pod, KUBELET_IDS) == chip_set(chips), pod.metadata.annotations
     assert pod.metadata.annotations[PREDICATE_TIME] == str(CLAIMED)
@@ -132,7 +132,7 @@ def check_hand_over(whole: Whole, pod: Pod) -> ChipSet:
 
 
 def containers(asks: Sequence[ContainerRequest]) -> dict[str, Any]:
-    """The part of a pod's spec that asks so."""
+    """The part of a pod's spec with these requests."""
 
     def container(ask: ContainerRequest) -> dict[str, Any]:
         policy = {"restartPolicy": "Always"} if ask.kind == "sidecar" else {}
@@ -147,7 +147,7 @@ def containers(asks: Sequence[ContainerRequest]) -> dict[str, Any]:
 
 
 def asking(text: str) -> tuple[ContainerRequest, ...]:
-    """``i4 s1 a2``: an init container of four, then a sidecar of one, then an app container of two."""
+    """Parse requests: ``i4 s1 a2`` is an init container with 4 chips, a sidecar with 1 and an app container with 2."""
     kinds: dict[str, ContainerKind] = {"i": "init", "s": "sidecar", "a": "app"}
     return tuple(
         ContainerRequest(f"{kinds[each[0]]}-{number}", kinds[each[0]], int(each[1:]))
@@ -157,7 +157,7 @@ def asking(text: str) -> tuple[ContainerRequest, ...]:
 
 @asynccontextmanager
 async def whole_node(folder: Path, *, seed: int = 1) -> AsyncIterator[Whole]:
-    """A cluster with one node, without a plugin."""
+    """A cluster of one node, without a plugin."""
     async with SandboxCluster(folder, (NODE,), seed=seed) as cluster:
         whole = Whole(cluster)
         async with running(whole.watch.run()):

@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 
 from ascend.products import ASCEND_910B_16
-from device_plugin.rules.injection import MANAGER_NODE
+from device_plugin.pods.container_edits import MANAGER_NODE
 
 BIN: Final = Path(sys.executable).parent
 DEVICE_NODES: Final = (MANAGER_NODE, *(f"davinci{chip_id}" for chip_id in range(ASCEND_910B_16.chips)))

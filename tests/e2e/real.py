@@ -11,7 +11,7 @@ from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Pod
 from device_plugin.driver.simulated import SimulatedServer
-from device_plugin.rules.node_labels import CHIP_MEMORY, CHIP_NAME, DRIVER_VERSION, SERVER_TYPE_LABEL, SUPER_POD_LABEL
+from device_plugin.publish.node_object import CHIP_MEMORY, CHIP_NAME, DRIVER_VERSION, SERVER_TYPE_LABEL, SUPER_POD_LABEL
 from tests.cluster import nodes as cluster_nodes
 from tests.cluster.api import free_ports
 from tests.cluster.cluster import Cluster

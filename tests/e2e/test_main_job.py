@@ -163,7 +163,7 @@ async def test_a_forged_annotation_does_not_get_chips_of_another_pod(world: Worl
     await world.create("forged", 4, annotations=forged, nodeName=holder.spec.node_name)
     refused = await world.failed("forged")
     assert refused.status.reason == "UnexpectedAdmissionError"
-    assert "is held by pod default/holder" in refused.status.message
+    assert "held by pod default/holder" in refused.status.message
     assert REAL not in refused.metadata.annotations
     await check_hand_over(world, "holder", 4)
     await world.create("next", 4)

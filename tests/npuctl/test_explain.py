@@ -49,7 +49,7 @@ def test_a_pod_with_two_vnpus_waits_because_it_may_have_one(tmp_path: Path) -> N
     assert (answer["state"], answer["reason"], answer["remedies"]) == ("waits", "InvalidRequest", [])
     said = people(tmp_path, node("n1"), parts("train", "2"))
     assert said.startswith(
-        "pod default/train waits: InvalidRequest: pod default/train asks for 2 vNPUs; a job may have"
+        "pod default/train waits: InvalidRequest: pod default/train requests 2 vNPUs; a job may have"
     )
     for other in (parts("train", "1"), parts("train", "2", node="n1"), pod("train", 0)):
         assert explain(tmp_path, node("n1"), other)["state"] == "none"

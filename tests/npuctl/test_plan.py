@@ -102,8 +102,8 @@ def test_only_pods_with_more_than_one_vnpu_are_refused(npuctl: Npuctl) -> None:
     answer = npuctl.plan(node("node-a"), parts("one", "1"), parts("two", "2"), *pods, pod("whole", 8))
     assert [each["name"] for each in answer["pods"]] == ["whole"]
     said = {each["name"]: (each["message"], each["nodes"]["node-a"]["message"]) for each in answer["pending"]}
-    job = "job default/train asks for 2 vNPUs; a job may have one"
-    alone = "pod default/two asks for 2 vNPUs; a job may have one"
+    job = "job default/train requests 2 vNPUs; a job may have one"
+    alone = "pod default/two requests 2 vNPUs; a job may have one"
     assert said == {"train-0": (job, job), "train-1": (job, job), "two": (alone, alone)}
     bound = npuctl.plan(node("node-a"), parts("two", "2", node="node-a"), parts("done", "2", phase="Succeeded"))
     assert bound["pending"] == []
@@ -307,9 +307,7 @@ def test_a_waiting_gang_names_the_nodes_its_selector_excludes(npuctl: Npuctl) ->
         assert reasons == {"n1": "NodeSelectorMismatch", "n2": "GangDoesNotFit", "n3": "NodeSelectorMismatch"}
     assert "only 1 fits at once; for another one (8 chips) the nodes refuse: 1 NotEnoughChips" in pending[0]["message"]
     (first, _) = npuctl.plan(node("n1"), *members, pod_group("train", 2))["pending"]
-    assert first["message"].endswith(
-        "only 0 fit at once; for another one (8 chips) no node matches its node selector"
-    )
+    assert first["message"].endswith("only 0 fit at once; for another one (8 chips) no node matches its node selector")
     (early,) = npuctl.plan(*nodes, members[0], pod_group("train", 2))["pending"]
     assert {why["reason"] for why in early["nodes"].values()} == {"GangIncomplete"}
 
@@ -348,7 +346,7 @@ def test_the_pods_of_a_stateful_set_are_not_spread_over_products(npuctl: Npuctl)
     (pending,) = answer["pending"]
     assert pending["nodes"]["c"] == {
         "reason": "WrongProduct",
-        "message": "the job is for 910A servers, this is a 910-card server",
+        "message": "the job is for 910A servers; this is a 910-card server",
     }
 
 

@@ -1,1 +1,1 @@
-"""Restarts and races by the thousand on the sandbox: `python -m tests.soak [--seed N] [--restarts N] [--races N]`."""
+"""Thousands of restarts and races on the sandbox: `python -m tests.soak [--seed N] [--restarts N] [--races N]`."""

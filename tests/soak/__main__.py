@@ -1,7 +1,7 @@
-"""Restarts and races by the thousand: `python -m tests.soak [--seed N] [--restarts N] [--races N]`.
+"""Thousands of restarts and races: `python -m tests.soak [--seed N] [--restarts N] [--races N]`.
 
-The seed decides what is done to whom in which order; how the programs' work falls together in time differs from run to
-run. Whatever is found wrong is printed with a command that does the same again.
+The seed decides which program is disturbed in which way and order; the timing of the programs differs from run to run.
+Every mismatch is printed with a command that repeats its node's part.
 """
 
 import argparse
@@ -27,20 +27,20 @@ RESTARTS: Final = 1_000
 RACES: Final = 100_000
 SEED: Final = 910
 LANES: Final = 6
-"""On each core: a lane mostly waits, for timers and for the other side."""
+"""Per process: a lane mostly waits, for timers and for other programs."""
 _EVERY_S: Final = 10.0
 
 
 @dataclass(slots=True)
-class Sum:
-    """What all workers together have said."""
+class Results:
+    """The sum of all workers' results."""
 
     done: Counter[str] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
     races: Counter[str] = field(default_factory=Counter)
     wrong: list[dict[str, Any]] = field(default_factory=list)
 
-    def take(self, said: dict[str, Any]) -> None:
+    def add(self, said: dict[str, Any]) -> None:
         """Add a line of a worker."""
         if "wrong" in said:
             self.wrong.append(said)
@@ -55,13 +55,15 @@ class Sum:
 
 
 def main() -> int:
-    """Run it; returns the exit code."""
+    """Run the soak; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of every choice (default: {SEED})")
-    parser.add_argument("--restarts", type=int, default=RESTARTS, help=f"of the kubelet (default: {RESTARTS:,})")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"seed of all random choices (default: {SEED})")
+    parser.add_argument(
+        "--restarts", type=int, default=RESTARTS, help=f"restarts of the kubelet (default: {RESTARTS:,})"
+    )
     parser.add_argument("--races", type=int, default=RACES, help=f"contested admissions (default: {RACES:,})")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    parser.add_argument("--lanes", type=int, default=LANES, help=f"nodes in each process (default: {LANES})")
+    parser.add_argument("--lanes", type=int, default=LANES, help=f"nodes per process (default: {LANES})")
     arguments = parser.parse_args()
     out = Console(width=None if sys.stdout.isatty() else 118, highlight=False)
     lanes = arguments.workers * arguments.lanes
@@ -76,19 +78,19 @@ def main() -> int:
     took_s = time.monotonic() - started_s
     out.print(_table(found, took_s))
     for wrong in found.wrong:
-        out.print(f"[bold red]WRONG[/] on the node with seed {wrong['seed']}: ", end="")
+        out.print(f"[bold red]MISMATCH[/] on the node with seed {wrong['seed']}: ", end="")
         out.print(wrong["wrong"], markup=False)
         command = (
             f"python -m tests.soak --seed {wrong['seed']} --workers 1 --lanes 1 --restarts {each[0]} --races {each[1]}"
         )
-        out.print(f"  its plugin's log: {wrong['log']}\n  to do the same again: {command}", markup=False)
+        out.print(f"  its plugin's log: {wrong['log']}\n  to repeat it: {command}", markup=False)
     if not found.wrong:
         shutil.rmtree(logs)
     return 1 if found.wrong else 0
 
 
-async def _soak(arguments: argparse.Namespace, each: tuple[int, int], logs: Path, out: Console) -> Sum:
-    found = Sum()
+async def _soak(arguments: argparse.Namespace, each: tuple[int, int], logs: Path, out: Console) -> Results:
+    found = Results()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     lanes = arguments.workers * arguments.lanes
@@ -99,7 +101,7 @@ async def _soak(arguments: argparse.Namespace, each: tuple[int, int], logs: Path
     }
 
     def hear(said: dict[str, Any]) -> None:
-        found.take(said)
+        found.add(said)
         for name in bars.keys() & said.keys():
             progress.advance(bars[name], said[name])
 
@@ -115,8 +117,8 @@ async def _soak(arguments: argparse.Namespace, each: tuple[int, int], logs: Path
     return found
 
 
-async def _tell(found: Sum, out: Console) -> None:
-    """How far it is, in lines, for those who read it later."""
+async def _tell(found: Results, out: Console) -> None:
+    """Print the progress as lines, if standard error is not a terminal."""
     started_s = time.monotonic()
     while True:
         await asyncio.sleep(_EVERY_S)
@@ -150,27 +152,27 @@ async def _worker(seeds: list[int], each: tuple[int, int], logs: Path, hear: Cal
         hear({"wrong": f"the process ended with {process.returncode}", "seed": seeds[0], "log": str(logs)})
 
 
-def _table(found: Sum, took_s: float) -> Table:
+def _table(found: Results, took_s: float) -> Table:
     shown = Table(title=f"soak: {took_s:.0f} s", box=None, title_justify="left", title_style="bold")
     shown.add_column("what")
     shown.add_column("count", justify="right")
     restarts, races = found.restarts, found.races
-    refused = "  pods refused while somebody died around their admission"
+    refused = "  pods refused because kubelet or plugin was killed"
     rows = [
         ("kubelet restarts", restarts["kubelets"]),
-        ("  plugin killed besides", restarts["plugins"]),
+        ("  kills of the plugin", restarts["plugins"]),
         ("  running pods that kept their chips", restarts["kept"]),
         (refused, restarts["refused"]),
         *((f"  {name.removeprefix('killed_at: ')}", n) for name, n in sorted(restarts.items()) if "killed_at" in name),
-        ("races (admissions while another pod of the size waited)", races["races"]),
-        ("  admissions without a rival, checked as well", races["alone"]),
+        ("races (admissions while another pod of the same size waited)", races["races"]),
+        ("  admissions without another waiting pod, checked as well", races["alone"]),
         (refused, races["refused"]),
         *(
             (f"  batches: {name.removeprefix('batches: ')}", n)
             for name, n in sorted(races.items())
             if "batches" in name
         ),
-        ("admissions while the kubelet would not say whom it admits, counted apart", races["apart"]),
+        ("admissions without the kubelet's list of pods, counted separately", races["apart"]),
         ("  of these with other ids in the kubelet's ledger", races["swapped"]),
         ("mismatches", len(found.wrong)),
     ]

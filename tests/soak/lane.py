@@ -1,6 +1,6 @@
-"""One sandbox node with the plugin as a process, pods put on it directly, and everybody's books compared.
+"""A sandbox node with the plugin as a process; pods are created on it, and all records of their chips compared.
 
-Pods are created bound, with their chips written on them: what an allocator's Binding leaves behind, without its HTTP
+Pods are created bound and with their chips written on them, as after an allocator's Binding but without its HTTP
 requests, so that a soak spends its time on admissions.
 """
 
@@ -26,20 +26,20 @@ ALL: ChipSet = 0xFF
 PATIENCE_S = 30.0
 
 
-class Wrong(Exception):
-    """What must never be, was."""
+class Mismatch(Exception):
+    """A violated invariant."""
 
 
 class Lane:
-    """One node, and the pods a soak put on it.
+    """A node and its pods.
 
     Args:
-        cluster: the sandbox around it.
+        cluster: the sandbox of the node.
         plugin: its device plugin.
-        rng: every random choice.
+        rng: makes all random choices.
 
     Attributes:
-        granted: chips written on each pod that is there, by name.
+        granted: chips written on each pod, by name.
     """
 
     def __init__(self, cluster: SandboxCluster, plugin: PluginProcess, rng: random.Random) -> None:
@@ -52,7 +52,7 @@ class Lane:
         self._last: dict[str, Pod] = {}
         self._log_read = self._unanswered = 0
 
-    # --- the reflector's handler: whoever waits looks again
+    # The reflector's handler.
 
     def applied(self, obj: Pod) -> None:
         self._last[obj.name] = obj
@@ -69,7 +69,7 @@ class Lane:
 
     @property
     def free(self) -> ChipSet:
-        """Chips that no pod has written on it."""
+        """The chips that are written on no pod."""
         return ALL & ~chip_set(chip for chips in self.granted.values() for chip in chips)
 
     def find(self, name: str) -> Pod | None:
@@ -79,22 +79,22 @@ class Lane:
         """Wait for a condition on pods.
 
         Raises:
-            Wrong: it did not come true in time.
+            Mismatch: it did not hold in time.
         """
         try:
             await self.changes.until(condition, timeout_s)
         except TimeoutError:
-            raise Wrong(f"it did not come true within {timeout_s:.0f} s that {what}") from None
+            raise Mismatch(f"not within {timeout_s:.0f} s: {what}") from None
 
     async def place(self, name: str, chips: tuple[int, ...], *, grace_s: int = 0) -> None:
-        """Put a pod on the node as a Binding would leave it; its decision was made at a random time."""
+        """Create a pod as it is after its Binding; its decision has a random time."""
         self.granted[name] = chips
         body = pod_manifest(name, len(chips), nodeName=NODE, terminationGracePeriodSeconds=grace_s)
         body["metadata"]["annotations"] = Grant(chips, self.rng.randrange(1, 1_000_000)).annotations()
         await self.cluster.server.create(body)
 
     async def delete(self, *names: str) -> None:
-        """Delete pods, and wait until they are gone; their chips can be written on others then."""
+        """Delete pods and wait until they are gone; their chips can then be written on others."""
         for name in names:
             await self.cluster.client.delete(PODS, name, "default")
         for name in names:
@@ -102,10 +102,10 @@ class Lane:
             del self.granted[name]
 
     async def settled(self, name: str) -> Pod:
-        """The pod once it runs and is claimed, or was refused.
+        """Wait until a pod runs with its claim or was refused; return it.
 
         Raises:
-            Wrong: neither, in time.
+            Mismatch: neither happened in time.
         """
 
         def there() -> bool:
@@ -123,24 +123,24 @@ class Lane:
         """A pod in one line, for errors."""
         pod = self.find(name)
         if pod is None:
-            return f"{name} is not there"
+            return f"{name} does not exist"
         return f"{name} {pod.uid} {pod.status.phase} {pod.status.message} {dict(pod.metadata.annotations)}"
 
     def container(self, pod: Pod) -> Container | None:
-        """The pod's container, if it runs."""
+        """The pod's container if it runs."""
         runtime = self.node.kubelet._runtime
         return runtime.find(pod.uid, "main") if runtime.is_running(pod.uid, "main") else None
 
     def ledger(self, pod: Pod) -> ChipSet:
-        """What the kubelet's ledger has for the pod."""
+        """The pod's chips in the kubelet's ledger."""
         held = self.node.kubelet._running.ledger.of_container(pod.uid, "main")
         return chip_set(parse_chip_name(each) for allocation in held for each in allocation.ids)
 
     def check(self, pod: Pod) -> None:
-        """Annotation, kubelet's ledger, the answer the container was made from, and claim are of the same chips.
+        """Check that annotation, kubelet's ledger, Allocate's answer and claim have the same chips.
 
         Raises:
-            Wrong: they are not.
+            Mismatch: they have not.
         """
         notes = pod.metadata.annotations
         container = self.container(pod)
@@ -154,12 +154,14 @@ class Lane:
         }
         if len(set(told.values())) > 1 or notes[PREDICATE_TIME] != str(CLAIMED):
             books = ", ".join(f"{who} {chip_ids(chips)}" for who, chips in told.items())
-            raise Wrong(f"pod {pod.name}: {books}; {notes}")
+            raise Mismatch(f"pod {pod.name}: {books}; {notes}")
         if visible(container) != self.granted[pod.name]:
-            raise Wrong(f"pod {pod.name}: the order of its chips is {visible(container)}, not {self.granted[pod.name]}")
+            raise Mismatch(
+                f"pod {pod.name}: the order of its chips is {visible(container)}, not {self.granted[pod.name]}"
+            )
 
-    def is_told_truly(self, pod: Pod) -> bool:
-        """The claim says what the container and the kubelet's ledger have, be it what was written on the pod or not."""
+    def has_true_claim(self, pod: Pod) -> bool:
+        """Whether the claim has the chips of the container and of the kubelet's ledger, granted or not."""
         notes, container = pod.metadata.annotations, self.container(pod)
         return (
             chip_set(parse_names(notes[REAL])) == chip_set(visible(container))
@@ -168,21 +170,21 @@ class Lane:
         )
 
     def check_nothing_is_held_twice(self) -> None:
-        """No chip is in two running containers of pods that are there.
+        """Check that no chip is in running containers of two pods.
 
         Raises:
-            Wrong: one is.
+            Mismatch: one is.
         """
         seen: dict[int, str] = {}
         for pod in self._last.values():
             if (container := self.container(pod)) is not None:
                 for chip in visible(container):
                     if (other := seen.setdefault(chip, pod.name)) != pod.name:
-                        raise Wrong(f"chip {chip} is in the containers of {other} and {pod.name}")
+                        raise Mismatch(f"chip {chip} is in the containers of {other} and {pod.name}")
 
     @property
     def unanswered(self) -> int:
-        """How often the plugins could not ask the kubelet which pod it admits, by their log."""
+        """The number of times the plugins could not list the kubelet's pods, from their log."""
         with self.plugin.log.open("rb") as log:
             log.seek(self._log_read)
             for line in log:
@@ -192,28 +194,28 @@ class Lane:
 
     @property
     def registered(self) -> bool:
-        """The kubelet has a plugin that lives, and all chips of it."""
+        """Whether the kubelet has a live plugin with all chips."""
         kubelet = self.node.kubelet
         return kubelet.devices(RESOURCE) == {f"Ascend910-{chip}": "Healthy" for chip in range(8)}
 
     async def until_unregistered(self) -> None:
-        """Wait until the kubelet has seen the end of a killed plugin; it may take up a last list of it before."""
+        """Wait until the kubelet has noticed the end of a killed plugin; it may receive a last list before."""
         await asyncio.gather(*self.node.kubelet._running.plugins._streams, return_exceptions=True)
         await self.node.kubelet.until(lambda: not self.registered)
 
     async def restart_kubelet(self) -> None:
-        """Restart the kubelet; half the time it looks at the pods it finds only once the plugin has registered."""
+        """Restart the kubelet; half the time it admits the pods it finds only after the plugin has registered."""
         if self.rng.random() < 0.5:
             self.node.kubelet.hold_admission()
         await self.node.kubelet.restart()
 
     async def until_registered(self) -> None:
-        """Wait until the kubelet has the plugin's chips, the Node offers them, and a pod that comes is a later one.
+        """Wait until the kubelet has the plugin's chips, the Node offers them, and the pods it found are admitted.
 
-        What ended pods had, a kubelet that has restarted keeps from the pods it finds (spec/kubernetes.md §1.6).
+        A restarted kubelet frees the chips of ended pods only after that (spec/kubernetes.md §1.6).
 
         Raises:
-            Wrong: not in time.
+            Mismatch: not in time.
         """
         kubelet = self.node.kubelet
         try:
@@ -221,12 +223,12 @@ class Lane:
             kubelet.release_admission()
             await kubelet.until(lambda: kubelet.is_synced, PATIENCE_S)
         except TimeoutError:
-            what = "through the pods it found" if self.registered else "registered with"
-            raise Wrong(f"the kubelet is not {what} again within {PATIENCE_S:.0f} s") from None
+            what = "admitted the pods it found" if self.registered else "registered the plugin"
+            raise Mismatch(f"the kubelet has not {what} again within {PATIENCE_S:.0f} s") from None
 
 
 def visible(container: Container | None) -> tuple[int, ...]:
-    """The chips a container was given, in order; none without a container."""
+    """The chips of a container, in order; none without a container."""
     return () if container is None else tuple(map(int, container.env["ASCEND_VISIBLE_DEVICES"].split(",")))
 
 

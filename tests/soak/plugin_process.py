@@ -1,4 +1,4 @@
-"""The device plugin as a process that can be killed at any instruction, and started again in a tenth of a second."""
+"""The device plugin as a process that can be killed at any instruction and restarted within a tenth of a second."""
 
 import asyncio
 import multiprocessing
@@ -12,17 +12,17 @@ from ascend.observe.logs import configure_logs
 from device_plugin.app import Plugin
 from device_plugin.settings import Settings
 
-# Forked from a process that has imported everything and opened nothing: importing takes longer than a restart may.
+# Forked from a process that has imported everything and opened nothing: importing would take too long.
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["__main__", __name__])
 
 
 class PluginProcess:
-    """One plugin; it dies with this process at the latest.
+    """A plugin; it ends with this process at the latest.
 
     Args:
         settings: fields of the plugin's settings.
-        log: where it logs to.
+        log: its log file.
     """
 
     def __init__(self, settings: dict[str, Any], log: Path) -> None:
@@ -35,12 +35,12 @@ class PluginProcess:
         return self._process is not None and self._process.is_alive()
 
     async def start(self) -> None:
-        """Start it, again or for the first time."""
+        """Start or restart it."""
         self._process = _FORKS.Process(target=_run, args=(self._settings, self.log), daemon=True)
         await asyncio.to_thread(self._process.start)
 
     async def kill(self) -> None:
-        """End it between two instructions."""
+        """Kill it between any two instructions."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -49,11 +49,11 @@ class PluginProcess:
 
 
 def _run(settings: dict[str, Any], log: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us all
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     with log.open("a") as stream:
         configure_logs("ascend-device-plugin", level="INFO", stream=stream)
         try:
             asyncio.run(Plugin(Settings(**settings)).run())
-        except Exception as error:  # noqa: BLE001 - whatever it was, the log of the soak must have it
+        except Exception as error:  # noqa: BLE001 - every error must be in the log of the soak
             stream.write(f"ended: {error!r}\n")
             sys.exit(1)

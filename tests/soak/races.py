@@ -1,4 +1,4 @@
-"""Pods of one size come and go together, while everything around them gets in their way: nobody's chips are swapped."""
+"""Pods of one size come and go together under disturbances: their chips are never swapped."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Final
 from ascend.chips import chip_ids
 from ascend.errors import NotFound
 from ascend.kube.objects import PODS
-from tests.soak.lane import Lane, Wrong
+from tests.soak.lane import Lane, Mismatch
 
 _SIZES: Final = (1, 1, 1, 2, 2, 2, 4)
 
@@ -25,25 +25,25 @@ EVENTS: Final = {
     "plugin killed": 1,
     "kubelet restarted": 1,
 }
-"""What happens to a batch of pods on its way in, and how often."""
+"""Disturbances of a batch of pods during admission, with their weights."""
 
 APART: Final = {"/pods forbidden": 1.5, "/pods slow": 0.1}
-"""Where the kubelet tells nothing, the documented rule (the oldest decision first) may err: counted apart."""
+"""Without the kubelet's list, the documented rule (oldest decision first) can err: counted separately."""
 
 _KILLS: Final = frozenset({"plugin killed", "kubelet restarted"})
 
 
 @dataclass(slots=True)
 class RaceTally:
-    """What has been done.
+    """Counts of what was done.
 
     Attributes:
-        races: admissions of a pod while others of its size waited, each with everybody's books the same.
+        races: admissions of a pod while others of its size waited, after each of which all records agreed.
         alone: admissions of a pod that was the only one of its size, checked as well.
-        refused: pods the kubelet failed because plugin or kubelet died around their admission.
-        batches: by what happened to them.
-        apart: admissions while the kubelet told nothing.
-        swapped: of those, with books that differ.
+        refused: pods the kubelet failed because plugin or kubelet was killed around their admission.
+        batches: by their disturbance.
+        apart: admissions without the kubelet's list.
+        swapped: those of them whose records differ.
     """
 
     races: int = 0
@@ -55,24 +55,24 @@ class RaceTally:
 
 
 class Races:
-    """Batches of pods, on one lane.
+    """Batches of pods on one lane.
 
     Args:
-        lane: where.
+        lane: the node.
         tally: counts.
     """
 
     def __init__(self, lane: Lane, tally: RaceTally) -> None:
         self._lane = lane
         self._tally = tally
-        # Names come again and again: a pod of the same name is another pod.
+        # Names are reused: a pod of the same name is another pod.
         self._names = [f"p{number}" for number in range(12)]
 
     async def one(self) -> int:
-        """Fill the node with pods, disturb them, look at everybody's books, delete some; how many races it was.
+        """Fill the node with pods, disturb them, check all records, delete some; return the number of races.
 
         Raises:
-            Wrong: what must not be, was.
+            Mismatch: the records do not agree.
         """
         lane = self._lane
         kinds = {**EVENTS, **APART}
@@ -80,8 +80,8 @@ class Races:
         self._tally.batches[event] += 1
         try:
             return await self._batch(event)
-        except Wrong as error:
-            raise Wrong(f"{event}: {error}") from error
+        except Mismatch as error:
+            raise Mismatch(f"{event}: {error}") from error
 
     async def _batch(self, event: str) -> int:
         lane = self._lane
@@ -95,13 +95,13 @@ class Races:
         if event in _KILLS:
             await lane.until_registered()
         sizes = Counter(len(chips) for chips in wanted.values())
-        # A machine that is too busy does the same as a kubelet that is made slow.
+        # A machine that is too busy has the same effect as a slow kubelet.
         apart = event in APART or lane.unanswered > unanswered
         races = 0
         for pod in pods:
             if pod.status.phase == "Failed":
                 if event not in _KILLS and not apart:
-                    raise Wrong(f"refused though nobody was killed: {lane.describe(pod.name)}")
+                    raise Mismatch(f"refused although nothing was killed: {lane.describe(pod.name)}")
                 self._tally.refused += 1
                 continue
             if apart:
@@ -120,7 +120,7 @@ class Races:
         return races
 
     def _choose(self) -> dict[str, tuple[int, ...]]:
-        """New pods for all free chips: mostly of one size."""
+        """Choose new pods for all free chips, mostly of one size."""
         lane = self._lane
         names = [name for name in self._names if name not in lane.granted]
         lane.rng.shuffle(names)
@@ -160,7 +160,7 @@ class Races:
             await lane.until_registered()
 
     async def _remove(self, name: str, grace_s: int) -> None:
-        """Delete a pod on its way in; returns when the API server has it no more."""
+        """Delete a pod during admission; return once the API server no longer has it."""
         lane = self._lane
         pod = await lane.cluster.client.get(PODS, name, "default")
         path = PODS.path(namespace="default", name=name)
@@ -192,34 +192,34 @@ class Races:
             answer.release()
 
     async def _check_apart(self, name: str, *, killed: bool) -> None:
-        """It may have another's chips; but its claim soon says which it has, unless who was killed alone knew."""
+        """Check that the claim has the pod's real chips, possibly another's, unless only a killed program knew them."""
 
         def is_true() -> bool:
             pod = self._lane.find(name)
-            return pod is not None and self._lane.is_told_truly(pod)
+            return pod is not None and self._lane.has_true_claim(pod)
 
         if not killed:
-            await self._lane.until(is_true, f"the claim of {name} says what it has: {self._lane.describe(name)}")
+            await self._lane.until(is_true, f"the claim of {name} has its chips: {self._lane.describe(name)}")
         pod = self._lane.find(name)
         assert pod is not None
         self._tally.apart += 1
         try:
             self._lane.check(pod)
-        except Wrong:
+        except Mismatch:
             self._tally.swapped += 1
 
 
 async def race_many(lane: Lane, races: int, tally: RaceTally, progress: Callable[[int], None]) -> None:
-    """Batch after batch, until so many races are run.
+    """Run batches until there were that many races.
 
     Raises:
-        Wrong: what must not be, was; the sentence says where.
+        Mismatch: the records do not agree; says where.
     """
     batches, done = Races(lane, tally), 0
     while done < races:
         try:
             run = await batches.one()
-        except Wrong as error:
-            raise Wrong(f"after {done} races: {error}") from error
+        except Mismatch as error:
+            raise Mismatch(f"after {done} races: {error}") from error
         done += run
         progress(run)

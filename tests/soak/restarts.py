@@ -1,4 +1,4 @@
-"""Kubelet and plugin are killed at every state of registration and admission, while pods run."""
+"""Kubelet and plugin are killed in every state of registration and admission, while pods run."""
 
 import asyncio
 from collections import Counter
@@ -11,29 +11,29 @@ from ascend.chips import RESOURCE, chip_ids
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from sandbox.apiserver.resources import Resource
 from sandbox.kubelet.endpoint import Endpoint
-from tests.soak.lane import Lane, Wrong, visible
+from tests.soak.lane import Lane, Mismatch, visible
 
 REGISTERING: Final = ("starting", "Register called", "options read", "stream not open yet", "first list sent")
-ADMITTING: Final = ("GetPreferredAllocation", "Allocate", "Allocate answered", "claim on its way")
+ADMITTING: Final = ("GetPreferredAllocation", "Allocate", "Allocate answered", "claim being written")
 OTHER: Final = ("idle", "a pod is being deleted")
 STATES: Final = (*REGISTERING, *ADMITTING, *OTHER)
 VICTIMS: Final = ("kubelet", "plugin", "both")
 
 _RUNNING: Final = 3
-"""How many pods run while somebody is killed."""
+"""The number of pods that run meanwhile."""
 _REACHED_S: Final = 10.0
 
 
 @dataclass(slots=True)
 class Tally:
-    """What has been done.
+    """Counts of what was done.
 
     Attributes:
         kubelets: restarts of the kubelet.
         plugins: kills of the plugin.
-        killed_at: by state and victim.
-        refused: pods under admission that the kubelet failed, as it does when its plugin dies.
-        kept: running pods that were found to have their chips after a restart.
+        killed_at: kills by state and victim.
+        refused: pods under admission that the kubelet failed because its plugin died.
+        kept: running pods that had their chips after a restart.
     """
 
     kubelets: int = 0
@@ -43,69 +43,69 @@ class Tally:
     kept: int = 0
 
 
-class Snare:
-    """Stops whoever comes to a state it is set for, until he is let go or dies."""
+class Breakpoint:
+    """Stops the program that reaches a state, until it is released or killed."""
 
     def __init__(self) -> None:
         self._state = ""
-        self._caught = asyncio.Event()
+        self._hit = asyncio.Event()
         self._open = asyncio.Event()
 
     def set(self, state: str) -> None:
-        """Catch the next one."""
+        """Stop the next program in this state."""
         self._state = state
-        self._caught, self._open = asyncio.Event(), asyncio.Event()
+        self._hit, self._open = asyncio.Event(), asyncio.Event()
 
     def release(self) -> None:
-        """Let go who is caught, and catch nobody."""
+        """Release the stopped program and stop no other."""
         self._state = ""
         self._open.set()
 
     async def pass_by(self, state: str) -> None:
-        """Somebody has come to a state."""
+        """Stop here if the breakpoint is set for this state."""
         if state == self._state:
             self._state = ""
-            self._caught.set()
+            self._hit.set()
             await self._open.wait()
 
-    async def caught(self) -> None:
-        """Return once somebody is caught.
+    async def reached(self) -> None:
+        """Wait until a program is stopped.
 
         Raises:
-            Wrong: nobody came.
+            Mismatch: none was.
         """
         state = self._state
         try:
             async with asyncio.timeout(_REACHED_S):
-                await self._caught.wait()
+                await self._hit.wait()
         except TimeoutError:
-            raise Wrong(f"the state was not reached: {state}") from None
+            raise Mismatch(f"the state was not reached: {state}") from None
 
 
 class Restarts:
-    """Kills, on one lane.
+    """Kills on one lane.
 
     Args:
-        lane: where.
+        lane: the node.
         tally: counts.
     """
 
     def __init__(self, lane: Lane, tally: Tally) -> None:
         self._lane = lane
         self._tally = tally
-        self._snare = Snare()
+        self._breakpoint = Breakpoint()
         self._number = 0
         self.kubelets = 0
         lane.cluster.server.admission.append(self._on_write)
-        self._lay_snares()
+        self._set_breakpoints()
         if (endpoint := lane.node.kubelet._running.plugins.endpoint(RESOURCE)) is not None:
             self._watch(endpoint)
 
     async def one(self, state: str, victim: str) -> None:
-        """Kill somebody at a state, bring him back, and look at everybody's books.
+        """Kill a victim in a state, restart it, and check all records.
 
         Raises:
-            Wrong: what must not be, was.
+            Mismatch: the records do not agree.
         """
         lane = self._lane
         while len(lane.granted) < _RUNNING and lane.free:
@@ -114,15 +114,15 @@ class Restarts:
         containers = {pod.uid: lane.container(pod) for pod in before}
         arriving = await self._bring_about(state)
         await self._kill(victim)
-        self._snare.release()
+        self._breakpoint.release()
         await lane.until_registered()
         for pod in before:
             if pod.name == arriving or pod.name not in lane.granted:
-                continue  # deleted meanwhile; its name may have been given again
+                continue  # deleted meanwhile; its name may have been reused
             settled = await lane.settled(pod.name)
             container, known = lane.container(settled), containers[pod.uid]
             if container is None or known is None or (container.id, visible(container)) != (known.id, visible(known)):
-                raise Wrong(f"a running pod lost its container or its chips: {lane.describe(pod.name)}")
+                raise Mismatch(f"a running pod lost its container or its chips: {lane.describe(pod.name)}")
             lane.check(settled)
             self._tally.kept += 1
         if arriving is not None:
@@ -131,7 +131,7 @@ class Restarts:
                 self._tally.refused += 1
                 claimed = settled.metadata.annotations[PREDICATE_TIME] == str(CLAIMED)
                 if claimed and state == "GetPreferredAllocation" and victim == "plugin":
-                    raise Wrong(f"a refused pod has burnt its claim: {lane.describe(arriving)}")
+                    raise Mismatch(f"a refused pod has a claim: {lane.describe(arriving)}")
                 await lane.delete(arriving)
             else:
                 lane.check(settled)
@@ -139,10 +139,10 @@ class Restarts:
         self._tally.killed_at[state, victim] += 1
 
     async def _bring_about(self, state: str) -> str | None:
-        """Return when the state is reached; the name of a pod under admission, if there is one."""
+        """Wait until the state is reached; return the pod under admission, if there is one."""
         lane = self._lane
         arriving = None
-        self._snare.set(state)
+        self._breakpoint.set(state)
         if state in REGISTERING:
             await self._restart_kubelet()
             if state == "starting":
@@ -159,9 +159,9 @@ class Restarts:
         else:
             return None
         try:
-            await self._snare.caught()
-        except Wrong as error:
-            raise Wrong(f"{error}; {lane.describe(arriving) if arriving else ''}") from error
+            await self._breakpoint.reached()
+        except Mismatch as error:
+            raise Mismatch(f"{error}; {lane.describe(arriving) if arriving else ''}") from error
         return arriving
 
     async def _place(self) -> str:
@@ -180,7 +180,7 @@ class Restarts:
         if victim == "plugin" or both:
             self._tally.plugins += 1
             await self._lane.plugin.kill()
-            self._snare.release()
+            self._breakpoint.release()
             await self._lane.until_unregistered()
         if victim == "kubelet" or both:
             if both and self._lane.rng.random() < 0.5:
@@ -193,41 +193,41 @@ class Restarts:
         self.kubelets += 1
         self._tally.kubelets += 1
         await self._lane.restart_kubelet()
-        self._lay_snares()
+        self._set_breakpoints()
 
-    # --- where somebody may be caught
+    # States.
 
     async def _on_write(self, operation: str, resource: Resource, subresource: str, document: Any) -> Any:
         if (operation, resource.plural, subresource) == ("UPDATE", "pods", "") and document["metadata"].get(
             "annotations", {}
         ).get(PREDICATE_TIME) == str(CLAIMED):
-            await self._snare.pass_by("claim on its way")
+            await self._breakpoint.pass_by("claim being written")
         return document
 
-    def _lay_snares(self) -> None:
-        """The kubelet's process is another after each restart, and so are its parts."""
+    def _set_breakpoints(self) -> None:
+        """Set the breakpoints in the parts of the kubelet, which are new after each restart."""
         plugins = self._lane.node.kubelet._running.plugins
         connect, run = plugins._connect, plugins._run
 
         async def connected(*arguments: Any) -> None:
-            await self._snare.pass_by("Register called")
+            await self._breakpoint.pass_by("Register called")
             await connect(*arguments)
-            await self._snare.pass_by("options read")
+            await self._breakpoint.pass_by("options read")
 
         async def watched(endpoint: Endpoint) -> None:
-            await self._snare.pass_by("stream not open yet")
+            await self._breakpoint.pass_by("stream not open yet")
             self._watch(endpoint)
             await run(endpoint)
 
-        plugins._connect = connected  # type: ignore[method-assign,assignment]  # this one instance's
-        plugins._run = watched  # type: ignore[method-assign]  # this one instance's
+        plugins._connect = connected  # type: ignore[method-assign,assignment]  # of this instance only
+        plugins._run = watched  # type: ignore[method-assign]  # of this instance only
 
     def _watch(self, endpoint: Endpoint) -> None:
         watch, prefer, allocate = endpoint.watch, endpoint.prefer, endpoint.allocate
 
         async def first_list() -> AsyncIterator[pb.ListAndWatchResponse]:
             async for message in watch():
-                await self._snare.pass_by("first list sent")
+                await self._breakpoint.pass_by("first list sent")
                 yield message
 
         async def preferred(*arguments: Any) -> frozenset[str]:
@@ -236,19 +236,19 @@ class Restarts:
 
         async def allocated(*arguments: Any) -> pb.ContainerAllocateResponse:
             answer: pb.ContainerAllocateResponse = await self._during("Allocate", allocate, *arguments)
-            await self._snare.pass_by("Allocate answered")
+            await self._breakpoint.pass_by("Allocate answered")
             return answer
 
-        endpoint.watch = first_list  # type: ignore[method-assign]  # this one instance's
-        endpoint.prefer = preferred  # type: ignore[method-assign,assignment]  # this one instance's
-        endpoint.allocate = allocated  # type: ignore[method-assign,assignment]  # this one instance's
+        endpoint.watch = first_list  # type: ignore[method-assign]  # of this instance only
+        endpoint.prefer = preferred  # type: ignore[method-assign,assignment]  # of this instance only
+        endpoint.allocate = allocated  # type: ignore[method-assign,assignment]  # of this instance only
 
     async def _during(self, state: str, call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """Make a call, and be caught while it lasts."""
+        """Make a call and stop while it lasts."""
         calling = asyncio.ensure_future(call(*arguments))
         try:
             await asyncio.sleep(self._lane.rng.uniform(0, 0.002))
-            await self._snare.pass_by(state)
+            await self._breakpoint.pass_by(state)
             return await calling
         finally:
             calling.cancel()
@@ -256,10 +256,10 @@ class Restarts:
 
 
 async def restart_many(lane: Lane, kubelets: int, tally: Tally, progress: Callable[[int], None]) -> None:
-    """Restart the kubelet so many times, and the plugin besides, going through all states and victims.
+    """Restart the kubelet that many times, and the plugin as well, in all states and with all victims.
 
     Raises:
-        Wrong: what must not be, was; the sentence says where.
+        Mismatch: the records do not agree; says where.
     """
     restarts = Restarts(lane, tally)
     combinations = [(state, victim) for state in STATES for victim in VICTIMS]
@@ -270,8 +270,8 @@ async def restart_many(lane: Lane, kubelets: int, tally: Tally, progress: Callab
             before = restarts.kubelets
             try:
                 await restarts.one(state, victim)
-            except Wrong as error:
-                raise Wrong(f"killed the {victim} at {state!r} (kubelet restart {done}): {error}") from error
+            except Mismatch as error:
+                raise Mismatch(f"killed the {victim} at {state!r} (kubelet restart {done}): {error}") from error
             finally:
                 done += restarts.kubelets - before
             progress(restarts.kubelets - before)

@@ -8,8 +8,8 @@ import pytest
 from tests.soak.__main__ import RACES, RESTARTS
 
 
-@pytest.mark.timeout(600)  # on a machine that may be busy, as it is beside other tests
-def test_restarts_and_races_leave_everybody_s_books_the_same() -> None:
+@pytest.mark.timeout(600)  # the machine may be busy with other tests
+def test_after_restarts_and_races_all_records_of_chips_agree() -> None:
     numbers = ["--seed", "4", "--restarts", str(RESTARTS // 10), "--races", str(RACES // 10), "--workers", "2"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", *numbers], capture_output=True, text=True, check=False, timeout=580

@@ -1,7 +1,7 @@
-"""One process of a soak: several lanes at once, because a lane mostly waits; says on standard output how far it is.
+"""A process of a soak: several lanes at once, because a lane mostly waits; reports its progress on standard output.
 
-Every line is a JSON object: ``{"restarts": n, "races": n}`` for what was done since the last one, at the end
-``{"done": …}`` with the counts, or ``{"wrong": …, "seed": …, "log": …}``.
+Every line is a JSON object: ``{"restarts": n, "races": n}`` since the last line, and at the end ``{"done": …}`` with
+the counts or ``{"wrong": …, "seed": …, "log": …}``.
 """
 
 import argparse
@@ -14,19 +14,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tests.soak.lane import Wrong, lane
+from tests.soak.lane import Mismatch, lane
 from tests.soak.races import RaceTally, race_many
 from tests.soak.restarts import Tally, restart_many
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.worker", description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", required=True, help="one lane for each")
-    parser.add_argument("--restarts", type=int, required=True, help="of the kubelet, on every lane")
-    parser.add_argument("--races", type=int, required=True, help="on every lane")
-    parser.add_argument("--logs", type=Path, required=True, help="a folder for the plugins' logs")
+    parser.add_argument("--seeds", type=int, nargs="+", required=True, help="seeds, one lane each")
+    parser.add_argument("--restarts", type=int, required=True, help="restarts of the kubelet per lane")
+    parser.add_argument("--races", type=int, required=True, help="races per lane")
+    parser.add_argument("--logs", type=Path, required=True, help="the folder of the plugins' logs")
     arguments = parser.parse_args()
-    # The sandbox says on standard error what it makes go wrong; here that is everything, all the time.
+    # The sandbox logs every failure it injects, which is all the time here.
     logging.disable(logging.CRITICAL)
     return asyncio.run(_soak(arguments.seeds, arguments.restarts, arguments.races, arguments.logs))
 
@@ -49,7 +49,7 @@ async def _soak(seeds: list[int], restarts: int, races: int, logs: Path) -> int:
     await asyncio.gather(*pending, return_exceptions=True)
     for task in done:
         if (error := task.exception()) is not None:
-            said = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {error}"
+            said = str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
             _say(wrong=said, seed=tasks[task], log=str(_log(logs, tasks[task])))
             return 1
     _say(done={"restarts": _plain(killed), "races": _plain(raced)})
@@ -61,7 +61,7 @@ def _log(logs: Path, seed: int) -> Path:
 
 
 def _plain(tally: Tally | RaceTally) -> dict[str, Any]:
-    """Counts with keys that JSON has."""
+    """The counts with keys that are valid in JSON."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Counter):

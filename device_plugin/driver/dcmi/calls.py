@@ -1,6 +1,6 @@
-"""The functions of the driver's library, each as a method with Python's values (spec/node-agent.md §3.2).
+"""The functions of the driver's library as methods with Python values (spec/node-agent.md §3.2).
 
-A call releases Python's interpreter lock and takes no other, so one that hangs holds up its own thread only.
+A call releases Python's interpreter lock and takes no other lock, so a call that hangs blocks only its own thread.
 """
 
 import ctypes
@@ -29,10 +29,10 @@ from device_plugin.driver.dcmi.structures import (
 )
 
 Place: TypeAlias = tuple[int, int]
-"""Card and device on the card: how the library names a chip."""
+"""Card, and device on the card: the library's address of a chip."""
 
 Observe: TypeAlias = Callable[[str, float], None]
-"""Told the name and the seconds of every call, from the thread that made it."""
+"""Called with the name and the duration in seconds of every call, in the thread that made it."""
 
 MAX_CARDS = 64
 MAX_ID = 255
@@ -46,7 +46,7 @@ _VIRTUAL_COMMAND, _SINGLE, _TOTAL = 52, 0, 1
 _EVERY = -1
 
 _INT, _UINT = ctypes.POINTER(c_int), ctypes.POINTER(c_uint32)
-# A structure or a text to be filled in is a plain pointer here; its type is checked where it is made.
+# Structures and texts that a call fills in are plain pointers here.
 _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "dcmi_init": (),
     "dcmi_get_dcmi_version": (c_char_p, c_uint32),
@@ -74,8 +74,8 @@ class SuperPodPlace:
 
     Attributes:
         super_device_id: the chip's id within the SuperPod, unsigned.
-        super_pod_id: -1 where the chip is in none.
-        server_index: -1 where the server has none.
+        super_pod_id: -1 if the chip is in none.
+        server_index: -1 if the server has none.
     """
 
     super_device_id: int
@@ -85,18 +85,18 @@ class SuperPodPlace:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a chip has, and the ids of the virtual chips cut out of it."""
+    """A chip's AI cores, and the ids of its virtual NPUs."""
 
     ai_cores: int
     virtual_ids: tuple[int, ...]
 
 
 class Calls:
-    """The library's functions. Each raises ``DcmiError`` when the library says no, or lacks the function.
+    """The library's functions. Each raises ``DcmiError`` if the call fails or the library lacks the function.
 
     Args:
-        library: as loaded.
-        observe: told of every call.
+        library: the loaded library.
+        observe: called after every call.
     """
 
     def __init__(self, library: ctypes.CDLL, observe: Observe) -> None:
@@ -106,72 +106,72 @@ class Calls:
             try:
                 function = getattr(library, name)
             except AttributeError:
-                continue  # said when it is called
+                continue  # reported when it is called
             function.argtypes, function.restype = arguments, c_int
             self._functions[name] = function
 
     def init(self) -> None:
-        """Make the library ready; comes before everything else."""
+        """Initialize the library; required before all other calls."""
         self._call("dcmi_init")
 
     def version(self) -> str:
-        """The driver's version."""
+        """Return the version of the driver."""
         text = ctypes.create_string_buffer(_TEXT)
         self._call("dcmi_get_dcmi_version", text, _TEXT)
         return _text(text.value)
 
     def cards(self) -> list[int]:
-        """The ids of the cards."""
+        """Return the ids of the cards."""
         count, cards = c_int(), (c_int * MAX_CARDS)()
         self._call("dcmi_get_card_list", byref(count), cards, MAX_CARDS)
         return cards[: _within(count.value, MAX_CARDS)]
 
     def devices(self, card: int) -> range:
-        """The numbers of the chips on a card."""
+        """Return the numbers of the chips on a card."""
         count = c_int()
-        self._call("dcmi_get_device_num_in_card", card, byref(count), about=(card,))
+        self._call("dcmi_get_device_num_in_card", card, byref(count), target=(card,))
         return range(_within(count.value, _MAX_DEVICES))
 
     def logic_id(self, chip: Place) -> int:
-        """The driver's running number of a chip."""
+        """Return the driver's running number of a chip."""
         logic = c_int(-1)
-        self._call("dcmi_get_device_logic_id", byref(logic), *chip, about=chip)
+        self._call("dcmi_get_device_logic_id", byref(logic), *chip, target=chip)
         return logic.value
 
     def phy_id(self, logic: int, chip: Place) -> int:
-        """The physical id behind a logic id; the chip is named for the error only."""
+        """Return the physical id of a logic id; ``chip`` is only named in the error."""
         phy = c_uint32(MAX_ID + 1)
-        self._call("dcmi_get_device_phyid_from_logicid", logic, byref(phy), about=chip)
+        self._call("dcmi_get_device_phyid_from_logicid", logic, byref(phy), target=chip)
         return phy.value
 
     def chip_info(self, chip: Place) -> tuple[str, int]:
-        """The chip's name, as ``910B3``, and the number of its AI cores."""
+        """Return the chip's name, such as ``910B3``, and the number of its AI cores."""
         info: ChipInfo | ChipInfoV2 = ChipInfoV2()
         try:
-            self._call("dcmi_get_device_chip_info_v2", *chip, byref(info), about=chip)
+            self._call("dcmi_get_device_chip_info_v2", *chip, byref(info), target=chip)
         except DcmiError:
             info = ChipInfo()
-            self._call("dcmi_get_device_chip_info", *chip, byref(info), about=chip)
+            self._call("dcmi_get_device_chip_info", *chip, byref(info), target=chip)
         return _text(info.chip_name), info.aicore_cnt
 
     def board_id(self, chip: Place) -> int:
-        """The kind of board the chip sits on."""
+        """Return the type of the chip's board."""
         info = BoardInfo()
-        self._call("dcmi_get_device_board_info", *chip, byref(info), about=chip)
+        self._call("dcmi_get_device_board_info", *chip, byref(info), target=chip)
         board_id: int = info.board_id
         return board_id
 
     def hbm_mb(self, chip: Place) -> int:
-        """The size of the chip's memory."""
+        """Return the size of the chip's memory in MB."""
         info = HbmInfo()
-        self._call("dcmi_get_device_hbm_info", *chip, byref(info), about=chip)
+        self._call("dcmi_get_device_hbm_info", *chip, byref(info), target=chip)
         size: int = info.memory_size
         return size
 
     def roce_address(self, chip: Place) -> str:
-        """The address of the chip's RoCE port; empty where it has no usable one.
+        """Return the address of the chip's RoCE port; empty if it has no usable one.
 
-        IPv4, and where the driver has none, IPv6. A link-local address (``fe80…``) reaches no other server.
+        IPv6 is only used if there is no IPv4 address. Link-local addresses (``fe80…``) can't reach other servers.
         """
         try:
             return self._address(chip, _V4) or self._address(chip, _V6)
@@ -180,85 +180,82 @@ class Calls:
 
     def _address(self, chip: Place, kind: int) -> str:
         address, mask = IpAddress(ip_type=kind), IpAddress(ip_type=kind)
-        self._call("dcmi_get_device_ip", *chip, _ROCE_PORT, 0, byref(address), byref(mask), about=chip)
+        self._call("dcmi_get_device_ip", *chip, _ROCE_PORT, 0, byref(address), byref(mask), target=chip)
         raw = address.u_addr.ip6 if address.ip_type == _V6 else address.u_addr.ip4
         found = ipaddress.ip_address(bytes(raw))
         return "" if found.is_unspecified or found.is_link_local else str(found)
 
     def super_pod(self, chip: Place) -> SuperPodPlace:
-        """The chip's place in its SuperPod."""
+        """Return the chip's place in its SuperPod."""
         info = SuperPodInfo()
         self._device_info(chip, _CHIP_COMMAND, _SUPER_POD, info)
         return SuperPodPlace(info.sdid, c_int(info.super_pod_id).value, c_int(info.server_id).value)
 
     def resources(self, chip: Place) -> Resources:
-        """What the chip has."""
+        """Return the chip's resources."""
         info = TotalResource()
         self._device_info(chip, _VIRTUAL_COMMAND, _TOTAL, info)
         ids = info.vdev_id[: _within(info.vdev_num, len(info.vdev_id))]
         cores = info.computing.aic
         return Resources(int(cores) if 0 <= cores <= MAX_ID else 0, tuple(ids))  # a NaN fails both comparisons
 
-    def virtual_chip(self, chip: Place, vdev_id: int, phy_id: int) -> VirtualNpu:
-        """One virtual chip; ``phy_id`` is what it is cut out of."""
+    def virtual_npu(self, chip: Place, vdev_id: int, phy_id: int) -> VirtualNpu:
+        """Return a virtual NPU; ``phy_id`` is the chip it is cut out of."""
         query = VirtualDeviceQuery(vdev_id=vdev_id)
         self._device_info(chip, _VIRTUAL_COMMAND, _SINGLE, query)
         return VirtualNpu(vdev_id, phy_id, _text(query.query_info.name))
 
     def _device_info(self, chip: Place, main: int, sub: int, info: ctypes.Structure) -> None:
         size = c_uint32(sizeof(info))
-        self._call("dcmi_get_device_info", *chip, main, sub, byref(info), byref(size), about=chip)
+        self._call("dcmi_get_device_info", *chip, main, sub, byref(info), byref(size), target=chip)
 
     def cpu_affinity(self, chip: Place) -> str:
-        """The CPUs near the chip, as ``0-23``."""
+        """Return the CPUs close to the chip, such as ``0-23``."""
         text, length = ctypes.create_string_buffer(_TEXT), c_int(_TEXT)
-        self._call("dcmi_get_affinity_cpu_info_by_device_id", *chip, text, byref(length), about=chip)
+        self._call("dcmi_get_affinity_cpu_info_by_device_id", *chip, text, byref(length), target=chip)
         return _text(text.value)
 
     def pci_address(self, chip: Place) -> str:
-        """The chip's address on the PCI bus, as ``0000:c1:00.0``."""
+        """Return the chip's PCI address, such as ``0000:c1:00.0``."""
         info = PcieInfo()
-        self._call("dcmi_get_device_pcie_info_v2", *chip, byref(info), about=chip)
+        self._call("dcmi_get_device_pcie_info_v2", *chip, byref(info), target=chip)
         return f"{info.domain & 0xFFFFFFFF:04x}:{info.bdf_busid:02x}:{info.bdf_deviceid:02x}.{info.bdf_funcid:x}"
 
     def health(self, chip: Place) -> int:
-        """The driver's own opinion of a chip, 0 if it is well; a chip that is gone raises ``NOT_READY``.
-
-        It says what to look at next, and never counts against the fault codes.
-        """
+        """Return the driver's health value of a chip, 0 if healthy; a chip that dropped off raises ``NOT_READY``."""
         health = c_uint32()
-        self._call("dcmi_get_device_health", *chip, byref(health), about=chip)
+        self._call("dcmi_get_device_health", *chip, byref(health), target=chip)
         return health.value
 
     def fault_codes(self, chip: Place) -> tuple[int, ...]:
-        """The faults a chip has, each once, in the driver's order."""
+        """Return the fault codes of a chip without repetitions, in the driver's order."""
         count, codes = c_int(), (c_uint32 * MAX_CODES)()
-        self._call("dcmi_get_device_errorcode_v2", *chip, byref(count), codes, MAX_CODES, about=chip)
+        self._call("dcmi_get_device_errorcode_v2", *chip, byref(count), codes, MAX_CODES, target=chip)
         present = codes[: _within(count.value, MAX_CODES)]
         return tuple(dict.fromkeys(code for code in present if code))
 
     def subscribe(self, handler: "ctypes._FuncPointer") -> None:
-        """Have ``handler``, an ``EventHandler``, called with the faults of every chip.
+        """Have ``handler``, an ``EventHandler``, called with the fault events of all chips.
 
-        The library keeps it until the process ends, and so must the caller.
+        The library keeps it until the process ends, so the caller must keep it as well.
         """
         self._call("dcmi_subscribe_fault_event", _EVERY, _EVERY, EventFilter(), handler)
 
-    def _call(self, name: str, *arguments: Any, about: tuple[int, ...] = ()) -> None:
+    def _call(self, name: str, *arguments: Any, target: tuple[int, ...] = ()) -> None:
         function = self._functions.get(name)
         if function is None:
-            raise DcmiError(name, MISSING, *about)
+            raise DcmiError(name, MISSING, *target)
         started = time.perf_counter()
         try:
             code: int = function(*arguments)
         finally:
             self._observe(name, time.perf_counter() - started)
         if code:
-            raise DcmiError(name, code, *about)
+            raise DcmiError(name, code, *target)
 
 
 def event_of(pointer: Any) -> Event | None:
-    """The event behind what a handler is called with; None where there is none."""
+    """Return the event a handler is called with; None if it is called with a null pointer."""
     return pointer.contents if pointer else None
 
 
@@ -267,5 +264,5 @@ def _text(raw: bytes) -> str:
 
 
 def _within(count: int, limit: int) -> int:
-    # A count beyond the room it was given is the library's slip; what was written is believed, no more.
+    # A count larger than the array is an error of the library; the array is as much as it can have written.
     return max(0, min(count, limit))

@@ -1,4 +1,4 @@
-"""The driver of real chips: what they are, how they are, and what befalls them, by Huawei's library."""
+"""The driver of real chips: discovery, readings and fault events, through Huawei's library."""
 
 import itertools
 import threading
@@ -15,34 +15,33 @@ from device_plugin.driver import Assertion, ChipFacts, ChipState, FaultEvent, In
 from device_plugin.driver.dcmi.calls import Calls, Observe, Place, event_of
 from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.library import load
+from device_plugin.driver.dcmi.link import LinkTool
 from device_plugin.driver.dcmi.structures import EventHandler
-from device_plugin.driver.dcmi.survey import Facts, Surveyed, survey_card
-from device_plugin.driver.link import LinkTool
-from device_plugin.driver.numa import SYSFS
+from device_plugin.driver.dcmi.survey import SYSFS, OptionalFacts, Surveyed, survey_card
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-_TRIES = 3
+_ATTEMPTS = 3
 _FAULT = 0
 _ASSERTIONS: dict[int, Assertion] = {0: "recover", 1: "occur", 2: "once"}
 
 _HANDLERS: list[Any] = []
-"""The library may call a handler until the process ends, so none is ever let go."""
+"""The library may call a handler until the process ends, so all are kept."""
 
 
 class DcmiDriver:
-    """The chips of this server, by ``libdcmi.so``.
+    """The chips of this server, through ``libdcmi.so``.
 
-    ``discover`` comes first: it finds and loads the library. A call may hang in the kernel; it then holds up only
-    its own thread, and a card that hangs while chips are discovered only itself.
+    ``discover`` must be called first: it finds and loads the library. A call may hang in the kernel; it then blocks
+    only its own thread, and during discovery only its card.
 
     Args:
-        library: the library; None to look for it as the loader would (spec/node-agent.md §3.1).
-        observe: told the name and the seconds of every call of the library, from the thread that made it.
-        links: asks for the state of network ports.
+        library: the library; None to search it as the loader would (spec/node-agent.md §3.1).
+        observe: called with the name and the duration in seconds of every library call, in the thread that made it.
+        links: reads the link state of network ports.
         sysfs: where sysfs is mounted.
-        card_deadline_s: how long a card may take to tell of its chips; after that, what it told before is believed.
-        pause: waits between tries to subscribe.
+        card_deadline_s: how long the discovery waits for a card; after that, its last answer is used.
+        pause: waits between attempts to subscribe.
     """
 
     def __init__(
@@ -64,19 +63,19 @@ class DcmiDriver:
         self._opening = threading.Lock()
         self._calls: Calls | None = None
         self._ready = False
-        self._facts = Facts()
+        self._facts = OptionalFacts()
         self._surveys: dict[int, threading.Thread] = {}
         self._surveyed: dict[int, tuple[Surveyed, ...]] = {}
         self._problems: dict[int, str] = {}
 
     def discover(self) -> Inventory:
-        """What chips there are.
+        """Return the chips of this server.
 
-        A card that does not answer contributes what it last told, and nothing if it never did.
+        For a card that does not answer, the result has its last answer, or nothing if it never answered.
 
         Raises:
-            DriverError: the library can't be used, or no chip of the 910 family answers; says why. Worth trying again:
-                the next call begins at the beginning.
+            DriverError: the library can't be used, or no chip of the 910 family answers; says why. The next call starts
+                over.
         """
         calls = self._open()
         try:
@@ -86,12 +85,14 @@ class DcmiDriver:
             raise
 
     def read(self, chip: ChipFacts) -> ChipState:
-        """How one chip is now.
+        """Return the state of a chip.
 
         Raises:
-            DriverError: the driver does not tell; says why.
+            DriverError: the chip can't be read; says why.
         """
-        calls, place = self._known(), (chip.card_id, chip.device_id)
+        if self._calls is None:
+            raise DriverError("chips are read before they are discovered")
+        calls, place = self._calls, (chip.card_id, chip.device_id)
         try:
             silent = self._silent(calls, place)
             codes = self._codes(calls, place, silent=silent)
@@ -101,47 +102,26 @@ class DcmiDriver:
             raise
         return ChipState(codes=codes, link_up=self._links.up(chip.phy_id))
 
-    def glance(self, chip: ChipFacts, turn: int) -> ChipState:
-        """How one chip is that had no fault when it was last read, by one call if it still has none.
-
-        Either of the two calls alone tells of most troubles: the driver's health of a chip is that of its most serious
-        alarm, and a chip that has dropped off answers neither. What only one of them tells, every second glance sees.
-
-        Raises:
-            DriverError: the driver does not tell; says why.
-        """
-        calls, place = self._known(), (chip.card_id, chip.device_id)
-        try:
-            is_well = not calls.fault_codes(place) if turn % 2 else calls.health(place) == 0
-        except DcmiError:
-            is_well = False
-        return ChipState(link_up=self._links.up(chip.phy_id)) if is_well else self.read(chip)
-
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
-        """Announce the faults of every chip from now on, from threads of the library.
+        """Announce the fault events of all chips from now on, from threads of the library.
 
         Raises:
-            DriverError: the driver announces none, or refuses to.
+            DriverError: the driver announces none, or refuses the subscription.
         """
         calls = self._open()
         handler = EventHandler(_relay(on_event))
-        _HANDLERS.append(handler)  # before it is given away: a call that fails may have kept it
+        _HANDLERS.append(handler)  # first: even a call that fails may have kept it
         for attempt in itertools.count(1):
             try:
                 calls.subscribe(handler)
                 return
             except DcmiError as error:
-                if error.permanent or attempt == _TRIES:
+                if error.permanent or attempt == _ATTEMPTS:
                     raise
             self._pause(1.0)
 
-    def _known(self) -> Calls:
-        if self._calls is None:
-            raise DriverError("chips are read before they are discovered")
-        return self._calls
-
     def _open(self) -> Calls:
-        with self._opening:  # what hangs in here has no chip yet
+        with self._opening:
             if self._calls is None:
                 self._calls = Calls(load(self._path), self._observe)
             if not self._ready:
@@ -157,14 +137,17 @@ class DcmiDriver:
             facts = surveyed.facts
             if (other := chips.setdefault(facts.phy_id, surveyed)) is not surveyed:
                 log.error(
-                    "two chips with one physical id", phy_id=facts.phy_id, card=facts.card_id, kept=other.facts.card_id
+                    "two chips have the same physical id",
+                    phy_id=facts.phy_id,
+                    card=facts.card_id,
+                    kept=other.facts.card_id,
                 )
         found = [chips[phy_id] for phy_id in sorted(chips)]
         kinds = [each.kind for each in found if each.kind is not None]
         if not kinds:
-            raise DriverError(self._why_none(cards, found))
+            raise DriverError(self._why_no_chip(cards, found))
         if len(set(kinds)) > 1:
-            log.error("chips of several kinds; the first counts", kinds=sorted(set(kinds)))
+            log.error("chips of several types, the first is reported", types=sorted(set(kinds)))
         super_pod = next((each.super_pod for each in found if each.super_pod is not None), None)
         return Inventory(
             chip_type=kinds[0],
@@ -174,11 +157,10 @@ class DcmiDriver:
             board_id=next((each.board_id for each in found if each.board_id), 0),
             super_pod_id=super_pod.super_pod_id if super_pod is not None else UNKNOWN,
             server_index=super_pod.server_index if super_pod is not None else UNKNOWN,
-            complete=not any(self._problems.get(card) for card in cards),
         )
 
     def _survey(self, calls: Calls, cards: list[int]) -> None:
-        """Ask all cards at once. One that hangs keeps its thread, and no second one is started beside it."""
+        """Survey all cards at the same time, each in a thread. A card that hangs keeps its thread and gets no other."""
 
         def survey(card: int) -> None:
             known = self._surveyed.get(card, ())
@@ -186,7 +168,7 @@ class DcmiDriver:
                 self._surveyed[card], problem = survey_card(calls, self._facts, card, known, self._sysfs)
             except DriverError as error:
                 problem = error.message
-            self._complain(card, problem)
+            self._note_problem(card, problem)
 
         for card in cards:
             running = self._surveys.get(card)
@@ -197,27 +179,27 @@ class DcmiDriver:
         for card in cards:
             self._surveys[card].join(max(0.0, deadline_s - time.monotonic()))
             if self._surveys[card].is_alive():
-                self._complain(card, f"card {card} has not answered for {self._card_deadline_s} s")
+                self._note_problem(card, f"card {card} has not answered for {self._card_deadline_s:g} s")
 
-    def _complain(self, card: int, problem: str) -> None:
+    def _note_problem(self, card: int, problem: str) -> None:
         before = self._problems.get(card, "")
         self._problems[card] = problem
         if problem and problem != before:
-            log.error("a card does not tell of its chips", card=card, error=problem)
+            log.error("a card can't be read", card=card, error=problem)
 
-    def _why_none(self, cards: list[int], found: list[Surveyed]) -> str:
+    def _why_no_chip(self, cards: list[int], found: list[Surveyed]) -> str:
         if not cards:
             return "the driver lists no card"
         if found:
             names = sorted({f"{each.facts.chip_name!r} on board {each.board_id:#x}" for each in found})
             return f"no chip of the 910 family: {', '.join(names)}"
-        return "no card tells of its chips: " + "; ".join(sorted({*self._problems.values()} - {""}))
+        return "no card can be read: " + "; ".join(sorted({*self._problems.values()} - {""}))
 
     def _silent(self, calls: Calls, place: Place) -> bool:
-        """Whether the call that shows a card drop tells nothing.
+        """Return whether the call that detects a dropped chip fails for another reason.
 
         Raises:
-            DcmiError: the chip has dropped off.
+            DcmiError: the chip has dropped off the bus.
         """
         try:
             calls.health(place)
@@ -232,12 +214,12 @@ class DcmiDriver:
             return calls.fault_codes(place)
         except DcmiError as error:
             if error.permanent and not silent:
-                return None  # this driver tells faults by events only, and the chip does answer
+                return None  # this driver reports faults by events only, and the chip answers
             raise
 
 
 def _relay(on_event: Callable[[FaultEvent], None]) -> Callable[[Any], None]:
-    """What the library calls: a handler of its events that hands ours on, and lets no error into C."""
+    """Return the callback for the library: it converts events, and lets no exception into C."""
 
     def relay(pointer: Any) -> None:
         try:
@@ -247,10 +229,14 @@ def _relay(on_event: Callable[[FaultEvent], None]) -> Callable[[Any], None]:
             fault = event.dms_event
             assertion = _ASSERTIONS.get(fault.assertion)
             if assertion is None:
-                log.warning("event of unknown meaning", code=f"{fault.event_id:X}", assertion=fault.assertion)
+                log.warning(
+                    "an event with an unknown assertion is ignored",
+                    code=f"{fault.event_id:X}",
+                    assertion=fault.assertion,
+                )
                 return
             on_event(FaultEvent(fault.deviceid, fault.event_id, assertion, fault.severity))
         except Exception:
-            log.exception("event lost")
+            log.exception("an event is lost")
 
     return relay

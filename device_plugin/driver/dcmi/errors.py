@@ -1,15 +1,15 @@
-"""What the numbers mean that a call of the driver's library returns (spec/node-agent.md §3.2)."""
+"""The return codes of the driver's library (spec/node-agent.md §3.2)."""
 
 from ascend.errors import DriverError
 
 NOT_READY = -8012
-"""The chip does not answer: it has dropped off."""
+"""The chip does not answer: it has dropped off the bus."""
 
 UNSUPPORTED = -8255
-"""This driver, or this kind of chip, can't do that."""
+"""This driver, or this kind of chip, does not support the call."""
 
 MISSING = -99998
-"""Ours: the library has no such function."""
+"""Not one of the library's: the library has no such function."""
 
 MEANINGS: dict[int, str] = {
     -8001: "invalid parameter",
@@ -42,22 +42,19 @@ class DcmiError(DriverError):
 
     Args:
         call: the function.
-        code: what it returned, or ``MISSING``.
-        card_id: the card it was about; None for calls about none.
-        device_id: the device on the card.
+        code: its return code, or ``MISSING``.
+        card_id: the card it was called for; None if for none.
+        device_id: the device on the card; None if for none.
     """
 
     def __init__(self, call: str, code: int, card_id: int | None = None, device_id: int | None = None) -> None:
-        about = "" if card_id is None else f" of card {card_id}"
+        target = "" if card_id is None else f" of card {card_id}"
         if device_id is not None:
-            about += f" device {device_id}"
-        super().__init__(f"{call}{about}: {code} ({MEANINGS.get(code, 'unknown error')})")
-        self.call = call
+            target += f" device {device_id}"
+        super().__init__(f"{call}{target}: {code} ({MEANINGS.get(code, 'unknown error')})")
         self.code = code
-        self.card_id = card_id
-        self.device_id = device_id
 
     @property
     def permanent(self) -> bool:
-        """RequestReader again will not help: the driver can't do that at all."""
+        """Whether every call of this function fails: the driver does not support it."""
         return self.code in {UNSUPPORTED, MISSING}

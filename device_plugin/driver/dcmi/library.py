@@ -1,4 +1,4 @@
-"""Finds the driver's library and loads it, unless others could have replaced it (spec/node-agent.md §3.1)."""
+"""Finds and loads the driver's library, unless other users could have replaced it (spec/node-agent.md §3.1)."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ascend.errors import DriverError
-from device_plugin.driver.trust import trusted
+from device_plugin.driver.dcmi.file_permissions import resolve_protected
 
 NAME = "libdcmi.so"
 _MAX_SEARCH_PATH = 1024
@@ -15,21 +15,21 @@ _LDCONFIG = (Path("/sbin/ldconfig"), Path("/usr/sbin/ldconfig"))
 
 
 def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> ctypes.CDLL:
-    """The loaded library.
+    """Load the library.
 
     Args:
-        path: where it is; None to look for it in the directories of ``LD_LIBRARY_PATH``, then in the loader's cache.
-        environment: where ``LD_LIBRARY_PATH`` is read.
+        path: the file; None to search the directories of ``LD_LIBRARY_PATH``, then the loader's cache.
+        environment: has ``LD_LIBRARY_PATH``.
 
     Raises:
-        DriverError: there is none that may be used; says where was looked, and what is wrong with what was there.
+        DriverError: no usable library was found; says where it was searched and why those found are not used.
     """
-    found = trusted(path) if path is not None else find(environment)
+    found = resolve_protected(path) if path is not None else find(environment)
     loader = ctypes.CDLL(None)
     loader.dlopen.restype = ctypes.c_void_p
     loader.dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
     loader.dlerror.restype = ctypes.c_char_p
-    # Not by CDLL(path): it adds RTLD_NOW, and a driver of which a part is missing would not load at all.
+    # Not CDLL(path): it adds RTLD_NOW, and an incomplete driver would not load at all.
     handle = loader.dlopen(os.fsencode(found), os.RTLD_LAZY | os.RTLD_GLOBAL)
     if handle is None:
         why = (loader.dlerror() or b"").decode(errors="replace")
@@ -38,7 +38,7 @@ def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> ctyp
 
 
 def find(environment: Mapping[str, str]) -> Path:
-    """The first library on the search path that only root and we can change.
+    """Return the first library on the search path that only root and this user can change.
 
     Raises:
         DriverError: there is none.
@@ -48,7 +48,7 @@ def find(environment: Mapping[str, str]) -> Path:
         if not os.path.lexists(candidate):
             continue
         try:
-            return trusted(candidate)
+            return resolve_protected(candidate)
         except DriverError as error:
             refusals.append(error.message)
     if refusals:
@@ -69,7 +69,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
             reason="LibraryNotFound",
         )
     for folder in search_path.split(":"):
-        if folder.startswith("/"):  # an empty or relative entry means the present folder, which says nothing
+        if folder.startswith("/"):  # an empty or relative entry depends on the working directory
             yield Path(folder) / NAME
     yield from _cached()
 
@@ -85,7 +85,7 @@ def _cached() -> Iterator[Path]:
     except (OSError, subprocess.SubprocessError):
         return
     for line in answer.stdout.splitlines():
-        # As in "\tlibdcmi.so (libc6,x86-64) => /usr/lib64/libdcmi.so".
+        # Such as "\tlibdcmi.so (libc6,x86-64) => /usr/lib64/libdcmi.so".
         name, _, rest = line.strip().partition(" ")
         _, arrow, where = rest.partition(" => ")
         if name == NAME and arrow and where.startswith("/"):

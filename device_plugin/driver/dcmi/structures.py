@@ -1,7 +1,7 @@
 """The structures of the driver's C interface, in natural C alignment (spec/node-agent.md §3.2).
 
-Class and field names are those of the interface where the specification names them. What the plugin never reads
-is still spelled out: the driver writes it, so its room must be right.
+Class and field names are those of the interface if the specification has them. Fields that the plugin never reads are
+declared as well, because the driver writes them.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ from ctypes import c_char, c_float, c_int, c_uint8, c_uint16, c_uint32, c_uint64
 
 
 class ChipInfo(ctypes.Structure):
-    """Names and AI cores of a chip, as ``dcmi_get_device_chip_info`` has them."""
+    """Names and number of AI cores of a chip, from ``dcmi_get_device_chip_info``."""
 
     _fields_ = (
         ("chip_type", c_char * 32),
@@ -20,13 +20,13 @@ class ChipInfo(ctypes.Structure):
 
 
 class ChipInfoV2(ctypes.Structure):
-    """The same, as ``dcmi_get_device_chip_info_v2`` has them."""
+    """The same from ``dcmi_get_device_chip_info_v2``."""
 
     _fields_ = (*ChipInfo._fields_, ("npu_name", c_char * 32))
 
 
 class BoardInfo(ctypes.Structure):
-    """The board a chip sits on."""
+    """The board of a chip."""
 
     _fields_ = (("board_id", c_uint32), ("pcb_id", c_uint32), ("bom_id", c_uint32), ("slot_id", c_uint32))
 
@@ -48,13 +48,13 @@ class _Address(ctypes.Union):
 
 
 class IpAddress(ctypes.Structure):
-    """An address; ``ip_type`` 0 is IPv4, 1 is IPv6, and is set before asking."""
+    """An address; ``ip_type`` (0 IPv4, 1 IPv6) is set before the call."""
 
     _fields_ = (("u_addr", _Address), ("ip_type", c_int))
 
 
 class PcieInfo(ctypes.Structure):
-    """Where a chip is on the PCIe bus, as ``dcmi_get_device_pcie_info_v2`` has it."""
+    """A chip's PCIe address, from ``dcmi_get_device_pcie_info_v2``."""
 
     _fields_ = (
         ("venderid", c_uint32),
@@ -84,7 +84,7 @@ class SuperPodInfo(ctypes.Structure):
 
 
 class BaseResource(ctypes.Structure):
-    """Part of what a virtual chip, or a whole one, has."""
+    """General resources of a chip or a virtual NPU."""
 
     _fields_ = (
         ("token", c_uint64),
@@ -97,7 +97,7 @@ class BaseResource(ctypes.Structure):
 
 
 class ComputingResource(ctypes.Structure):
-    """Part of what a virtual chip, or a whole one, has; ``aic`` are its AI cores."""
+    """Computing resources of a chip or a virtual NPU; ``aic`` is the number of AI cores."""
 
     _fields_ = (
         ("aic", c_float),
@@ -128,7 +128,7 @@ class ComputingResource(ctypes.Structure):
 
 
 class MediaResource(ctypes.Structure):
-    """Part of what a virtual chip, or a whole one, has."""
+    """Media resources of a chip or a virtual NPU."""
 
     _fields_ = (
         ("jpegd", c_float),
@@ -142,7 +142,7 @@ class MediaResource(ctypes.Structure):
 
 
 class TotalResource(ctypes.Structure):
-    """A whole chip and the virtual ones cut out of it: main command 52, sub command 1."""
+    """A chip and its virtual NPUs: main command 52, sub command 1."""
 
     _fields_ = (
         ("vdev_num", c_uint32),
@@ -156,7 +156,7 @@ class TotalResource(ctypes.Structure):
 
 
 class VirtualDeviceInfo(ctypes.Structure):
-    """One virtual chip; ``name`` is the template it was made by."""
+    """A virtual NPU; ``name`` is its template."""
 
     _fields_ = (
         ("name", c_char * 16),
@@ -172,13 +172,13 @@ class VirtualDeviceInfo(ctypes.Structure):
 
 
 class VirtualDeviceQuery(ctypes.Structure):
-    """One virtual chip by its id: main command 52, sub command 0."""
+    """A virtual NPU by its id: main command 52, sub command 0."""
 
     _fields_ = (("vdev_id", c_uint32), ("query_info", VirtualDeviceInfo))
 
 
 class FaultEventRecord(ctypes.Structure):
-    """A fault that came or went; ``deviceid`` is the logic id."""
+    """A fault that occurred or cleared; ``deviceid`` is the logic id."""
 
     _fields_ = (
         ("event_id", c_uint32),
@@ -199,13 +199,13 @@ class FaultEventRecord(ctypes.Structure):
 
 
 class Event(ctypes.Structure):
-    """What the driver hands to a subscriber; ``type`` 0 is a fault."""
+    """What the driver passes to a subscriber; ``type`` 0 is a fault."""
 
     _fields_ = (("type", c_int), ("dms_event", FaultEventRecord))
 
 
 class EventFilter(ctypes.Structure):
-    """Which events are wanted; all zero: every one. Passed by value."""
+    """Selects events; all zero selects every event. Passed by value."""
 
     _fields_ = (
         ("filter_flag", c_uint64),
@@ -217,4 +217,4 @@ class EventFilter(ctypes.Structure):
 
 
 EventHandler = ctypes.CFUNCTYPE(None, ctypes.POINTER(Event))
-"""What is called with an event, from a thread of the driver."""
+"""The type of a subscriber's callback, which the driver calls from a thread of its own."""

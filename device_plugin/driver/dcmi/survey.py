@@ -1,5 +1,6 @@
-"""What there is to know of each chip of a card; what can't be had stays unknown, or as it was last known."""
+"""Reads the facts about the chips of a card; a fact that can't be read keeps its last known value."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,28 +12,84 @@ from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts, ChipType, VirtualNpu
 from device_plugin.driver.dcmi.calls import MAX_ID, Calls, Place, SuperPodPlace
-from device_plugin.driver.dcmi.chip_type import chip_type
 from device_plugin.driver.dcmi.errors import DcmiError
-from device_plugin.driver.numa import node_of_cpus, node_of_pci
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+_A3_BOARDS = frozenset({0xB0, 0xB1, 0xB2, 0xB3, 0xB4, 0x81, 0x83, 0xD1, 0xD3})
+_B = re.compile(r"910B\d|A2G\d")
+_A = re.compile(r"910")
 _MIN_CORES, _MAX_CORES = 8, 36
-_NOTHING: tuple[int, tuple[VirtualNpu, ...]] = (0, ())
+_NO_RESOURCES: tuple[int, tuple[VirtualNpu, ...]] = (0, ())
+
+SYSFS = Path("/sys")
+_NODE = re.compile(r"node([0-9]+)")
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 
 T = TypeVar("T")
 
 
+def chip_type(board_id: int, chip_name: str) -> ChipType | None:
+    """Return the type of a chip; None if it is not of the 910 family.
+
+    Args:
+        board_id: 0 if unknown.
+        chip_name: such as ``910B3``; empty if unknown.
+    """
+    if board_id in _A3_BOARDS:
+        return "Ascend910A3"
+    name = chip_name.removeprefix("Ascend")
+    if _B.match(name):
+        return "Ascend910B"
+    return "Ascend910" if _A.match(name) else None
+
+
+def node_of_cpus(cpus: str, sysfs: Path = SYSFS) -> int | None:
+    """Return the NUMA node that has exactly these CPUs; None if there is none.
+
+    Args:
+        cpus: such as ``0-23``.
+        sysfs: where sysfs is mounted.
+    """
+    if not cpus:
+        return None
+    for folder in sorted(sysfs.glob("devices/system/node/node*")):
+        match = _NODE.fullmatch(folder.name)
+        if match is not None and _read(folder / "cpulist") == cpus:
+            return int(match[1])
+    return None
+
+
+def node_of_pci(address: str, sysfs: Path = SYSFS) -> int | None:
+    """Return the NUMA node of a PCI device; None if unknown.
+
+    Args:
+        address: such as ``0000:c1:00.0``.
+        sysfs: where sysfs is mounted.
+    """
+    if _PCI_ADDRESS.fullmatch(address.lower()) is None:
+        return None
+    text = _read(sysfs / "bus/pci/devices" / address.lower() / "numa_node")
+    return int(text) if text.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """A chip, and what it tells of its server.
+    """The facts about a chip, and those about its server that the driver reports per chip.
 
     Attributes:
         facts: the chip.
-        kind: its kind; None where it is not of the 910 family, or did not say.
-        board_id: 0 where unknown.
-        ai_cores: 0 where unknown.
-        super_pod: None where the driver can't tell.
+        kind: its type; None if it is unknown or not of the 910 family.
+        board_id: 0 if unknown.
+        ai_cores: 0 if unknown.
+        super_pod: None if unknown.
     """
 
     facts: ChipFacts
@@ -42,30 +99,30 @@ class Surveyed:
     super_pod: SuperPodPlace | None
 
 
-class Facts:
-    """Facts that are nice to know: a call that fails is logged once and leaves the fact as it was last known."""
+class OptionalFacts:
+    """Facts that a chip can be used without: a call that fails is logged once and the last known value is used."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Place | None], Any] = {}
         self._failing: dict[tuple[str, Place | None], int] = {}
 
-    def get(self, name: str, ask: Callable[[], T], default: T, chip: Place | None = None) -> T:
-        """The fact.
+    def get(self, name: str, call: Callable[[], T], default: T, chip: Place | None = None) -> T:
+        """Return a fact.
 
         Args:
             name: of the fact, for the log.
-            ask: the call.
-            default: what it is while it was never known.
-            chip: whose fact it is; None for the server's.
+            call: reads it.
+            default: its value if it was never read.
+            chip: the chip; None for a fact about the server.
         """
         key = (name, chip)
         try:
-            value = ask()
+            value = call()
         except DcmiError as error:
             if self._failing.get(key) != error.code:
                 self._failing[key] = error.code
-                # A driver that lacks a function is how it is; one that has it and fails is worth a look.
-                (log.debug if error.permanent else log.warning)("fact unknown", fact=name, error=error.message)
+                # A function that the driver does not have is not worth a warning; one that fails is.
+                (log.debug if error.permanent else log.warning)("a fact can't be read", fact=name, error=error.message)
             known: T = self._known.get(key, default)
             return known
         self._failing.pop(key, None)
@@ -74,19 +131,19 @@ class Facts:
 
 
 def survey_card(
-    calls: Calls, facts: Facts, card: int, known: Sequence[Surveyed], sysfs: Path
+    calls: Calls, facts: OptionalFacts, card: int, known: Sequence[Surveyed], sysfs: Path
 ) -> tuple[tuple[Surveyed, ...], str]:
-    """The chips of a card, and what kept one from telling its ids; empty where nothing did.
+    """Return the chips of a card, and why the ids of one can't be read; empty if all were read.
 
     Args:
         calls: the library.
-        facts: what was known before of single facts.
+        facts: reads optional facts.
         card: the card.
-        known: what its chips were before; believed of a chip that does not tell its ids now.
+        known: the chips of the last survey; used for a chip whose ids can't be read.
         sysfs: where sysfs is mounted.
 
     Raises:
-        DriverError: the card does not say how many chips it has.
+        DriverError: the number of chips on the card can't be read.
     """
     before = {each.facts.device_id: each for each in known}
     chips, problem = [], ""
@@ -100,13 +157,13 @@ def survey_card(
     return tuple(chips), problem
 
 
-def _survey_chip(calls: Calls, facts: Facts, chip: Place, sysfs: Path) -> Surveyed:
+def _survey_chip(calls: Calls, facts: OptionalFacts, chip: Place, sysfs: Path) -> Surveyed:
     logic_id = _checked("logic id", calls.logic_id(chip), chip)
     phy_id = _checked("physical id", calls.phy_id(logic_id, chip), chip)
     name, cores_by_name = facts.get("chip name", lambda: calls.chip_info(chip), ("", 0), chip)
     board_id = facts.get("board id", lambda: calls.board_id(chip), 0, chip)
     super_pod = facts.get("SuperPod", lambda: calls.super_pod(chip), None, chip)
-    cores, vnpus = facts.get("virtual chips", lambda: _resources(calls, facts, chip, phy_id), _NOTHING, chip)
+    cores, vnpus = facts.get("virtual NPUs", lambda: _resources(calls, facts, chip, phy_id), _NO_RESOURCES, chip)
     return Surveyed(
         facts=ChipFacts(
             phy_id=phy_id,
@@ -135,12 +192,12 @@ def _checked(what: str, value: int, chip: Place) -> int:
     return value
 
 
-def _resources(calls: Calls, facts: Facts, chip: Place, phy_id: int) -> tuple[int, tuple[VirtualNpu, ...]]:
+def _resources(calls: Calls, facts: OptionalFacts, chip: Place, phy_id: int) -> tuple[int, tuple[VirtualNpu, ...]]:
     resources = calls.resources(chip)
     vnpus = tuple(
         facts.get(
-            f"virtual chip {vdev_id}",
-            lambda vdev_id=vdev_id: calls.virtual_chip(chip, vdev_id, phy_id),  # type: ignore[misc]
+            f"virtual NPU {vdev_id}",
+            lambda vdev_id=vdev_id: calls.virtual_npu(chip, vdev_id, phy_id),  # type: ignore[misc]
             VirtualNpu(vdev_id, phy_id),
             chip,
         )
@@ -149,7 +206,7 @@ def _resources(calls: Calls, facts: Facts, chip: Place, phy_id: int) -> tuple[in
     return resources.ai_cores, vnpus
 
 
-def _numa_node(calls: Calls, facts: Facts, chip: Place, sysfs: Path) -> int | None:
+def _numa_node(calls: Calls, facts: OptionalFacts, chip: Place, sysfs: Path) -> int | None:
     node = node_of_cpus(facts.get("CPU affinity", lambda: calls.cpu_affinity(chip), "", chip), sysfs)
     if node is None:
         node = node_of_pci(facts.get("PCI address", lambda: calls.pci_address(chip), "", chip), sysfs)

@@ -161,9 +161,9 @@ async def test_who_stood_still_leads_no_more_from_the_first_moment_on() -> None:
     async with running(a) as (task,):
         await a.won()
         assert a.leads
-        ahead_s = LEASE.belief_s + 1  # the process was stopped; its event loop has not turned yet
+        ahead_s = LEASE.renew_deadline_s + 1  # the process was stopped; its event loop has not turned yet
         assert not a.leads
-        assert a.remaining_s < 15 - LEASE.belief_s
+        assert a.remaining_s < 15 - LEASE.renew_deadline_s
         with pytest.raises(LeadershipLost, match="could not be renewed"):
             await asyncio.wait_for(task, 5)
     assert a.remaining_s < 0

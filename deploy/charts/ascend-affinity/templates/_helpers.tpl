@@ -14,7 +14,7 @@
 {{- end }}
 {{- end }}
 
-{{/* What follows takes (list $ "device-plugin") or (list $ "allocator"). */}}
+{{/* The following templates take (list $ "device-plugin") or (list $ "allocator"). */}}
 
 {{- define "ascend-affinity.componentName" -}}
 {{- printf "%s-%s" (include "ascend-affinity.fullname" (index . 0)) (index . 1) }}
@@ -50,7 +50,7 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- end }}
 {{- end }}
 
-{{/* The right by which the device plugin lists its kubelet's pods: a subresource of nodes. */}}
+{{/* The RBAC permission with which the device plugin lists its kubelet's pods: a subresource of nodes. */}}
 {{- define "ascend-affinity.kubeletSubresource" -}}
 {{- $wanted := .Values.devicePlugin.kubelet.authorization }}
 {{- if eq $wanted "auto" }}
@@ -76,25 +76,25 @@ pod_resources_socket: {{ .kubelet.rootDir }}/pod-resources/kubelet.sock
 {{- with .kubelet.caFile }}
 kubelet_ca_file: {{ . }}
 {{- end }}
-# At every address: the kubelet asks at the pod's, which may be an IPv6 one.
+# On all addresses: the kubelet probes the pod's address, which may be an IPv6 one.
 http_address: ":{{ .httpPort }}"
 {{- end }}
 {{- end }}
 
-{{/* Where the allocator's certificate is. */}}
+{{/* The name of the Secret with the allocator's certificate. */}}
 {{- define "ascend-affinity.tlsSecretName" -}}
 {{- $made := printf "%s-tls" (include "ascend-affinity.componentName" (list . "allocator")) }}
 {{- ternary $made .Values.allocator.tls.secretName (eq .Values.allocator.tls.source "generated") }}
 {{- end }}
 
-{{/* The name in the allocator's certificate by which the API server and kube-scheduler know it. */}}
+{{/* The name in the allocator's certificate that the API server and kube-scheduler verify. */}}
 {{- define "ascend-affinity.serverName" -}}
 {{- printf "%s.%s.svc" (include "ascend-affinity.componentName" (list . "allocator")) .Release.Namespace }}
 {{- end }}
 
 {{/*
-The generated certificate, made once a rendering for all templates that need it: a dictionary of base64 texts. It is
-taken from the cluster where there is one, because an upgrade must not change what kube-scheduler's file names.
+The generated certificate, made once per rendering for all templates that need it: a dictionary of base64 texts. An
+existing one is taken from the cluster, because an upgrade must not change the CA in kube-scheduler's configuration.
 */}}
 {{- define "ascend-affinity.certificate" -}}
 {{- if not (hasKey .Values.allocator.tls "made") }}
@@ -114,7 +114,7 @@ taken from the cluster where there is one, because an upgrade must not change wh
 {{- toJson .Values.allocator.tls.made }}
 {{- end }}
 
-{{/* What the API server verifies the allocator's certificate with; base64, empty where somebody else puts it in. */}}
+{{/* The CA with which the API server verifies the allocator's certificate; base64, empty if cert-manager injects it. */}}
 {{- define "ascend-affinity.caBundle" -}}
 {{- if eq .Values.allocator.tls.source "generated" }}
 {{- index (include "ascend-affinity.certificate" . | fromJson) "ca.crt" }}
@@ -123,17 +123,17 @@ taken from the cluster where there is one, because an upgrade must not change wh
 {{- end }}
 {{- end }}
 
-{{/* The user as whom the programs are known to the API server; takes (list $ component). */}}
+{{/* The user name of a program at the API server; takes (list $ component). */}}
 {{- define "ascend-affinity.user" -}}
 {{- printf "system:serviceaccount:%s:%s" (index . 0).Release.Namespace (include "ascend-affinity.serviceAccountName" .) }}
 {{- end }}
 
-{{/* A namespace with this label gets the webhook for Bindings. */}}
+{{/* The label of namespaces in which the webhook for Bindings is called. */}}
 {{- define "ascend-affinity.bindingLabel" -}}
 ascend-affinity.io/bindings
 {{- end }}
 
-{{/* Whether there are admission policies: in the values, and in the cluster. */}}
+{{/* Whether admission policies are installed: enabled in the values, and supported by the cluster. */}}
 {{- define "ascend-affinity.hasPolicies" -}}
 {{- if and .Values.allocator.policies.enabled (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}yes{{ end }}
 {{- end }}

@@ -90,74 +90,74 @@ class AllocatorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ValidateJob(self, request, context):
-        """ValidateJob says whether what a job asks for makes sense at all, before any of its pods exists. Pure.
+        """ValidateJob checks whether the request of a job is valid at all, before any of its pods exists. No side effects.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Filter(self, request, context):
-        """Filter says on which of the nodes the pod fits now, and why not on the others.
+        """Filter returns the nodes on which the pod fits now, and why it does not fit on the others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Score orders the nodes the pod fits on, best first.
+        """Score orders the nodes on which the pod fits, best first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Allocate(self, request, context):
-        """Allocate chooses node and chips and keeps them for the pod; with bind set it also posts the Binding.
-        Idempotent by pod uid: a second call answers with the first one's chips.
+        """Allocate chooses node and chips and reserves them for the pod; with bind it also posts the Binding.
+        Idempotent by pod uid: a second call returns the chips of the first one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Confirm(self, request, context):
-        """Confirm says that the caller has bound the pod: its chips are kept until the pod is seen bound, however long that
-        takes. Idempotent.
+        """Confirm reports that the caller has bound the pod: its chips stay reserved until the pod is seen bound.
+        Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Release gives back chips kept for a pod that was not bound. Idempotent; chips of a bound pod are not touched.
+        """Release releases the chips reserved for a pod that was not bound. Idempotent; chips of a bound pod are not affected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SelectVictims(self, request, context):
-        """SelectVictims says on which nodes pods of lower priority could make room for the pod, and which: the nodes whose
-        victims matter least come first. Displacing them is the caller's business.
+        """SelectVictims returns the nodes on which preemption of pods of lower priority makes room for the pod, with the
+        victims: nodes with the least important victims first. The caller preempts them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Explain says why a pod is not placed, or where it would be: reasons with the number of nodes each stands for.
+        """Explain returns where a pod is or would be placed, or why it fits on no node: reasons with the number of nodes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetState(self, request, context):
-        """GetState reads nodes, chips and reservations as the allocator sees them, a page at a time.
+        """GetState returns nodes, chips and reservations as the allocator sees them, one page at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Watch sends the state of every node, and then of the nodes that change, for dashboards. Changes that come faster than
-        the caller reads are sent as one. It ends when the caller ends it.
+        """Watch sends the state of every node, and then of the nodes that change, for dashboards. Changes that are faster than
+        the caller reads are combined. It ends when the caller cancels it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,1 @@
+"""Reads the chips and judges their health."""

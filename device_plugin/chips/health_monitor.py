@@ -1,0 +1,238 @@
+"""Judges the chips whenever something about them changes, and announces every change of health.
+
+A judgement can change with the driver's reports, an operator's order, the fault rules, the chips that pods hold, and
+time: a debounce or a hold ends, or the driver stays silent.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import structlog
+
+from ascend.chips import ChipSet, chip_ids, chip_name, join_names
+from ascend.daemon.observable import Observable, wait_for_change, wait_until
+from device_plugin.chips.scanner import present_moment
+from device_plugin.driver import ChipState, FaultEvent, Inventory
+from device_plugin.health.fault_rules import FaultRules
+from device_plugin.health.health_book import HealthBook
+from device_plugin.health.snapshot import Chip, Moment, Snapshot, UpgradeReason
+from device_plugin.ledger.handovers import HandOvers, running_chips, used_chips
+from device_plugin.ledger.node_pods import NodePods
+from device_plugin.metrics import Metrics
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_SHOWN, _MAX_SHOWN = 60, 5
+"""How many characters of an invalid entry, and how many entries, a message shows."""
+
+FIRST_S = 1.0
+"""How long the first judgement waits for chips that have not answered yet."""
+
+Announce = Callable[[str, str, bool], None]
+"""Receives a reason (CamelCase), a sentence, and whether it is a warning."""
+
+
+class HealthMonitor:
+    """Feeds the health book and publishes its judgements.
+
+    Args:
+        book: the state of the chips' health.
+        snapshots: receives each judgement; None until the first one.
+        pods: the node's pods; a fault can leave a chip in use healthy that it makes unhealthy without a pod.
+        handovers: the chips the pods were given.
+        metrics: counts transitions.
+        announce: receives changes of health, for people to see on the Node.
+        moment: returns the present time.
+    """
+
+    def __init__(
+        self,
+        book: HealthBook,
+        snapshots: Observable[Snapshot | None],
+        *,
+        pods: NodePods,
+        handovers: HandOvers,
+        metrics: Metrics,
+        announce: Announce,
+        moment: Callable[[], Moment] = present_moment,
+    ) -> None:
+        self._book = book
+        self._snapshots = snapshots
+        self._pods = pods
+        self._handovers = handovers
+        self._metrics = metrics
+        self._announce = announce
+        self._moment = moment
+        self._known: ChipSet = 0
+        self._states: dict[int, ChipState] = {}
+        self._changed: Observable[None] = Observable(None)
+        self._running = False
+        self._unknown: ChipSet = 0  # separated by an operator, and not on this node
+        self._next_s: float | None = None
+
+    def discovered(self, server: Inventory, at: Moment) -> None:
+        """Take over a discovery.
+
+        A chip that is cut into virtual chips can't be allocated as a whole, so it is not advertised; one that is cut
+        later stays advertised, as unhealthy.
+        """
+        cut = sum(1 << chip.phy_id for chip in server.chips if chip.vnpus)
+        for phy_id in chip_ids(self._book.discovered(server, at, cut=cut)):
+            log.info("not advertised, it is cut into virtual chips", chip=chip_name(phy_id))
+        self._known = self._book.discovered_chips
+        self._changed.set(None)
+
+    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+        """Take over a reading; an unchanged state of a healthy chip does not cause a new judgement."""
+        if not self._known >> phy_id & 1:
+            return
+        self._book.polled(phy_id, state, at)
+        snapshot = self._snapshots.value
+        is_healthy = snapshot is not None and snapshot.healthy >> phy_id & 1
+        if self._states.get(phy_id) != state or not is_healthy:
+            self._states[phy_id] = state
+            self._changed.set(None)
+
+    def announced(self, event: FaultEvent, at: Moment) -> None:
+        """Take over a fault event."""
+        log.info(
+            "the driver announces a fault",
+            logic_id=event.logic_id,
+            code=f"{event.code:08X}",
+            assertion=event.assertion,
+            severity=event.severity,
+        )
+        self._book.announced(event, at)
+        self._changed.set(None)
+
+    def configure(self, rules: FaultRules) -> None:
+        """Apply other fault rules."""
+        self._book.configure(rules)
+        self._changed.set(None)
+
+    def tune(self, *, hold_s: float, stale_s: float) -> None:
+        """Apply settings that were read again."""
+        self._book.tune(hold_s=hold_s, stale_s=stale_s)
+        self._changed.set(None)
+
+    def restore(
+        self,
+        *,
+        manually_separated: ChipSet,
+        reasons: Mapping[int, Sequence[UpgradeReason]],
+        awaiting: ChipSet,
+        network_awaiting: ChipSet,
+        harmless: Mapping[int, Collection[int]],
+    ) -> None:
+        """Take over what an earlier plugin reported."""
+        self._book.restore(
+            manually_separated=manually_separated,
+            reasons=reasons,
+            awaiting=awaiting,
+            network_awaiting=network_awaiting,
+            harmless=harmless,
+            at=self._moment(),
+        )
+        self._changed.set(None)
+
+    def edited(self, added: ChipSet, removed: ChipSet) -> None:
+        """Separate and release chips, by an operator's edit of ManuallySeparateNPU."""
+        if added:
+            log.warning("separated by an operator", chips=join_names(chip_ids(added)))
+            self._book.separate(added, self._moment())
+        if removed:
+            log.info("put back into use by an operator", chips=join_names(chip_ids(removed)))
+            self._book.release(removed, self._moment())
+        self._judge_now()
+
+    def misnamed(self, entries: Sequence[str]) -> None:
+        """Announce entries of ManuallySeparateNPU that do not name a chip of this node."""
+        shown = ", ".join(
+            repr(entry if len(entry) <= _SHOWN else f"{entry[:_SHOWN]}…") for entry in entries[:_MAX_SHOWN]
+        )
+        log.warning("ManuallySeparateNPU names a chip this node does not have", entries=shown)
+        if len(entries) == 1:
+            sentence = f"ManuallySeparateNPU: {shown} is not a chip of this node; the entry is kept and has no effect"
+        else:
+            sentence = (
+                f"ManuallySeparateNPU: {shown} are not chips of this node; the entries are kept and have no effect"
+            )
+        self._announce("NPUSeparationUnknown", sentence, True)  # noqa: FBT003 - a callback's plain word
+
+    def readmit(self, chips: ChipSet, network: ChipSet) -> None:
+        """Readmit recovered chips, by an operator's edit of the Node's labels."""
+        log.info("readmitted by an operator", chips=join_names(chip_ids(chips)), ports=join_names(chip_ids(network)))
+        self._book.readmit(chips, network, self._moment())
+        self._judge_now()
+
+    async def run(self) -> None:
+        """Judge until cancelled."""
+        await wait_until(lambda: self._book.server is not None, (self._changed,))
+        if not await wait_until(lambda: not self._unread, (self._changed,), FIRST_S):
+            log.warning("going on without chips that have not been read", chips=join_names(self._unread))
+        self._running = True
+        sources = (self._changed, self._pods.changes, self._handovers.changes)
+        while True:
+            versions = [source.version for source in sources]
+            self._judge()
+            wait_s = None if self._next_s is None else max(self._next_s - self._moment().mono_s, 0.0)
+            await wait_for_change(sources, versions, wait_s)
+
+    @property
+    def _unread(self) -> list[int]:
+        return [phy_id for phy_id in chip_ids(self._known) if phy_id not in self._states]
+
+    def _judge_now(self) -> None:
+        """Judge before a report that contradicts the operator can be written."""
+        self._changed.set(None)
+        if self._running:
+            self._judge()
+
+    def _judge(self) -> None:
+        at = self._moment()
+        used = used_chips(self._pods, self._handovers)
+        running = running_chips(self._pods, self._handovers)
+        before, snapshot = self._snapshots.value, self._book.judge(at, used=used, running=running)
+        self._next_s = self._book.next_s(at)
+        unknown = snapshot.manually_separated & ~snapshot.all_chips
+        if new := unknown & ~self._unknown:
+            self.misnamed([chip_name(phy_id) for phy_id in chip_ids(new)])
+        self._unknown = unknown
+        if snapshot != before:
+            self._snapshots.set(snapshot)
+            self._announce_changes(before, snapshot)
+
+    def _announce_changes(self, before: Snapshot | None, now: Snapshot) -> None:
+        """Announce every chip whose health changed; several with the same change are one announcement."""
+        earlier = {chip.chip_id: chip for chip in before.chips} if before is not None else {}
+        changes: dict[tuple[str, bool], list[Chip]] = {}
+        for chip in now.chips:
+            # A new chip is compared with a healthy one: that it is healthy is not announced.
+            old = earlier.get(chip.chip_id, Chip(chip.facts))
+            if chip.healthy != old.healthy:
+                reason = "NPURecovered" if chip.healthy else "NPUUnhealthy"
+                changes.setdefault((reason, not chip.healthy), []).append(chip)
+                to = "healthy" if chip.healthy else "unhealthy"
+                self._metrics.transitions.labels(to=to, reason=chip.reason or old.reason).inc()
+            if chip.network_healthy != old.network_healthy:
+                reason = "NPUNetworkRecovered" if chip.network_healthy else "NPUNetworkUnhealthy"
+                changes.setdefault((reason, not chip.network_healthy), []).append(chip)
+                to = "network_healthy" if chip.network_healthy else "network_unhealthy"
+                self._metrics.transitions.labels(to=to, reason="Network").inc()
+        for (reason, warning), chips in changes.items():
+            sentence = "; ".join(_sentence(chip, reason) for chip in chips)
+            (log.warning if warning else log.info)("chip health changed", reason=reason, chips=sentence)
+            self._announce(reason, sentence, warning)
+
+
+def _sentence(chip: Chip, reason: str) -> str:
+    name = chip_name(chip.chip_id)
+    match reason:
+        case "NPUUnhealthy":
+            return f"{name}: {chip.sentence}"
+        case "NPUNetworkUnhealthy":
+            codes = ", ".join(f"{fault.name} ({fault.level.wire})" for fault in chip.network_faults)
+            return f"{name}: {codes or 'waiting for an operator to readmit it'}"
+        case "NPUNetworkRecovered":
+            return f"{name}: its network port is healthy again"
+        case _:
+            return f"{name} is healthy again"

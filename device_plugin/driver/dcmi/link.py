@@ -1,0 +1,126 @@
+"""Reads the link state of a chip's network port from the driver's command-line tool (spec/node-agent.md §4.5).
+
+If the tool is missing, fails or hangs, the state is unknown, which is not the same as DOWN. A late answer is picked up
+by the next call, so the tool never blocks the caller for long.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from ascend.errors import DriverError
+from device_plugin.driver.dcmi.file_permissions import resolve_protected
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+HCCN_TOOL = Path("/usr/local/Ascend/driver/tools/hccn_tool")
+
+
+@dataclass(slots=True)
+class _Port:
+    up: bool | None = None
+    started_s: float | None = None
+    process: "subprocess.Popen[bytes] | None" = None
+
+
+class LinkTool:
+    """Runs the tool for each chip once per period. Chips do not wait for each other.
+
+    Args:
+        tool: its path; it is run only if no user but root and this one can change it.
+        period_s: time between two runs for a chip.
+        down_period_s: the same while the last answer was DOWN, so that a restored link is noticed soon.
+        wait_s: how long a call waits for the answer.
+        deadline_s: after this time the tool is killed.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        tool: Path = HCCN_TOOL,
+        *,
+        period_s: float = 300.0,
+        down_period_s: float = 10.0,
+        wait_s: float = 0.5,
+        deadline_s: float = 10.0,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tool = tool
+        self._period_s = period_s
+        self._down_period_s = down_period_s
+        self._wait_s = wait_s
+        self._deadline_s = deadline_s
+        self._now_s = now_s
+        self._ports: dict[int, _Port] = {}
+        self._problem = ""
+
+    def up(self, phy_id: int) -> bool | None:
+        """Return whether the chip's port had a link when last read; None if unknown."""
+        port = self._ports.setdefault(phy_id, _Port())
+        now_s = self._now_s()
+        if port.process is not None:
+            self._collect(port, port.process, now_s, wait_s=0.0)
+        elif port.started_s is None or now_s - port.started_s >= self._period_of(port):
+            port.started_s = now_s
+            process = self._start(phy_id)
+            if process is None:
+                port.up = None
+            else:
+                port.process = process
+                self._collect(port, process, now_s, wait_s=self._wait_s)
+        return port.up
+
+    def _period_of(self, port: _Port) -> float:
+        return self._down_period_s if port.up is False else self._period_s
+
+    def _start(self, phy_id: int) -> "subprocess.Popen[bytes] | None":
+        if not self._tool.exists():
+            return None  # not all servers have it
+        try:
+            command = [str(resolve_protected(self._tool)), "-i", str(phy_id), "-link", "-g"]
+            return subprocess.Popen(  # noqa: S603 - a protected program and a number
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except (OSError, DriverError) as error:
+            if self._problem != str(error):
+                self._problem = str(error)
+                log.warning("the link state can't be read", error=self._problem)
+            return None
+
+    def _collect(self, port: _Port, process: "subprocess.Popen[bytes]", now_s: float, *, wait_s: float) -> None:
+        try:
+            process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            if now_s - (port.started_s or 0.0) >= self._deadline_s:
+                port.up = None
+                process.kill()  # not waited for: a process that hangs in the driver can't be killed
+            return
+        port.process = None
+        answer = _output(process)
+        port.up = _status(answer) if process.returncode == 0 else None
+
+
+def _output(process: "subprocess.Popen[bytes]") -> str:
+    if process.stdout is None:
+        return ""
+    with process.stdout as pipe:
+        os.set_blocking(pipe.fileno(), False)  # the output does not end if the tool left a child behind
+        return (pipe.read() or b"").decode(errors="replace")
+
+
+def _status(answer: str) -> bool | None:
+    for line in answer.splitlines():
+        match line.split():
+            case ["link", "status:", "UP"]:
+                return True
+            case ["link", "status:", "DOWN"]:
+                return False
+    return None

@@ -1,0 +1,313 @@
+"""The site's fault rules: the level of each fault code, and the rules that raise a fault to a higher level.
+
+They are read from the ConfigMap ``kube-system/mindx-dl-fault-config``, entry by entry: an invalid entry is refused with
+a sentence, the others apply. The defaults have the same form and are shipped beside this module
+(spec/node-agent.md §4.2).
+"""
+
+import functools
+import importlib.resources
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ascend.errors import UNREADABLE, InvalidValue
+from device_plugin.health.levels import NETWORK_CODES, Level, level_of_unknown
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencyRule:
+    """Raises a fault that occurs too often (spec/node-agent.md §4.3).
+
+    Attributes:
+        code: the fault.
+        window_s: the period in which occurrences are counted.
+        times: the number of occurrences within the window that raises the fault.
+        level: the level it is raised to.
+        release_s: how long the fault must be clear before the raise ends; None if only an operator ends it.
+    """
+
+    code: int
+    window_s: int
+    times: int
+    level: Level
+    release_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DurationRule:
+    """Raises a fault that lasts too long (spec/node-agent.md §4.4).
+
+    Attributes:
+        code: the fault.
+        fault_s: the fault is raised once it has been present for more than this.
+        recover_s: the raise ends once the fault has been clear for more than this.
+        level: the level it is raised to.
+    """
+
+    code: int
+    fault_s: int
+    recover_s: int
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRules:
+    """The level of every code, and the rules that raise levels.
+
+    Attributes:
+        chip: levels of the chips' own codes.
+        network: levels of the network ports' codes.
+        frequency: frequency rules by code, in the order written.
+        duration: duration rules by code, in the order written.
+        spellings: spelling of the codes with leading zeros.
+    """
+
+    chip: Mapping[int, Level]
+    network: Mapping[int, Level]
+    frequency: Mapping[int, tuple[FrequencyRule, ...]]
+    duration: Mapping[int, tuple[DurationRule, ...]]
+    spellings: Mapping[int, str]
+
+    def level(self, code: int, severity: int | None = None) -> Level:
+        """Return the level of a code before any rule raises it.
+
+        Args:
+            code: as the driver reports it.
+            severity: of the event that announced it; None if no event did.
+        """
+        table = self.network if code in NETWORK_CODES else self.chip
+        level = table.get(code)
+        return level if level is not None else level_of_unknown(code, severity)
+
+    def spell(self, code: int) -> str:
+        """Spell a code as reports do: upper-case hex, leading zeros as configured (spec/node-agent.md §5.2)."""
+        return self.spellings.get(code) or f"{code:X}"
+
+
+NO_RULES = FaultRules({}, {}, {}, {}, {})
+"""Rules that list no code."""
+
+CODES_FILE = "faultCode.json"
+CUSTOM_FILE = "faultCustomization.json"
+SWITCH_FILE = "SwitchFaultCode.json"
+"""Faults of the switches of a SuperPod server; they are not read here."""
+POLL_INTERVAL = "PollInterval"
+"""How often the reference reads the ConfigMap; without effect here, because the ConfigMap is watched."""
+
+_CHIP_LISTS = {
+    "NotHandleFaultCodes": Level.NOT_HANDLE,
+    "SubHealthFaultCodes": Level.SUB_HEALTH,
+    "RestartRequestCodes": Level.RESTART_REQUEST,
+    "RestartBusinessCodes": Level.RESTART_BUSINESS,
+    "FreeRestartNPUCodes": Level.FREE_RESTART,
+    "RestartNPUCodes": Level.RESTART,
+    "PreSeparateNPUCodes": Level.PRE_SEPARATE,
+    "SeparateNPUCodes": Level.SEPARATE,
+}
+_NETWORK_LISTS = {
+    "NotHandleFaultNetworkCodes": Level.NOT_HANDLE,
+    "SubHealthFaultNetworkCodes": Level.SUB_HEALTH,
+    "PreSeparateNPUNetworkCodes": Level.PRE_SEPARATE,
+    "SeparateNPUNetworkCodes": Level.SEPARATE,
+}
+_IN_NETWORK = frozenset(_NETWORK_LISTS.values())
+"""The levels a network code can have; listed at another level it gets NotHandleFault (spec/node-agent.md §4.2)."""
+
+_CODE = re.compile(r"(?:0[xX])?([0-9A-Fa-f]{1,16})")
+_SECONDS = re.compile(r"[0-9]{1,9}")
+
+_WINDOW_S = (60, 864_000)
+_TIMES = (1, 100)
+_RELEASE_S = (60, 1 << 32)
+_FAULT_S = (0, 600)
+_RECOVER_S = (0, 86_400)
+_POLL_S = (30, 3600)
+
+_SHOWN = 60
+"""How many characters of a refused value messages show."""
+
+
+@functools.cache
+def default_rules() -> FaultRules:
+    """Return the rules of a MindCluster installation with default settings."""
+    text = importlib.resources.files(__package__ or "").joinpath("fault_defaults.json").read_bytes()
+    files = {name: msgspec.json.encode(content).decode() for name, content in msgspec.json.decode(text).items()}
+    return read_rules(files, NO_RULES)[0]
+
+
+def read_rules(data: Mapping[str, str], default: FaultRules) -> tuple[FaultRules, tuple[str, ...]]:
+    """Read the rules from a ConfigMap's ``data``.
+
+    A key replaces the whole part it describes: codes it does not list are unknown, as in the reference. The default
+    applies to a key or list that is missing or unreadable.
+
+    Args:
+        data: the keys of the ConfigMap.
+        default: the rules that apply where ``data`` has nothing readable.
+
+    Returns:
+        The rules, and a sentence for each entry that was refused.
+    """
+    refused: list[str] = []
+    known = {CODES_FILE, CUSTOM_FILE, SWITCH_FILE, POLL_INTERVAL}
+    refused += [f"{_shown(key)} is not a key of the fault rules" for key in sorted(data.keys() - known)]
+    rules = default
+    if (codes := _read_object(data, CODES_FILE, refused)) is not None:
+        rules = _with_levels(rules, codes, refused)
+    if (custom := _read_object(data, CUSTOM_FILE, refused)) is not None:
+        rules = _with_customization(rules, custom, refused)
+    if (text := data.get(POLL_INTERVAL)) is not None:
+        _check_poll_interval(text, refused)
+    return rules, tuple(refused)
+
+
+def _read_object(data: Mapping[str, str], key: str, refused: list[str]) -> dict[str, Any] | None:
+    if key not in data:
+        return None
+    try:
+        return msgspec.json.decode(data[key], type=dict[str, Any])
+    except UNREADABLE as error:
+        refused.append(f"{key}: {error}; the default applies")
+        return None
+
+
+def _with_levels(rules: FaultRules, codes: Mapping[str, Any], refused: list[str]) -> FaultRules:
+    """Apply the levels of ``faultCode.json``; a code in several lists gets the most serious of their levels."""
+    chip: dict[int, Level] = {}
+    network: dict[int, Level] = {}
+    spellings = dict(rules.spellings)
+    lists = {**_CHIP_LISTS, **_NETWORK_LISTS}
+    refused += [f"{CODES_FILE}: {_shown(name)} is not a list of codes" for name in codes if name not in lists]
+    for name, level in lists.items():
+        if not isinstance(codes.get(name, []), list):
+            refused.append(f"{CODES_FILE}: {name} is {_shown(codes[name])}, not a list; the default applies")
+            source = rules.network if name in _NETWORK_LISTS else rules.chip
+            for code in (code for code, usual in source.items() if usual is level):
+                _raise_to(network if name in _NETWORK_LISTS else chip, code, level)
+            continue
+        for text in codes.get(name, []):
+            try:
+                code = _read_code(text)
+                if name in _NETWORK_LISTS and code not in NETWORK_CODES:
+                    raise InvalidValue(f"{text!r} is not a network code")
+            except InvalidValue as error:
+                refused.append(f"{CODES_FILE}: {name}: {error}")
+                continue
+            if text.startswith("0") and not text.startswith(("0x", "0X")):
+                spellings[code] = text.upper()
+            if code in NETWORK_CODES:
+                _raise_to(network, code, level if level in _IN_NETWORK else Level.NOT_HANDLE)
+            else:
+                _raise_to(chip, code, level)
+    return replace(rules, chip=chip, network=network, spellings=spellings)
+
+
+def _raise_to(table: dict[int, Level], code: int, level: Level) -> None:
+    table[code] = max(level, table.get(code, level))
+
+
+def _with_customization(rules: FaultRules, custom: Mapping[str, Any], refused: list[str]) -> FaultRules:
+    """Apply the rules of ``faultCustomization.json``; ``GraceTolerance`` has no effect, as in the reference."""
+    known = {"GraceTolerance", "FaultFrequency", "FaultDuration"}
+    refused += [f"{CUSTOM_FILE}: {_shown(name)} is not a kind of rule" for name in custom if name not in known]
+    frequency: dict[int, tuple[FrequencyRule, ...]] = {}
+    duration: dict[int, tuple[DurationRule, ...]] = {}
+    if (entries := _entries(custom, "FaultFrequency", refused)) is None:
+        frequency = dict(rules.frequency)
+    for where, entry in entries or ():
+        try:
+            for each in _frequency_rules(entry):
+                frequency[each.code] = (*frequency.get(each.code, ()), each)
+        except InvalidValue as error:
+            refused.append(f"{where}: {error}")
+    if (entries := _entries(custom, "FaultDuration", refused)) is None:
+        duration = dict(rules.duration)
+    for where, entry in entries or ():
+        try:
+            for rule in _duration_rules(entry):
+                duration[rule.code] = (*duration.get(rule.code, ()), rule)
+        except InvalidValue as error:
+            refused.append(f"{where}: {error}")
+    return replace(rules, frequency=frequency, duration=duration)
+
+
+def _entries(custom: Mapping[str, Any], kind: str, refused: list[str]) -> list[tuple[str, Any]] | None:
+    """Return the entries of a kind with their location: empty if the kind is missing, None if it is not a list."""
+    entries = custom.get(kind, [])
+    if not isinstance(entries, list):
+        refused.append(f"{CUSTOM_FILE}: {kind} is {_shown(entries)}, not a list; the default applies")
+        return None
+    return [(f"{CUSTOM_FILE}: {kind}[{index}]", entry) for index, entry in enumerate(entries)]
+
+
+def _frequency_rules(entry: Any) -> Iterator[FrequencyRule]:
+    codes, level = _subject(entry)
+    window_s = _whole(entry, "TimeWindow", _WINDOW_S)
+    times = _whole(entry, "Times", _TIMES)
+    release_s = _whole(entry, "ReleaseTimeWindow", _RELEASE_S) if entry.get("ReleaseTimeWindow", 0) != 0 else None
+    if release_s is None and level is not Level.MANUALLY_SEPARATE:
+        raise InvalidValue(f"ReleaseTimeWindow is missing, only {Level.MANUALLY_SEPARATE.wire} can do without")
+    return (FrequencyRule(code, window_s, times, level, release_s) for code in codes)
+
+
+def _duration_rules(entry: Any) -> Iterator[DurationRule]:
+    codes, level = _subject(entry)
+    if level is Level.MANUALLY_SEPARATE:
+        raise InvalidValue(f"FaultHandling is {level.wire}, which only an operator could undo")
+    fault_s = _whole(entry, "FaultTimeout", _FAULT_S)
+    recover_s = _whole(entry, "RecoverTimeout", _RECOVER_S)
+    return (DurationRule(code, fault_s, recover_s, level) for code in codes)
+
+
+def _subject(entry: Any) -> tuple[dict[int, None], Level]:
+    """Read what every rule has: its codes, in order and without duplicates, and its level."""
+    if not isinstance(entry, dict):
+        raise InvalidValue(f"{_shown(entry)} is not an object")
+    texts = entry.get("EventId")
+    if not isinstance(texts, list) or not texts:
+        raise InvalidValue(f"EventId is {_shown(texts)}, not a list of codes")
+    text = entry.get("FaultHandling")
+    try:
+        codes = dict.fromkeys(_read_code(each) for each in texts)
+    except InvalidValue as error:
+        raise InvalidValue(f"EventId: {error}") from None
+    level = Level.of_wire(text) if isinstance(text, str) and len(text) <= _SHOWN else Level.NORMAL
+    if level is Level.NORMAL:
+        raise InvalidValue(f"FaultHandling is {_shown(text)}, not a level to raise a fault to")
+    return codes, level
+
+
+def _read_code(text: Any) -> int:
+    match = _CODE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidValue(f"{_shown(text)} is not a fault code in hex")
+    return int(match[1], 16)
+
+
+def _whole(entry: Mapping[str, Any], field: str, bounds: tuple[int, int]) -> int:
+    value = entry.get(field)
+    low, high = bounds
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidValue(f"{field} is {_shown(value)}, not a whole number from {low} to {high}")
+    return value
+
+
+def _check_poll_interval(text: str, refused: list[str]) -> None:
+    low, high = _POLL_S
+    if not (_SECONDS.fullmatch(text) and low <= int(text) <= high):
+        refused.append(
+            f"{POLL_INTERVAL} is {_shown(text)}, not a whole number of seconds from {low} to {high}; "
+            "the setting has no effect here"
+        )
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = "missing" if value is None else msgspec.json.encode(value).decode()
+    except (*UNREADABLE, OverflowError):
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

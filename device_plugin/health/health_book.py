@@ -1,0 +1,221 @@
+"""The health of all chips: takes events, readings and operators' orders, and judges which chips can be used."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from ascend.chips import ChipSet, chip_ids, chip_set
+from device_plugin.driver import ChipState, FaultEvent, Inventory
+from device_plugin.health.chip_health import ChipHealth, Policy
+from device_plugin.health.damping import Damping
+from device_plugin.health.fault_rules import FaultRules
+from device_plugin.health.snapshot import Moment, Snapshot, UpgradeReason
+
+HOLD_LIMIT_S = 300.0
+"""The longest time a recovered chip is held back."""
+
+ReadmissionPolicy: TypeAlias = Literal["automatic", "manual"]
+"""Who puts a chip back into use once its faults have cleared (``autoStowing``, spec/node-agent.md §5.7)."""
+
+
+class HealthBook:
+    """The health of the node's chips (spec/node-agent.md §4). It has no clock: every call passes the time.
+
+    A fault takes effect at once, whether an event or a reading reports it. Its end takes effect once the chip has been
+    without faults for its hold time, which doubles with each relapse.
+
+    Args:
+        rules: the site's fault rules.
+        hold_s: how long a recovered chip is held back the first time.
+        stale_s: a chip not read for this long is unhealthy.
+        readmission: who puts a recovered chip back into use.
+    """
+
+    def __init__(
+        self,
+        rules: FaultRules,
+        *,
+        hold_s: float = 1.0,
+        stale_s: float = 10.0,
+        readmission: ReadmissionPolicy = "automatic",
+    ) -> None:
+        self._policy = Policy(rules, Damping(hold_s, HOLD_LIMIT_S), stale_s, readmission == "manual")
+        self._chips: dict[int, ChipHealth] = {}
+        self._phy_ids: dict[int, int] = {}  # by logic id
+        self._now: Moment | None = None
+        self.server: Inventory | None = None
+        """As last discovered; None before the first discovery."""
+
+    @property
+    def discovered_chips(self) -> ChipSet:
+        """The chips that were ever discovered."""
+        return self._chips_that(lambda chip: chip.facts is not None)
+
+    def configure(self, rules: FaultRules) -> None:
+        """Apply other rules to the faults that are present."""
+        before, self._policy = self._policy, replace(self._policy, rules=rules)
+        if self._now is not None:
+            for chip in self._chips.values():
+                chip.settle(self._now.mono_s, before)
+                chip.configure(rules, self._now)
+
+    def tune(self, *, hold_s: float, stale_s: float) -> None:
+        """Apply settings that were read again."""
+        damping = replace(self._policy.damping, hold_s=hold_s)
+        self._policy = replace(self._policy, damping=damping, stale_s=stale_s)
+
+    def restore(
+        self,
+        *,
+        manually_separated: ChipSet,
+        reasons: Mapping[int, Sequence[UpgradeReason]],
+        awaiting: ChipSet,
+        network_awaiting: ChipSet,
+        harmless: Mapping[int, Collection[int]],
+        at: Moment,
+    ) -> None:
+        """Take over the state from before a restart; the site's rules come first, readings come later.
+
+        Args:
+            manually_separated: chips that are separated, with or without a reason. Reasons of manual separation of
+                other chips are dropped, because an operator released these (spec/node-agent.md §4.8, §8.13).
+            reasons: why faults were raised, by physical id.
+            awaiting: chips that awaited readmission.
+            network_awaiting: chips whose network port awaited readmission.
+            harmless: by physical id, the codes that the earlier report called NotHandleFault. For a code that no table
+                lists only its event has a severity, and the reading that finds it again has none.
+            at: the present time.
+
+        Raises:
+            ValueError: a chip was read before: a fault that had cleared by then would never end.
+        """
+        if any(chip.was_read for chip in self._chips.values()):
+            raise ValueError("the state from before a restart must be restored before the first reading")
+        self._turn_to(at)
+        waiting = awaiting | network_awaiting
+        for phy_id in sorted({*chip_ids(manually_separated | waiting), *reasons, *harmless}):
+            chip = self._chips.setdefault(phy_id, ChipHealth())
+            bit = chip_set((phy_id,))
+            separated = bool(manually_separated & bit)
+            chip.restore(reasons.get(phy_id, ()), separated=separated, at=at, policy=self._policy)
+            chip.restore_harmless(harmless.get(phy_id, ()), self._policy.rules)
+            chip.restore_waiting(own=bool(awaiting & bit), network=bool(network_awaiting & bit))
+
+    def discovered(self, server: Inventory, at: Moment, *, cut: ChipSet = 0) -> ChipSet:
+        """Take over a discovery. A new chip is unhealthy until it is read; one that is gone stays, and goes stale.
+
+        Args:
+            server: the server and its chips.
+            at: when.
+            cut: chips that can't be allocated as a whole. A new one is left out, a known one becomes unhealthy.
+
+        Returns:
+            The chips left out.
+        """
+        self._turn_to(at)
+        self.server = server
+        self._phy_ids = {}
+        left_out = cut & ~self.discovered_chips
+        for facts in server.chips:
+            bit = chip_set((facts.phy_id,))
+            if not left_out & bit:
+                self._phy_ids[facts.logic_id] = facts.phy_id
+                chip = self._chips.setdefault(facts.phy_id, ChipHealth())
+                chip.facts, chip.cut = facts, bool(cut & bit)
+        return left_out
+
+    def announced(self, event: FaultEvent, at: Moment) -> None:
+        """Apply a fault event; the event of an unknown chip is ignored."""
+        now = self._turn_to(at)
+        phy_id = self._phy_ids.get(event.logic_id)
+        if phy_id is not None:
+            chip = self._chips[phy_id]
+            chip.settle(now.mono_s, self._policy)
+            chip.announce(event, at, self._policy)
+            chip.settle(now.mono_s, self._policy)
+
+    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+        """Apply a reading; that of a chip never discovered is ignored.
+
+        Args:
+            phy_id: the chip.
+            state: what was read.
+            at: when the reading *started*: later events stay in effect.
+        """
+        now = self._turn_to(at)
+        chip = self._chips.get(phy_id)
+        if chip is None or chip.facts is None:
+            return
+        chip.settle(now.mono_s, self._policy)
+        chip.read(state, at, self._policy)
+        chip.settle(now.mono_s, self._policy)
+
+    def separate(self, chips: ChipSet, at: Moment) -> None:
+        """Take chips out of use, by an operator's order; any physical id is accepted, discovered or not."""
+        self._turn_to(at)
+        for phy_id in chip_ids(chips):
+            self._chips.setdefault(phy_id, ChipHealth()).separate(at)
+
+    def release(self, chips: ChipSet, at: Moment) -> None:
+        """Put separated chips back into use, by an operator's order: at once unless something else bars them."""
+        now = self._turn_to(at)
+        for phy_id in chip_ids(chips):
+            chip = self._chips.get(phy_id)
+            if chip is not None and chip.is_separated:
+                chip.settle(now.mono_s, self._policy)
+                chip.release(now.mono_s, self._policy)
+
+    def readmit(self, chips: ChipSet, network: ChipSet, at: Moment) -> None:
+        """Readmit recovered chips, and network ports of chips, by an operator's order."""
+        now = self._turn_to(at)
+        for phy_id in chip_ids(chips | network):
+            chip = self._chips.get(phy_id)
+            if chip is not None:
+                bit = chip_set((phy_id,))
+                chip.settle(now.mono_s, self._policy)
+                chip.readmit(own=bool(chips & bit), network=bool(network & bit))
+
+    def judge(self, at: Moment, *, used: ChipSet = 0, running: ChipSet = 0) -> Snapshot:
+        """Judge all chips.
+
+        Args:
+            at: the present time.
+            used: the chips that pods hold.
+            running: the chips that pods run with; a fault of level PreSeparateNPU leaves these healthy.
+
+        Raises:
+            ValueError: nothing was discovered yet.
+        """
+        if self.server is None:
+            raise ValueError("chips must be discovered before they are judged")
+        now_s = self._turn_to(at).mono_s
+        chips = []
+        for phy_id, chip in sorted(self._chips.items()):
+            chip.settle(now_s, self._policy)
+            if chip.facts is not None:
+                is_running = bool(running & chip_set((phy_id,)))
+                chips.append(chip.judge(chip.facts, now_s, self._policy, running=is_running))
+        reasons = {phy_id: chip.reasons() for phy_id, chip in sorted(self._chips.items())}
+        return Snapshot(
+            self.server,
+            tuple(chips),
+            manually_separated=self._chips_that(lambda chip: chip.is_separated),
+            upgrade_reasons={phy_id: why for phy_id, why in reasons.items() if why},
+            awaiting_readmission=self._chips_that(lambda chip: chip.awaits),
+            network_awaiting_readmission=self._chips_that(lambda chip: chip.network_awaits),
+            used=used,
+        )
+
+    def next_s(self, at: Moment) -> float | None:
+        """Return the monotonic time at which the last judgement changes by itself; None if it never does."""
+        now_s = self._turn_to(at).mono_s
+        times = [chip.next_s(now_s, self._policy) for chip in self._chips.values()]
+        return min((time for time in times if time is not None), default=None)
+
+    def _chips_that(self, condition: Callable[[ChipHealth], bool]) -> ChipSet:
+        return chip_set(phy_id for phy_id, chip in self._chips.items() if condition(chip))
+
+    def _turn_to(self, at: Moment) -> Moment:
+        """Return the present time; a late report does not turn the clock back."""
+        self._now = at if self._now is None else max(self._now, at)
+        return self._now

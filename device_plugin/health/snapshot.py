@@ -1,0 +1,149 @@
+"""The chips of this node as last judged: immutable values, from which every answer of the plugin is made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from ascend.chips import ChipSet, chip_set
+from device_plugin.driver import ChipFacts, Inventory
+from device_plugin.health.levels import Level
+
+UpgradeKind: TypeAlias = Literal["FaultFrequency", "FaultDuration", "FaultAutofill"]
+
+NO_CODE = 0
+"""The code of an upgrade reason without a fault: an operator separated the chip."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Moment:
+    """A point in time: rules compare the monotonic clock, reports show the wall clock.
+
+    Attributes:
+        mono_s: monotonic seconds; only differences are meaningful.
+        wall_ms: Unix milliseconds.
+    """
+
+    mono_s: float
+    wall_ms: int
+
+    def after(self, seconds: float) -> "Moment":
+        """Return the moment this many seconds later."""
+        return Moment(self.mono_s + seconds, self.wall_ms + round(seconds * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """A fault of a chip, present or still counted by a rule.
+
+    Attributes:
+        code: as the driver reports it.
+        name: as reports spell it.
+        since_ms: Unix milliseconds; for a fault that a rule raised, the time of the raise.
+        level: how serious it is.
+    """
+
+    code: int
+    name: str
+    since_ms: int
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeReason:
+    """Why a fault is more serious than its code; survives a restart of the plugin (spec/node-agent.md §5.6).
+
+    Attributes:
+        code: as the driver reports it; ``NO_CODE`` if an operator separated the chip.
+        level: the level it was raised to.
+        kind: the rule.
+        time_ms: when, in Unix milliseconds.
+    """
+
+    code: int
+    level: Level
+    kind: UpgradeKind
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A chip as last judged.
+
+    Attributes:
+        facts: what the driver reports about the chip itself.
+        level: the most serious level of its own faults, separation by an operator included.
+        network_level: the most serious level of its network port's faults.
+        faults: its own faults, most serious first.
+        network_faults: its network port's faults, most serious first.
+        network_healthy: whether its network port allows distributed jobs; the kubelet is not told.
+        reason: why it is unhealthy, a stable CamelCase word; empty if it is healthy.
+        sentence: the reason for people, network included; unchanged while nothing changes.
+    """
+
+    facts: ChipFacts
+    level: Level = Level.NORMAL
+    network_level: Level = Level.NORMAL
+    faults: tuple[FaultRecord, ...] = ()
+    network_faults: tuple[FaultRecord, ...] = ()
+    network_healthy: bool = True
+    reason: str = ""
+    sentence: str = ""
+
+    @property
+    def chip_id(self) -> int:
+        """The physical id."""
+        return self.facts.phy_id
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the chip can be used, as the kubelet is told."""
+        return not self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All chips of the node at one moment.
+
+    Attributes:
+        server: the server as last discovered.
+        chips: the chips this plugin advertises, by ascending physical id; one that is no longer discovered stays, as
+            unhealthy, because the kubelet gets no health update for a device that vanishes (spec/kubernetes.md §1.5).
+        manually_separated: chips out of use until an operator puts them back, discovered here or not.
+        upgrade_reasons: why faults are more serious than their codes, by physical id; only chips that have a reason.
+        awaiting_readmission: chips without faults that an operator has to readmit.
+        network_awaiting_readmission: chips whose network port an operator has to readmit.
+        used: chips that pods held when the chips were judged: the health of a chip can depend on its use.
+    """
+
+    server: Inventory
+    chips: tuple[Chip, ...]
+    manually_separated: ChipSet = 0
+    upgrade_reasons: Mapping[int, tuple[UpgradeReason, ...]] = field(default_factory=dict)
+    awaiting_readmission: ChipSet = 0
+    network_awaiting_readmission: ChipSet = 0
+    used: ChipSet = 0
+
+    @property
+    def all_chips(self) -> ChipSet:
+        """Every chip, healthy or not."""
+        return chip_set(chip.chip_id for chip in self.chips)
+
+    @property
+    def healthy(self) -> ChipSet:
+        """The healthy chips."""
+        return chip_set(chip.chip_id for chip in self.chips if chip.healthy)
+
+    @property
+    def unhealthy(self) -> ChipSet:
+        """The unhealthy chips."""
+        return chip_set(chip.chip_id for chip in self.chips if not chip.healthy)
+
+    @property
+    def closed_to_new_pods(self) -> ChipSet:
+        """The chips that are healthy only for the pods that run with them: they have a fault that bars new use."""
+        return chip_set(chip.chip_id for chip in self.chips if chip.healthy and chip.level.bars_new_use)
+
+    @property
+    def network_unhealthy(self) -> ChipSet:
+        """The chips whose network port does not allow distributed jobs."""
+        return chip_set(chip.chip_id for chip in self.chips if not chip.network_healthy)

@@ -1,0 +1,167 @@
+"""The public format in which the command ``inventory`` prints a scan of the driver."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from ascend.chips import chip_name
+from device_plugin.driver import Assertion, Inventory, VirtualNpu
+from device_plugin.health.snapshot import Chip, Snapshot
+
+_SUFFIXES = {
+    "vir16": "16c",
+    "vir08": "8c",
+    "vir04": "4c",
+    "vir02": "2c",
+    "vir01": "1c",
+    "vir03_1c_8g": "3c.1cpu.8g",
+    "vir05_1c_8g": "5c.1cpu.8g",
+    "vir05_1c_16g": "5c.1cpu.16g",
+    "vir06_1c_16g": "6c.1cpu.16g",
+    "vir10_3c_16g": "10c.3cpu.16g",
+    "vir10_3c_16g_nm": "10c.3cpu.16g.ndvpp",
+    "vir10_3c_32g": "10c.3cpu.32g",
+    "vir10_4c_16g_m": "10c.4cpu.16g.dvpp",
+    "vir12_3c_32g": "12c.3cpu.32g",
+}
+"""By template of a virtual NPU, the part of its name (spec/node-agent.md §3.5)."""
+
+
+class ChipEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A chip.
+
+    Attributes:
+        level: as in reports; None if the chip could not be read.
+        health: as reported to the kubelet: a chip that could not be read is ``Unhealthy``.
+        problem: why the chip could not be read; absent if it was.
+    """
+
+    name: str
+    phy_id: int
+    logic_id: int
+    card_id: int
+    device_id: int
+    chip_name: str
+    ip: str
+    super_device_id: int
+    numa_node: int | None
+    hbm_mb: int
+    fault_codes: tuple[str, ...]
+    level: str | None
+    health: str
+    network_health: str
+    problem: str = ""
+
+
+class VirtualEntry(msgspec.Struct, frozen=True):
+    """A virtual NPU."""
+
+    name: str
+    phy_id: int
+    vdev_id: int
+    template: str
+
+
+class ScanEntry(msgspec.Struct, frozen=True):
+    """A server."""
+
+    product: str
+    driver_version: str
+    super_pod_id: int
+    server_index: int
+    chips: tuple[ChipEntry, ...]
+    vnpus: tuple[VirtualEntry, ...]
+
+
+class EventEntry(msgspec.Struct, frozen=True):
+    """A fault that occurred or cleared.
+
+    Attributes:
+        time: UTC, in the format of RFC 3339.
+        name: the chip.
+        code: the fault, spelled as in reports.
+        assertion: ``occur``, ``recover``, or ``once`` if it occurred and is over.
+        severity: from the driver's event; None if polling found the change.
+        source: ``event`` if the driver announced it, ``poll`` if a reading found it.
+        level: of the chip afterwards.
+        health: of the chip afterwards.
+        network_health: of the chip's network port afterwards.
+    """
+
+    time: str
+    name: str
+    code: str
+    assertion: Assertion
+    severity: int | None
+    source: str
+    level: str
+    health: str
+    network_health: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A scan of the driver.
+
+    Attributes:
+        snapshot: the server and its chips.
+        problems: why chips could not be read, by physical id.
+    """
+
+    snapshot: Snapshot
+    problems: Mapping[int, str]
+
+    @property
+    def server(self) -> Inventory:
+        """The server as discovered."""
+        return self.snapshot.server
+
+
+def scan_entry(scan: Scan) -> ScanEntry:
+    """Return the scan in the public format."""
+    server = scan.server
+    return ScanEntry(
+        product=server.chip_type,
+        driver_version=server.driver_version,
+        super_pod_id=server.super_pod_id,
+        server_index=server.server_index,
+        chips=tuple(_chip_entry(chip, scan.problems.get(chip.chip_id, "")) for chip in scan.snapshot.chips),
+        vnpus=tuple(
+            VirtualEntry(virtual_name(each), each.phy_id, each.vdev_id, each.template)
+            for chip in server.chips
+            for each in chip.vnpus
+        ),
+    )
+
+
+def virtual_name(vnpu: VirtualNpu) -> str:
+    """Return the name of a virtual NPU, such as ``Ascend910-2c-100-1`` (spec/node-agent.md §3.5)."""
+    suffix = _SUFFIXES.get(vnpu.template, vnpu.template or "unknown")
+    return f"Ascend910-{suffix}-{vnpu.vdev_id}-{vnpu.phy_id}"
+
+
+def health_word(healthy: bool) -> str:  # noqa: FBT001 - names its only argument
+    """Return ``Healthy`` or ``Unhealthy``."""
+    return "Healthy" if healthy else "Unhealthy"
+
+
+def _chip_entry(chip: Chip, problem: str) -> ChipEntry:
+    facts = chip.facts
+    return ChipEntry(
+        name=chip_name(facts.phy_id),
+        phy_id=facts.phy_id,
+        logic_id=facts.logic_id,
+        card_id=facts.card_id,
+        device_id=facts.device_id,
+        chip_name=facts.chip_name,
+        ip=facts.address.ip,
+        super_device_id=facts.address.super_device_id,
+        numa_node=facts.numa_node,
+        hbm_mb=facts.hbm_mb,
+        fault_codes=tuple(fault.name for fault in (*chip.faults, *chip.network_faults)),
+        level=None if problem else max(chip.level, chip.network_level).wire,
+        health=health_word(chip.healthy),
+        network_health=health_word(chip.network_healthy),
+        problem=problem,
+    )

@@ -1,0 +1,146 @@
+"""Reads the driver once, without Kubernetes, for support cases and acceptance; then reports its fault events if wished.
+
+Every call of the driver has a deadline and every chip its own thread: a chip that hangs is shown with a problem, the
+others are read.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from ascend.chips import chip_name
+from ascend.errors import AscendError, DriverError
+from device_plugin.chips.call_thread import CallThread
+from device_plugin.chips.scanner import Scanner, present_moment
+from device_plugin.driver import Assertion, ChipFacts, ChipState, Driver, FaultEvent, Inventory
+from device_plugin.health.active_faults import ActiveFaults
+from device_plugin.health.fault_rules import default_rules
+from device_plugin.health.health_book import HealthBook
+from device_plugin.health.snapshot import Moment
+from device_plugin.inventory.entries import EventEntry, Scan, health_word
+
+DISCOVER_S = 30.0
+"""Loading the driver and listing all chips can take long on a server that has just started."""
+
+CHIP_S = 3.0
+
+
+class Inspector:
+    """Reads a driver.
+
+    Args:
+        driver: what to read.
+        discover_s: deadline for the list of chips.
+        chip_s: deadline for reading a chip.
+    """
+
+    def __init__(self, driver: Driver, *, discover_s: float = DISCOVER_S, chip_s: float = CHIP_S) -> None:
+        self._driver = driver
+        self._discover_s = discover_s
+        self._chip_s = chip_s
+        self._rules = default_rules()
+        self._book = HealthBook(self._rules, hold_s=0.0)  # no damping: what the codes say now
+        self._faults: dict[int, ActiveFaults] = {}
+
+    async def scan(self) -> Scan:
+        """Read all chips once.
+
+        Raises:
+            DriverError: the driver can't be read; says why.
+        """
+        thread = CallThread("driver")
+        try:
+            async with asyncio.timeout(self._discover_s):
+                server = await thread.call(self._driver.discover)
+        except TimeoutError:
+            raise DriverError(f"the driver does not answer within {self._discover_s:g} s") from None
+        finally:
+            thread.close()
+        self._book.discovered(server, present_moment())
+        answers = await asyncio.gather(*map(self._read, server.chips))
+        problems = {chip.phy_id: why for chip, why in zip(server.chips, answers, strict=True) if why is not None}
+        return Scan(self._book.judge(present_moment()), problems)
+
+    async def watch(self, report: Callable[[EventEntry], None], *, period_s: float = 1.0) -> None:
+        """Report every fault that occurs or clears after the scan, until cancelled.
+
+        Args:
+            report: gets each of them once, whether an event announces it or a reading finds it.
+            period_s: time between two readings of a chip.
+        """
+        watcher = _Watcher(self._book, self._rules.spell, self._faults, report)
+        await Scanner(self._driver, watcher, period_s=period_s).run()
+
+    async def _read(self, chip: ChipFacts) -> str | None:
+        at = present_moment()
+        thread = CallThread(chip_name(chip.phy_id))
+        try:
+            async with asyncio.timeout(self._chip_s):
+                state = await thread.call(lambda: self._driver.read(chip))
+        except TimeoutError:
+            return f"driver silent: no answer within {self._chip_s:g} s"
+        except AscendError as error:
+            return error.message
+        finally:
+            thread.close()
+        self._book.polled(chip.phy_id, state, at)
+        faults = self._faults[chip.phy_id] = ActiveFaults()
+        list(faults.read(state, at))  # what the scan shows is not reported again
+        return None
+
+
+class _Watcher:
+    """Turns what a scanner reads and hears into entries."""
+
+    def __init__(
+        self,
+        book: HealthBook,
+        spell: Callable[[int], str],
+        faults: dict[int, ActiveFaults],
+        report: Callable[[EventEntry], None],
+    ) -> None:
+        self._book = book
+        self._spell = spell
+        self._faults = faults
+        self._report = report
+        self._phy_ids: dict[int, int] = {}
+
+    def discovered(self, server: Inventory, at: Moment) -> None:
+        """Follow a discovery."""
+        self._phy_ids = {chip.logic_id: chip.phy_id for chip in server.chips}
+        self._book.discovered(server, at)
+
+    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+        """Report what a reading finds and no event announced."""
+        self._book.polled(phy_id, state, at)
+        for each in self._faults.setdefault(phy_id, ActiveFaults()).read(state, at):
+            self._add(phy_id, each.code, "occur" if each.present else "recover", at)
+
+    def announced(self, event: FaultEvent, at: Moment) -> None:
+        """Report an event, unless a reading found the same before."""
+        phy_id = self._phy_ids.get(event.logic_id)
+        if phy_id is None:
+            return
+        self._book.announced(event, at)
+        transitions = list(self._faults.setdefault(phy_id, ActiveFaults()).announce(event, at))
+        if event.assertion == "once":
+            self._add(phy_id, event.code, "once", at, event)
+            return
+        for each in transitions:
+            self._add(phy_id, each.code, "occur" if each.present else "recover", at, event)
+
+    def _add(self, phy_id: int, code: int, assertion: Assertion, at: Moment, event: FaultEvent | None = None) -> None:
+        chip = next(chip for chip in self._book.judge(present_moment()).chips if chip.chip_id == phy_id)
+        self._report(
+            EventEntry(
+                time=datetime.fromtimestamp(at.wall_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+                name=chip_name(phy_id),
+                code=self._spell(code),
+                assertion=assertion,
+                severity=None if event is None else event.severity,
+                source="poll" if event is None else "event",
+                level=max(chip.level, chip.network_level).wire,
+                health=health_word(chip.healthy),
+                network_health=health_word(chip.network_healthy),
+            )
+        )

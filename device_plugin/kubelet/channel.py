@@ -1,0 +1,44 @@
+"""gRPC channels to the kubelet, and how the errors of calls differ from the cancellation of a task."""
+
+import asyncio
+
+import grpc
+
+from ascend.errors import Unreachable
+
+CHANNEL_OPTIONS = (
+    # Some kubelets refuse a percent-encoded path as authority (spec/kubernetes.md §8.3).
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+    # Otherwise all channels to one address share a connection, and its pause of a second after it was refused, until
+    # Python has collected a failed call: a new kubelet would be treated as unreachable because of the old one.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def raise_if_cancelled() -> None:
+    """Raise if the task was cancelled.
+
+    gRPC swallows a cancellation that arrives at the same moment as the end of a call or of a server's stop (the latter
+    through asyncio.wait_for, before Python 3.12); without this check the task would never end.
+
+    Raises:
+        CancelledError: the task was cancelled.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+def unreachable(what: str, error: grpc.aio.AioRpcError) -> Unreachable:
+    """Return the error of a failed call.
+
+    Args:
+        what: the call, for the sentence.
+        error: how it failed.
+
+    Raises:
+        CancelledError: the task was cancelled.
+    """
+    raise_if_cancelled()
+    return Unreachable(f"{what}: {error.details()}")

@@ -1,0 +1,185 @@
+"""Which pod an admission call is about, and whether that pod may have the chips written on it.
+
+The kubelet's calls carry no identity (spec/kubernetes.md §1.6). Design, decision 2: of the pods on this node whose next
+container requests as many chips as the call, a single one is it; of several, the kubelet's own list decides. The
+kubelet admits one pod at a time, in the order in which the watch shows them to it and to us, and lists a pod right
+before it admits it. So the pod under admission is the listed one that came last: those before it are done, even if they
+still look pending because the kubelet rejected them without calling us and the API server does not know yet. If the
+kubelet can't be asked, it is a pod that has some of its chips already, because the calls for its containers follow each
+other directly; otherwise the documented rule decides: the smallest predicate-time (seed 002, last step).
+
+Pods without a usable annotation are candidates too: without them, another pod's chips would be given for their call.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from ascend.annotations import ALLOCATED, CLAIMED
+from ascend.chips import ChipSet, chip_ids, join_names, join_names_sorted, parse_chip_name
+from ascend.errors import InvalidValue, Refusal
+from ascend.reasons import Reason
+from ascend.slices import ContainerRequest
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import Part
+from device_plugin.ledger.node_pods import NodePod, NodePods
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A container that an admission call can be about.
+
+    Attributes:
+        pod: its pod.
+        ask: what the container requests.
+        begun: whether earlier containers of the pod were given chips.
+    """
+
+    pod: NodePod
+    ask: ContainerRequest
+    begun: bool
+
+
+def candidates(
+    pods: Iterable[NodePod],
+    count: int,
+    granted: Mapping[str, Collection[str]],
+    uncertain: Collection[str] = (),
+) -> list[Candidate]:
+    """Return the containers that an admission call for ``count`` chips can be about, in the pods' order of arrival.
+
+    Whether a container was given chips is decided by our ledger and the kubelet's, never by annotations, which can be
+    forged.
+
+    Args:
+        pods: of the node.
+        count: how many chips the kubelet requests.
+        granted: the names of the containers that were given chips, by uid of their pod.
+        uncertain: uids of pods that may have more containers with chips than known here.
+    """
+    found = []
+    for pod in pods:
+        if pod.live and not pod.past_admission:
+            names = granted.get(pod.uid, ())
+            done = max(
+                (number for number, ask in enumerate(pod.container_requests, 1) if ask.container in names), default=0
+            )
+            still = pod.container_requests[done:] if pod.uid in uncertain else pod.container_requests[done : done + 1]
+            ask = next((ask for ask in still if ask.count == count), None)
+            if ask is not None:
+                found.append(Candidate(pod, ask, begun=done > 0))
+    return sorted(found, key=lambda each: each.pod.order)
+
+
+def newest(listed: Iterable[Candidate]) -> Candidate:
+    """Return the candidate that came last; among pods the watch has not shown, the one decided last."""
+    return max(listed, key=lambda each: (each.pod.order, _decided_at(each)))
+
+
+def oldest_decision(waiting: Iterable[Candidate]) -> Candidate:
+    """Return the candidate that has begun, else the one with the smallest predicate-time, else the first to come."""
+    return min(waiting, key=lambda each: (not each.begun, _decided_at(each), each.pod.order))
+
+
+def _decided_at(candidate: Candidate) -> int:
+    time = candidate.pod.grant.predicate_time if candidate.pod.grant is not None else None
+    return time if time is not None else CLAIMED
+
+
+def chips_for(
+    pod: NodePod, snapshot: Snapshot, handed: Mapping[str, ChipSet], pods: Iterable[NodePod], own: ChipSet = 0
+) -> tuple[int, ...]:
+    """Return the chips of a pod, in the order written on it; its containers get parts of them.
+
+    Args:
+        pod: the pod under admission.
+        snapshot: the node's chips.
+        handed: what other live pods were given: ``namespace/name`` to chips.
+        pods: all pods of the node; one that came earlier and waits for its chips holds them too.
+        own: what this pod was given already; a fault that bars new use does not bar it.
+
+    Raises:
+        Refusal: the pod must not get them; the kubelet shows the sentence in the pod's status.
+    """
+    if pod.problem is not None:
+        raise Refusal(*pod.problem)
+    if pod.grant is None:
+        raise Refusal(
+            Reason.NOT_PLACED,
+            f"annotation {ALLOCATED} is missing: the pod was not placed by the allocator (was its node set by hand?)",
+        )
+    wanted = pod.grant.chip_set
+    if unknown := wanted & ~snapshot.all_chips:
+        raise Refusal(Reason.UNKNOWN_CHIP, f"this node has no {join_names(chip_ids(unknown))}")
+    if unhealthy := wanted & ~snapshot.healthy:
+        raise Refusal(Reason.CHIP_UNHEALTHY, f"{_named(unhealthy, 'is', 'are')} unhealthy")
+    holders = dict(handed)
+    for other in pods:
+        if other.count and other.live and other.order < pod.order and not other.past_admission:
+            holders.setdefault(other.key, other.held)
+    for holder, chips in holders.items():
+        if taken := wanted & chips:
+            raise Refusal(Reason.CHIP_HELD, f"{_named(taken, 'is', 'are')} held by pod {holder}")
+    if barred := wanted & snapshot.closed_to_new_pods & ~own:
+        raise Refusal(Reason.CHIP_UNHEALTHY, f"{_named(barred, 'has', 'have')} a fault that bars new use")
+    return pod.grant.chips
+
+
+def _named(chips: ChipSet, singular: str, plural: str) -> str:
+    return f"{join_names(chip_ids(chips))} {singular if chips.bit_count() == 1 else plural}"
+
+
+def known_ids(names: Iterable[str]) -> set[int]:
+    """Return the physical ids of the device ids that are chip names."""
+    ids = set()
+    for name in names:
+        try:
+            ids.add(parse_chip_name(name))
+        except InvalidValue:
+            continue
+    return ids
+
+
+class UnofferedChips:
+    """The chips of a pod that the kubelet did not offer in its last GetPreferredAllocation call.
+
+    After a restart the kubelet counts the chips of ended pods as used until it has admitted the pods it found
+    (spec/kubernetes.md §1.6 "Freed devices"). If a found pod got such a chip all the same, the kubelet's ledger would
+    have another one for as long as the pod lives, and no other pod could use either of them. So the pod is refused: its
+    controller creates a new one, which comes after the chip is freed.
+
+    The pods that were known before the kubelet was sent our devices count as the pods it found, because it admits none
+    before that. So a kubelet that withholds ids for another reason, such as a topology policy, does not cause endless
+    refusals.
+
+    Args:
+        pods: the node's pods.
+    """
+
+    def __init__(self, pods: NodePods) -> None:
+        self._pods = pods
+        self._first_new = 0
+        self._chips: frozenset[int] = frozenset()
+
+    def begin(self) -> None:
+        """Note that a kubelet, which may have just started, is about to be sent our devices."""
+        self._first_new = self._pods.next_order
+        self.note(())
+
+    def note(self, chips: Iterable[int]) -> None:
+        """Note the chips of the pod that the kubelet does not offer although our ledger has no holder for them."""
+        self._chips = frozenset(chips)
+
+    def check(self, pod: NodePod, part: Part) -> None:
+        """Check that a pod the kubelet may have found at its start does not get chips that were not offered.
+
+        Raises:
+            Refusal: the part has such chips, and the kubelet chose others.
+        """
+        missing = self._chips.intersection(part.chips).difference(part.kubelet_ids)
+        if missing and pod.order < self._first_new:
+            raise Refusal(
+                Reason.CHIP_NOT_FREED,
+                f"the kubelet does not offer {join_names_sorted(missing)} yet: after a restart it frees the chips of "
+                f"ended pods only once it has admitted the pods it found; a new pod can get "
+                f"{'it' if len(missing) == 1 else 'them'}",
+            )

@@ -1,0 +1,105 @@
+"""What a pod was given, according to the kubelet's ledger: the source of truth after a restart.
+
+A pod's author can forge annotations but not the kubelet's ledger. The ledger does not show which chips were written on
+the pod, if the kubelet did not follow the preferred allocation, nor what regular init containers hold
+(spec/kubernetes.md §2).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ascend.chips import chip_ids
+from ascend.slices import deal
+from device_plugin.ledger.handovers import HandOver, Part
+from device_plugin.ledger.node_pods import NodePod
+
+
+def is_its_own(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) -> bool:
+    """Return whether a ledger entry belongs to this pod, and not to an earlier pod with the same name.
+
+    Args:
+        pod: the pod.
+        held: physical ids by container, from the kubelet's ledger entry for the pod's name.
+        admitted: whether the watch had shown this very pod as admitted before the ledger was read.
+    """
+    names = {ask.container: ask.count for ask in pod.container_requests if ask.keeps}
+    if any(names.get(container) != len(ids) for container, ids in held.items()):
+        return False
+    if admitted:
+        return True
+    written = set(pod.grant.chips) if pod.grant is not None else set()
+    return bool(held) and all(set(ids) <= written for ids in held.values())
+
+
+def without_chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return an admitted pod's containers that request chips but have none (spec/kubernetes.md §1.6, "silent skip")."""
+    return [ask.container for ask in pod.container_requests if ask.keeps and ask.container not in held]
+
+
+def adopt(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: bool) -> HandOver:
+    """Return the hand-over that explains a ledger entry.
+
+    Args:
+        pod: the pod.
+        held: physical ids by container, from the kubelet's ledger.
+        admitted: whether all of its containers were admitted.
+    """
+    chips = _chips(pod, held)
+    slices = deal(pod.container_requests, chips)
+    numbers = [number for number, ask in enumerate(pod.container_requests, 1) if admitted or ask.container in held]
+    parts = []
+    for ask in pod.container_requests[: max(numbers, default=0)]:
+        ids = held.get(ask.container, () if ask.keeps else slices[ask.container])
+        given = tuple(chip for chip in chips if chip in ids)
+        if len(given) < len(ids):
+            # The kubelet did not follow the preferred allocation; its ids are not what the container was given.
+            given = slices[ask.container]
+        if ids:
+            parts.append(Part(ask.container, ask.keeps, given, ids))
+    return HandOver.of_parts(pod.uid, pod.key, chips, tuple(parts))
+
+
+def untangle(pod: NodePod, held: Mapping[str, tuple[int, ...]], parts: Iterable[Part]) -> HandOver | None:
+    """Return what a pod's containers were really given, if calls were answered for another pod of its size.
+
+    The kubelet's ids identify the answer: the pod that has the ids also has the chips that were answered for them.
+
+    Args:
+        pod: an admitted pod.
+        held: physical ids by container, from the kubelet's ledger.
+        parts: every answer given, to any live pod.
+
+    Returns:
+        None if it is unknown: regular init containers are not in the kubelet's ledger.
+    """
+    if not all(ask.keeps and ask.container in held for ask in pod.container_requests):
+        return None
+    answered = {frozenset(part.kubelet_ids): part for part in parts}
+    found = [(ask, answered.get(frozenset(held[ask.container]))) for ask in pod.container_requests]
+    mine = tuple(replace(part, container=ask.container) for ask, part in found if part is not None and part.keeps)
+    if len(mine) < len(found):
+        return None
+    return HandOver.of_parts(pod.uid, pod.key, tuple(chip for part in mine for chip in part.chips), mine)
+
+
+def believe(pod: NodePod) -> HandOver:
+    """Return the hand-over that a pod's annotations describe, for use without the kubelet's ledger."""
+    chips = pod.grant.chips if pod.grant is not None and pod.grant.chip_set == pod.held else chip_ids(pod.held)
+    slices = deal(pod.container_requests, chips)
+    parts = tuple(
+        Part(ask.container, ask.keeps, slices[ask.container], slices[ask.container]) for ask in pod.container_requests
+    )
+    return HandOver.of_parts(pod.uid, pod.key, chips, parts)
+
+
+def _chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the chips written by the allocator if the kubelet's ledger agrees, else those claimed."""
+    ids = {chip for each in held.values() for chip in each}
+    written = pod.grant.chips if pod.grant is not None and pod.problem is None else None
+    if written is not None and ids <= set(written):
+        return written
+    if pod.claimed and pod.real.bit_count() == pod.count:
+        return chip_ids(pod.real)
+    if written is not None:
+        return written
+    return tuple(sorted(ids))

@@ -1,0 +1,175 @@
+"""The plugin's ledger: which pod was given which chips.
+
+It exists in memory only. After a restart it is rebuilt from the kubelet's ledger (pod-resources), which a pod's author
+can't forge, and from the pods' annotations.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ascend.chips import ChipSet, chip_set
+from ascend.daemon.observable import Observable
+from device_plugin.ledger.node_pods import NodePods
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The chips given to one container.
+
+    Attributes:
+        container: its name.
+        keeps: whether it keeps them; those of a regular init container are reused by later containers of its pod.
+        chips: the physical ids given to the container, in order.
+        kubelet_ids: the physical ids in the kubelet's ledger for it.
+    """
+
+    container: str
+    keeps: bool
+    chips: tuple[int, ...]
+    kubelet_ids: tuple[int, ...]
+
+    @property
+    def matches_kubelet(self) -> bool:
+        """Whether the kubelet's ledger has the same chips."""
+        return chip_set(self.chips) == chip_set(self.kubelet_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """The chips given to a pod. Once its first container has chips, the pod owns all of its chips.
+
+    Attributes:
+        uid: the pod's uid.
+        pod: ``namespace/name``.
+        chips: the physical ids of all its chips, in selection order.
+        kubelet_ids: the physical ids that the kubelet's ledger has or will have for it; the same set unless the kubelet
+            did not follow the preferred allocation.
+        parts: what its containers were given so far, in order.
+    """
+
+    uid: str
+    pod: str
+    chips: tuple[int, ...]
+    kubelet_ids: tuple[int, ...]
+    parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def of_parts(cls, uid: str, pod: str, chips: tuple[int, ...], parts: tuple[Part, ...]) -> "HandOver":
+        """Return a hand-over; for chips no container has yet, the kubelet is expected to use the same ids."""
+        given = {chip for part in parts for chip in part.chips}
+        ids = dict.fromkeys(chip for part in parts for chip in part.kubelet_ids)
+        ids |= dict.fromkeys(chip for chip in chips if chip not in given)
+        return cls(uid, pod, chips, tuple(ids), parts)
+
+    def plus(self, part: Part) -> "HandOver":
+        """Return the hand-over after one more container was given its part."""
+        others = tuple(each for each in self.parts if each.container != part.container)
+        return HandOver.of_parts(self.uid, self.pod, self.chips, (*others, part))
+
+    @property
+    def kept(self) -> dict[str, tuple[int, ...]]:
+        """The chips that only one container of the pod may have, by that container."""
+        return {part.container: part.chips for part in self.parts if part.keeps}
+
+    @property
+    def chip_set(self) -> ChipSet:
+        """The chips as a set."""
+        return chip_set(self.chips)
+
+    @property
+    def held(self) -> ChipSet:
+        """The chips no other pod may get: its own, and those in the kubelet's ledger for it."""
+        return self.chip_set | chip_set(self.kubelet_ids)
+
+    @property
+    def matches_kubelet(self) -> bool:
+        """Whether the kubelet's ledger has the same chips for the pod as a whole and for each container."""
+        return self.chip_set == chip_set(self.kubelet_ids) and all(part.matches_kubelet for part in self.parts)
+
+
+class HandOvers:
+    """All hand-overs to live pods."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, HandOver] = {}
+        self.refused: set[str] = set()
+        """Uids of pods that were refused; the kubelet rejects such a pod, but the watch shows that later."""
+        self.uncertain: set[str] = set()
+        """Uids of pods that may have more containers with chips than known here: they are from before a restart."""
+        self.guessed: set[str] = set()
+        """Uids of pods that were given chips by predicate-time alone; the kubelet's ledger can contradict that."""
+        self.misattributed: list[Part] = []
+        """Answers given by such a guess to a pod that does not have them, or is gone: another pod may have them."""
+        self.changes: Observable[None] = Observable(None)
+        """Set on every change."""
+
+    def __iter__(self) -> Iterator[HandOver]:
+        return iter(self._by_uid.values())
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._by_uid
+
+    def get(self, uid: str) -> HandOver | None:
+        """Return the hand-over to the pod with this uid."""
+        return self._by_uid.get(uid)
+
+    @property
+    def granted(self) -> dict[str, frozenset[str]]:
+        """The names of the containers that were given chips, by uid of their pod."""
+        return {each.uid: frozenset(part.container for part in each.parts) for each in self}
+
+    def add(self, handover: HandOver) -> None:
+        """Add or replace a hand-over."""
+        ids = chip_set(handover.kubelet_ids)
+        self.misattributed = [part for part in self.misattributed if not ids & chip_set(part.kubelet_ids)]
+        self._by_uid[handover.uid] = handover
+        self.changes.set(None)
+
+    def keep_misattributed(self, parts: Iterable[Part]) -> None:
+        """Keep answers that were given for another pod, unless a hand-over has them."""
+        known = {frozenset(part.kubelet_ids) for handover in self for part in handover.parts}
+        self.misattributed += [part for part in parts if frozenset(part.kubelet_ids) not in known]
+
+    def drop(self, uid: str) -> None:
+        """Remove a pod whose containers can't run any more; its chips are free."""
+        self.refused.discard(uid)
+        self.uncertain.discard(uid)
+        handover = self._by_uid.pop(uid, None)
+        if handover is not None:
+            if uid in self.guessed:
+                self.keep_misattributed(handover.parts)
+            self.changes.set(None)
+        self.guessed.discard(uid)
+
+
+def used_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
+    """Return the chips that are taken: given to a pod, or written on a live pod that requests chips.
+
+    A chip is used as soon as Allocate has granted it (in spec/node-agent.md §5.4 only once the pod's annotation is
+    written, which leaves a gap).
+    """
+    used = _given(handovers)
+    for pod in pods:
+        if pod.live and pod.count:
+            used |= pod.held
+    return used
+
+
+def running_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
+    """Return the chips that pods run with or are about to: given to a pod, or claimed before the ledger was rebuilt.
+
+    A pod that is only bound has its chips written on it but does not have them yet: a fault that bars new use
+    (spec/node-agent.md §4.1) bars them to it.
+    """
+    running = _given(handovers)
+    for pod in pods:
+        if pod.live and pod.count and (pod.past_admission or pod.claimed):
+            running |= pod.held
+    return running
+
+
+def _given(handovers: HandOvers) -> ChipSet:
+    held = 0
+    for handover in handovers:
+        held |= handover.held
+    return held

@@ -1,0 +1,183 @@
+"""The pods of this node, in the order they came to it, and what the plugin needs to know about each."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ascend.annotations import ALLOCATED, CLAIMED, REAL, Grant, held_chips, read_grant, read_predicate_time
+from ascend.chips import ChipSet, count_chips
+from ascend.daemon.observable import Observable
+from ascend.errors import InvalidValue
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+from ascend.slices import ContainerRequest, effective_request
+
+REMEMBERED = 1024
+"""How many deleted pods are remembered: more than a kubelet can still list."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePod:
+    """A pod of this node.
+
+    Attributes:
+        uid: the pod's uid.
+        namespace: its namespace.
+        name: its name.
+        order: its position in the order of arrival.
+        container_requests: what its containers request, in the order the kubelet admits them; empty for a pod without
+            chips.
+        count: how many chips it requests in total; 0 for a pod without chips.
+        grant: what the allocator wrote on it; None if nothing, or nothing readable.
+        problem: why it can't get the chips written on it, as a refusal's reason and sentence; None if it can.
+        held: the chips it holds according to its annotations.
+        real: the chips of its AscendReal annotation.
+        claimed: whether it has our claim; AscendReal alone can also be from Volcano or from the pod's author.
+        live: neither Succeeded nor Failed.
+        past_admission: whether the kubelet has admitted it, so that it has containers.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    order: int
+    container_requests: tuple[ContainerRequest, ...]
+    count: int
+    grant: Grant | None
+    problem: tuple[Reason, str] | None
+    held: ChipSet
+    real: ChipSet
+    claimed: bool
+    live: bool
+    past_admission: bool
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+
+def read_pod(pod: Pod, order: int) -> NodePod:
+    """Read a pod; never raises, because invalid content goes into ``problem``."""
+    annotations = pod.metadata.annotations
+    requests: tuple[ContainerRequest, ...] = ()
+    grant, held, problem = None, 0, None
+    try:
+        requests = pod.container_requests
+    except InvalidValue as error:
+        problem = (Reason.INVALID_REQUEST, error.message)
+    count = effective_request(requests)
+    try:
+        grant = read_grant(annotations)
+    except InvalidValue as error:
+        problem = (Reason.MALFORMED_ANNOTATION, error.message)
+    if problem is None and grant is not None and len(grant.chips) != count:
+        named = count_chips(len(grant.chips))
+        problem = (Reason.WRONG_COUNT, f"annotation {ALLOCATED} names {named}, the pod requests {count}")
+    try:
+        held = held_chips(annotations)
+    except InvalidValue:
+        # We write AscendReal: if somebody else makes it unreadable, the pod still gets its chips.
+        held = grant.chip_set if grant is not None else 0
+    statuses = (*pod.status.container_statuses, *pod.status.init_container_statuses)
+    real = _real_chips(annotations)
+    return NodePod(
+        uid=pod.uid,
+        namespace=pod.metadata.namespace,
+        name=pod.name,
+        order=order,
+        container_requests=requests,
+        count=count,
+        grant=grant,
+        problem=problem,
+        held=held,
+        real=real,
+        claimed=bool(real) and read_predicate_time(annotations) == CLAIMED,
+        live=pod.is_live,
+        past_admission=bool(statuses) or pod.status.phase == "Running",
+    )
+
+
+def _real_chips(annotations: Mapping[str, str]) -> ChipSet:
+    try:
+        return held_chips({REAL: annotations.get(REAL, "")})
+    except InvalidValue:
+        return 0
+
+
+class NodePods:
+    """The pods of this node; a handler for the reflector that watches them.
+
+    Args:
+        on_gone: receives the uid of a pod whose containers can't run any more.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(self, on_gone: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._on_gone = on_gone
+        self._now_s = now_s
+        self._pods: dict[str, NodePod] = {}
+        self._seen_s: dict[str, float] = {}
+        self._deleted: deque[str] = deque(maxlen=REMEMBERED)
+        self._next_order = 0
+        self._deleted_early: dict[str, NodePod] = {}
+        self.changes: Observable[None] = Observable(None)
+        """Set on every change."""
+
+    def __iter__(self) -> Iterator[NodePod]:
+        return iter(self._pods.values())
+
+    @property
+    def next_order(self) -> int:
+        """The position of a pod that is not known yet."""
+        return self._next_order + 1
+
+    def get(self, uid: str) -> NodePod | None:
+        """Return the pod with this uid."""
+        return self._pods.get(uid)
+
+    def has_moved_on(self, uid: str) -> bool:
+        """Return whether the watch showed the pod as admitted, ended or deleted; a list that differs is outdated."""
+        pod = self._pods.get(uid)
+        return uid in self._deleted if pod is None else pod.past_admission or not pod.live
+
+    def age_s(self, uid: str) -> float:
+        """Return how long ago the watch first showed a pod, in seconds; 0 if it has not."""
+        seen_s = self._seen_s.get(uid)
+        return self._now_s() - seen_s if seen_s is not None else 0.0
+
+    def deleted_early(self, uid: str) -> NodePod | None:
+        """Return a pod that was deleted before it was seen admitted: the kubelet may still be admitting it."""
+        return self._deleted_early.get(uid)
+
+    def was_deleted_early(self, count: int) -> bool:
+        """Return whether a pod deleted before it was seen admitted has a container that requests this many chips."""
+        return any(ask.count == count for pod in self._deleted_early.values() for ask in pod.container_requests)
+
+    def forget_deleted_early(self, order: int) -> None:
+        """Forget pods deleted before they were seen admitted, up to this position: the kubelet is past them."""
+        self._deleted_early = {uid: pod for uid, pod in self._deleted_early.items() if pod.order > order}
+
+    def applied(self, obj: Pod) -> None:
+        """Take over a pod that is new or has changed."""
+        known = self._pods.get(obj.uid)
+        if known is None:
+            self._next_order += 1
+            self._seen_s[obj.uid] = self._now_s()
+        self._pods[obj.uid] = read_pod(obj, known.order if known is not None else self._next_order)
+        if not obj.is_live:
+            self._on_gone(obj.uid)
+        self.changes.set(None)
+
+    def deleted(self, obj: Pod) -> None:
+        """Remove a pod."""
+        known = self._pods.pop(obj.uid, None)
+        self._seen_s.pop(obj.uid, None)
+        if known is not None and known.container_requests and known.live and not known.past_admission:
+            self._deleted_early[obj.uid] = known
+            if len(self._deleted_early) > REMEMBERED:
+                del self._deleted_early[next(iter(self._deleted_early))]
+        self._deleted.append(obj.uid)
+        self._on_gone(obj.uid)
+        self.changes.set(None)

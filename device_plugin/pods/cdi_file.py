@@ -1,0 +1,106 @@
+"""Keeps the node's CDI file up to date, which container runtimes use to resolve the names that Allocate answers.
+
+The file is never removed: a container that is restarted uses the names it got first, also while the plugin is away or
+being replaced (spec/kubernetes.md §1.9). For the same reason the names of chips that are gone stay in it.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from ascend.errors import UNREADABLE, Refusal
+from ascend.reasons import Reason
+from device_plugin.pods.container_edits import CDI_FILE, ContainerEdits, Injection, cdi_spec, make_edits, shared_nodes
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class _Device(msgspec.Struct):
+    name: str
+
+
+class _File(msgspec.Struct):
+    devices: list[_Device] = []
+
+
+def list_folder(folder: Path) -> list[Path]:
+    """Return the files in a folder, without subfolders; nothing if there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if not entry.is_dir()]
+    except OSError:
+        return []
+
+
+class Injector:
+    """Makes the edits of containers in the configured way.
+
+    Args:
+        injection: the way.
+        device_root: the folder of the device nodes on the node.
+        cdi_dir: the folder in which container runtimes look for CDI files, normally ``/var/run/cdi``.
+    """
+
+    def __init__(self, injection: Injection, device_root: Path, cdi_dir: Path) -> None:
+        self._injection = injection
+        self._device_root = device_root
+        self._cdi_file = cdi_dir / CDI_FILE
+
+    def prepare(self, chips: Iterable[int]) -> None:
+        """Write the CDI file, if containers need one and it is not up to date.
+
+        Args:
+            chips: the physical ids of the node's chips.
+
+        Raises:
+            Refusal: a required device node is missing, or the file can't be written.
+        """
+        if self._injection != "cdi":
+            return
+        before = self._read()
+        ids = {*chips, *_ids(before)}
+        shared = shared_nodes(self._device_root, list_folder)
+        content = msgspec.json.format(msgspec.json.encode(cdi_spec(ids, shared, self._device_root))) + b"\n"
+        if content != before:
+            self._write(content)
+            log.info("wrote the CDI file", path=str(self._cdi_file), chips=len(ids))
+
+    def inject(self, chips: tuple[int, ...]) -> ContainerEdits:
+        """Return the edits for a container with these chips.
+
+        Raises:
+            Refusal: the container could not be created with them.
+        """
+        self.prepare(chips)
+        return make_edits(chips, self._injection, self._device_root, list_folder)
+
+    def _read(self) -> bytes:
+        try:
+            return self._cdi_file.read_bytes()
+        except OSError:
+            return b""
+
+    def _write(self, content: bytes) -> None:
+        # The suffix is not `.json`, so that a runtime does not take it for a second file of the same devices.
+        fresh = self._cdi_file.with_name(f".{CDI_FILE}.{os.getpid()}.tmp")
+        try:
+            fresh.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            fresh.write_bytes(content)
+            fresh.chmod(0o644)
+            fresh.replace(self._cdi_file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise Refusal(Reason.CDI_FILE_NOT_WRITTEN, f"{self._cdi_file}: {error.strerror}") from error
+
+
+def _ids(content: bytes) -> set[int]:
+    try:
+        devices = msgspec.json.decode(content, type=_File).devices
+    except UNREADABLE:
+        return set()
+    return {int(each.name) for each in devices if each.name.isascii() and each.name.isdigit() and len(each.name) < 4}  # noqa: PLR2004 - the driver's ids have three digits at most

@@ -1,0 +1,122 @@
+"""Writes on each pod which chips it was given (its *claim*), in one patch, and retries until it succeeds.
+
+The patch carries the pod's uid, so a pod that was recreated with the same name is never changed. A claim that is not
+written before the plugin dies is made again from the kubelet's ledger.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from ascend.annotations import UNKNOWN, ChipAddress, write_claim, write_configuration
+from ascend.errors import ApiError, Conflict, NotFound, Unreachable
+from ascend.kube.backoff import Backoff
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import PODS
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import HandOver
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+DELAY_S = 0.002
+"""Each claim starts this much later, so that the kubelet's answer is sent first: a new connection to the API server
+takes the event loop as long as the answer itself."""
+
+
+def claim_annotations(handover: HandOver, snapshot: Snapshot | None, *, pod_name: str, host_ip: str) -> dict[str, str]:
+    """Return the annotations of a pod with chips (spec/node-agent.md §0.3; spec/baseline-device-plugin.md §3.6).
+
+    Args:
+        handover: the pod and its chips.
+        snapshot: has the chips' addresses; None if the driver has not been read.
+        pod_name: without its namespace.
+        host_ip: this node's address.
+    """
+    addresses = {chip.chip_id: chip.facts.address for chip in snapshot.chips} if snapshot is not None else {}
+    configuration = write_configuration(
+        pod_name=pod_name,
+        pod_uid=handover.uid,
+        host_ip=host_ip,
+        devices={chip_id: addresses.get(chip_id, ChipAddress()) for chip_id in handover.chips},
+        super_pod_id=snapshot.server.super_pod_id if snapshot is not None else UNKNOWN,
+        server_index=snapshot.server.server_index if snapshot is not None else UNKNOWN,
+    )
+    return write_claim(chips=handover.chips, kubelet_ids=handover.kubelet_ids, configuration=configuration)
+
+
+class ClaimWriter:
+    """Patches pods in the background, each in its own task, until the patch succeeds or the pod is gone.
+
+    Args:
+        client: the API server.
+    """
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wanted: dict[str, Mapping[str, str]] = {}
+
+    @property
+    def pending(self) -> int:
+        """How many claims are not written yet."""
+        return len(self._tasks)
+
+    def write(self, *, uid: str, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
+        """Write a claim soon; returns at once. If one is in progress for the pod, it goes on with the new content."""
+        self._wanted[uid] = annotations
+        in_progress = self._tasks.get(uid)
+        if in_progress is not None and not in_progress.done():
+            return
+        task = asyncio.create_task(self._write(uid, namespace, name), name=f"claim {namespace}/{name}")
+        self._tasks[uid] = task
+        task.add_done_callback(lambda done: self._forget(uid, done))
+
+    async def close(self) -> None:
+        """Stop writing; the next start completes what is not written."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, uid: str, done: "asyncio.Task[None]") -> None:
+        # The callback runs a little after the task has ended, so another task may have started.
+        if self._tasks[uid] is done:
+            del self._tasks[uid]
+            del self._wanted[uid]
+
+    async def _write(self, uid: str, namespace: str, name: str) -> None:
+        backoff = Backoff(limit_s=10.0)
+        pod = f"{namespace}/{name}"
+        written: Mapping[str, str] = {}
+        await asyncio.sleep(DELAY_S)
+        while written != self._wanted[uid]:
+            annotations = self._wanted[uid]
+            body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+            try:
+                await self._client.patch(PODS, name, body, namespace=namespace)
+                log.info("claim written", pod=pod, pod_uid=uid)
+                written = annotations
+            except NotFound:
+                log.info("claim dropped, the pod is gone", pod=pod, pod_uid=uid)
+                return
+            except (ApiError, Unreachable) as error:
+                if _may_be_another(error) and await self._is_another(uid, namespace, name):
+                    log.info("claim dropped, the pod was recreated", pod=pod, pod_uid=uid)
+                    return
+                wait_s = backoff.after(error)
+                log.warning("claim not written yet", pod=pod, pod_uid=uid, error=str(error), retry_s=round(wait_s, 2))
+                await asyncio.sleep(wait_s)
+
+    async def _is_another(self, uid: str, namespace: str, name: str) -> bool:
+        try:
+            return (await self._client.get(PODS, name, namespace)).uid != uid
+        except NotFound:
+            return True
+        except (ApiError, Unreachable):
+            return False
+
+
+def _may_be_another(error: ApiError | Unreachable) -> bool:
+    # If the uid in the patch does not match, the server answers with a conflict or "field is immutable".
+    return isinstance(error, Conflict) or error.reason == "Invalid"

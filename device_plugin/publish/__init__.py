@@ -1,0 +1,1 @@
+"""What this node publishes about its chips: its ConfigMap, and annotations and labels of its Node."""

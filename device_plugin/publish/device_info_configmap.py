@@ -1,0 +1,171 @@
+"""The node's ConfigMap ``mindx-dl-deviceinfo-<node>``: written by the plugin, and edited by operators.
+
+Every write carries the resourceVersion it was made for, so an operator's edit is never overwritten: the write fails,
+the edit is applied, and the report is made again. Only our keys are patched; other keys and labels stay. Entries of
+``ManuallySeparateNPU`` that are not chip names stay too, because only their author knows what they mean.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from ascend.chips import ChipSet
+from ascend.daemon.observable import Observable
+from ascend.deviceinfo import (
+    DEVICE_INFO,
+    LABELS,
+    MANUALLY_SEPARATED,
+    NAMESPACE,
+    config_map_name,
+    read_manually_separated,
+)
+from ascend.errors import Conflict, NotFound
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import CONFIG_MAPS, ConfigMap, JsonObject
+from ascend.kube.reflector import Reflector
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+REMEMBERED = 8
+"""How many of our latest reports are remembered: if answers were lost, any of them may be the present one."""
+
+SIGNATURE = {"ascend-affinity.io/written-by": "ascend-device-plugin"}
+"""An annotation on the ConfigMap. The reference plugin removes it when it writes; its reports are not trusted as ours,
+because it calls unknown codes found by polling harmless (spec/node-agent.md §8.14)."""
+
+OnEdit = Callable[[ChipSet, ChipSet], None]
+"""Receives the chips an operator added to ManuallySeparateNPU, and those removed."""
+
+OnInvalid = Callable[[tuple[str, ...]], None]
+"""Receives new entries there that are not chip names."""
+
+
+class DeviceInfoConfigMap:
+    """A node's ConfigMap; a handler for the reflector that watches it.
+
+    Args:
+        client: the API server.
+        node: the node's name.
+        on_edit: receives operators' edits.
+        on_invalid: receives entries that are not chip names, each once.
+    """
+
+    def __init__(self, client: KubeClient, node: str, on_edit: OnEdit, on_invalid: OnInvalid) -> None:
+        self._client = client
+        self._name = config_map_name(node)
+        self._on_edit = on_edit
+        self._on_invalid = on_invalid
+        self._version: str | None = None
+        self._separated: ChipSet = 0
+        self._invalid: tuple[str, ...] = ()
+        self._sent: deque[str] = deque(maxlen=REMEMBERED)
+        self._found: str | None = None
+        self._acknowledged: str | None = None
+        self.was_signed = False
+        """Whether this program wrote what ``fetch`` found."""
+        self.lost: Observable[None] = Observable(None)
+        """Set when somebody else deleted the ConfigMap, or overwrote the report or the labels."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the report is ours, as far as seen."""
+        return self._found in (None, self._acknowledged, *self._sent)
+
+    def watch(self) -> Reflector[ConfigMap]:
+        """Return the watch that feeds it."""
+        return Reflector(
+            self._client, CONFIG_MAPS, self, namespace=NAMESPACE, field_selector=f"metadata.name={self._name}"
+        )
+
+    async def fetch(self) -> Mapping[str, str]:
+        """Return the data that an earlier plugin left; empty if there is none.
+
+        Raises:
+            ApiError: the server refuses.
+            Unreachable: it does not answer.
+        """
+        try:
+            found = await self._client.get(CONFIG_MAPS, self._name, NAMESPACE)
+        except NotFound:
+            return {}
+        self._version = found.metadata.resource_version
+        self._separated = self._read(found)
+        self.was_signed = SIGNATURE.items() <= found.metadata.annotations.items()
+        return found.data
+
+    def applied(self, obj: ConfigMap) -> None:
+        """Take over a change; the watch shows our own writes too, later."""
+        if self._version is None or not is_newer(obj.metadata.resource_version, self._version):
+            return
+        self._take(obj)
+        if not self.is_ours or not LABELS.items() <= obj.metadata.labels.items():
+            log.warning("somebody else overwrote the report", config_map=obj.key)
+            self.lost.set(None)
+
+    def deleted(self, obj: ConfigMap) -> None:
+        """Note the deletion; it changes nothing about any chip."""
+        if self._version is not None:
+            log.warning("somebody else deleted the report", config_map=obj.key)
+            self._version = self._found = None
+            self.lost.set(None)
+
+    async def write(self, data: Mapping[str, str]) -> None:
+        """Write our keys.
+
+        Raises:
+            Conflict: somebody else wrote in the meantime; their edit is applied, make the report again.
+            ApiError: the server refuses.
+            Unreachable: it does not answer; whether the write succeeded is unknown.
+        """
+        metadata: JsonObject = {"labels": LABELS, "annotations": SIGNATURE}
+        listed = ",".join(filter(None, (data.get(MANUALLY_SEPARATED), *self._invalid)))
+        whole = {**data, MANUALLY_SEPARATED: listed}
+        self._sent.append(data[DEVICE_INFO])
+        try:
+            if self._version is None:
+                metadata |= {"name": self._name, "namespace": NAMESPACE}
+                body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": whole}
+                written = await self._client.create(CONFIG_MAPS, body, NAMESPACE)
+            else:
+                metadata |= {"resourceVersion": self._version}
+                body = {"metadata": metadata, "data": whole}
+                written = await self._client.patch(CONFIG_MAPS, self._name, body, namespace=NAMESPACE)
+        except NotFound:
+            self._version = self._found = None
+            raise Conflict("the ConfigMap was deleted", status=409) from None
+        except Conflict:
+            await self._catch_up()
+            raise
+        self._version = written.metadata.resource_version
+        self._found = self._acknowledged = data[DEVICE_INFO]
+        self._separated = read_manually_separated(data)[0]
+
+    async def _catch_up(self) -> None:
+        try:
+            found = await self._client.get(CONFIG_MAPS, self._name, NAMESPACE)
+        except NotFound:
+            self._version = self._found = None
+        else:
+            self._take(found)
+
+    def _take(self, obj: ConfigMap) -> None:
+        theirs, ours = self._read(obj), self._separated
+        self._version, self._separated = obj.metadata.resource_version, theirs
+        self._found = obj.data.get(DEVICE_INFO)
+        if theirs != ours:
+            self._on_edit(theirs & ~ours, ours & ~theirs)
+
+    def _read(self, obj: ConfigMap) -> ChipSet:
+        chips, invalid = read_manually_separated(obj.data)
+        invalid = tuple(dict.fromkeys(invalid))
+        if new := tuple(entry for entry in invalid if entry not in self._invalid):
+            self._on_invalid(new)
+        self._invalid = invalid
+        return chips
+
+
+def is_newer(version: str, known: str) -> bool:
+    """Return whether one resourceVersion is later than another; one that can't be compared counts as later."""
+    # Kubernetes documents since 1.35 that these are growing numbers; they always were.
+    return not (version.isdigit() and known.isdigit()) or int(version) > int(known)

@@ -1,0 +1,131 @@
+"""The node's own object: labels that people select on, and annotations that other programs read.
+
+All but ``servertype`` are facts of the driver (spec/node-agent.md §5.8). A label is only set, never removed: pods that
+select on it would be killed when their kubelet restarts (spec/kubernetes.md §1.13).
+"""
+
+import asyncio
+import re
+from collections.abc import Collection, Mapping
+
+import structlog
+
+from ascend.annotations import (
+    BASE_DEVICE_INFOS,
+    SERVER_INDEX,
+    SERVER_TYPE,
+    SUPER_POD_ID,
+    write_base_device_infos,
+)
+from ascend.errors import ApiError, Unreachable
+from ascend.kube.backoff import Backoff
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import NODES, Node
+from device_plugin.driver import Inventory
+from device_plugin.health.snapshot import Snapshot
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+ACCELERATOR = "accelerator"
+ACCELERATOR_TYPE = "accelerator-type"
+CHIP_NAME = "node.kubernetes.io/npu.chip.name"
+CHIP_MEMORY = "mind-cluster/npu-chip-memory"
+DRIVER_VERSION = "huawei.com/driver.version"
+SERVER_TYPE_LABEL = "servertype"
+SUPER_POD_LABEL = "huawei.com/topotree.superpodid"
+
+_ACCELERATOR = "huawei-Ascend910"
+_INFERENCE_BOARDS = frozenset({0x28, 0x29})
+_INFERENCE_CARD = "card-910b-infer"
+_MB_PER_GB = 1024
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+PATCH_TIMEOUT_S = 3.0
+"""How long to wait for an answer: an admission webhook may hang, and the next report waits as long."""
+
+
+def node_labels(server: Inventory) -> tuple[dict[str, str], list[str]]:
+    """Return the labels, and a sentence for each invalid value; unknown facts are left out."""
+    first = server.chips[0] if server.chips else None
+    wanted = {
+        ACCELERATOR: _ACCELERATOR,
+        ACCELERATOR_TYPE: _INFERENCE_CARD if server.board_id in _INFERENCE_BOARDS else "",
+        CHIP_NAME: first.chip_name if first is not None else "",
+        CHIP_MEMORY: f"{first.hbm_mb // _MB_PER_GB}G" if first is not None and first.hbm_mb else "",
+        DRIVER_VERSION: server.driver_version,
+        SERVER_TYPE_LABEL: f"{server.chip_type}-{server.ai_cores}" if server.ai_cores else "",
+        SUPER_POD_LABEL: (
+            str(server.super_pod_id) if server.chip_type == "Ascend910A3" and server.super_pod_id >= 0 else ""
+        ),
+    }
+    labels, problems = {}, []
+    for key, value in wanted.items():
+        if value and _LABEL_VALUE.fullmatch(value) is None:
+            problems.append(f"label {key}: {value!r} is not a valid label value")
+        elif value:
+            labels[key] = value
+    return labels, problems
+
+
+def node_annotations(snapshot: Snapshot) -> dict[str, str]:
+    """Return the annotations (spec/node-agent.md §0.2, §5.8)."""
+    return {
+        BASE_DEVICE_INFOS: write_base_device_infos({chip.chip_id: chip.facts.address for chip in snapshot.chips}),
+        SUPER_POD_ID: str(snapshot.server.super_pod_id),
+        SERVER_INDEX: str(snapshot.server.server_index),
+        SERVER_TYPE: "A3" if snapshot.server.chip_type == "Ascend910A3" else "",
+    }
+
+
+class NodeWriter:
+    """Keeps our annotations and labels on the Node; those of others stay.
+
+    Args:
+        client: the API server.
+        node: the node's name.
+        outdated: labels of ours that an earlier plugin may have left and that no longer apply; they are removed.
+    """
+
+    def __init__(self, client: KubeClient, node: str, outdated: Collection[str] = ()) -> None:
+        self._client = client
+        self._node = node
+        self._outdated = outdated
+        self._written: tuple[Mapping[str, str], Mapping[str, str]] | None = None
+        self._keeps_server_type = False
+        self.problem: str | None = "waiting for this node's Node object"
+        """Why the Node is unknown; None once it was read."""
+
+    async def learn(self) -> Node:
+        """Wait for the Node and return it; a ``servertype`` label that it already has is never changed."""
+        backoff = Backoff(limit_s=5.0)
+        while True:
+            try:
+                node = await self._client.get(NODES, self._node)
+            except (ApiError, Unreachable) as error:
+                log.warning("waiting for this node's Node object", node=self._node, error=str(error))
+                await asyncio.sleep(backoff.next_s())
+            else:
+                self._keeps_server_type = SERVER_TYPE_LABEL in node.metadata.labels
+                self.problem = None
+                self._outdated = [key for key in self._outdated if key in node.metadata.labels]
+                return node
+
+    def forget(self) -> None:
+        """Make the next write happen even if nothing has changed."""
+        self._written = None
+
+    async def write(self, annotations: Mapping[str, str], labels: Mapping[str, str]) -> None:
+        """Write them if they differ from the last write.
+
+        Raises:
+            ApiError: the server refuses.
+            Unreachable: it does not answer.
+        """
+        if self._keeps_server_type:
+            labels = {key: value for key, value in labels.items() if key != SERVER_TYPE_LABEL}
+        if (annotations, labels) != self._written:
+            written = {**labels, **dict.fromkeys(self._outdated)}
+            body = {"metadata": {"annotations": dict(annotations), "labels": written}}
+            await self._client.patch(NODES, self._node, body, timeout_s=PATCH_TIMEOUT_S)
+            self._outdated = ()
+            self._written = (annotations, labels)

@@ -1,0 +1,123 @@
+"""Makes the node's report from a snapshot, and reads back what an earlier plugin reported."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import get_args
+
+from ascend.chips import ChipSet, chip_set, parse_chip_name
+from ascend.deviceinfo import DeviceReport, Upgrade
+from ascend.errors import InvalidValue
+from ascend.faults import Fault, FaultTime, chip_fault
+from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import NO_CODE, Chip, FaultRecord, Snapshot, UpgradeKind, UpgradeReason
+
+AUTOFILL_CODE = "AutofillFaultCode"
+"""Stands for the fault of a chip that an operator separated without one (spec/node-agent.md §4.8)."""
+
+MAX_CODE_DIGITS = 16
+
+MAX_CODES = 128
+"""Codes reported per chip: as many as the driver can report. Keeps the ConfigMap far below its limit of 1 MiB."""
+
+_HARMLESS = Level.NOT_HANDLE.wire
+
+
+def make_report(snapshot: Snapshot, update_time_s: int) -> DeviceReport:
+    """Make the report: free is healthy and not used (seed 002, step 1; spec/node-agent.md §5.2).
+
+    Args:
+        snapshot: the node's chips.
+        update_time_s: Unix seconds.
+    """
+    return DeviceReport(
+        free=snapshot.healthy & ~snapshot.used,
+        unhealthy=snapshot.unhealthy,
+        network_unhealthy=snapshot.network_unhealthy,
+        update_time_s=update_time_s,
+        faults=tuple(fault for chip in snapshot.chips for fault in _faults(chip)),
+        super_pod_id=snapshot.server.super_pod_id,
+        server_index=snapshot.server.server_index,
+        manually_separated=snapshot.manually_separated,
+        upgrades={
+            phy_id: tuple(map(_upgrade, reasons)) for phy_id, reasons in sorted(snapshot.upgrade_reasons.items())
+        },
+        has_switches=snapshot.server.chip_type == "Ascend910A3",
+    )
+
+
+def _upgrade(reason: UpgradeReason) -> Upgrade:
+    code = AUTOFILL_CODE if reason.kind == "FaultAutofill" else f"{reason.code:08x}"
+    return Upgrade(reason.time_ms, code, reason.level.wire, reason.kind)
+
+
+def _faults(chip: Chip) -> Iterator[Fault]:
+    """Return one entry per domain that has codes or is unhealthy, the network's first (spec/node-agent.md §5.2)."""
+    # The level shows that a chip must not be used even if there is no code: a silent driver, a recovering chip.
+    if chip.network_faults or not chip.network_healthy:
+        level = chip.network_level
+        if not chip.network_healthy and level <= Level.NOT_HANDLE:
+            level = Level.PRE_SEPARATE
+        yield _entry(chip, level, chip.network_faults, network=True)
+    if chip.faults or not chip.healthy:
+        level = chip.level
+        if not chip.healthy and level <= Level.SUB_HEALTH:
+            level = Level.SEPARATE
+        yield _entry(chip, level, chip.faults, network=False)
+
+
+def _entry(chip: Chip, level: Level, records: Sequence[FaultRecord], *, network: bool) -> Fault:
+    times = {record.name: FaultTime(record.since_ms, record.level.wire) for record in records[:MAX_CODES]}
+    return chip_fault(chip_id=chip.chip_id, level=level.wire, codes=times, network=network)
+
+
+def read_reasons(upgrades: Mapping[int, Sequence[Upgrade]]) -> dict[int, tuple[UpgradeReason, ...]]:
+    """Read the upgrade reasons of an earlier report; unreadable ones are left out."""
+    reasons = {}
+    for phy_id, written in upgrades.items():
+        if readable := tuple(filter(None, map(_reason, written))):
+            reasons[phy_id] = readable
+    return reasons
+
+
+def _reason(upgrade: Upgrade) -> UpgradeReason | None:
+    kinds = {kind: kind for kind in get_args(UpgradeKind)}
+    kind: UpgradeKind | None = kinds.get(upgrade.upgrade_type)
+    try:
+        level = Level.of_wire(upgrade.fault_level)
+        code = NO_CODE if kind == "FaultAutofill" else int(upgrade.fault_code[:MAX_CODE_DIGITS], 16)
+    except (InvalidValue, ValueError):
+        return None
+    return UpgradeReason(code, level, kind, upgrade.upgrade_time) if kind is not None else None
+
+
+def read_harmless(faults: Iterable[Fault]) -> dict[int, frozenset[int]]:
+    """Read the codes that an earlier report calls NotHandleFault, by physical id; unreadable ones are left out."""
+    harmless: dict[int, frozenset[int]] = {}
+    for fault in faults:
+        names = [name for name, each in fault.fault_time_and_level_map.items() if each.fault_level == _HARMLESS]
+        try:
+            phy_id = parse_chip_name(fault.npu_name)
+            codes = frozenset(int(name[:MAX_CODE_DIGITS], 16) for name in names)
+        except (InvalidValue, ValueError):
+            continue
+        if codes:
+            harmless[phy_id] = harmless.get(phy_id, frozenset()) | codes
+    return harmless
+
+
+def read_faulty(report: DeviceReport) -> tuple[ChipSet, ChipSet]:
+    """Read which chips, and which chips' network ports, were unhealthy by a fault code; unreadable ones are left out.
+
+    A chip that is unhealthy without a code has a silent driver, is recovering, or awaits readmission.
+    """
+    own = network = 0
+    for fault in report.faults:
+        try:
+            chip = chip_set((parse_chip_name(fault.npu_name),))
+            levels = [Level.of_wire(each.fault_level) for each in fault.fault_time_and_level_map.values()]
+        except InvalidValue:
+            continue
+        if fault.of_network:
+            network |= chip if any(level.bars_network for level in levels) else 0
+        else:
+            own |= chip if any(level.bars_new_use for level in levels) else 0
+    return own & report.unhealthy, network & report.network_unhealthy

@@ -1,0 +1,85 @@
+"""At the start, takes over the site's fault rules and what an earlier plugin reported, before any chip is judged."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import structlog
+
+from ascend.deviceinfo import DEVICE_INFO, DeviceReport, decode_report, read_manually_separated, read_upgrades
+from ascend.errors import ApiError, InvalidReport, Unreachable
+from ascend.kube.backoff import Backoff
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import Node
+from device_plugin.chips.fault_config import FaultConfig
+from device_plugin.chips.health_monitor import HealthMonitor
+from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
+from device_plugin.publish.node_object import NodeWriter
+from device_plugin.publish.readmission_labels import CHIPS, PORTS, read_label
+from device_plugin.publish.report import read_faulty, read_harmless, read_reasons
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+
+async def restore(
+    client: KubeClient,
+    node_object: NodeWriter,
+    fault_config: FaultConfig,
+    config_map: DeviceInfoConfigMap,
+    health: HealthMonitor,
+) -> Node:
+    """Take over the fault rules, the earlier report and the Node's labels; retry until the API server answers.
+
+    Args:
+        client: the API server.
+        node_object: reads this node's object.
+        fault_config: reads the fault rules.
+        config_map: reads the earlier report.
+        health: receives what an earlier plugin reported.
+
+    Returns:
+        This node's object.
+    """
+    async with asyncio.TaskGroup() as reads:
+        learning = reads.create_task(node_object.learn())
+        reads.create_task(_retried("the site's fault rules", lambda: fault_config.fetch(client)))
+        fetching = reads.create_task(_retried("the earlier report", config_map.fetch))
+    node, data = learning.result(), fetching.result()
+    try:
+        upgrades = read_upgrades(data)
+    except InvalidReport as error:
+        log.warning("the earlier report's upgrade reasons are lost", error=str(error))
+        upgrades = {}
+    labels, earlier = node.metadata.labels, _report(data)
+    # The labels list chips without faults only. With manual readmission, a chip that was faulty has to wait too.
+    faulty, faulty_network = read_faulty(earlier) if earlier is not None else (0, 0)
+    health.restore(
+        manually_separated=read_manually_separated(data)[0],
+        reasons=read_reasons(upgrades),
+        awaiting=read_label(labels, CHIPS) | faulty,
+        network_awaiting=read_label(labels, PORTS) | faulty_network,
+        harmless=read_harmless(earlier.faults) if earlier is not None and config_map.was_signed else {},
+    )
+    return node
+
+
+def _report(data: Mapping[str, str]) -> DeviceReport | None:
+    if DEVICE_INFO not in data:
+        return None
+    try:
+        return decode_report(data)
+    except InvalidReport as error:
+        log.warning("the earlier report's faults are lost", error=str(error))
+        return None
+
+
+async def _retried(what: str, read: Callable[[], Awaitable[R]]) -> R:
+    backoff = Backoff(limit_s=5.0)
+    while True:
+        try:
+            return await read()
+        except (ApiError, Unreachable) as error:
+            log.warning("initial read failed, retrying", what=what, error=str(error))
+            await asyncio.sleep(backoff.next_s())

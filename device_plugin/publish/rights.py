@@ -1,0 +1,64 @@
+"""The rights that the plugin needs at the API server, and what for; the chart grants exactly these."""
+
+from dataclasses import dataclass
+
+from ascend.deviceinfo import NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """A verb on a resource.
+
+    Attributes:
+        verb: as in RBAC.
+        resource: plural.
+        why: what the plugin uses it for.
+        group: the API group; empty for the core group.
+        subresource: empty for none.
+        namespace: empty for all.
+    """
+
+    verb: str
+    resource: str
+    why: str
+    group: str = ""
+    subresource: str = ""
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        where = f" in {self.namespace}" if self.namespace else ""
+        return f"{self.verb} {name}{f'.{self.group}' if self.group else ''}{where}"
+
+
+_RIGHTS = (
+    Right("get", "pods", "after a refused claim, check whether the pod was recreated"),
+    Right("list", "pods", "the node's pods, at the start and if the kubelet admits one the watch has not shown"),
+    Right("watch", "pods", "the chips written on the node's pods"),
+    Right("patch", "pods", "the claim: which chips a pod was given"),
+    Right("get", "nodes", "this node's address and labels"),
+    Right("patch", "nodes", "annotations and labels: which chips the node has"),
+    Right("get", "configmaps", "an earlier plugin's report, and the site's fault rules", namespace=NAMESPACE),
+    Right("list", "configmaps", "operators' edits of the report and of the fault rules", namespace=NAMESPACE),
+    Right("watch", "configmaps", "operators' edits of the report and of the fault rules", namespace=NAMESPACE),
+    Right("create", "configmaps", "the node's first report", namespace=NAMESPACE),
+    Right("patch", "configmaps", "every later report", namespace=NAMESPACE),
+    Right("create", "events", "changes of a chip's health, and pods whose chips do not match", group="events.k8s.io"),
+    Right("patch", "events", "repetitions of an Event: counted, not repeated", group="events.k8s.io"),
+)
+
+_MANUAL_READMISSION = (
+    Right("list", "nodes", "operators' edits of the labels of chips that await readmission"),
+    Right("watch", "nodes", "operators' edits of the labels of chips that await readmission"),
+)
+
+KUBELET_PODS = (
+    Right("get", "nodes", "the kubelet's own list of pods", subresource="pods"),
+    Right("get", "nodes", "the kubelet's own list of pods, of kubelets before 1.33", subresource="proxy"),
+)
+"""One of these two is enough."""
+
+
+def rights(*, manual_readmission: bool) -> tuple[Right, ...]:
+    """Return all rights the plugin needs, except ``KUBELET_PODS``."""
+    return _RIGHTS + (_MANUAL_READMISSION if manual_readmission else ())

@@ -1,0 +1,239 @@
+"""Keeps the plugin registered with the kubelet, whatever happens to either.
+
+One loop, one registration at a time::
+
+    wait for kubelet.sock ─► serve on a socket with a new name ─► Register ─► watched
+            ▲                                                                   │
+            └──── stop the server (its streams first) ◄──── one of: ────────────┘
+                    kubelet.sock was recreated · our socket is gone · the stream ended or failed · never watched
+
+The name is new every time because a second server on the same path would have its socket removed by the first. The old
+server stops first because a kubelet before 1.37 takes the end of an old stream for the end of the new one
+(spec/kubernetes.md §1.3, §8.3).
+
+A look at the files every ``POLL_S`` is cheap and, unlike inotify, also sees a folder that was replaced or mounted again
+(spec/kubernetes.md §1.2).
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import grpc
+import structlog
+
+from ascend.chips import RESOURCE
+from ascend.errors import Unreachable
+from ascend.kube.backoff import Backoff
+from device_plugin.kubelet.channel import CHANNEL_OPTIONS, raise_if_cancelled, unreachable
+from device_plugin.metrics import Metrics
+from device_plugin.serving.servicer import DevicePluginServicer
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+API_VERSION = "v1beta1"
+KUBELET_SOCKET = "kubelet.sock"
+PREFIX = "ascend910-"
+
+POLL_S = 0.1
+REGISTER_DEADLINE_S = 2.0
+"""A kubelet registers a plugin within milliseconds. A busy one gets more time with every attempt."""
+REGISTER_DEADLINE_LIMIT_S = 10.0
+"""As long as the kubelet itself takes to connect back at most (spec/kubernetes.md §1.3)."""
+WATCH_DEADLINE_S = 0.5
+"""After the registration a kubelet opens the stream at once. One that does not gets more time with every attempt."""
+WATCH_DEADLINE_LIMIT_S = 8.0
+STOP_GRACE_S = 0.5
+STEADY_S = 10.0
+"""A registration that lasted this long resets the waiting time before the next one."""
+FIRST_WAIT_S = 0.05
+WAIT_LIMIT_S = 4.0
+"""The longest wait between attempts with the same kubelet; a new kubelet is registered with at once."""
+
+KUBELET_RESTARTED = "the kubelet has restarted"
+
+Identity: TypeAlias = tuple[int, int, int]
+"""Device, inode and change time of a file: a kubelet that restarts makes a new socket, and forgets its plugins."""
+
+
+class Registration:
+    """The registration state machine.
+
+    Args:
+        directory: the kubelet's device-plugin folder.
+        make_servicer: makes the service of one registration.
+        metrics: counts registrations.
+        on_new_kubelet: called before the plugin registers with a kubelet that has restarted.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        make_servicer: Callable[[], DevicePluginServicer],
+        metrics: Metrics,
+        on_new_kubelet: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._directory = directory
+        self._kubelet_socket = directory / KUBELET_SOCKET
+        self._make_servicer = make_servicer
+        self._metrics = metrics
+        self._on_new_kubelet = on_new_kubelet
+        self._generation = 0
+        self._watch_deadline_s = WATCH_DEADLINE_S
+        self._register_deadline_s = REGISTER_DEADLINE_S
+        self._servicer: DevicePluginServicer | None = None
+        self._problem = "not registered with the kubelet yet"
+
+    @property
+    def problem(self) -> str | None:
+        """Why the kubelet does not see our devices; None while it does."""
+        watched = self._servicer is not None and self._servicer.watched.is_set()
+        return None if watched else self._problem
+
+    async def run(self) -> None:
+        """Stay registered until cancelled. The instance lock is held."""
+        loop = asyncio.get_running_loop()
+        self._remove_stale_sockets()
+        # Two plugins for one resource end each other's streams: without a pause they would do nothing else.
+        backoff = Backoff(first_s=FIRST_WAIT_S, limit_s=WAIT_LIMIT_S)
+        known: Identity | None = None
+        while True:
+            raise_if_cancelled()
+            kubelet = await self._present_kubelet()
+            if known is not None and kubelet != known:
+                backoff.reset()
+                self._watch_deadline_s = WATCH_DEADLINE_S
+                self._register_deadline_s = REGISTER_DEADLINE_S
+                await self._on_new_kubelet()
+            known, started_s = kubelet, loop.time()
+            try:
+                cause = await self._hold(kubelet)
+            except Unreachable as error:
+                cause = error.message
+                self._metrics.registrations.labels(result="failed").inc()
+            if loop.time() - started_s > STEADY_S:
+                backoff.reset()
+            wait_s = backoff.next_s()
+            self._problem = cause
+            log.warning("registering again", cause=cause, wait_s=round(wait_s, 2))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while _identity(self._kubelet_socket) == kubelet:  # noqa: ASYNC110 - files send no notification
+                        await asyncio.sleep(POLL_S)
+
+    async def _present_kubelet(self) -> Identity:
+        while (found := _identity(self._kubelet_socket)) is None:
+            self._problem = f"waiting for {self._kubelet_socket}"
+            await asyncio.sleep(POLL_S)
+        return found
+
+    async def _hold(self, kubelet: Identity) -> str:
+        """Register and stay registered as long as possible; return why it ended."""
+        servicer = self._make_servicer()
+        async with self._server(servicer) as path:
+            own = _identity(path)
+            if not await self._register(path.name, kubelet):
+                return KUBELET_RESTARTED
+            self._metrics.registrations.labels(result="registered").inc()
+            log.info("registered", socket=path.name)
+            self._servicer = servicer
+            try:
+                self._problem = await self._lost(servicer, kubelet, path, own)
+            finally:
+                self._servicer = None
+            return self._problem
+
+    async def _lost(self, servicer: DevicePluginServicer, kubelet: Identity, path: Path, own: Identity | None) -> str:
+        """Wait until the registration no longer works; return why."""
+        loop = asyncio.get_running_loop()
+        open_by_s = loop.time() + self._watch_deadline_s
+        while True:
+            if _identity(self._kubelet_socket) != kubelet:
+                return KUBELET_RESTARTED
+            if _identity(path) != own:
+                return "our socket is gone"
+            if servicer.broken.is_set():
+                return "the stream to the kubelet has ended"
+            wait_s = POLL_S
+            if servicer.opened.is_set():
+                self._watch_deadline_s = WATCH_DEADLINE_S
+            elif (left_s := open_by_s - loop.time()) <= 0:
+                self._watch_deadline_s = min(2 * self._watch_deadline_s, WATCH_DEADLINE_LIMIT_S)
+                return "the kubelet did not open the stream"
+            else:
+                wait_s = min(POLL_S, left_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await servicer.broken.wait()
+
+    @asynccontextmanager
+    async def _server(self, servicer: DevicePluginServicer) -> AsyncIterator[Path]:
+        self._generation += 1
+        path = self._directory / f"{PREFIX}{os.getpid()}-{self._generation}.sock"
+        server = grpc.aio.server()
+        pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
+        # The umask sets the mode of the socket; a later chmod would leave a gap (spec/field.md §4).
+        umask = os.umask(0o177)
+        try:
+            server.add_insecure_port(f"unix://{path}")
+        except RuntimeError as error:
+            raise Unreachable(f"can't listen on {path}: {error}") from error
+        finally:
+            os.umask(umask)
+        await server.start()
+        try:
+            yield path
+        finally:
+            servicer.end_streams()
+            await server.stop(STOP_GRACE_S)
+            path.unlink(missing_ok=True)
+
+    async def _register(self, endpoint: str, kubelet: Identity) -> bool:
+        """Register; return False if the kubelet restarts before it has answered."""
+        call = asyncio.ensure_future(self._call_register(endpoint))
+        try:
+            while not call.done():
+                if _identity(self._kubelet_socket) != kubelet:
+                    return False
+                await asyncio.wait((call,), timeout=POLL_S)
+            call.result()
+            return True
+        finally:
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+
+    async def _call_register(self, endpoint: str) -> None:
+        target = f"unix://{self._kubelet_socket}"
+        async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+            request = pb.RegisterRequest(
+                version=API_VERSION,
+                endpoint=endpoint,
+                resource_name=RESOURCE,
+                options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+            )
+            try:
+                await pb_grpc.RegistrationStub(channel).Register(request, timeout=self._register_deadline_s)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._register_deadline_s = min(2 * self._register_deadline_s, REGISTER_DEADLINE_LIMIT_S)
+                raise unreachable("the kubelet did not register us", error) from error
+
+    def _remove_stale_sockets(self) -> None:
+        # This instance holds the lock, so the instances that made them have ended.
+        for path in self._directory.glob(f"{PREFIX}*.sock"):
+            path.unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> Identity | None:
+    """Return the identity of a file; None if there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return (stat.st_dev, stat.st_ino, stat.st_ctime_ns)

@@ -1,0 +1,184 @@
+"""The device-plugin service that the kubelet calls (spec/kubernetes.md §1): protobuf in and out, no decisions."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import structlog
+
+from ascend.chips import chip_name
+from ascend.daemon.observable import Observable, wait_for_change
+from ascend.errors import Refusal
+from ascend.reasons import Reason
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.metrics import Metrics
+from device_plugin.pods.admission_matcher import AdmissionMatcher
+from device_plugin.publish.order import PublishingOrder
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+REFUSAL_CHARACTERS = 200
+"""The longest refusal: it goes into the pod's status, and may quote an annotation of any length."""
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class DevicePluginServicer(pb_grpc.DevicePluginServicer):
+    """The service of one registration; each socket gets a new one.
+
+    Args:
+        snapshots: the node's chips.
+        matcher: answers admission calls.
+        order: decides whether the report or the kubelet comes first.
+        metrics: counts calls.
+    """
+
+    def __init__(
+        self,
+        *,
+        snapshots: Observable[Snapshot | None],
+        matcher: AdmissionMatcher,
+        order: PublishingOrder,
+        metrics: Metrics,
+    ) -> None:
+        self._snapshots = snapshots
+        self._matcher = matcher
+        self._order = order
+        self._metrics = metrics
+        self._ending = Observable(False)  # noqa: FBT003 - a value
+        self._streams = 0
+        self.opened = asyncio.Event()
+        """Set once the kubelet has opened the stream."""
+        self.watched = asyncio.Event()
+        """Set once the kubelet was sent the list of devices."""
+        self.broken = asyncio.Event()
+        """Set once the last stream has ended, or one has failed: the kubelet does not open another by itself."""
+
+    def end_streams(self) -> None:
+        """End all streams, so that stopping the server need not wait for them."""
+        self._ending.set(True)
+
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions(get_preferred_allocation_available=True)
+
+    async def ListAndWatch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
+        self._streams += 1
+        self.opened.set()
+        sent: pb.ListAndWatchResponse | None = None
+        sources = (self._snapshots, self._ending)
+        try:
+            while not self._ending.value:
+                versions = [source.version for source in sources]
+                snapshot = self._snapshots.value
+                if snapshot is not None and (message := device_list(snapshot)) != sent:
+                    await self._order.wait_before_list(snapshot, self._ending)
+                    if self._ending.value:
+                        return
+                    if sent is None:
+                        self._matcher.begin()
+                    yield message
+                    sent = message
+                    self._order.advertised.set(snapshot.healthy)
+                    self.watched.set()
+                    self._metrics.list_sent.set_to_current_time()
+                await wait_for_change(sources, versions)
+        except Exception:
+            log.exception("the list of devices failed")
+            self.broken.set()
+            raise
+        finally:
+            self._streams -= 1
+            if self._streams == 0:
+                self.broken.set()
+
+    async def GetPreferredAllocation(
+        self,
+        request: pb.PreferredAllocationRequest,
+        context: Context,
+    ) -> pb.PreferredAllocationResponse:
+        answer = pb.PreferredAllocationResponse()
+        for each in request.container_requests:
+            ids = await self._prefer(each)
+            answer.container_responses.add(deviceIDs=ids)
+        return answer
+
+    async def _prefer(self, request: pb.ContainerPreferredAllocationRequest) -> list[str]:
+        """Never raises: an error would fail the pod's admission, an empty answer does not."""
+        try:
+            ids = await self._matcher.prefer(
+                request.available_deviceIDs, request.must_include_deviceIDs, request.allocation_size
+            )
+        except Exception:
+            log.exception("the preferred allocation failed", count=request.allocation_size)
+            self._metrics.preferred_allocations.labels(result="failed").inc()
+            return []
+        self._metrics.preferred_allocations.labels(result="answered" if ids else "empty").inc()
+        return ids
+
+    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
+        started_s = time.perf_counter()
+        try:
+            answer = pb.AllocateResponse()
+            for each in request.container_requests:
+                given = await self._matcher.allocate(each.devices_ids)
+                if not given.part.matches_kubelet:
+                    self._metrics.mismatches.inc()
+                container = answer.container_responses.add(envs=given.edits.envs)
+                for inside, outside in given.edits.devices.items():
+                    container.devices.add(container_path=inside, host_path=outside, permissions="rw")
+                for name in given.edits.cdi_devices:
+                    container.cdi_devices.add(name=name)
+        except Exception as error:  # noqa: BLE001 - an internal error fails one pod, not the plugin
+            refusal = _as_refusal(error)
+            sentence = _shortened(f"{refusal.reason}: {refusal.message}")
+            self._metrics.allocations.labels(result=refusal.reason).inc()
+            log.warning(
+                "refused",
+                devices=[len(each.devices_ids) for each in request.container_requests],
+                reason=refusal.reason,
+                error=sentence,
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, sentence)
+        finally:
+            self._metrics.allocate_duration.observe(time.perf_counter() - started_s)
+        self._metrics.allocations.labels(result="granted").inc()
+        return answer
+
+    async def PreStartContainer(
+        self,
+        request: pb.PreStartContainerRequest,
+        context: Context,
+    ) -> pb.PreStartContainerResponse:
+        return pb.PreStartContainerResponse()
+
+
+def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
+    """Return the kubelet's view of a snapshot: every chip, so that one that fails is seen as unhealthy.
+
+    The NUMA node is included only if all chips are close to the same one. Otherwise a kubelet with a topology policy
+    narrows the choice to the chips close to the CPUs it plans to use, before it asks for our preferred allocation
+    (spec/kubernetes.md §1.7). The allocator has already chosen the chips, by rings, so the two would disagree, and the
+    kubelet's ledger would have other chips than the pod.
+    """
+    nodes = {chip.facts.numa_node for chip in snapshot.chips}
+    numa_node = nodes.pop() if len(nodes) == 1 else None
+    message = pb.ListAndWatchResponse()
+    for chip in snapshot.chips:
+        device = message.devices.add(ID=chip_name(chip.chip_id), health="Healthy" if chip.healthy else "Unhealthy")
+        if numa_node is not None:
+            device.topology.nodes.add(ID=numa_node)
+    return message
+
+
+def _as_refusal(error: Exception) -> Refusal:
+    if isinstance(error, Refusal):
+        return error
+    log.error("allocate failed", exc_info=error)
+    return Refusal(Reason.INTERNAL, f"the device plugin failed: {type(error).__name__}; see its log")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= REFUSAL_CHARACTERS else text[: REFUSAL_CHARACTERS - 1] + "…"

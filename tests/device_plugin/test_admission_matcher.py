@@ -1,0 +1,714 @@
+"""Admission calls are matched with pods and answered; timers run on a virtual clock."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from ascend.chips import chip_name
+from ascend.daemon.observable import Observable
+from ascend.errors import Refusal, Unreachable
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+from device_plugin.health.snapshot import Snapshot
+from device_plugin.ledger.handovers import HandOver, HandOvers
+from device_plugin.ledger.node_pods import NodePods
+from device_plugin.pods.admission_matcher import CAP_S, LIST_AFTER_S, PREFER_CAP_S, REFRESH_S, AdmissionMatcher
+from device_plugin.pods.admitted_pod import AdmittedPodFinder
+from device_plugin.pods.container_edits import ContainerEdits, make_edits
+from tests.device_plugin.builders import pod, snapshot
+
+pytestmark = pytest.mark.looptime
+
+ALL = [chip_name(chip_id) for chip_id in range(8)]
+
+
+class Node:
+    """A matcher; the kubelet and the API server answer what the test says."""
+
+    def __init__(self, now_s: Callable[[], float] = lambda: 0.0) -> None:
+        self.snapshots: Observable[Snapshot | None] = Observable(snapshot())
+        self.handovers = HandOvers()
+        self.pods = NodePods(self.handovers.drop, now_s=now_s)
+        self.kubelet: list[Pod] | None = None
+        self.api: list[Pod] = []
+        self.shown: dict[str, Pod] = {}
+        self.asked: list[str] = []
+        self.claimed: list[HandOver] = []
+        self.finder = AdmittedPodFinder(
+            self.pods, self.handovers, kubelet_pods=self._lister("kubelet"), api_pods=self._lister("api")
+        )
+        self.matcher = AdmissionMatcher(
+            snapshots=self.snapshots,
+            pods=self.pods,
+            handovers=self.handovers,
+            finder=self.finder,
+            refresh=self._catch_up,
+            inject=lambda chips: make_edits(chips, "runtime", Path("/dev"), lambda _folder: ()),
+            on_handover=self.claimed.append,
+        )
+
+    def _lister(self, who: str) -> Callable[[], Awaitable[Sequence[Pod]]]:
+        async def answer() -> Sequence[Pod]:
+            self.asked.append(who)
+            listed: list[Pod] | None = getattr(self, who)
+            if listed is None:
+                raise Unreachable(f"{who} does not answer")
+            return listed
+
+        return answer
+
+    async def _catch_up(self) -> None:
+        """Do what a watch does that lists again: report every pod that was created, changed or deleted."""
+        self.asked.append("refresh")
+        for uid in {each.uid for each in self.pods} - {each.uid for each in self.api}:
+            self.pods.deleted(self.shown[uid])
+        for each in self.api:
+            self.show(each)
+
+    def show(self, shown: Pod) -> None:
+        """Show a pod in the watch."""
+        self.shown[shown.uid] = shown
+        self.pods.applied(shown)
+
+    async def admit(self, count: int, available: Sequence[str] = ALL) -> HandOver:
+        """Admit as a kubelet does: get the preferred ids, use them or else the first ones, and allocate."""
+        ids = await self.matcher.prefer(available, [], count) or list(available)[:count]
+        return (await self.matcher.allocate(ids)).handover
+
+
+async def test_a_single_candidate_gets_its_chips_without_further_calls() -> None:
+    node = Node()
+    node.pods.applied(pod("one", 2, 5, 4, time=1))
+    handover = await node.admit(2)
+    assert (handover.pod, handover.chips, sorted(handover.kubelet_ids)) == ("default/one", (5, 4), [4, 5])
+    assert handover.matches_kubelet
+    assert node.claimed == [handover]
+    assert node.asked == []
+
+
+async def test_of_several_candidates_the_one_the_kubelet_lists_is_under_admission() -> None:
+    node = Node()
+    early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
+    node.pods.applied(early)
+    node.pods.applied(late)
+    node.kubelet = [late]
+    assert (await node.admit(2)).pod == "default/late"
+    node.kubelet = [late, early]
+    assert (await node.admit(2)).pod == "default/early"
+
+
+async def test_a_pod_only_the_kubelet_lists_can_be_under_admission() -> None:
+    node = Node()
+    unseen = pod("unseen", 2, 4, 5, time=3)
+    node.pods.applied(pod("early", 2, 0, 1, time=1))
+    node.pods.applied(pod("late", 2, 2, 3, time=2))
+    node.kubelet = [unseen]
+    assert (await node.admit(2)).chips == (4, 5)
+
+
+async def test_without_the_kubelets_list_the_smallest_predicate_time_decides() -> None:
+    node = Node()
+    node.pods.applied(pod("seven", 2, 2, 3, time=7))
+    node.pods.applied(pod("five", 2, 0, 1, time=5))
+    assert (await node.admit(2)).pod == "default/five"
+    assert (await node.admit(2)).pod == "default/seven"
+
+
+async def test_after_a_guess_the_last_candidate_is_a_guess_as_well() -> None:
+    node = Node()
+    node.pods.applied(pod("seven", 2, 2, 3, time=7))
+    node.pods.applied(pod("five", 2, 0, 1, time=5))
+    await node.admit(2)
+    await node.admit(2)
+    # If the first call was in fact for pod seven, the second one was for pod five.
+    assert node.handovers.guessed == {"uid-five", "uid-seven"}
+
+
+async def test_a_guessed_hand_over_is_kept_until_its_pod_is_gone() -> None:
+    node = Node()
+    seven, five = pod("seven", 2, 2, 3, time=7), pod("five", 2, 0, 1, time=5)
+    node.pods.applied(seven)
+    node.pods.applied(five)
+    await node.admit(2)
+    assert node.handovers.guessed == {"uid-five"}
+    node.kubelet = [seven]
+    await node.admit(2)
+    assert node.handovers.guessed == {"uid-five"}
+    node.pods.deleted(five)
+    assert node.handovers.guessed == set()
+
+
+async def test_a_waiting_call_gets_a_pod_whose_hand_over_was_another_pods() -> None:
+    node = Node()
+    node.pods.applied(pod("one", 1, 3, time=1))
+    await node.admit(1)
+    answer = asyncio.ensure_future(node.matcher.allocate(["Ascend910-0"]))
+    asyncio.get_running_loop().call_later(0.7, node.handovers.drop, "uid-one")
+    assert (await answer).part.chips == (3,)
+    assert node.asked == []
+
+
+async def test_a_guessed_preference_is_checked_with_the_kubelet_at_allocate() -> None:
+    node = Node()
+    early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
+    node.pods.applied(early)
+    node.pods.applied(late)
+    preferred = await node.matcher.prefer(ALL, [], 2)
+    assert preferred == ["Ascend910-0", "Ascend910-1"]
+    node.kubelet = [late]
+    given = (await node.matcher.allocate(preferred)).handover
+    assert (given.pod, given.chips) == ("default/late", (2, 3))
+
+
+async def test_other_ids_of_the_kubelet_give_the_written_chips_and_are_recorded() -> None:
+    node = Node()
+    node.pods.applied(pod("one", 2, 0, 1, time=1))
+    handover = (await node.matcher.allocate(["Ascend910-7", "Ascend910-0"])).handover
+    assert (handover.chips, handover.kubelet_ids) == ((0, 1), (7, 0))
+    assert not handover.matches_kubelet
+
+
+async def test_a_repeated_call_gets_the_same_answer() -> None:
+    node = Node()
+    node.pods.applied(pod("one", 2, 0, 1, time=1))
+    first = await node.admit(2)
+    again = await node.matcher.allocate([chip_name(chip_id) for chip_id in reversed(first.kubelet_ids)])
+    assert again.handover is first
+    assert node.claimed == [first]
+
+
+async def test_a_pod_the_watch_shows_late_is_waited_for() -> None:
+    node = Node()
+    answer = asyncio.ensure_future(node.matcher.allocate(["Ascend910-0"]))
+    asyncio.get_running_loop().call_later(0.7, node.pods.applied, pod("late", 1, 3, time=1))
+    assert (await answer).part.chips == (3,)
+    assert node.asked == []
+
+
+async def test_a_pod_the_watch_never_shows_is_listed_once() -> None:
+    node = Node()
+    node.api = [pod("unwatched", 1, 3, time=1)]
+    assert (await node.matcher.allocate(["Ascend910-0"])).part.chips == (3,)
+    assert node.asked == ["api"]
+
+
+async def test_a_preference_for_a_pod_the_watch_never_shows_lists_it_once() -> None:
+    node = Node()
+    node.api = [pod("unwatched", 2, 3, 5, time=1)]
+    started_s = asyncio.get_running_loop().time()
+    handover = await node.admit(2)
+    assert (handover.chips, handover.matches_kubelet) == ((3, 5), True)
+    assert asyncio.get_running_loop().time() - started_s < PREFER_CAP_S
+    assert node.asked == ["api"]
+
+
+@pytest.mark.parametrize("end", ["deleted", "Succeeded"])
+@pytest.mark.parametrize("led", [True, False])
+async def test_a_pod_the_watch_never_shows_gets_chips_whose_release_it_missed(
+    end: str,
+    led: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    node = Node()
+    node.show(pod("first", 2, 3, 5, time=1))
+    await node.admit(2)
+    second = pod("second", 2, 3, 5, time=2)
+    node.api = [second] if end == "deleted" else [pod("first", 2, 3, 5, time=1, phase=end), second]
+    started_s = asyncio.get_running_loop().time()
+    handover = await node.admit(2) if led else (await node.matcher.allocate(ids(0, 1))).handover
+    assert (handover.pod, handover.chips, handover.matches_kubelet) == ("default/second", (3, 5), led)
+    assert [each.pod for each in node.handovers] == ["default/second"]
+    assert node.asked == ["api", "refresh"]
+    assert asyncio.get_running_loop().time() - started_s < CAP_S
+
+
+async def test_a_pod_the_watch_missed_entirely_leaves_its_chips_to_the_next() -> None:
+    node = Node()
+    node.api = [pod("first", 2, 3, 5, time=1)]
+    await node.admit(2)
+    node.api = [pod("second", 2, 3, 5, time=2)]
+    assert (await node.admit(2)).pod == "default/second"
+    assert [each.pod for each in node.handovers] == ["default/second"]
+
+
+async def test_a_pod_only_the_kubelet_lists_gets_chips_whose_release_was_missed() -> None:
+    node = Node()
+    node.show(pod("first", 2, 3, 5, time=1))
+    await node.admit(2)
+    one, two, second = pod("one", 2, 0, 1, time=2), pod("two", 2, 6, 7, time=3), pod("second", 2, 3, 5, time=4)
+    node.show(one)
+    node.show(two)
+    node.kubelet = node.api = [one, two, second]
+    assert (await node.admit(2)).pod == "default/second"
+    assert "api" not in node.asked
+
+
+async def test_a_holder_the_api_server_still_has_keeps_its_chips() -> None:
+    node = Node()
+    node.show(holder := pod("holder", 2, 3, 5, time=1))
+    await node.admit(2)
+    node.api = [holder, pod("unwatched", 2, 3, 5, time=2)]
+    with pytest.raises(Refusal, match="Ascend910-3,Ascend910-5 are held by pod default/holder"):
+        await node.matcher.allocate(ids(0, 1))
+    assert [each.pod for each in node.handovers] == ["default/holder"]
+
+
+async def test_a_pod_that_ends_while_the_watch_catches_up_gets_nothing() -> None:
+    node = Node()
+    node.show(pod("first", 2, 3, 5, time=1))
+    await node.admit(2)
+    node.api = [pod("one", 2, 0, 1, time=2), pod("two", 2, 6, 7, time=3)]
+    for each in node.api:
+        node.show(each)
+    node.kubelet = [pod("over", 2, 3, 5, time=3)]
+    with pytest.raises(Refusal, match="pod default/over has ended before it got its chips"):
+        await node.matcher.allocate(ids(0, 7))
+
+
+async def test_a_watch_that_does_not_catch_up_is_not_waited_for_beyond_the_cap() -> None:
+    node = Node()
+    node.show(pod("first", 2, 3, 5, time=1))
+    await node.admit(2)
+    node.api = [pod("second", 2, 3, 5, time=2)]
+    node.matcher._refresh = asyncio.Event().wait  # type: ignore[assignment]  # never returns
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    with pytest.raises(Refusal, match="are held by pod default/first"):
+        await node.matcher.allocate(ids(0, 1))
+    assert loop.time() - started_s == pytest.approx(LIST_AFTER_S + REFRESH_S)
+
+
+async def test_a_pod_refused_at_the_time_limit_is_not_a_candidate_again() -> None:
+    node = Node()
+    node.show(pod("first", 2, 3, 5, time=1))
+    await node.admit(2)
+    late, real = pod("late", 2, 3, 5, time=2), pod("real", 2, 0, 1, time=3)
+    node.api = [pod("first", 2, 3, 5, time=1, phase="Succeeded"), late]
+    listed = node.finder._api_pods
+
+    async def slowly() -> Sequence[Pod]:
+        await asyncio.sleep(CAP_S - LIST_AFTER_S - REFRESH_S / 2)
+        return await listed()
+
+    node.finder._api_pods = slowly
+    node.matcher._refresh = asyncio.Event().wait  # type: ignore[assignment]  # never returns
+    with pytest.raises(Refusal, match="no decision within"):
+        await node.matcher.allocate(ids(0, 1))
+    await node._catch_up()
+    node.kubelet = [late, real]
+    assert (await node.matcher.allocate(ids(2, 6))).handover.pod == "default/real"
+
+
+async def test_a_forged_pod_in_the_watch_causes_no_request() -> None:
+    node = Node()
+    node.show(pod("holder", 2, 0, 1, time=5))
+    await node.admit(2)
+    node.show(pod("forged", 2, 0, 1, time=1))
+    with pytest.raises(Refusal, match="are held by pod default/holder"):
+        await node.matcher.allocate(ids(2, 3))
+    assert node.asked == []
+
+
+async def test_a_listed_pod_that_is_deleted_before_allocate_gets_nothing() -> None:
+    node = Node()
+    gone = pod("unwatched", 1, 3, time=1)
+    node.api = [gone]
+    ids = await node.matcher.prefer(ALL, [], 1)
+    assert ids == ["Ascend910-3"]
+    node.pods.deleted(gone)
+    with pytest.raises(Refusal, match="no pod bound to this node waits for 1 chip"):
+        await node.matcher.allocate(ids)
+
+
+async def test_without_any_pod_the_call_is_refused_within_the_cap() -> None:
+    node = Node()
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    assert await node.matcher.prefer(ALL, [], 2) == []
+    with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
+        await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])
+    assert loop.time() - started_s <= CAP_S
+
+
+async def test_a_kubelet_that_hangs_is_not_waited_for_beyond_the_cap() -> None:
+    node = Node()
+
+    async def hang() -> Sequence[Pod]:
+        return await loop.create_future()  # type: ignore[no-any-return]  # never returns
+
+    loop = asyncio.get_running_loop()
+    node.finder._kubelet_pods = hang
+    node.pods.applied(pod("one", 1, 0, time=1))
+    node.pods.applied(pod("two", 1, 1, time=2))
+    started_s = loop.time()
+    with pytest.raises(Refusal, match="no decision within 4 s"):
+        await node.matcher.allocate(["Ascend910-0"])
+    assert loop.time() - started_s == pytest.approx(CAP_S)
+    assert not list(node.handovers)
+
+
+async def test_a_forged_pod_gets_nothing_and_the_holder_keeps_its_chips() -> None:
+    node = Node()
+    node.pods.applied(pod("holder", 2, 0, 1, time=5))
+    await node.admit(2)
+    node.pods.applied(pod("forged", 2, 0, 1, time=1))
+    with pytest.raises(Refusal, match="Ascend910-0,Ascend910-1 are held by pod default/holder"):
+        await node.admit(2, ALL[2:])
+    assert [each.pod for each in node.handovers] == ["default/holder"]
+
+
+async def test_a_pod_bound_by_hand_does_not_get_the_chips_of_a_candidate() -> None:
+    node = Node()
+    by_hand, placed = pod("by-hand", 2), pod("placed", 2, 0, 1, time=1)
+    node.pods.applied(placed)
+    node.pods.applied(by_hand)
+    node.kubelet = [by_hand]
+    with pytest.raises(Refusal, match="was not placed by the allocator"):
+        await node.admit(2)
+    node.kubelet = [by_hand, placed]
+    node.pods.applied(pod("by-hand", 2, phase="Failed"))
+    assert (await node.admit(2)).pod == "default/placed"
+
+
+async def test_a_refused_pod_that_still_looks_pending_is_not_a_candidate() -> None:
+    node = Node()
+    by_hand, placed = pod("by-hand", 2), pod("placed", 2, 0, 1, time=1)
+    node.pods.applied(by_hand)
+    with pytest.raises(Refusal, match="was not placed by the allocator"):
+        await node.admit(2)
+    node.pods.applied(placed)
+    node.kubelet = [by_hand, placed]
+    assert (await node.admit(2)).pod == "default/placed"
+
+
+async def test_chips_that_another_pod_has_in_the_kubelets_ledger_are_refused() -> None:
+    # If the kubelet did not follow the preference, its ledger can have chips that a changed annotation hides.
+    node = Node()
+    node.handovers.add(HandOver("uid-other", "default/other", (0, 1), (7, 0)))
+    node.pods.applied(pod("one", 1, 7, time=1))
+    with pytest.raises(Refusal, match="Ascend910-7 is held by pod default/other"):
+        await node.admit(1)
+
+
+async def test_chips_are_free_again_when_their_pod_has_ended() -> None:
+    node = Node()
+    node.pods.applied(pod("first", 8, *range(8), time=1))
+    await node.admit(8)
+    node.pods.applied(pod("first", 8, *range(8), time=1, phase="Succeeded"))
+    node.pods.applied(pod("second", 8, *range(8), time=2))
+    assert (await node.admit(8)).pod == "default/second"
+
+
+async def test_an_unknown_device_is_refused_by_name() -> None:
+    with pytest.raises(Refusal, match="'npu-0' is not a chip name"):
+        await Node().matcher.allocate(["npu-0"])
+
+
+@pytest.mark.parametrize("end", ["deleted", "failed", "started"])
+async def test_a_pod_that_ended_does_not_return_by_an_older_kubelet_list(end: str) -> None:
+    node = Node()
+    gone, one, two = pod("gone", 2, 0, 1, time=1), pod("one", 2, 2, 3, time=2), pod("two", 2, 4, 5, time=3)
+    node.pods.applied(gone)
+    await node.admit(2)
+    match end:
+        case "deleted":
+            node.pods.deleted(gone)
+        case "failed":
+            node.pods.applied(pod("gone", 2, 0, 1, time=1, phase="Failed"))
+        case "started":
+            node.pods.applied(pod("gone", 2, 0, 1, time=1, started=True))
+            node.handovers.drop(gone.uid)
+    node.pods.applied(one)
+    node.pods.applied(two)
+    node.kubelet = [gone, one]
+    assert (await node.admit(2)).pod == "default/one"
+
+
+async def test_a_pod_deleted_during_the_kubelets_list_gets_nothing() -> None:
+    node = Node()
+    early, late = pod("early", 2, 0, 1, time=1), pod("late", 2, 2, 3, time=2)
+    node.pods.applied(early)
+    node.pods.applied(late)
+
+    async def slow() -> Sequence[Pod]:
+        await asyncio.sleep(0.1)
+        node.pods.deleted(early)
+        raise Unreachable("the kubelet does not answer")
+
+    node.finder._kubelet_pods = slow
+    assert (await node.matcher.allocate(["Ascend910-0", "Ascend910-1"])).handover.pod == "default/late"
+
+
+async def test_a_pod_deleted_under_admission_does_not_get_another_ones_chips() -> None:
+    node = Node()
+    torn, left = pod("torn", 2, 0, 1, time=1), pod("left", 2, 2, 3, time=2)
+    node.pods.applied(torn)
+    node.pods.applied(left)
+    node.pods.deleted(torn)
+    node.kubelet = [torn]
+    with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
+        await node.admit(2)
+    node.kubelet = [torn, left]
+    assert (await node.admit(2)).pod == "default/left"
+
+
+def crowded(name: str, *chips: int, time: int = 1, **more: str) -> Pod:
+    """An init container with 4 chips, then two app containers with 2 each."""
+    return pod(name, 0, *chips, time=time, init={"prepare": 4}, asks={"left": 2, "right": 2}, **more)  # type: ignore[arg-type]  # fields of a pod
+
+
+def ids(*chips: int) -> list[str]:
+    return [chip_name(chip_id) for chip_id in chips]
+
+
+async def test_each_container_gets_its_slice_and_the_first_claim_has_all_chips() -> None:
+    node = Node()
+    node.kubelet = [one := pod("one", 0, 5, 4, 7, 6, time=1, asks={"left": 2, "right": 2})]
+    node.pods.applied(one)
+    first = await node.admit(2)
+    assert [(part.container, part.chips) for part in first.parts] == [("left", (5, 4))]
+    assert (first.chips, set(first.kubelet_ids)) == ((5, 4, 7, 6), {4, 5, 6, 7})
+    second = await node.admit(2, ids(0, 1, 2, 3, 6, 7))
+    assert [(part.container, part.chips) for part in second.parts] == [("left", (5, 4)), ("right", (7, 6))]
+    assert node.claimed == [first]
+    assert second.matches_kubelet
+
+
+async def test_chips_the_kubelet_reuses_for_a_container_are_given_as_they_are() -> None:
+    node = Node()
+    node.kubelet = [one := crowded("one", 0, 1, 2, 3)]
+    node.pods.applied(one)
+    await node.admit(4)
+    left = await node.matcher.allocate(ids(3, 1))
+    assert (left.part.container, left.part.chips) == ("left", (1, 3))
+    right = await node.matcher.allocate(ids(2, 0))
+    assert (right.part.container, right.part.chips) == ("right", (0, 2))
+    assert right.handover.matches_kubelet
+    assert len(node.claimed) == 1
+
+
+async def test_foreign_ids_are_answered_with_the_slice_and_claimed_again() -> None:
+    node = Node()
+    node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
+    node.pods.applied(one)
+    first = await node.matcher.allocate(ids(0, 7))
+    assert (first.part.chips, set(first.handover.kubelet_ids)) == ((0, 1), {0, 7, 2, 3})
+    second = await node.matcher.allocate(ids(2, 6))
+    assert (second.part.chips, set(second.handover.kubelet_ids)) == ((2, 3), {0, 7, 2, 6})
+    assert node.claimed == [first.handover, second.handover]
+    assert not second.handover.matches_kubelet
+
+
+async def test_a_repeated_call_for_one_of_several_containers_gets_the_same_answer() -> None:
+    node = Node()
+    node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})]
+    node.pods.applied(one)
+    first = await node.matcher.allocate(ids(1, 0))
+    again = await node.matcher.allocate(ids(0, 1))
+    assert again == first
+    right = await node.matcher.allocate(ids(3, 2))
+    assert right.part.container == "right"
+    assert (await node.matcher.allocate(ids(0, 1))).part == first.part
+    assert (await node.matcher.allocate(ids(2, 3))).part == right.part
+
+
+async def test_the_preference_of_a_later_container_keeps_the_kubelets_ids() -> None:
+    node = Node()
+    node.kubelet = [one := pod("one", 0, 0, 1, 2, 3, time=1, init={"prepare": 3}, asks={"left": 2, "right": 2})]
+    node.pods.applied(one)
+    await node.admit(3)
+    await node.matcher.allocate(ids(1, 2))
+    assert await node.matcher.prefer(ids(0, 3, 4, 5), ids(0), 2) == ids(0, 3)
+    assert await node.matcher.prefer(ids(0, 3, 4, 5), ids(4), 2) == []
+    assert await node.matcher.prefer(["npu-0", *ids(0, 3)], ["npu-0"], 2) == []
+
+
+async def test_a_partly_admitted_pod_is_skipped_if_the_kubelet_has_a_newer_one() -> None:
+    # Another resource refused the rest of it; the kubelet rejects it, which the watch does not show yet.
+    node = Node()
+    begun, later = pod("begun", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}), pod("later", 2, 4, 5, time=2)
+    node.pods.applied(begun)
+    node.kubelet = [begun]
+    await node.admit(2)
+    node.pods.applied(later)
+    node.kubelet = [begun, later]
+    assert (await node.admit(2, ALL[2:])).pod == "default/later"
+
+
+async def test_the_kubelet_is_asked_about_a_partly_admitted_pod() -> None:
+    node = Node()
+    begun = pod("begun", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2})
+    node.pods.applied(begun)
+    node.kubelet = [begun]
+    await node.admit(2)
+    node.kubelet = [begun, pod("unseen", 2, 4, 5, time=2)]
+    assert (await node.admit(2, ALL[2:])).pod == "default/unseen"
+
+
+@pytest.mark.parametrize("kubelet", [None, []], ids=["silent", "lying"])
+async def test_without_the_kubelets_list_a_partly_admitted_pod_goes_first(
+    kubelet: list[Pod] | None,
+) -> None:
+    node = Node()
+    node.pods.applied(pod("begun", 0, 0, 1, 2, 3, time=9, asks={"left": 2, "right": 2}))
+    await node.admit(2)
+    node.kubelet = kubelet
+    node.pods.applied(pod("other", 2, 4, 5, time=1))
+    assert (await node.admit(2, ALL[2:])).pod == "default/begun"
+    assert (await node.admit(2, ALL[4:])).pod == "default/other"
+
+
+async def test_a_pod_the_kubelet_rejects_by_itself_does_not_get_the_next_call() -> None:
+    # For example out of CPU: until its status arrives it looks pending, and the kubelet lists it as well.
+    node = Node()
+    rejected, next_one = pod("rejected", 2, 0, 1, time=1), pod("next", 2, 2, 3, time=2)
+    node.pods.applied(rejected)
+    node.pods.applied(next_one)
+    node.kubelet = [next_one, rejected]
+    assert (await node.admit(2)).pod == "default/next"
+
+
+async def test_the_kubelet_is_asked_about_a_pod_that_waits_for_long() -> None:
+    clock = [0.0]
+    node = Node(now_s=lambda: clock[0])
+    rejected = pod("rejected", 2, 0, 1, time=1)
+    node.pods.applied(rejected)
+    clock[0] = 5.0
+    node.kubelet = [rejected, pod("unseen", 2, 2, 3, time=2)]
+    assert (await node.admit(2)).pod == "default/unseen"
+
+
+async def test_a_deleted_pod_is_forgotten_once_the_kubelet_admits_a_newer_one() -> None:
+    node = Node()
+    torn, one, two = pod("torn", 2, 0, 1, time=1), pod("one", 2, 2, 3, time=2), pod("two", 2, 4, 5, time=3)
+    node.pods.applied(torn)
+    node.pods.deleted(torn)
+    node.pods.applied(one)
+    node.kubelet = [torn, one]
+    assert (await node.admit(2)).pod == "default/one"
+    node.pods.applied(two)
+    node.asked.clear()
+    assert (await node.admit(2, ALL[4:])).pod == "default/two"
+    assert node.asked == []
+
+
+async def test_a_pod_from_before_a_restart_may_continue_at_any_container() -> None:
+    node = Node()
+    node.kubelet = [one := crowded("one", 0, 1, 2, 3)]
+    node.pods.applied(one)
+    with pytest.raises(Refusal, match="no pod bound to this node waits for 2 chips"):
+        await node.matcher.allocate(ids(0, 1))
+    node.handovers.uncertain.add(one.uid)
+    assert (await node.matcher.allocate(ids(0, 1))).part.container == "left"
+    assert (await node.matcher.allocate(ids(3, 2))).part.container == "right"
+
+
+async def test_a_refused_container_adds_nothing_to_the_ledger() -> None:
+    node = Node()
+
+    def refuse(_chips: tuple[int, ...]) -> ContainerEdits:
+        raise Refusal(Reason.DEVICE_NODE_MISSING, "/dev/davinci_manager is missing")
+
+    node.matcher._inject = refuse
+    node.pods.applied(pod("one", 2, 0, 1, time=1))
+    with pytest.raises(Refusal, match="davinci_manager is missing"):
+        await node.admit(2)
+    assert list(node.handovers) == []
+    assert node.claimed == []
+
+
+async def test_a_call_for_no_device_is_refused_at_once() -> None:
+    node = Node()
+    started_s = asyncio.get_running_loop().time()
+    with pytest.raises(Refusal, match="names no device"):
+        await node.matcher.allocate([])
+    assert await node.matcher.prefer(ALL, [], 0) == []
+    assert asyncio.get_running_loop().time() == started_s
+
+
+def found_by_the_kubelet(*found: Pod) -> Node:
+    """A node whose kubelet started after these pods were bound to it."""
+    node = Node()
+    node.kubelet = list(found)
+    for each in found:
+        node.show(each)
+    node.matcher.begin()
+    return node
+
+
+async def test_a_pod_from_before_the_kubelets_start_is_refused_unoffered_chips() -> None:
+    found = pod("found", 2, 0, 1, time=1)
+    node = found_by_the_kubelet(found)
+    with pytest.raises(Refusal, match="the kubelet does not offer Ascend910-1 yet") as refused:
+        await node.admit(2, ids(0, 2, 3, 4, 5, 6, 7))
+    assert refused.value.reason == "ChipNotFreed"
+    assert (list(node.handovers), node.claimed) == ([], [])
+    node.pods.deleted(found)
+    node.kubelet = [again := pod("again", 2, 0, 1, time=2)]
+    node.show(again)
+    assert (await node.admit(2)).matches_kubelet
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["after", "before any"])
+async def test_a_pod_from_after_the_kubelets_start_gets_unoffered_chips(*, begun: bool) -> None:
+    node = Node()
+    if begun:
+        node = found_by_the_kubelet(pod("earlier", 1, 7, time=1))
+    node.kubelet = [late := pod("late", 2, 0, 1, time=1)]
+    node.show(late)
+    handover = await node.admit(2, ids(0, 2, 3, 4, 5, 6, 7))
+    assert (handover.chips, handover.kubelet_ids) == ((0, 1), (0, 2))
+
+
+async def test_chips_not_offered_to_one_pod_are_not_refused_to_another() -> None:
+    one, other = pod("one", 2, 0, 1, time=1), pod("other", 2, 2, 3, time=2)
+    node = found_by_the_kubelet(one, other)
+    node.kubelet = [one]
+    assert await node.matcher.prefer(ids(0, 2, 3, 4), [], 2) == []
+    node.kubelet = [one, other]
+    assert (await node.matcher.allocate(ids(2, 4))).part.chips == (2, 3)
+
+
+@pytest.mark.parametrize("then", ["asked again", "another kubelet"])
+async def test_unoffered_chips_are_refused_until_they_are_offered_or_a_new_kubelet(then: str) -> None:
+    node = found_by_the_kubelet(pod("one", 2, 0, 1, time=1))
+    with pytest.raises(Refusal, match="does not offer Ascend910-1 yet"):
+        await node.admit(2, ids(0, 2))
+    with pytest.raises(Refusal, match="does not offer Ascend910-1 yet"):
+        await node.matcher.allocate(ids(0, 2))
+    if then == "asked again":
+        assert await node.matcher.prefer(ids(0, 1, 2), ids(2), 2) == []
+    else:
+        node.matcher.begin()
+    assert (await node.matcher.allocate(ids(0, 2))).part.chips == (0, 1)
+
+
+async def test_an_unoffered_chip_that_the_kubelet_chose_is_given() -> None:
+    node = found_by_the_kubelet(pod("one", 2, 0, 1, time=1))
+    assert await node.matcher.prefer(ids(0, 2), [], 2) == []
+    assert (await node.matcher.allocate(ids(1, 2))).part.chips == (0, 1)
+
+
+async def test_after_a_preference_that_took_too_long_the_pod_gets_its_chips() -> None:
+    node = found_by_the_kubelet(one := pod("one", 2, 0, 1, time=1), pod("two", 2, 2, 3, time=2))
+    answer, node.finder._kubelet_pods = node.finder._kubelet_pods, asyncio.Event().wait  # type: ignore[assignment]  # hangs
+    assert await node.matcher.prefer(ids(0, 4, 5), [], 2) == []
+    node.finder._kubelet_pods, node.kubelet = answer, [one]
+    assert (await node.matcher.allocate(ids(0, 4))).part.chips == (0, 1)
+
+
+async def test_only_a_container_without_other_chips_of_its_pod_is_refused() -> None:
+    node = found_by_the_kubelet(pod("one", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}))
+    left = await node.admit(2, ids(0, 2, 3))
+    assert [part.chips for part in left.parts] == [(0, 2)]
+    with pytest.raises(Refusal, match="does not offer Ascend910-1 yet"):
+        await node.admit(2, ids(3, 4, 5))
+
+
+async def test_foreign_ids_chosen_already_are_not_refused() -> None:
+    node = found_by_the_kubelet(crowded("one", 0, 1, 2, 3))
+    await node.admit(4)
+    assert await node.matcher.prefer(ids(2, 3, 4), ids(4), 2) == []
+    given = await node.matcher.allocate(ids(4, 3))
+    assert (given.part.container, given.part.matches_kubelet) == ("left", False)

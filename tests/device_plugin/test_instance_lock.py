@@ -1,0 +1,86 @@
+"""One plugin per node runs; a second one waits."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ascend.errors import LockLost
+from device_plugin.serving.instance_lock import InstanceLock
+from tests.device_plugin.api import running, until
+
+
+class Instance:
+    def __init__(self, folder: Path) -> None:
+        self.lock = InstanceLock(folder)
+        self.works = False
+
+    async def run(self) -> None:
+        async with self.lock.held():
+            self.works = True
+            await asyncio.Event().wait()
+
+
+async def test_a_second_instance_starts_only_once_the_first_has_ended(tmp_path: Path) -> None:
+    first, second = Instance(tmp_path), Instance(tmp_path)
+    async with running(first.run()) as holding:
+        await until(lambda: first.works)
+        assert first.lock.problem is None
+        async with running(second.run()):
+            await asyncio.sleep(0)
+            assert not second.works
+            assert second.lock.problem is not None
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+            await until(lambda: second.works)
+
+
+async def test_an_instance_keeps_the_lock_in_a_recreated_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "device-plugins"
+    folder.mkdir()
+    first, second = Instance(folder), Instance(folder)
+    async with running(first.run()):
+        await until(lambda: first.works)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        first.lock.renew()
+        async with running(second.run()):
+            await asyncio.sleep(0)
+            assert not second.works
+            assert second.lock.problem is not None
+
+
+async def test_an_instance_that_was_replaced_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "device-plugins"
+    folder.mkdir()
+    first, second = Instance(folder), Instance(folder)
+    async with running(first.run()):
+        await until(lambda: first.works)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        async with running(second.run()):
+            await until(lambda: second.works)
+            with pytest.raises(LockLost, match=str(folder)):
+                first.lock.renew()
+            assert not first.lock.is_still_ours()
+            assert second.lock.is_still_ours()
+
+
+async def test_a_missing_folder_is_not_taken_for_another_instance(tmp_path: Path) -> None:
+    folder = tmp_path / "device-plugins"
+    folder.mkdir()
+    instance = Instance(folder)
+    async with running(instance.run()):
+        await until(lambda: instance.works)
+        shutil.rmtree(folder)
+        assert instance.lock.is_still_ours()
+
+
+async def test_a_missing_folder_is_waited_for(tmp_path: Path) -> None:
+    instance = Instance(tmp_path / "later")
+    async with running(instance.run()):
+        await asyncio.sleep(0)
+        assert not instance.works
+        (tmp_path / "later").mkdir()
+        await until(lambda: instance.works)

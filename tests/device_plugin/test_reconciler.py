@@ -1,0 +1,615 @@
+"""The plugin's ledger after a restart, and its differences from the kubelet's ledger."""
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+
+from ascend.annotations import ALLOCATED, CONFIGURATION, KUBELET_IDS, PREDICATE_TIME, REAL, write_claim
+from ascend.chips import RESOURCE, join_names
+from ascend.errors import Unreachable
+from ascend.kube.objects import PODS, Pod
+from device_plugin.kubelet.pod_resources import KubeletLedger, read_ledger
+from device_plugin.ledger.adoption import adopt, is_its_own, untangle
+from device_plugin.ledger.handovers import HandOver, HandOvers, Part
+from device_plugin.ledger.node_pods import NodePod, NodePods, read_pod
+from device_plugin.metrics import Metrics
+from device_plugin.pods import reconciler as reconcile_module
+from device_plugin.pods.reconciler import Reconciler
+from tests.device_plugin.api import running, until
+from tests.device_plugin.builders import pod
+from tests.device_plugin.whole import Whole, asking, check_hand_over, whole_node, written
+from tests.sandbox.kubelet.peer import Plugin as Peer
+
+
+class Books:
+    """A reconciler and its data."""
+
+    def __init__(self, socket: Path) -> None:
+        self.handovers = HandOvers()
+        self.pods = NodePods(self.handovers.drop)
+        self.claimed: list[HandOver] = []
+        self.told: list[tuple[str, str, str]] = []
+        self.metrics = Metrics()
+        self.reconciler = Reconciler(
+            socket,
+            pods=self.pods,
+            handovers=self.handovers,
+            claim=self.claimed.append,
+            metrics=self.metrics,
+            announce=lambda pod, reason, sentence: self.told.append((pod.key, reason, sentence)),
+        )
+
+    @property
+    def entries(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """By pod: its chips, and the kubelet's ids."""
+        return {each.pod: (each.chips, each.kubelet_ids) for each in self.handovers}
+
+
+async def unclaim(whole: Whole, name: str) -> None:
+    """Remove a pod's claim, as if the plugin had died before it wrote it."""
+    undone = {REAL: None, KUBELET_IDS: None, CONFIGURATION: None, PREDICATE_TIME: "1"}
+    await whole.client.patch(PODS, name, {"metadata": {"annotations": undone}}, namespace="default")
+    await until(lambda: REAL not in (found.metadata.annotations if (found := whole.find(name)) else {REAL: ""}))
+
+
+async def run_with_ids(whole: Whole, name: str, chips: tuple[int, ...], kubelet_ids: tuple[int, ...]) -> None:
+    """Run a pod whose ids in the kubelet's ledger differ from its chips; no plugin runs afterwards."""
+    kubelet = whole.node.kubelet
+    async with Peer(kubelet.socket_dir) as peer:
+        peer.prefer = lambda _available, _chosen, _size: [f"Ascend910-{chip_id}" for chip_id in kubelet_ids]
+        await peer.register()
+        await kubelet.until(lambda: kubelet.allocatable(RESOURCE) == 8)
+        await whole.bind(name, *chips)
+        await until(lambda: (found := whole.find(name)) is not None and found.status.phase == "Running")
+
+
+async def test_the_ledger_is_the_same_after_a_restart(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin() as plugin:
+            await whole.bind("one", 5, 4)
+            await whole.bind("two", 0, 1, 2, 3)
+            await whole.claimed("one")
+            await whole.claimed("two")
+            before = {each.pod: each.chip_set for each in plugin.handovers}
+        async with whole.plugin() as plugin:
+            assert {each.pod: each.chip_set for each in plugin.handovers} == before
+            await whole.bind("three", 7, 6)
+            check_hand_over(whole, await whole.claimed("three"))
+            assert plugin.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
+
+
+async def test_a_missing_claim_is_written_after_the_restart(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("one", 5, 4)
+            await whole.claimed("one")
+        await unclaim(whole, "one")
+        async with whole.plugin() as plugin:
+            one = await whole.claimed("one")
+            check_hand_over(whole, one)
+            assert one.metadata.annotations[CONFIGURATION].startswith('{"pod_name":"one"')
+            (entry,) = plugin.handovers
+            assert (entry.uid, entry.chips) == (one.uid, (5, 4))
+
+
+async def test_if_the_kubelets_ids_differ_the_claim_has_both(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (6, 7))
+        async with whole.plugin() as plugin:
+            one = await whole.claimed("one")
+            assert one.metadata.annotations[ALLOCATED] == one.metadata.annotations[REAL] == "Ascend910-0,Ascend910-1"
+            assert one.metadata.annotations[KUBELET_IDS] == "Ascend910-6,Ascend910-7"
+            (entry,) = plugin.handovers
+            assert (entry.chips, entry.kubelet_ids, entry.matches_kubelet) == ((0, 1), (6, 7), False)
+
+
+async def test_a_pod_without_a_grant_is_claimed_with_the_kubelets_chips(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (6, 7))
+        await whole.client.patch(PODS, "one", {"metadata": {"annotations": {ALLOCATED: None}}}, namespace="default")
+        async with whole.plugin():
+            one = await whole.claimed("one")
+            assert written(one, REAL) == written(one, KUBELET_IDS) == 0b1100_0000
+
+
+async def test_without_the_kubelets_ledger_only_claims_are_restored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    books = Books(folder / "none.sock")
+    claim = write_claim(chips=(4, 5), kubelet_ids=(4, 5), configuration="{}")
+    books.pods.applied(pod("claimed", 2, 5, 4, time=1, started=True, annotations=claim))
+    books.pods.applied(pod("unclaimed", 2, 0, 1, time=2, started=True))
+    books.pods.applied(pod("over", 2, 6, 7, time=3, phase="Failed", annotations=claim))
+    books.pods.applied(pod("poser", 0, annotations=claim))
+    await books.reconciler.restore()
+    assert books.entries == {"default/claimed": ((5, 4), (5, 4))}
+    assert books.claimed == []
+
+
+async def test_missing_hand_overs_are_adopted_once_the_kubelet_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (6, 7))
+        later = folder / "later.sock"
+        books = Books(later)
+        one = whole.find("one")
+        assert one is not None
+        books.pods.applied(one)
+        await books.reconciler.restore()
+        assert books.entries == {}
+        async with running(books.reconciler.run()):
+            later.symlink_to(whole.node.kubelet.pod_resources_socket)
+            await until(lambda: books.entries)
+        assert books.entries == {"default/one": ((0, 1), (6, 7))}
+        assert [each.uid for each in books.claimed] == [one.uid]
+
+
+async def test_a_hand_over_of_an_unknown_pod_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (0, 1))
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        books.handovers.add(HandOver("uid-unseen", "default/one", (0, 1), (0, 1)))
+        books.handovers.add(HandOver("uid-orphan", "default/orphan", (2, 3), (2, 3)))
+        async with running(books.reconciler.run()):
+            await until(lambda: "uid-orphan" not in books.handovers)
+            assert "uid-unseen" in books.handovers
+        assert books.claimed == []
+
+
+async def test_the_kubelets_ledger_is_read_by_pod_and_container(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (7, 6))
+        ledger = await read_ledger(whole.node.kubelet.pod_resources_socket)
+        assert ledger == KubeletLedger({"default/one": {"main": (6, 7)}})
+
+
+async def test_an_unreadable_ledger_is_unreachable(folder: Path) -> None:
+    with pytest.raises(Unreachable, match=r"pod-resources on .*none\.sock"):
+        await read_ledger(folder / "none.sock")
+    async with whole_node(folder) as whole:
+        async with Peer(whole.node.kubelet.socket_dir) as peer:
+            peer.health = {"npu-0": "Healthy"}
+            await peer.register()
+            await whole.node.kubelet.until(lambda: whole.node.kubelet.allocatable(RESOURCE) == 1)
+            await whole.bind("one", 0)
+            await until(lambda: (found := whole.find("one")) is not None and found.status.phase == "Running")
+        with pytest.raises(Unreachable, match="'npu-0' is not a chip name"):
+            await read_ledger(whole.node.kubelet.pod_resources_socket)
+
+
+async def test_a_forged_claim_takes_no_chips_over_a_restart(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("holder", 0, 1)
+            await whole.claimed("holder")
+        with_claim = {ALLOCATED: join_names((0, 1)), **write_claim(chips=(0, 1), kubelet_ids=(0, 1), configuration="")}
+        async with whole.plugin() as plugin:
+            forged = await whole.bind("forged", 0, 1)
+            await whole.client.patch(PODS, "forged", {"metadata": {"annotations": with_claim}}, namespace="default")
+            await until(lambda: (found := whole.find("forged")) is not None and found.status.phase == "Failed")
+            assert forged.uid not in plugin.handovers
+            assert [each.pod for each in plugin.handovers] == ["default/holder"]
+
+
+async def test_a_changed_claim_is_repaired(folder: Path) -> None:
+    # A reader that counts chips by AscendReal would consider the pod's chips free.
+    async with whole_node(folder) as whole, whole.plugin():
+        await whole.bind("one", 0, 1)
+        await whole.claimed("one")
+        for change in ("Ascend910-6,Ascend910-7", "nonsense", None):
+            spoilt = await whole.client.patch(
+                PODS, "one", {"metadata": {"annotations": {REAL: change}}}, namespace="default"
+            )
+            await until(lambda spoilt=spoilt: _is_after(whole.find("one"), spoilt) and _is_right(whole.find("one")))  # type: ignore[misc]  # bound in a loop
+            check_hand_over(whole, await whole.claimed("one"))
+
+
+def _is_after(pod: Pod | None, earlier: Pod) -> bool:
+    return pod is not None and int(pod.metadata.resource_version) > int(earlier.metadata.resource_version)
+
+
+def _is_right(pod: Pod | None) -> bool:
+    return pod is not None and pod.metadata.annotations.get(REAL) == pod.metadata.annotations[ALLOCATED]
+
+
+async def test_an_ascend_real_from_before_the_hand_over_is_not_a_claim(folder: Path) -> None:
+    # Volcano writes it at scheduling time on some pods (spec/node-agent.md §6.7), and a pod's author can.
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("one", 0, 1)
+            await whole.claimed("one")
+        undone = {REAL: "Ascend910-6,Ascend910-7", KUBELET_IDS: None, CONFIGURATION: None, PREDICATE_TIME: "1"}
+        await whole.client.patch(PODS, "one", {"metadata": {"annotations": undone}}, namespace="default")
+        await until(lambda: (one := whole.find("one")) is not None and PREDICATE_TIME in one.metadata.annotations)
+        async with whole.plugin() as plugin:
+            await until(lambda: (one := whole.find("one")) is not None and KUBELET_IDS in one.metadata.annotations)
+            check_hand_over(whole, await whole.claimed("one"))
+            assert [each.chips for each in plugin.handovers] == [(0, 1)]
+
+
+async def test_a_hand_over_a_new_kubelet_lost_is_dropped_and_made_again(
+    folder: Path,
+) -> None:
+    async with whole_node(folder) as whole:
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        books.pods.applied(pod("lost", 2, 0, 1, time=1))
+        books.handovers.add(HandOver("uid-lost", "default/lost", (0, 1), (0, 1)))
+        await books.reconciler.forget_lost()
+        assert books.entries == {}
+
+
+async def test_after_a_kubelet_died_a_pods_next_container_is_uncertain(
+    folder: Path,
+) -> None:
+    async with whole_node(folder) as whole:
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        books.pods.applied(pod("lost", 0, 0, 1, time=1, init={"prepare": 2}, asks={"main": 2}))
+        books.pods.applied(pod("single", 1, 2, time=1))
+        books.handovers.add(HandOver("uid-lost", "default/lost", (0, 1), (0, 1)))
+        books.handovers.add(HandOver("uid-single", "default/single", (2,), (2,)))
+        await books.reconciler.forget_lost()
+        assert books.entries == {}
+        assert books.handovers.uncertain == {"uid-lost"}
+
+
+async def test_the_kubelets_ledger_overrides_a_claim_changed_before_a_restart(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("one", 0, 1)
+            await whole.claimed("one")
+        before = whole.find("one")
+        change = {"metadata": {"annotations": {REAL: "Ascend910-6,Ascend910-7"}}}
+        await whole.client.patch(PODS, "one", change, namespace="default")
+        await until(lambda: whole.find("one") != before)
+        async with whole.plugin() as plugin:
+            await until(lambda: (one := whole.find("one")) is not None and written(one, REAL) == 0b11)
+            assert [each.chips for each in plugin.handovers] == [(0, 1)]
+
+
+async def test_containers_are_restored_and_a_partly_admitted_pod_continues(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("many", 5, 4, 7, 6, asks=asking("i1 s1 a2 a1"))
+            check_hand_over(whole, await whole.claimed("many"))
+        await unclaim(whole, "many")
+        async with whole.plugin() as plugin:
+            check_hand_over(whole, await whole.claimed("many"))
+            (entry,) = plugin.handovers
+            assert entry.chips == (5, 4, 7, 6)
+            assert [part.container for part in entry.parts] == ["init-0", "sidecar-1", "app-2", "app-3"]
+            assert entry.matches_kubelet
+
+
+async def test_a_pod_with_chips_for_an_init_container_only_is_restored(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        async with whole.plugin():
+            await whole.bind("only-init", 5, 4, asks=asking("i2"))
+            await whole.claimed("only-init")
+        await unclaim(whole, "only-init")
+        async with whole.plugin() as plugin:
+            one = await whole.claimed("only-init")
+            assert written(one, REAL) == written(one, KUBELET_IDS) == 0b11_0000
+            assert [each.chips for each in plugin.handovers] == [(5, 4)]
+
+
+async def test_chips_of_another_container_are_distinguished_on_restore(folder: Path) -> None:
+    books = Books(folder / "none.sock")
+    (many,) = applied(books, pod("many", 0, 0, 1, 2, 3, time=1, asks={"left": 2, "right": 2}))
+    handover = adopt(many, {"left": (0, 7)}, admitted=False)
+    assert [(part.container, part.chips, part.kubelet_ids) for part in handover.parts] == [("left", (0, 1), (0, 7))]
+    assert set(handover.kubelet_ids) == {0, 7, 2, 3}
+    assert not handover.matches_kubelet
+
+
+def ledger_of(monkeypatch: pytest.MonkeyPatch, **held: tuple[int, ...]) -> None:
+    """Have the kubelet answer that these pods have these ids."""
+
+    async def read(_socket: Path) -> KubeletLedger:
+        return KubeletLedger({f"default/{name}": {"main": ids} for name, ids in held.items()})
+
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(reconcile_module, "read_ledger", read)
+
+
+def handed(books: Books, name: str, *chips: int, guessed: bool) -> None:
+    """Enter a hand-over to a pod."""
+    part = Part("main", keeps=True, chips=chips, kubelet_ids=chips)
+    books.handovers.add(HandOver.of_parts(f"uid-{name}", f"default/{name}", chips, (part,)))
+    if guessed:
+        books.handovers.guessed.add(f"uid-{name}")
+
+
+async def test_swapped_pods_are_claimed_with_the_chips_they_have(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, first=(2, 3), second=(0, 1), third=(4, 5))
+    handed(books, "first", 0, 1, guessed=True)
+    handed(books, "second", 2, 3, guessed=False)  # the only candidate left
+    handed(books, "third", 4, 5, guessed=False)
+    for number, name in enumerate(("first", "second", "third")):
+        books.pods.applied(pod(name, 2, 2 * number, 2 * number + 1, time=1, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: len(books.told) == 2)
+    apart = {"default/first": ((2, 3), (2, 3)), "default/second": ((0, 1), (0, 1)), "default/third": ((4, 5), (4, 5))}
+    assert books.entries == apart
+    assert {each.pod: each.chips for each in books.claimed} == {"default/first": (2, 3), "default/second": (0, 1)}
+    sentence = (
+        "it was given Ascend910-2,Ascend910-3, but the allocator wrote Ascend910-0,Ascend910-1 on it: the kubelet "
+        "could not be asked which of several pods it admitted"
+    )
+    assert books.told[0] == ("default/first", "NPUAllocationMismatch", sentence)
+    assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 2
+    assert not books.handovers.guessed
+
+
+async def test_a_right_guess_is_checked_once_and_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, first=(0, 1))
+    handed(books, "first", 0, 1, guessed=True)
+    books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: not books.handovers.guessed)
+    assert (books.entries, books.claimed, books.told) == ({"default/first": ((0, 1), (0, 1))}, [], [])
+
+
+async def test_a_hand_over_to_a_pod_not_admitted_moves_to_the_pod_that_has_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, real=(0, 1))
+    handed(books, "guess", 0, 1, guessed=True)
+    handed(books, "other", 6, 7, guessed=True)
+    for name, chips in {"guess": (0, 1), "other": (6, 7)}.items():
+        books.pods.applied(pod(name, 2, *chips, time=1))
+    books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: books.told)
+    assert books.entries == {"default/real": ((0, 1), (0, 1)), "default/other": ((6, 7), (6, 7))}
+    assert [(each.pod, each.chips) for each in books.claimed] == [("default/real", (0, 1))]
+
+
+async def test_a_hand_over_to_a_deleted_pod_moves_to_the_pod_that_has_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, real=(0, 1))
+    handed(books, "guess", 0, 1, guessed=True)
+    handed(books, "ended", 4, 5, guessed=False)
+    books.handovers.drop("uid-guess")
+    books.handovers.drop("uid-ended")
+    assert [part.chips for part in books.handovers.misattributed] == [(0, 1)]
+    books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: books.told)
+    assert books.entries == {"default/real": ((0, 1), (0, 1))}
+    assert books.handovers.misattributed == []
+
+
+async def test_a_misattributed_answer_moves_to_a_pod_found_admitted_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    handed(books, "guess", 0, 1, guessed=True)
+    handed(books, "other", 2, 3, guessed=True)
+    books.pods.applied(pod("guess", 2, 0, 1, time=1))
+    books.pods.applied(pod("other", 2, 2, 3, time=2))
+    books.pods.applied(pod("real", 2, 4, 5, time=3, started=True))
+
+    async def read(_socket: Path) -> KubeletLedger:
+        books.pods.applied(pod("guess", 2, 0, 1, time=1, started=True))
+        return KubeletLedger({"default/real": {"main": (0, 1)}, "default/guess": {"main": (2, 3)}})
+
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(reconcile_module, "read_ledger", read)
+    async with running(books.reconciler.run()):
+        await until(lambda: len(books.told) == 2)
+    assert books.entries == {"default/real": ((0, 1), (0, 1)), "default/guess": ((2, 3), (2, 3))}
+
+
+async def test_a_misattributed_answer_is_kept_until_its_pod_is_admitted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, first=(2, 3), second=(0, 1))
+    handed(books, "first", 0, 1, guessed=True)
+    handed(books, "second", 2, 3, guessed=True)
+    books.pods.applied(pod("first", 2, 0, 1, time=1))
+    books.pods.applied(pod("second", 2, 2, 3, time=2, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: len(books.told) == 1)
+        books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
+        await until(lambda: len(books.told) == 2)
+    assert books.entries == {"default/first": ((2, 3), (2, 3)), "default/second": ((0, 1), (0, 1))}
+
+
+async def test_a_chain_of_wrong_guesses_is_resolved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, first=(2, 3), last=(0, 1))
+    handed(books, "first", 0, 1, guessed=True)
+    handed(books, "gone", 2, 3, guessed=True)
+    books.handovers.drop("uid-gone")
+    books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
+    books.pods.applied(pod("last", 2, 4, 5, time=3, started=True))
+    async with running(books.reconciler.run()):
+        await until(lambda: len(books.told) == 2)
+    assert books.entries["default/first"] == ((2, 3), (2, 3))
+    assert books.entries["default/last"] == ((0, 1), (0, 1))
+
+
+def test_an_answer_is_matched_with_its_pod_by_the_kubelets_ids() -> None:
+    swapped = read_pod(pod("swapped", 0, 0, 1, 2, time=1, asks={"left": 2, "right": 1}), 1)
+    parts = [
+        Part("one", keeps=True, chips=(6, 7), kubelet_ids=(4, 5)),
+        Part("two", keeps=True, chips=(3,), kubelet_ids=(3,)),
+        Part("init", keeps=False, chips=(2,), kubelet_ids=(2,)),
+    ]
+    truth = untangle(swapped, {"left": (4, 5), "right": (3,)}, parts)
+    assert truth is not None
+    assert (truth.uid, truth.chips, truth.kubelet_ids) == ("uid-swapped", (6, 7, 3), (4, 5, 3))
+    assert [(part.container, part.chips) for part in truth.parts] == [("left", (6, 7)), ("right", (3,))]
+    assert untangle(swapped, {"left": (4, 5)}, parts) is None
+    assert untangle(swapped, {"left": (4, 5), "right": (0,)}, parts) is None
+    assert untangle(swapped, {"left": (4, 5), "right": (2,)}, parts) is None
+
+
+def applied(books: Books, *pods: Pod) -> list[NodePod]:
+    for each in pods:
+        books.pods.applied(each)
+    return list(books.pods)
+
+
+@pytest.mark.parametrize(
+    ("held", "admitted", "its_own"),
+    [
+        ({"main": (2, 3)}, False, True),
+        ({"main": (0, 1)}, False, False),
+        ({"main": (0, 1)}, True, True),
+        ({"main": (2,)}, True, False),
+        ({"other": (2, 3)}, True, False),
+        ({}, False, False),
+    ],
+)
+def test_a_recreated_pod_does_not_adopt_its_predecessors_chips(
+    held: dict[str, tuple[int, ...]], *, admitted: bool, its_own: bool
+) -> None:
+    again = read_pod(pod("again", 2, 2, 3, time=1), 1)
+    assert is_its_own(again, held, admitted=admitted) == its_own
+
+
+async def test_a_waiting_pod_is_not_mistaken_for_a_running_one_of_its_name(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (0, 1))
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        books.pods.applied(pod("one", 2, 6, 7, time=5, uid="uid-again"))
+        await books.reconciler.restore()
+        assert books.entries == {}
+        books.pods.applied(pod("one", 2, 6, 7, time=5, uid="uid-again", started=True))
+        await books.reconciler.restore()
+        assert books.entries == {"default/one": ((6, 7), (0, 1))}
+
+
+async def test_a_hand_over_to_a_replaced_pod_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (0, 1))
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        one = whole.find("one")
+        assert one is not None
+        books.pods.applied(one)
+        books.handovers.add(HandOver("uid-earlier", "default/one", (4, 5), (4, 5)))
+        async with running(books.reconciler.run()):
+            await until(lambda: [each.uid for each in books.handovers] == [one.uid])
+
+
+async def test_other_ids_in_the_kubelets_ledger_are_counted_and_announced_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    async with whole_node(folder) as whole:
+        await run_with_ids(whole, "one", (0, 1), (6, 7))
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        one = whole.find("one")
+        assert one is not None
+        async with running(books.reconciler.run()):
+            for _ in range(3):
+                books.pods.applied(one)
+                await until(lambda: books.told)
+                await asyncio.sleep(0)
+        sentence = (
+            "it was given Ascend910-0,Ascend910-1 as the allocator decided, but the kubelet's ledger has "
+            "Ascend910-6,Ascend910-7"
+        )
+        assert books.told == [("default/one", "NPUAllocationMismatch", sentence)]
+        assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 1
+
+
+async def test_a_pod_that_runs_without_chips_is_announced_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
+    reads = counted_reads(monkeypatch)
+    async with whole_node(folder) as whole:
+        # No plugin has ever registered: the kubelet silently skips the resource (spec/kubernetes.md §1.6).
+        await whole.bind("one", 0, 1)
+        await until(lambda: (found := whole.find("one")) is not None and found.status.phase == "Running")
+        books = Books(whole.node.kubelet.pod_resources_socket)
+        one = whole.find("one")
+        assert one is not None
+        async with running(books.reconciler.run()):
+            for number in range(20):
+                books.pods.applied(one)
+                await until(lambda: books.told)
+                await asyncio.sleep(0.001)
+                if number == 0:
+                    reads.clear()
+            assert without(books) == 1
+            books.pods.deleted(one)
+            await until(lambda: without(books) == 0)
+        ((key, reason, sentence),) = books.told
+        assert (key, reason) == ("default/one", "NPURunsWithoutChips")
+        assert sentence.startswith("container main requests chips and runs without")
+        assert len(reads) <= 1
+        assert books.entries == {}
+
+
+def without(books: Books) -> float | None:
+    """The value of the metric of pods without chips."""
+    return books.metrics.registry.get_sample_value("ascend_dp_pods_without_chips")
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Record the times at which the kubelet's ledger is read."""
+    reads: list[float] = []
+
+    async def read(socket: Path) -> KubeletLedger:
+        reads.append(asyncio.get_running_loop().time())
+        return await read_ledger(socket)
+
+    monkeypatch.setattr(reconcile_module, "read_ledger", read)
+    return reads
+
+
+@pytest.mark.looptime
+async def test_the_ledger_is_read_once_a_second_at_most_and_with_backoff(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[float] = []
+
+    async def silent(_socket: Path) -> KubeletLedger:
+        reads.append(asyncio.get_running_loop().time())
+        raise Unreachable("nobody there")
+
+    monkeypatch.setattr(reconcile_module, "read_ledger", silent)
+    books = Books(folder / "none.sock")
+    async with running(books.reconciler.run()):
+        books.pods.applied(pod("fine", 0, started=True))
+        await asyncio.sleep(10)
+        assert reads == []
+        books.pods.applied(pod("puzzling", 2, 0, 1, time=1, started=True))
+        await asyncio.sleep(60)
+        assert len(reads) <= 8
+        reads.clear()
+        for _ in range(100):
+            books.pods.applied(pod("fine", 0, started=True))
+            await asyncio.sleep(0.1)
+        assert len(reads) <= 1
+        reads.clear()
+        for number in range(100):
+            books.pods.applied(pod(f"puzzling-{number}", 2, 0, 1, time=1, started=True))
+            await asyncio.sleep(0.1)
+        assert len(reads) > 5
+        assert min(later - earlier for earlier, later in itertools.pairwise(reads)) >= 1.0
+
+
+async def test_two_pods_of_one_name_in_the_ledger_prove_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def twice(_socket: Path) -> KubeletLedger:
+        return KubeletLedger({"default/one": {"main": (0, 1)}}, {"default/one"})
+
+    monkeypatch.setattr(reconcile_module, "read_ledger", twice)
+    books = Books(folder / "none.sock")
+    books.pods.applied(pod("one", 2, 0, 1, time=1, started=True))
+    await books.reconciler.restore()
+    assert books.entries == {}

@@ -1,0 +1,92 @@
+"""One plugin ends and another takes over the node: the last report is correct."""
+
+import asyncio
+import errno
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
+from ascend.errors import LockLost, NotFound
+from ascend.kube.objects import CONFIG_MAPS
+from device_plugin.app import Plugin
+from device_plugin.serving.instance_lock import NAME, InstanceLock
+from tests.device_plugin.api import NODE, running
+from tests.device_plugin.whole import Whole, whole_node
+from tests.e2e.proxy import ApiProxy
+
+
+async def report(whole: Whole) -> DeviceReport | None:
+    try:
+        return decode_report((await whole.client.get(CONFIG_MAPS, config_map_name(NODE), NAMESPACE)).data)
+    except NotFound:
+        return None
+
+
+async def all_reported(whole: Whole) -> None:
+    """Wait until all chips are free in the report, after which nothing more is written."""
+    async with asyncio.timeout(20.0):
+        while (told := await report(whole)) is None or told.free != 0xFF:  # noqa: ASYNC110 - no event to wait for
+            await asyncio.sleep(0.01)
+
+
+async def has_signed_off(whole: Whole) -> bool:
+    told = await report(whole)
+    return told is not None and told.update_time_s == 0
+
+
+def is_held(lock: Path) -> bool:
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+async def test_a_new_plugin_starts_only_after_the_last_report_of_the_old_one(folder: Path) -> None:
+    async with whole_node(folder) as whole, ApiProxy(whole.cluster.server.url) as proxy:
+        behind = str(whole.cluster.write_kubeconfig("behind", proxy.url))
+        lock = whole.node.kubelet.socket_dir / NAME
+        async with running(Plugin(whole.settings(kubeconfig=behind)).run()) as task:
+            await all_reported(whole)
+            async with proxy.gate("PATCH", "/configmaps/") as last:
+                task.cancel()
+                await last.reached.wait()
+                assert is_held(lock)
+            await asyncio.wait([task])
+        assert not is_held(lock)
+        assert await has_signed_off(whole)
+
+
+async def test_a_plugin_replaced_unnoticed_does_not_report_its_end(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        lock = whole.node.kubelet.socket_dir / NAME
+        async with running(Plugin(whole.settings()).run()) as task:
+            await all_reported(whole)
+            lock.unlink()
+            with lock.open("w") as another:
+                fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                task.cancel()
+                await asyncio.wait([task])
+        assert not await has_signed_off(whole)
+
+
+async def test_a_plugin_that_ends_because_it_was_replaced_does_not_report_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(_lock: InstanceLock) -> None:
+        raise OSError(errno.EWOULDBLOCK, "another instance has it")
+
+    async with whole_node(folder) as whole:
+        task = asyncio.create_task(Plugin(whole.settings()).run())
+        await all_reported(whole)
+        monkeypatch.setattr(InstanceLock, "_take", taken)
+        (whole.node.kubelet.socket_dir / NAME).unlink()
+        await whole.node.kubelet.restart()
+        await asyncio.wait([task])
+        failure = task.exception()
+        assert isinstance(failure, ExceptionGroup)
+        assert failure.subgroup(LockLost) is not None
+        assert not await has_signed_off(whole)
