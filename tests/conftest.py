@@ -12,9 +12,9 @@ from tests.cluster import requirements
 
 # `gate` is for every run; `long` is for `HYPOTHESIS_PROFILE=long` or `--hypothesis-profile=long`. Both run beside other
 # work, so that neither a single example nor the generation of data has a time limit.
-_TIMING = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("gate", max_examples=40, stateful_step_count=30, **_TIMING)
-settings.register_profile("long", max_examples=1000, stateful_step_count=100, **_TIMING)
+_RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", _RELAXED, max_examples=40, stateful_step_count=30)
+settings.register_profile("long", _RELAXED, max_examples=1000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
