@@ -162,7 +162,7 @@ def test_the_notes_say_what_client_names_leave_open(tmp_path: Path) -> None:
     without = ("allocator.tls.webhookClientNames={api}", "allocator.webhooks.bindings.enabled=false")
     said = "clientNames does not cover the webhook paths"
     assert said in helm.notes(tmp_path, "--set", secret)
-    assert "asks nobody who he is" in helm.notes(tmp_path)
+    assert "does not authenticate its clients" in helm.notes(tmp_path)
     for each in without:
         assert said not in helm.notes(tmp_path, "--set", f"{secret},{each}")
 
@@ -328,11 +328,20 @@ def test_the_rights_are_these_and_no_others() -> None:
 
 @pytest.mark.parametrize("health_namespace", ["", "mindx-dl"])
 def test_the_allocator_may_list_and_watch_every_kind_it_watches(health_namespace: str) -> None:
-    granted = _rights(helm.render("--set", f"allocator.nodeHealthNamespace={health_namespace}"), "allocator")
+    items = helm.render("--set", f"allocator.nodeHealthNamespace={health_namespace}")
+    granted: dict[tuple[str, str], set[str]] = {}
+    for role in items:
+        if (
+            role["kind"] in {"ClusterRole", "Role"}
+            and role["metadata"]["labels"]["app.kubernetes.io/component"] == "allocator"
+        ):
+            for rule in role["rules"]:
+                for resource in rule["resources"]:
+                    name = ".".join(filter(None, (resource, rule["apiGroups"][0])))
+                    granted.setdefault((role["metadata"].get("namespace", ""), name), set()).update(rule["verbs"])
     for kind in watched_kinds(health_namespace):
-        resource = ".".join(filter(None, (kind.resource.plural, kind.resource.group)))
-        scope = "Role" if kind.namespace(health_namespace) else "ClusterRole"
-        assert granted.get((scope, resource), set()) >= {"list", "watch"}, kind.name
+        name = ".".join(filter(None, (kind.resource.plural, kind.resource.group)))
+        assert granted.get((kind.namespace(health_namespace), name), set()) >= {"list", "watch"}, kind.name
 
 
 def test_what_noded_writes_may_be_read_where_the_values_say_and_nowhere_else() -> None:
