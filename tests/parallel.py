@@ -16,8 +16,10 @@ from xdist.workermanage import WorkerController
 from tests.cluster.fixtures import stop_cluster
 
 _DURATIONS: Final = "ascend-affinity/durations"
-_UNKNOWN_TEST_S: Final = 0.05
 _SILENCE_S: Final = 15.0
+# What a test is expected to take that no earlier run recorded: in folders whose tests mostly wait, and in others.
+_WAITING: Final = ("tests/cluster/", "tests/conformance/", "tests/deploy/", "tests/e2e/", "tests/soak/")
+_WAITING_TEST_S, _OTHER_TEST_S = 4.0, 0.08
 
 
 def register(config: pytest.Config) -> None:
@@ -162,9 +164,13 @@ class Progress:
             terminal.write_line(f"[{minutes:2}:{seconds:02} {self._percentage():3.0f}%] {text}", red=red)
 
     def _percentage(self) -> float:
-        weights = {name: self._durations.get(name, file.tests * _UNKNOWN_TEST_S) for name, file in self._files.items()}
+        weights = {name: self._durations.get(name, _expected_s(name, file.tests)) for name, file in self._files.items()}
         done = sum(weights[name] * file.done / file.tests for name, file in self._files.items())
         return 100 * done / (sum(weights.values()) or 1.0)
+
+
+def _expected_s(file: str, tests: int) -> float:
+    return tests * (_WAITING_TEST_S if file.startswith(_WAITING) else _OTHER_TEST_S)
 
 
 def _file(nodeid: str) -> str:
