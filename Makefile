@@ -18,7 +18,10 @@ ifneq ($(DISTRIBUTION_PYTHON),)
 export UV_PYTHON ?= $(DISTRIBUTION_PYTHON)
 endif
 
-.PHONY: help setup demo test lint format bench soak docs protos cluster-up cluster-down
+# Test files run in parallel, more of them than there are cores, because those on a real cluster mostly wait.
+WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : 8)))
+
+.PHONY: help setup demo test test-long lint format bench soak docs protos cluster-up cluster-down
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -35,14 +38,35 @@ demo: $(filter .tools/bin/uv,$(UV)) ## a whole cluster in one process: two nodes
 
 test: setup lint ## lint, types and all tests; the real-cluster ones where the machine can
 	@$(RUN) python -m tests.cluster prepare
-	@$(RUN) pytest
+	@$(RUN) pytest --numprocesses=$(WORKERS)
+
+test-long: setup ## what takes too long for `make test`, 40 minutes: 1,000 examples per property, all benches, the soak
+	@$(RUN) python -m tests.cluster prepare
+	@$(RUN) pytest --numprocesses=$(WORKERS) -m 'hypothesis or long' --hypothesis-profile=long --timeout=1800
+	@$(RUN) python -m tests.soak
+
+LINTS := ruff-check ruff-format mypy import-contracts protos-current docs-current
+.PHONY: $(LINTS)
 
 lint: setup ## ruff, mypy strict, import contracts, generated stubs and tables current
+	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync $(LINTS)
+
+ruff-check:
 	@$(RUN) ruff check .
+
+ruff-format:
 	@$(RUN) ruff format --check .
+
+mypy:
 	@$(RUN) mypy
+
+import-contracts:
 	@$(RUN) lint-imports --no-logo
+
+protos-current:
 	@$(RUN) python -m protos.generate --check
+
+docs-current:
 	@$(RUN) python -m docs.generate --check
 
 format: setup ## format and fix what can be fixed
@@ -52,7 +76,7 @@ format: setup ## format and fix what can be fixed
 bench: setup ## measure; prints ratios side by side
 	@$(RUN) python -m tests.bench
 
-soak: setup ## restarts and races by the thousand on the sandbox, twenty minutes; a tenth of it is in `make test`
+soak: setup ## restarts and races by the thousand on the sandbox, twenty minutes; a hundredth of it is in `make test`
 	@$(RUN) python -m tests.soak
 
 docs: setup ## generate the tables and command outputs in README.md and docs/

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import parallel
+from tests.cluster import requirements
+
 # `gate` is for every run; `long` is for `HYPOTHESIS_PROFILE=long` or `--hypothesis-profile=long`. Both run beside other
 # work, so that neither a single example nor the generation of data has a time limit.
-_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("gate", _UNTIMED, max_examples=40, stateful_step_count=30)
-settings.register_profile("long", _UNTIMED, max_examples=1000, stateful_step_count=100)
+_RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", _RELAXED, max_examples=40, stateful_step_count=30)
+settings.register_profile("long", _RELAXED, max_examples=1000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
@@ -21,3 +24,16 @@ def no_stray_event_loop() -> Iterator[None]:
     asyncio.set_event_loop(None)
     yield
     asyncio.set_event_loop(None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    parallel.register(config)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Make it conspicuous that the tests of the real cluster were skipped."""
+    reports = terminalreporter.getreports("skipped")
+    if any("real" in report.keywords for report in reports) and (sentences := requirements.missing()):
+        terminalreporter.section("THE REAL-CLUSTER TESTS WERE SKIPPED", sep="!", yellow=True, bold=True)
+        for sentence in sentences:
+            terminalreporter.line(f"  * {sentence}")

@@ -1,10 +1,14 @@
 """A blocking HTTP client for the API server and the kubelets, for the set-up and the assertions of tests."""
 
+import functools
 import http.client
 import json
 import secrets
+import select
 import socket
 import ssl
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +47,7 @@ class HTTPError(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An HTTP(S) server with JSON bodies. Thread-safe: every request has its own connection.
+    """An HTTP(S) server with JSON bodies. Thread-safe: concurrent requests use different connections.
 
     Attributes:
         url: base address, such as `https://127.0.0.1:6443`.
@@ -62,7 +66,7 @@ class Server:
             HTTPError: the response has another status.
             OSError: no connection, or no response within 20 s.
         """
-        connection = self._connection()
+        connection = _idle.take(self) or self.connection()
         headers = {"Content-Type": content_type, "Accept": "application/json, */*"}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
@@ -71,22 +75,22 @@ class Server:
             answer = connection.getresponse()
             content = answer.read()
         except http.client.HTTPException as error:
-            raise ConnectionError(f"{method} {path}: {error!r}") from error
-        finally:
             connection.close()
+            raise ConnectionError(f"{method} {path}: {error!r}") from error
+        except BaseException:
+            connection.close()
+            raise
+        _idle.put(self, connection)
         if not 200 <= answer.status < 300:
             raise HTTPError(answer.status, f"{method} {path}: {answer.status} {content.decode(errors='replace')}")
         return content
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def connection(self) -> http.client.HTTPConnection:
+        """Return a new connection, not connected yet."""
         parts = urlsplit(self.url)
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT_S)
-        context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
-        if self.ca is None:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return http.client.HTTPSConnection(parts.netloc, timeout=_TIMEOUT_S, context=context)
+        return http.client.HTTPSConnection(parts.netloc, timeout=_TIMEOUT_S, context=_tls_context(self.ca))
 
     def answers(self, path: str) -> bool:
         """Whether a GET succeeds with 2xx; False also without a connection or a response."""
@@ -142,6 +146,62 @@ class Server:
         return last
 
 
+@functools.cache
+def _tls_context(ca: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the system's authorities, which take 20 ms to load
+    if ca is None:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.load_verify_locations(ca)
+    return context
+
+
+class _IdleConnections:
+    """TLS connections to reuse. Tests poll every 30 ms, and a handshake takes more CPU than the request itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: defaultdict[tuple[str, Path | None], list[http.client.HTTPConnection]] = defaultdict(list)
+
+    def take(self, server: Server) -> http.client.HTTPConnection | None:
+        """Return an open connection to a server, or None."""
+        while True:
+            with self._lock:
+                connections = self._connections[server.url, server.ca]
+                if not connections:
+                    return None
+                connection = connections.pop()
+            # A server sends nothing on an idle connection, so data is the end of the connection.
+            if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
+                return connection
+            connection.close()
+
+    def put(self, server: Server, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection whose response has been read; close it without TLS."""
+        if connection.sock is None or not isinstance(connection, http.client.HTTPSConnection):
+            connection.close()
+            return
+        with self._lock:
+            self._connections[server.url, server.ca].append(connection)
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            connections = [each for several in self._connections.values() for each in several]
+            self._connections.clear()
+        for connection in connections:
+            connection.close()
+
+
+_idle: Final = _IdleConnections()
+
+
+def close_idle_connections() -> None:
+    """Close the connections that are kept for later requests; requests after that open new ones."""
+    _idle.close()
+
+
 def collection(item: Mapping[str, Any]) -> str:
     """Return the path of an object's collection."""
     version, kind, metadata = item["apiVersion"], item["kind"], item["metadata"]
@@ -153,9 +213,10 @@ def collection(item: Mapping[str, Any]) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return unused ports outside the range of ephemeral ports.
+    """Return unused ports outside the range of ephemeral ports, which no other test run on this machine returns.
 
-    The kernel could assign an ephemeral port to an outgoing connection before the server binds it.
+    The kernel could assign an ephemeral port to an outgoing connection before the server binds it. A server binds its
+    port later, and frees it while it restarts, so this process also reserves the number until it ends.
     """
     lowest_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
@@ -167,6 +228,21 @@ def free_ports(count: int) -> list[int]:
                 probe.bind(("0.0.0.0", port))
             except OSError:
                 continue
-        if port not in found:
+        if _reserve(port):
             found.append(port)
     return found
+
+
+def _reserve(port: int) -> bool:
+    """Reserve a port number among the test runs of this machine until this process ends; False if it is reserved.
+
+    The reservation is a name in the abstract namespace of unix sockets, which ends with the process.
+    """
+    reservation = socket.socket(socket.AF_UNIX)
+    try:
+        reservation.bind(f"\0ascend-affinity-test-port-{port}")
+    except OSError:
+        reservation.close()
+        return False
+    reservation.detach()  # it stays open, and nobody has to close it
+    return True

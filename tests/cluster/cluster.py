@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from urllib.parse import quote
 
 from tests.cluster import requirements
-from tests.cluster.api import Server
+from tests.cluster.api import Server, close_idle_connections
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.errors import ClusterError
 from tests.cluster.manifests import extender
@@ -96,6 +96,7 @@ class Cluster:
         if self._namespace is None:
             return
         folder = self.folder / "log"
+        close_idle_connections()
         self._namespace.close(keep_logs=keep_logs)
         self._namespace = None
         if keep_logs:

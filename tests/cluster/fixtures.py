@@ -1,4 +1,4 @@
-"""Pytest fixtures of the real cluster, of which a session has one.
+"""Pytest fixtures of the real cluster, of which a session has one; in a parallel run each worker is a session.
 
 A conftest imports them: `from tests.cluster.fixtures import cluster, kube_namespace`.
 """
@@ -44,8 +44,16 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
         started = Cluster(NODES)
         started.start()
         stash[_SHARED] = started
-        request.config.add_cleanup(lambda: started.stop(keep_logs=request.session.testsfailed > 0))
+        request.config.add_cleanup(lambda: stop_cluster(request.session))
     return stash[_SHARED]
+
+
+def stop_cluster(session: pytest.Session) -> None:
+    """Stop the cluster of this session, if it has one, and keep its logs if a test of the session failed."""
+    started = session.config.stash.get(_SHARED, None)
+    if started is not None:
+        del session.config.stash[_SHARED]
+        started.stop(keep_logs=session.testsfailed > 0)
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from tests.cluster.processes import Process, wait_until
 
 # The paths are short, because the path of a unix socket may have 107 bytes.
 _PARENT: Final = Path("/tmp")
-_PREFIX: Final = "aa-"
-_DETACHED: Final = _PARENT / f"{_PREFIX}up"
+_DETACHED: Final = _PARENT / f"{reaper.PREFIX}up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ def detached() -> Namespace | None:
 def sweep() -> list[Path]:
     """Remove what clusters left behind whose reaper was killed; return their folders."""
     swept = []
-    for folder in sorted(_PARENT.glob(f"{_PREFIX}*")):
+    for folder in sorted(_PARENT.glob(f"{reaper.PREFIX}*")):
         record = _read_record(folder)
         if record is not None and reaper.start_time(record["reaper"]) != record["started"]:
             # Its namespace ended with the reaper, so no process is left.
@@ -139,7 +138,7 @@ def sweep() -> list[Path]:
 
 def _make_folder(*, detached: bool) -> Path:
     if not detached:
-        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PARENT))
+        return Path(tempfile.mkdtemp(prefix=reaper.PREFIX, dir=_PARENT))
     if _is_ours(_DETACHED) and not (_DETACHED / reaper.RECORD).exists():
         reaper.remove_folder(_DETACHED)  # the logs of a cluster that failed to start
     try:

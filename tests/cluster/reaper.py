@@ -30,6 +30,8 @@ from typing import Final, NoReturn
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 RECORD: Final = "owner.json"
+PREFIX: Final = "aa-"
+"""Of the names of the clusters' folders, which have the same parent."""
 
 _CLONE_NEWNS: Final = 0x00020000
 _CLONE_NEWPID: Final = 0x20000000
@@ -70,6 +72,8 @@ def remove_cgroups(folder: Path) -> None:
                     group.rmdir()
                 except OSError:
                     time.sleep(0.02)
+    if any(other != folder / RECORD for other in folder.parent.glob(f"{PREFIX}*/{RECORD}")):
+        return  # another cluster could be about to create a cgroup in the parent
     for parent in [CGROUPS / "k8s.io", *CGROUPS.glob("*/k8s.io")]:
         with contextlib.suppress(OSError):  # it does not exist, or has cgroups of another containerd
             parent.rmdir()

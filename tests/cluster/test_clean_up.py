@@ -75,15 +75,12 @@ def owned() -> Iterator[Owned]:
     namespace.sweep()
 
 
-def test_the_checks_of_this_module_find_a_running_cluster(owned: Owned) -> None:
-    running = "\n".join(owned.processes())
-    for part in ("etcd", "kube-apiserver", "kube-scheduler", "containerd-shim", "kubelet", "sleep 2147483647"):
-        assert part in running
-    assert _container_cgroups(owned.folder)
-
-
 def test_nothing_is_left_after_a_normal_end(owned: Owned) -> None:
     groups = _container_cgroups(owned.folder)
+    running = "\n".join(owned.processes())
+    for part in ("etcd", "kube-apiserver", "kube-scheduler", "containerd-shim", "kubelet", "sleep 2147483647"):
+        assert part in running, "the checks of this module must find a running cluster"
+    assert groups
     owned.owner.communicate("")
     assert owned.owner.returncode == 0
     assert owned.remains() == []
@@ -104,20 +101,12 @@ def test_a_sweep_cleans_up_after_owner_and_reaper_are_killed(owned: Owned) -> No
     owned.owner.kill()
     os.kill(reaper_pid, signal.SIGKILL)
     wait_until(lambda: not owned.processes(), timeout_s=20, what="the processes died with the reaper")
-    assert owned.folder in namespace.sweep()
+    namespace.sweep()  # so does another worker that starts a cluster now; they can sweep at the same time
     wait_until(lambda: not owned.remains(), timeout_s=5, what="nothing is left")
-    assert [group for group in groups if group.exists()] == []
+    wait_until(lambda: not any(group.exists() for group in groups), timeout_s=5, what="no cgroup is left")
 
 
-def test_a_cluster_with_a_paused_program_can_end() -> None:
-    require_cluster()
-    with Cluster(1) as paused:
-        paused.nodes[0].kubelet.pause()
-        folder = paused.folder
-    assert not folder.exists()
-
-
-def test_only_logs_are_kept_if_the_block_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_logs_are_kept_if_the_block_fails_with_a_paused_program(capsys: pytest.CaptureFixture[str]) -> None:
     require_cluster()
     failing = Cluster(1)
     with pytest.raises(RuntimeError, match="a test failed"), failing:
@@ -143,7 +132,7 @@ def test_a_program_that_does_not_exist_is_reported(cluster: Cluster) -> None:
 
 
 def _fail_in(cluster: Cluster) -> None:
-    assert cluster.folder.exists()
+    cluster.nodes[0].kubelet.pause()
     raise RuntimeError("a test failed")
 
 

@@ -224,7 +224,7 @@ class PluginNode:
 
     def bind_together(self, gap_s: float, *bindings: tuple[str, tuple[int, ...], int]) -> None:
         """Send several Bindings (name, chips, predicate-time) shortly after each other, before any is answered."""
-        connections = [self.cluster.api._connection() for _ in bindings]
+        connections = [self.cluster.api.connection() for _ in bindings]
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.cluster.admin_token}"}
         for connection in connections:
             connection.connect()

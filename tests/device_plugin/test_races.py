@@ -42,6 +42,11 @@ CROWDED = (
 )
 
 
+def seeds(gate: range, long: range) -> list[object]:
+    """Return seeds for `make test`, and more for `make test-long`."""
+    return [*(pytest.param(seed) for seed in gate), *(pytest.param(seed, marks=pytest.mark.long) for seed in long)]
+
+
 class Crowd:
     """An allocator that binds pods to random chips at once, with unordered predicate-times, and deletes some."""
 
@@ -132,7 +137,7 @@ def nothing_is_held_twice(whole: Whole) -> None:
 
 
 @pytest.mark.parametrize("shapes", [SIMPLE, CROWDED], ids=["one container", "several containers"])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", seeds(range(1, 2), range(2, 4)))
 async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: int, shapes: Sequence[str]) -> None:
     async with whole_node(folder, seed=seed) as whole, whole.plugin() as plugin:
         crowd = Crowd(whole, seed, shapes, PODS_IN_ALL)
@@ -161,7 +166,7 @@ async def test_pods_that_cross_each_other_are_never_swapped(folder: Path, seed: 
         }
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(range(2), range(2, 4)))
 async def test_restarts_of_kubelet_or_plugin_swap_nothing(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     async with whole_node(folder, seed=seed) as whole, AsyncExitStack() as stack:
@@ -212,7 +217,7 @@ async def test_without_the_kubelets_list_the_order_of_decisions_is_followed(
         assert plugin.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(range(2), range(2, 5)))
 async def test_pods_deleted_during_admission_leave_others_their_chips(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     async with whole_node(folder, seed=seed) as whole, whole.plugin() as plugin:
@@ -231,7 +236,7 @@ async def test_pods_deleted_during_admission_leave_others_their_chips(folder: Pa
             await until(lambda: not list(whole.pods))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(range(2), range(2, 5)))
 async def test_pods_deleted_without_grace_leave_others_their_chips(folder: Path, seed: int) -> None:
     # Deleted without grace, a pod vanishes from the watch while the kubelet still admits it.
     rng = random.Random(seed)

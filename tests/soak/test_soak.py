@@ -1,4 +1,4 @@
-"""A seeded tenth of the soak."""
+"""A seeded hundredth of the soak: on every node a few kubelet restarts and a few batches of races."""
 
 import subprocess
 import sys
@@ -8,11 +8,12 @@ import pytest
 from tests.soak.__main__ import RACES, RESTARTS
 
 
-@pytest.mark.timeout(600)  # the machine may be busy with other tests
+@pytest.mark.timeout(300)  # the machine may be busy with other tests
 def test_after_restarts_and_races_all_records_of_chips_agree() -> None:
-    numbers = ["--seed", "4", "--restarts", str(RESTARTS // 10), "--races", str(RACES // 10), "--workers", "2"]
+    # One process: a node mostly waits, and other tests run at the same time.
+    numbers = ["--seed", "4", "--restarts", str(RESTARTS // 25), "--races", str(RACES // 100), "--workers", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.soak", *numbers], capture_output=True, text=True, check=False, timeout=580
+        [sys.executable, "-m", "tests.soak", *numbers], capture_output=True, text=True, check=False, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mismatches" in done.stdout
