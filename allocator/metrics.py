@@ -1,4 +1,4 @@
-"""The allocator's metrics (spec/field.md §6)."""
+"""The allocator's metrics (docs/spec/kube-api.md#metric-names)."""
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import version

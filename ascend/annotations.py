@@ -1,6 +1,7 @@
 """The annotations that the programs share with each other and with MindCluster: keys and formats.
 
-Keys and formats are those of MindCluster (spec/node-agent.md §5.8, §6; spec/scheduling.md §1.6).
+Keys and formats are those of MindCluster (docs/spec/node-report.md#node-annotations, docs/spec/hand-over.md;
+docs/spec/scheduling.md#pod-annotations).
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,13 +53,13 @@ SERVER_INDEX = "serverIndex"
 SERVER_TYPE = "serverType"
 
 CLAIMED = (1 << 64) - 1
-"""The predicate-time of a pod that has been handed its chips (seed 002, step "change it to the largest uint")."""
+"""The predicate-time of a pod that has been handed its chips (docs/spec/affinity-rules.md#after-the-hand-over)."""
 
 UNKNOWN = -2
-"""A SuperPod id, server index or device id that the driver does not report (spec/node-agent.md §5.2)."""
+"""A SuperPod id, server index or device id that the driver does not report (docs/spec/node-report.md#deviceinfocfg)."""
 
 MAX_LIST_ENTRIES = 100
-"""A longer list of chips is invalid (spec/node-agent.md §5.4)."""
+"""A longer list of chips is invalid (docs/spec/node-report.md#used-chips)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,9 @@ def read_predicate_time(annotations: Mapping[str, str]) -> int | None:
 
 
 def held_chips(annotations: Mapping[str, str]) -> ChipSet:
-    """The chips a live pod holds: AscendReal if it has one, else what the allocator wrote (spec/node-agent.md §0.3).
+    """The chips a live pod holds: AscendReal if it has one, else what the allocator wrote.
+
+    See docs/spec/node-report.md#chips-in-use.
 
     Raises:
         InvalidValue: the list that counts is malformed.
@@ -144,7 +147,10 @@ class _BaseDeviceInfo(msgspec.Struct, frozen=True):
 
 
 def write_base_device_infos(chips: Mapping[int, ChipAddress]) -> str:
-    """The node annotation ``baseDeviceInfos``: JSON from chip name to address, keys in string order (§5.8)."""
+    """The node annotation ``baseDeviceInfos``: JSON from chip name to address, keys in string order.
+
+    See docs/spec/node-report.md#node-annotations.
+    """
     infos = {
         chip_name(chip_id): _BaseDeviceInfo(address.ip, address.super_device_id) for chip_id, address in chips.items()
     }
@@ -171,7 +177,7 @@ class _ConfiguredDevice(msgspec.Struct, frozen=True):
 
 
 class _Configuration(msgspec.Struct, frozen=True):
-    # Field order is the wire's (spec/node-agent.md §6.7).
+    # Field order is the wire's (docs/spec/hand-over.md#configuration).
     pod_name: str
     server_id: str
     host_ip: str
@@ -191,7 +197,9 @@ def write_configuration(
     super_pod_id: int = UNKNOWN,
     server_index: int = UNKNOWN,
 ) -> str:
-    """The pod annotation ``ascend-910-configuration``: JSON, devices by ascending id (spec/node-agent.md §6.7).
+    """The pod annotation ``ascend-910-configuration``: JSON, devices by ascending id.
+
+    See docs/spec/hand-over.md#configuration.
 
     Args:
         pod_name: the pod's name.
@@ -214,7 +222,9 @@ def _as_signed_32(value: int) -> int:
 
 
 def write_claim(*, chips: Iterable[int], kubelet_ids: Iterable[int], configuration: str) -> dict[str, str]:
-    """The annotations the device plugin writes in one patch when it hands chips over (spec/node-agent.md §6.4, §6.7).
+    """The annotations the device plugin writes in one patch when it hands chips over.
+
+    See docs/spec/hand-over.md#claim, docs/spec/hand-over.md#configuration.
 
     Args:
         chips: physical ids the containers were given.

@@ -1,7 +1,7 @@
 """Sets of chips as integer bitmasks, and the names of chips on the wire.
 
 Bit ``n`` stands for the chip with physical id ``n``; a server's 8 chips make 256 sets, so a rule over sets can be a
-table. Names are ``Ascend910-<physical id>`` for every product of the 910 family (spec/node-agent.md §2.1).
+table. Names are ``Ascend910-<physical id>`` for every product of the 910 family (docs/spec/hand-over.md#names).
 """
 
 import re
@@ -19,7 +19,7 @@ RESOURCE = "huawei.com/Ascend910"
 NAME_PREFIX = "Ascend910-"
 
 MAX_CHIP_ID = 255
-"""The largest physical id that the driver can report (spec/node-agent.md §3.2)."""
+"""The largest physical id that the driver can report (docs/spec/dcmi.md#functions)."""
 
 _NAME = re.compile(r"Ascend910-(0|[1-9][0-9]{0,2})")
 
@@ -73,7 +73,7 @@ def join_names_sorted(ids: Iterable[int]) -> str:
     """A comma-joined list of names in string order (``-10`` before ``-2``).
 
     The lists in the device-info ConfigMap, ``huawei.com/AscendReal`` and ``huawei.com/kltDev`` have this order
-    (spec/node-agent.md §5.2, §6.7).
+    (docs/spec/node-report.md#device-list, docs/spec/hand-over.md#annotations-of-a-pod-with-chips).
     """
     return ",".join(sorted(map(chip_name, ids)))
 

@@ -1,6 +1,7 @@
 """The ConfigMap ``mindx-dl-deviceinfo-<node>``, a node's report about its chips, byte for byte as its consumers expect.
 
-Volcano's plugin and ClusterD read it; ClusterD drops it if the CheckCode does not match (spec/node-agent.md §0, §5).
+Volcano's plugin and ClusterD read it; ClusterD drops it if the CheckCode does not match
+(docs/spec/node-report.md#what-readers-depend-on, docs/spec/node-report.md#configmap).
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from ascend.faults import FAULT_LIST, Fault, FaultTime, read_faults
 NAMESPACE = "kube-system"
 NAME_PREFIX = "mindx-dl-deviceinfo-"
 LABELS = {"mx-consumer-cim": "true"}
-"""ClusterD and Volcano's plugin select the ConfigMap by this label (spec/node-agent.md §0.7)."""
+"""ClusterD and Volcano's plugin select the ConfigMap by this label (docs/spec/node-report.md#label-and-checkcode)."""
 
 DEVICE_INFO = "DeviceInfoCfg"
 SWITCH_INFO = "SwitchInfoCfg"
@@ -39,7 +40,7 @@ _DESCRIPTION_TEXT = (
     "The field[xxx.com/xxx] is sunset. Volcano has the ability to maintain the usage status of chips on its own, "
     "and can temporarily use this field by configuring the Volcano parameter 'self-maintain-available-card'"
 )
-"""The reference's text, verbatim (spec/baseline-device-plugin.md §3)."""
+"""The reference's text, verbatim (docs/spec/node-report.md#configmap)."""
 
 _UNHEALTHY = f"{RESOURCE}-Unhealthy"
 _NETWORK_UNHEALTHY = f"{RESOURCE}-NetworkUnhealthy"
@@ -48,13 +49,16 @@ _RECOVERING = f"{RESOURCE}-Recovering"
 _LATEST_S: Final = 253_402_300_799
 """The end of the year 9999. A later time can't be formatted; it was probably written in milliseconds."""
 
-# Go's json.Marshal escapes these characters, Python's encoders don't; the CheckCode covers Go's bytes (§5.3).
+# Go's json.Marshal escapes these characters, Python's encoders don't; the CheckCode covers Go's bytes
+# (docs/spec/node-report.md#checkcode).
 _GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _GO_ESCAPE_TABLE = str.maketrans(_GO_ESCAPES)
 
 
 class Upgrade(msgspec.Struct, frozen=True):
-    """Why the level of a chip is worse than that of its fault codes, as an entry of ``UpgradeFaultReason`` (§5.6).
+    """Why the level of a chip is worse than that of its fault codes, as an entry of ``UpgradeFaultReason``.
+
+    See docs/spec/node-report.md#upgradefaultreason.
 
     The order of the fields is that of the wire.
 
@@ -133,7 +137,10 @@ def node_name(config_map: str) -> str | None:
 
 
 def check_code(device_list: Mapping[str, str], update_time_s: int) -> str:
-    """SHA-256, lower-case hex, over Go's JSON of the inner object ``{"DeviceList":{…},"UpdateTime":n}`` (§5.3)."""
+    """SHA-256, lower-case hex, over Go's JSON of the inner object ``{"DeviceList":{…},"UpdateTime":n}``.
+
+    See docs/spec/node-report.md#checkcode.
+    """
     inner = _go_json(_DeviceInfo(dict(sorted(device_list.items())), update_time_s))
     return hashlib.sha256(inner.encode()).hexdigest()
 
@@ -143,7 +150,10 @@ def _go_json(value: object) -> str:
 
 
 def encode_report(report: DeviceReport) -> dict[str, str]:
-    """Encode a report as the ConfigMap's ``data`` (§5.1, §5.2)."""
+    """Encode a report as the ConfigMap's ``data``.
+
+    See docs/spec/node-report.md#configmap, docs/spec/node-report.md#deviceinfocfg.
+    """
     device_list = {
         RESOURCE: join_names_sorted(chip_ids(report.free)),
         FAULT_LIST: _go_json(report.faults),
@@ -164,7 +174,7 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
         DESCRIPTION: _DESCRIPTION_TEXT,
     }
     if report.has_switches:
-        # The reference writes this if it can't read the switches (§5.5).
+        # The reference writes this if it can't read the switches (docs/spec/node-report.md#switchinfocfg).
         data[SWITCH_INFO] = _go_json(_SwitchInfo())
     return data
 
@@ -173,7 +183,8 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
     """Decode a ConfigMap's ``data``, written by this project's device plugin or by the reference's.
 
     Without the upgrades: only the node's own plugin needs them (``read_upgrades``). Invalid entries are left out if
-    they don't exclude a chip: in the list of free chips, and in codes and times of faults (spec/scheduling.md §8.10).
+    they don't exclude a chip: in the list of free chips, and in codes and times of faults
+    (docs/spec/scheduling.md#malformed-input).
 
     Raises:
         InvalidReport: ``DeviceInfoCfg`` is missing or malformed, an entry of a list that excludes chips is invalid, or
@@ -209,13 +220,14 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
 def read_manually_separated(data: Mapping[str, str]) -> tuple[ChipSet, tuple[str, ...]]:
     """The chips separated manually, and the invalid entries.
 
-    People write this list by hand, and one invalid entry must not disable the others (spec/node-agent.md §4.8).
+    People write this list by hand, and one invalid entry must not disable the others
+    (docs/spec/faults.md#manual-separation).
     """
     return _read_names(data.get(MANUALLY_SEPARATED, ""))
 
 
 def read_upgrades(data: Mapping[str, str]) -> dict[int, tuple[Upgrade, ...]]:
-    """The upgrades in a ConfigMap's ``data``, by physical id (§5.6).
+    """The upgrades in a ConfigMap's ``data``, by physical id (docs/spec/node-report.md#upgradefaultreason).
 
     Raises:
         InvalidReport: they are malformed.

@@ -1,7 +1,9 @@
-"""The faults that a node reports for its chips: ``-Fault`` in its device-info ConfigMap (spec/node-agent.md §5.2).
+"""The faults that a node reports for its chips: ``-Fault`` in its device-info ConfigMap.
+
+See docs/spec/node-report.md#fault-entries.
 
 Chip and level of a fault decide on placement, so they must be valid; the other fields are for people, and invalid ones
-are left out (spec/scheduling.md §8.10).
+are left out (docs/spec/scheduling.md#malformed-input).
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +31,10 @@ class FaultTime(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """The faults of one chip in one domain (chip or network), as an entry of ``-Fault`` (§5.2); order is the wire's."""
+    """The faults of one chip in one domain (chip or network), as an entry of ``-Fault``; order is the wire's.
+
+    See docs/spec/node-report.md#fault-entries.
+    """
 
     fault_type: str
     npu_name: str
@@ -84,8 +89,8 @@ def read_faults(text: str) -> tuple[Fault, ...]:
 def read_pre_separate(faults: Iterable[Fault]) -> ChipSet:
     """The chips with a fault of level PreSeparateNPU: a pod that holds one keeps it, no new pod gets it.
 
-    The list of unhealthy chips contains them only while no pod holds them (§4.1). A network fault of that level does
-    not count.
+    The list of unhealthy chips contains them only while no pod holds them (docs/spec/faults.md#chip-health). A network
+    fault of that level does not count.
 
     Raises:
         InvalidReport: a fault of that level names no chip.

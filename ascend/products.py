@@ -1,7 +1,8 @@
 """The products: how many chips a server has, how they are linked, and which requests are valid.
 
 One table for both programs. The links between the chips decide which rule applies (``Family``); the table has
-everything else that a rule depends on (spec/scheduling.md §3.3, §3.4, §4).
+everything else that a rule depends on (docs/spec/products.md#policies-and-rules, docs/spec/products.md#valid-requests,
+docs/spec/products.md).
 """
 
 from dataclasses import dataclass, field
@@ -86,13 +87,16 @@ ASCEND_910A = Product(
     family=Family.RINGS,
     rings=_groups(8, 4),
     requests=(1, 2, 4, 8),
-    # Pods of a job of several pods take whole servers: seed 001, "Resource Application Constraints" 3 and 4.
+    # Pods of a job of several pods take whole servers: docs/spec/affinity-rules.md#single-pods-and-distributed-jobs.
     distributed_requests=(8,),
     node_types=("module",),
-    # The documents give this policy for 910A servers (spec/scheduling.md §3.3, "Surprise").
+    # The documents give this policy for 910A servers (docs/spec/products.md#the-policy-chip4-node8).
     policies=("chip4-node8",),
 )
-"""Atlas 800 (9000): 8 chips in two HCCS rings of 4 (seed 000, "Affinity Principles"; spec/scheduling.md §4.1)."""
+"""Atlas 800 (9000): 8 chips in two HCCS rings of 4.
+
+See docs/spec/affinity-rules.md#hccs-rings; docs/spec/products.md#910a-servers.
+"""
 
 ASCEND_910A_HALF = Product(
     name="910A-4",

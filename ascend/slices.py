@@ -1,8 +1,8 @@
 """How a pod's chips are distributed to its containers: how many chips the pod requests, and which container gets which.
 
 The allocator counts by this rule, the device plugin distributes by it. It follows the kubelet's device manager
-(spec/kubernetes.md §1.10): app containers and sidecars (restartable init containers) keep their chips for the lifetime
-of the pod; the chips of a regular init container are reused for the containers after it.
+(docs/spec/kubelet.md#containers-of-a-pod): app containers and sidecars (restartable init containers) keep their chips
+for the lifetime of the pod; the chips of a regular init container are reused for the containers after it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,7 +33,9 @@ class ContainerRequest(msgspec.Struct, frozen=True):
 
 
 def effective_request(requests: Iterable[ContainerRequest]) -> int:
-    """The number of chips a pod requests: the most that its containers need at one time (spec/kubernetes.md §1.10).
+    """The number of chips a pod requests: the most that its containers need at one time.
+
+    See docs/spec/kubelet.md#containers-of-a-pod.
 
     Args:
         requests: in the kubelet's order: init containers and sidecars as specified, then app containers.

@@ -1,4 +1,4 @@
-"""The device plugin's metrics (names: spec/field.md §6)."""
+"""The device plugin's metrics (names: docs/spec/kube-api.md#metric-names)."""
 
 from importlib.metadata import version
 

@@ -50,7 +50,9 @@ class ContainerSpec(msgspec.Struct, rename="camel", frozen=True):
 
     @property
     def extended_resources(self) -> dict[str, int]:
-        """The requested amount of every extended resource: its limit, which equals its request (kubernetes.md §1.6).
+        """The requested amount of every extended resource: its limit, which equals its request.
+
+        See docs/spec/kubelet.md#allocation.
 
         Raises:
             InvalidValue: a quantity is not a whole number.
@@ -98,7 +100,9 @@ class FullPod(KubeObject, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def requests(self) -> dict[str, int]:
-        """The requests of the whole pod: the maximum of each init container and what runs together (§1.10).
+        """The requests of the whole pod: the maximum of each init container and what runs together.
+
+        See docs/spec/kubelet.md#containers-of-a-pod.
 
         Raises:
             InvalidValue: a quantity is not a whole number.
@@ -137,7 +141,10 @@ ALL_OF_PODS = Resource(FullPod, "Pod", "api/v1", "pods", namespaced=True)
 
 
 def is_extended(resource: str) -> bool:
-    """Whether a resource is extended: it has a domain other than kubernetes.io, and no quota prefix (§1.3)."""
+    """Whether a resource is extended: it has a domain other than kubernetes.io, and no quota prefix.
+
+    See docs/spec/kubelet.md#extended-resource-names.
+    """
     domain, slash, name = resource.partition("/")
     own = domain == "kubernetes.io" or domain.endswith(".kubernetes.io") or resource.startswith("requests.")
     return bool(slash and domain and name) and not own

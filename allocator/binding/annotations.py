@@ -1,8 +1,8 @@
 """What is written on a pod in its Binding: its chips, the predicate time, and what others read of its job.
 
-The formats are the reference's (spec/scheduling.md §1.6). A pod that takes a whole node, or whose rank table is built
-by an operator, also gets ``AscendReal`` and the configuration, as in the reference. The device plugin writes both again
-at the hand-over: the same chips, with the addresses its driver knows.
+The formats are the reference's (docs/spec/scheduling.md#pod-annotations). A pod that takes a whole node, or whose rank
+table is built by an operator, also gets ``AscendReal`` and the configuration, as in the reference. The device plugin
+writes both again at the hand-over: the same chips, with the addresses its driver knows.
 
 Predicate times increase strictly, also across restarts and clock corrections: the device plugin hands pods of equal
 size their chips in this order, so no two may be equal.

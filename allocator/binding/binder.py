@@ -1,4 +1,4 @@
-"""Binds pods: one Binding assigns the node and writes the chips on the pod (design, decision 1).
+"""Binds pods: one Binding assigns the node and writes the chips on the pod (docs/architecture.md#decisions).
 
 Each pod is bound by one task, however many callers wait for it: a caller that gives up (a scheduler's timeout, a
 cancelled RPC) does not cancel the Binding, and a second caller gets the first one's result. If the answer to a Binding

@@ -1,11 +1,11 @@
 """Injects chips into Bindings that other schedulers post.
 
 The API server shows every Binding to the webhook before it carries it out. What the webhook adds is written on the pod
-in the same step, so it is as atomic as a Binding of the allocator itself (design, decision 1). Whether the Binding is
-then made is not reported: another webhook may deny it, the pod may be gone. So the chips stay reserved as those of a
-Binding of unknown outcome do (``Stage.DOUBTFUL``): until the watch shows the pod bound or deleted, and otherwise as
-long as the API server may take for a request. A repeated Binding to the same node gets the same chips; one to another
-node is refused during that time.
+in the same step, so it is as atomic as a Binding of the allocator itself (docs/architecture.md#decisions). Whether the
+Binding is then made is not reported: another webhook may deny it, the pod may be gone. So the chips stay reserved as
+those of a Binding of unknown outcome do (``Stage.DOUBTFUL``): until the watch shows the pod bound or deleted, and
+otherwise as long as the API server may take for a request. A repeated Binding to the same node gets the same chips; one
+to another node is refused during that time.
 """
 
 from collections.abc import Callable, Mapping

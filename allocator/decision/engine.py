@@ -332,7 +332,7 @@ class DecisionEngine:
         """Where a pod is placed if it should return to its node, which has its images and files.
 
         Its own previous node, else the best node that no pod of its job was on, else the best of all
-        (spec/scheduling.md §1.4, step 3). ``best`` is the best of all, and the answer without previous nodes.
+        (docs/spec/scheduling.md#previous-node). ``best`` is the best of all, and the answer without previous nodes.
         """
         index = self._cluster.index
         previous = self._cluster.previous.of(job.key) if self._cluster.previous is not None else {}

@@ -1,6 +1,6 @@
 """The rule for A3 servers: cards of two dies; a pod that requests more than one chip takes whole cards.
 
-spec/scheduling.md §4.4; docs/deviations.md lists the differences to the reference.
+docs/spec/products.md#a3-servers; docs/deviations.md lists the differences to the reference.
 """
 
 from functools import lru_cache

@@ -1,8 +1,10 @@
-"""Which product a node is, from its labels and the chips it reports (spec/node-agent.md §5.8, §3.3).
+"""Which product a node is, from its labels and the chips it reports.
+
+See docs/spec/node-report.md#node-labels, docs/spec/dcmi.md#chip-types.
 
 The label ``accelerator-type`` names the product. Without it, the device plugin's label ``servertype`` or the chip name
 gives the kind of chip, and the reported chips decide between the servers with that kind of chip. A node without any of
-these labels is a 910A server: there were no others when seed 000 was written.
+these labels is a 910A server: there were no others when docs/spec/affinity-rules.md was written.
 """
 
 import re
@@ -30,7 +32,7 @@ _BY_NODE_TYPE = {node_type: product for product in PRODUCTS.values() for node_ty
 def product_of_type(node_type: str) -> Product | None:
     """The product for a value of ``accelerator-type``; None if the value is unknown."""
     product = _BY_NODE_TYPE.get(node_type)
-    # Every value that contains "card" means servers with cards (spec/scheduling.md §3.3).
+    # Every value that contains "card" means servers with cards (docs/spec/products.md#policies-and-rules).
     return ASCEND_910_CARD if product is None and "card" in node_type else product
 
 

@@ -22,7 +22,7 @@ STATEFUL_SET: Final = "StatefulSet"
 SINGLE: Final = "Pod"
 
 OPERATOR: Final = "training.kubeflow.org/operator-name"
-"""A pod label: an operator builds the rank table of the pod's job (spec/scheduling.md §1.6)."""
+"""A pod label: an operator builds the rank table of the pod's job (docs/spec/scheduling.md#ranks)."""
 
 _VOLCANO_ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
 _COSCHEDULING_LABELS = (
@@ -80,7 +80,7 @@ class JobKey(msgspec.Struct, frozen=True, order=True):
 
 
 def find_job(pod: Pod) -> JobKey:
-    """The job a pod belongs to (spec/scheduling.md §1.1, §3.1)."""
+    """The job a pod belongs to (docs/spec/scheduling.md#session, docs/spec/scheduling.md#jobs-and-requests)."""
     metadata = pod.metadata
     for annotation in _VOLCANO_ANNOTATIONS:
         if name := metadata.annotations.get(annotation):
@@ -155,7 +155,7 @@ def stated_replicas(pod: Pod) -> int | None:
 
 
 def own_rank(pod: Pod) -> int | None:
-    """The rank that the pod itself has; None if its job has to assign one (spec/scheduling.md §1.6).
+    """The rank that the pod itself has; None if its job has to assign one (docs/spec/scheduling.md#ranks).
 
     In this order: the annotation, unless the pod has failed; the ordinal of a StatefulSet; the index of an Indexed Job
     or of a Volcano task, from a label, an annotation or the environment. Not a rank: the index within one of several
@@ -198,7 +198,10 @@ def filling_order(pod: Pod) -> tuple[bool, int, str, int, str]:
 
 
 def writes_rank(pod: Pod) -> bool:
-    """Whether the allocator has to write the rank on the pod, because nothing else does (spec/scheduling.md §1.6)."""
+    """Whether the allocator has to write the rank on the pod, because nothing else does.
+
+    See docs/spec/scheduling.md#ranks.
+    """
     metadata = pod.metadata
     if metadata.annotations.get(RANK):
         return False

@@ -1,7 +1,8 @@
 """Which products a pod's job is for: its node selector ``accelerator-type`` and its ``huawei.com/schedule_policy``.
 
-spec/scheduling.md §3.2, §3.3. In the reference these select the rule; here the node's product does, and these only
-restrict the nodes. What can't be satisfied is refused, not ignored.
+docs/spec/scheduling.md#labels-and-annotations-of-jobs, docs/spec/products.md#policies-and-rules. In the reference these
+select the rule; here the node's product does, and these only restrict the nodes. What can't be satisfied is refused,
+not ignored.
 
 All pods of a job of several pods are placed on servers of one product: chips of different products differ in speed,
 memory and network. On a cluster of several products such a job names its product, or an administrator names one for all
@@ -78,12 +79,15 @@ def one_product(job: str, named: frozenset[str] | None, there: Collection[str], 
 
 
 def avoids_sub_healthy(pod: Pod) -> bool:
-    """Whether a pod's job excludes sub-healthy nodes: every strategy but ``ignore`` does (spec/scheduling.md §1.3)."""
+    """Whether a pod's job excludes sub-healthy nodes: every strategy but ``ignore`` does.
+
+    See docs/spec/rescheduling.md#fault-predicate.
+    """
     return pod.metadata.labels.get(SUB_HEALTH_STRATEGY, "ignore") != "ignore"
 
 
 def wants_super_pod(pod: Pod) -> bool:
-    """Whether a pod's job requests blocks of nodes of one SuperPod (spec/scheduling.md §4.7)."""
+    """Whether a pod's job requests blocks of nodes of one SuperPod (docs/spec/superpod.md#which-jobs-have-blocks)."""
     annotations = pod.metadata.annotations
     return (
         _SUPER_POD_BLOCK in annotations

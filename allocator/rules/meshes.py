@@ -1,6 +1,6 @@
 """The rule for boards with meshes of 4 chips: up to 4 chips come from one mesh, a multiple of 4 takes whole meshes.
 
-Other numbers take any chips (spec/scheduling.md §4.5).
+Other numbers take any chips (docs/spec/products.md#meshes-of-four).
 """
 
 from functools import lru_cache

@@ -1,7 +1,7 @@
 """The rule for 910B servers with 16 chips: two rings of 8, in which chip i is linked with chip i+8.
 
-Up to 8 chips come from one ring; more are taken at the same positions of both rings (spec/scheduling.md §4.3).
-docs/deviations.md lists the differences to the reference.
+Up to 8 chips come from one ring; more are taken at the same positions of both rings
+(docs/spec/products.md#910b-with-16-chips). docs/deviations.md lists the differences to the reference.
 """
 
 from functools import lru_cache

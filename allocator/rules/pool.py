@@ -1,6 +1,6 @@
 """The rule for servers on which any chips fit: full mesh, single ring, cards without links.
 
-spec/scheduling.md §4.2.
+docs/spec/products.md#pools-of-chips.
 """
 
 from allocator.rules.placement import OrderKey, Placement, Rule

@@ -1,8 +1,8 @@
 """The rule for 910A servers, two HCCS rings of 4: whether a request fits on a set of free chips, how well, and where.
 
-Seed 000 "Affinity Principles"; spec/scheduling.md §4.1 (its tables of all 100 states are test cases). Up to 4 chips
-come from one ring; 8 chips take the whole server. The result depends on the free chips alone, so it is computed once
-for every set of a product (256 sets, 4 requests) and then looked up.
+docs/spec/affinity-rules.md#hccs-rings; docs/spec/products.md#910a-servers (its tables of all 100 states are test
+cases). Up to 4 chips come from one ring; 8 chips take the whole server. The result depends on the free chips alone, so
+it is computed once for every set of a product (256 sets, 4 requests) and then looked up.
 """
 
 from functools import lru_cache

@@ -76,7 +76,7 @@ Verdict: TypeAlias = Fit | Refusal
 
 _PREFERENCE: Final = {name: position for position, name in enumerate(PRODUCTS)}
 """The order of products for a request that fits on several: the first is 910A, whose rule the reference applies to a
-job that names no product (spec/scheduling.md §3.3)."""
+job that names no product (docs/spec/products.md#policies-and-rules)."""
 
 
 def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
@@ -97,7 +97,8 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     key = rule.key(placement, vacancy.healthy, vacancy.faulty)
     score = rule.score(product, placement, vacancy.healthy, vacancy.faulty)
     if vacancy.sub_healthy:
-        # It ranks after an equally good node; the reference subtracts one point (spec/scheduling.md §1.4).
+        # It ranks after an equally good node; the reference subtracts one point
+        # (docs/spec/scheduling.md#fault-penalty).
         score = max(score - 1, 0)
     # Keys of different products are not comparable. Between equal scores the healthier server wins.
     order = (_PREFERENCE[product.name], *key, vacancy.sub_healthy, -vacancy.healthy)

@@ -1,8 +1,8 @@
 """Which jobs are valid at all: used by the admission webhook, by gRPC's ValidateJob and by every decision.
 
-The numbers of chips that each product allows are in its table (``ascend.products``): spec/scheduling.md §3.4, and for
-910A the documents' stricter rule (seed 001, "Resource Application Constraints"): one pod of 1, 2, 4 or 8 chips, or N
-pods of 8.
+The numbers of chips that each product allows are in its table (``ascend.products``):
+docs/spec/products.md#valid-requests, and for 910A the documents' stricter rule
+(docs/spec/affinity-rules.md#valid-requests): one pod of 1, 2, 4 or 8 chips, or N pods of 8.
 """
 
 import functools
@@ -24,7 +24,7 @@ from ascend.slices import ContainerRequest, effective_request
 
 _CORES = "huawei.com/npu-core"
 _VNPU = re.compile(re.escape(RESOURCE) + r"-[0-9]+c.*|" + re.escape(_CORES))
-"""Resources that are vNPUs, parts of a chip: created beforehand, or on demand (spec/scheduling.md §5)."""
+"""Resources that are vNPUs, parts of a chip: created beforehand, or on demand (docs/spec/vnpu.md)."""
 
 
 class JobShape(msgspec.Struct, frozen=True):

@@ -1,4 +1,6 @@
-"""The front end for kube-scheduler: an extender with filter, preempt and bind (spec/kubernetes.md §3).
+"""The front end for kube-scheduler: an extender with filter, preempt and bind.
+
+See docs/spec/kube-api.md#scheduler-extender.
 
 kube-scheduler reads errors from the body only, so every answer to a call it may make is HTTP 200. Filter answers with
 one node, whose chips are reserved from that moment: there is nothing to score, and kube-scheduler filters the next pod

@@ -1,4 +1,6 @@
-"""Nodes indexed by what they have left, so that the best one is found without examining all (design, decision 4).
+"""Nodes indexed by what they have left, so that the best one is found without examining all.
+
+See docs/architecture.md#decisions.
 
 Nodes with equal vacancies share a bucket, and the verdict on a request is the same for a whole bucket. A change of a
 node moves it from one bucket to another; a ranking is updated only when it is used next.

@@ -141,7 +141,8 @@ class Job:
     def min_available(self) -> int:
         """How many pods must be placed together; 1 if each may be placed alone.
 
-        What the pods state counts only if their group does not require more than 1 (spec/scheduling.md §3.1).
+        What the pods state counts only if their group does not require more than 1
+        (docs/spec/scheduling.md#jobs-and-requests).
         """
         if self._group_minimum is not None and self._group_minimum > 1:
             return self._group_minimum
@@ -172,7 +173,7 @@ class Job:
         return Cooperation(least if least > 1 else None, least)
 
     def is_distributed_with(self, pod: Pod) -> bool:
-        """Whether it counts as distributed (spec/scheduling.md); it does if the number of its pods is unknown.
+        """Whether it counts as distributed (docs/spec/scheduling.md); it does if the number of its pods is unknown.
 
         A group with a minimum of 1 may be that of a single pod, so there the peers that exist decide.
         """
@@ -188,8 +189,9 @@ class Job:
     def vnpus_with(self, pod: Pod) -> int:
         """The number of vNPUs that its pods that have not ended request, this one included.
 
-        "Only one vNPU can be applied for by a training job" (seed 000): a pod that works alone is a training job of its
-        own, as for the number of chips; the pods of a StatefulSet are one job, because which of them serve is unknown.
+        A training job may request one vNPU (docs/spec/affinity-rules.md#one-vnpu-per-job): a pod that works alone is a
+        training job of its own, as for the number of chips; the pods of a StatefulSet are one job, because which of
+        them serve is unknown.
         """
         if not self.is_gang and works_alone(pod, self.key):
             return requested_vnpus(pod)

@@ -1,8 +1,8 @@
 """What one node has left, read from its object, its report and the pods on it: a vacancy, or why it can't be used.
 
-Free = reported - unhealthy - PreSeparateNPU - held by live pods - reserved (spec/scheduling.md §2.2). If something
-can't be read with certainty, the node is unusable and its chips don't count as free: a chip must never be assigned
-twice.
+Free = reported - unhealthy - PreSeparateNPU - held by live pods - reserved (docs/spec/scheduling.md#free-list). If
+something can't be read with certainty, the node is unusable and its chips don't count as free: a chip must never be
+assigned twice.
 """
 
 import functools
@@ -207,7 +207,7 @@ def judge_freshness(node: str, updated_s: int, now_s: float, max_age_s: float) -
         updated_s: when the report was written, Unix seconds; a device plugin writes 0 when it ends.
         now_s: the current time, Unix seconds.
         max_age_s: the greatest allowed age; a device plugin writes its report every five minutes
-            (spec/node-agent.md §0.6).
+            (docs/spec/node-report.md#freshness).
     """
     if updated_s == 0:
         return Refusal(
@@ -225,8 +225,8 @@ def judge_freshness(node: str, updated_s: int, now_s: float, max_age_s: float) -
 def read_holding(pod: Pod) -> Holding | None:
     """What a live bound pod holds of its node; None if it requests no chips, since the kubelet gives it none.
 
-    AscendReal counts, else the allocator's list (spec/node-agent.md §0.3). Until the device plugin has claimed the
-    pod, AscendReal can only come from its author, so the allocator's list counts in addition.
+    AscendReal counts, else the allocator's list (docs/spec/node-report.md#chips-in-use). Until the device plugin has
+    claimed the pod, AscendReal can only come from its author, so the allocator's list counts in addition.
     """
     counted = counted_chips(pod)
     if not counted:
@@ -291,7 +291,10 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
 
 
 def _health(record: NodeRecord, server: Server, report: NodeReport) -> NodeHealth | Refusal:
-    """The health of the node as a whole: the worst that any source reports (spec/scheduling.md §1.3, §2.3)."""
+    """The health of the node as a whole: the worst that any source reports.
+
+    See docs/spec/scheduling.md#node-filter, docs/spec/scheduling.md#node-state.
+    """
     if isinstance(record.health, Refusal):
         return record.health
     worst = max(record.health, server.health, report.health)

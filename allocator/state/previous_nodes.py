@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from allocator.rules.job import JobKey
 
 TTL_S = 72 * 3600.0
-"""A job is dropped if none of its pods was bound for this time, as in the reference (spec/superpod.md §2.8)."""
+"""A job is dropped if none of its pods was bound for this time, as in the reference.
+
+See docs/spec/rescheduling.md#previous-nodes.
+"""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """Reads what a node's agents report: its device plugin about the chips, NodeD about the node as a whole.
 
 The device plugin writes the ConfigMap ``kube-system/mindx-dl-deviceinfo-<node>``, NodeD writes
-``mindx-dl/mindx-dl-nodeinfo-<node>`` (spec/scheduling.md §2.1, §2.3; spec/superpod.md §2.1). Both have a CheckCode,
-the SHA-256 of their content; a report with a wrong one is rejected.
+``mindx-dl/mindx-dl-nodeinfo-<node>`` (docs/spec/scheduling.md#configmaps, docs/spec/scheduling.md#node-state;
+docs/spec/rescheduling.md#fault-inputs). Both have a CheckCode, the SHA-256 of their content; a report with a wrong one
+is rejected.
 """
 
 import hashlib

@@ -1,7 +1,8 @@
 """A client of the API server: raw JSON over aiohttp, decoded into slim objects.
 
 In contrast to the official library's client it has specific exceptions, client-side timeouts for every request, one
-retry with fresh credentials after 401, and decodes without models (spec/field.md §3b; spec/kubernetes.md §8).
+retry with fresh credentials after 401, and decodes without models (docs/spec/kube-api.md#client-cost;
+docs/spec/kube-api.md#watches).
 """
 
 import math
@@ -325,7 +326,7 @@ class KubeClient:
         annotations: Mapping[str, str],
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
-        """Bind a pod to a node and annotate it, in one transaction of the API server (design, decision 1).
+        """Bind a pod to a node and annotate it, in one transaction of the API server (docs/architecture.md#decisions).
 
         The timeout applies in the server as well: a Binding that it has not made by then is not made later.
 

@@ -1,7 +1,8 @@
 """Slim types for Kubernetes objects, with only the fields that the programs read.
 
-Decoding into them is about a hundred times faster than into the client library's models (spec/field.md §3b). The
-fields they leave out can't be lost, because the programs never write a whole object back.
+Decoding into them is about a hundred times faster than into the client library's models
+(docs/spec/kube-api.md#client-cost). The fields they leave out can't be lost, because the programs never write a whole
+object back.
 """
 
 from collections.abc import Iterator
@@ -187,7 +188,10 @@ class Pod(KubeObject, frozen=True, kw_only=True):
 
     @property
     def is_live(self) -> bool:
-        """Whether it is not finished: its containers may run, so it keeps its chips (seed 002, step 1)."""
+        """Whether it is not finished: its containers may run, so it keeps its chips.
+
+        See docs/spec/affinity-rules.md#free-chips.
+        """
         return self.status.phase not in {"Succeeded", "Failed"}
 
     @property

@@ -1,4 +1,4 @@
-"""Watches the site's fault rules: ConfigMap ``kube-system/mindx-dl-fault-config`` (spec/node-agent.md §4.2)."""
+"""Watches the site's fault rules: ConfigMap ``kube-system/mindx-dl-fault-config`` (docs/spec/faults.md#fault-rules)."""
 
 import asyncio
 from collections.abc import Callable

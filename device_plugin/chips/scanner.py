@@ -26,7 +26,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 CONFIRM_S = 0.3
 """Seconds after a recover event until its chip is read, before its hold has passed: another fault with the same code
-may still be present (spec/node-agent.md §4.5). The delay lets the driver's error list catch up with its event."""
+may still be present (docs/spec/faults.md#fault-events). The delay lets the driver's error list catch up with its
+event."""
 
 NOT_READ = "not read yet"
 

@@ -10,7 +10,10 @@ from typing import Literal, Protocol, TypeAlias
 from ascend.annotations import UNKNOWN, ChipAddress
 
 ChipType: TypeAlias = Literal["Ascend910", "Ascend910B", "Ascend910A3"]
-"""910A, 910B and 910C (A3): the first half of the node label ``servertype`` (spec/node-agent.md §3.3, §5.8)."""
+"""910A, 910B and 910C (A3): the first half of the node label ``servertype``.
+
+See docs/spec/dcmi.md#chip-types, docs/spec/node-report.md#node-labels.
+"""
 
 Assertion: TypeAlias = Literal["recover", "occur", "once"]
 
@@ -86,7 +89,7 @@ class ChipState:
 
     Attributes:
         codes: the fault codes present, chip and network alike; None if this driver reports faults by events only.
-        dropped: whether the chip no longer answers ("card drop", spec/node-agent.md §4.5).
+        dropped: whether the chip no longer answers ("card drop", docs/spec/faults.md#card-drop).
         link_up: whether its network port has a link; None if unknown.
     """
 

@@ -1,7 +1,8 @@
 """Tracks which faults a chip has: events take effect at once, readings correct them.
 
 A reading shows the chip as it was when the reading started. It finds faults whose start or end no event announced, but
-it does not undo an event that was received after it started (spec/node-agent.md §4.5, spec/field.md §2a).
+it does not undo an event that was received after it started (docs/spec/faults.md#fault-events,
+docs/spec/faults.md#readings-and-events).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -136,7 +137,8 @@ class ActiveFaults:
         for code in sorted(codes):
             if not self.is_present(code) and not self._events.get(code, (0.0, False))[1]:
                 self._link_found |= code == LINK_DOWN
-                # One of several faults with this code is over, another is still reported: not a new fault (§4.5).
+                # One of several faults with this code is over, another is still reported: not a new fault
+                # (docs/spec/faults.md#network-link).
                 still = self._unconfirmed.pop(code, None)
                 counts = self.read_s is not None and code not in self._transient and still is None
                 self._present.setdefault(code, still or at)

@@ -1,4 +1,4 @@
-"""Filters out bus errors that a double-bit error of the chip's memory caused (spec/node-agent.md §4.4).
+"""Filters out bus errors that a double-bit error of the chip's memory caused (docs/spec/faults.md#duration-rule).
 
 If the site has a duration rule for the memory error, a bus error is held back for ``HOLD_S`` and dropped if the memory
 error occurred within that time of it, before or after.
@@ -13,7 +13,7 @@ from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.levels import BUS_ERRORS, HBM_DOUBLE_BIT
 
 HOLD_S = 5.0
-"""How long a bus error is held back, and how close the memory error must be (spec/node-agent.md §4.4)."""
+"""How long a bus error is held back, and how close the memory error must be (docs/spec/faults.md#duration-rule)."""
 
 
 class BusErrorFilter:

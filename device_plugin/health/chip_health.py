@@ -203,7 +203,10 @@ class ChipHealth:
         return own, network
 
     def _record(self, code: int, upgrade: tuple[Level, int] | None, rules: FaultRules) -> FaultRecord:
-        """Return a fault as reported: if a rule raised it, with the rule's level and time (§5.2)."""
+        """Return a fault as reported: if a rule raised it, with the rule's level and time.
+
+        See docs/spec/node-report.md#fault-entries.
+        """
         since = self._faults.codes.get(code)
         level, since_ms = Level.NORMAL, 0
         if since is not None:

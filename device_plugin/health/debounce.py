@@ -1,4 +1,7 @@
-"""The duration rule: a fault counts once it has lasted, and ends once it has been clear for long enough (§4.4)."""
+"""The duration rule: a fault counts once it has lasted, and ends once it has been clear for long enough.
+
+See docs/spec/faults.md#duration-rule.
+"""
 
 import math
 
@@ -9,7 +12,7 @@ from device_plugin.health.snapshot import Moment
 class Debounce:
     """One fault of one chip under one duration rule.
 
-    Both times must be *exceeded* (spec/node-agent.md §4.4).
+    Both times must be *exceeded* (docs/spec/faults.md#duration-rule).
 
     Args:
         rule: the rule.

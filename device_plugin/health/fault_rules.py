@@ -2,7 +2,7 @@
 
 They are read from the ConfigMap ``kube-system/mindx-dl-fault-config``, entry by entry: an invalid entry is refused with
 a sentence, the others apply. The defaults have the same form and are shipped beside this module
-(spec/node-agent.md §4.2).
+(docs/spec/faults.md#fault-rules).
 """
 
 import functools
@@ -20,7 +20,7 @@ from device_plugin.health.levels import NETWORK_CODES, Level, level_of_unknown
 
 @dataclass(frozen=True, slots=True)
 class FrequencyRule:
-    """Raises a fault that occurs too often (spec/node-agent.md §4.3).
+    """Raises a fault that occurs too often (docs/spec/faults.md#frequency-rule).
 
     Attributes:
         code: the fault.
@@ -39,7 +39,7 @@ class FrequencyRule:
 
 @dataclass(frozen=True, slots=True)
 class DurationRule:
-    """Raises a fault that lasts too long (spec/node-agent.md §4.4).
+    """Raises a fault that lasts too long (docs/spec/faults.md#duration-rule).
 
     Attributes:
         code: the fault.
@@ -84,7 +84,10 @@ class FaultRules:
         return level if level is not None else level_of_unknown(code, severity)
 
     def spell(self, code: int) -> str:
-        """Spell a code as reports do: upper-case hex, leading zeros as configured (spec/node-agent.md §5.2)."""
+        """Spell a code as reports do: upper-case hex, leading zeros as configured.
+
+        See docs/spec/node-report.md#device-list.
+        """
         return self.spellings.get(code) or f"{code:X}"
 
 
@@ -115,7 +118,10 @@ _NETWORK_LISTS = {
     "SeparateNPUNetworkCodes": Level.SEPARATE,
 }
 _IN_NETWORK = frozenset(_NETWORK_LISTS.values())
-"""The levels a network code can have; listed at another level it gets NotHandleFault (spec/node-agent.md §4.2)."""
+"""The levels a network code can have; listed at another level it gets NotHandleFault.
+
+See docs/spec/faults.md#fault-rules.
+"""
 
 _CODE = re.compile(r"(?:0[xX])?([0-9A-Fa-f]{1,16})")
 _SECONDS = re.compile(r"[0-9]{1,9}")

@@ -1,4 +1,7 @@
-"""The frequency rule: a fault that occurs too often is raised until it has been clear for long enough (§4.3)."""
+"""The frequency rule: a fault that occurs too often is raised until it has been clear for long enough.
+
+See docs/spec/faults.md#frequency-rule.
+"""
 
 import math
 from collections import deque
@@ -9,7 +12,7 @@ from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Moment
 
 MAX_TIMES = 100
-"""The highest number of occurrences a rule can count (spec/node-agent.md §4.2)."""
+"""The highest number of occurrences a rule can count (docs/spec/faults.md#rules-of-faultcustomizationjson)."""
 
 
 class Counter:

@@ -15,11 +15,14 @@ HOLD_LIMIT_S = 300.0
 """The longest time a recovered chip is held back."""
 
 ReadmissionPolicy: TypeAlias = Literal["automatic", "manual"]
-"""Who puts a chip back into use once its faults have cleared (``autoStowing``, spec/node-agent.md §5.7)."""
+"""Who puts a chip back into use once its faults have cleared.
+
+``autoStowing``, docs/spec/node-report.md#writing-the-report.
+"""
 
 
 class HealthBook:
-    """The health of the node's chips (spec/node-agent.md §4). It has no clock: every call passes the time.
+    """The health of the node's chips (docs/spec/faults.md). It has no clock: every call passes the time.
 
     A fault takes effect at once, whether an event or a reading reports it. Its end takes effect once the chip has been
     without faults for its hold time, which doubles with each relapse.
@@ -78,7 +81,7 @@ class HealthBook:
 
         Args:
             manually_separated: chips that are separated, with or without a reason. Reasons of manual separation of
-                other chips are dropped, because an operator released these (spec/node-agent.md §4.8, §8.13).
+                other chips are dropped, because an operator released these (docs/spec/faults.md#manual-separation).
             reasons: why faults were raised, by physical id.
             awaiting: chips that awaited readmission.
             network_awaiting: chips whose network port awaited readmission.

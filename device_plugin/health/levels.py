@@ -5,29 +5,32 @@ import enum
 from ascend.errors import InvalidValue
 
 CARD_DROP = 0x40F84E00
-"""The chip does not answer any more (spec/node-agent.md §4.1)."""
+"""The chip does not answer any more (docs/spec/faults.md#codes)."""
 
 RESET_FINISHED = 0x8C2FA009
-"""The chip was reset, which may have cleared any of its faults (spec/node-agent.md §4.1)."""
+"""The chip was reset, which may have cleared any of its faults (docs/spec/faults.md#levels)."""
 
 LINK_DOWN = 0x81078603
-"""The chip's network port has no link (spec/node-agent.md §4.1)."""
+"""The chip's network port has no link (docs/spec/faults.md#codes)."""
 
 NETWORK_CODES = frozenset({LINK_DOWN, 0x81078607, 0x110000002, 0x110001024})
-"""Faults of a chip's network port; all others are the chip's own (spec/node-agent.md §4.1)."""
+"""Faults of a chip's network port; all others are the chip's own (docs/spec/faults.md#codes)."""
 
 HBM_DOUBLE_BIT = 0x80E01801
-"""An uncorrectable (double-bit) error of the chip's memory (spec/node-agent.md §4.4)."""
+"""An uncorrectable (double-bit) error of the chip's memory (docs/spec/faults.md#bus-errors-after-memory-errors)."""
 
 BUS_ERRORS = frozenset({0x80C98009, 0x80CB8009})
-"""Bus errors of the AI cores, cube and vector; ``HBM_DOUBLE_BIT`` can cause them (spec/node-agent.md §4.4)."""
+"""Bus errors of the AI cores, cube and vector; ``HBM_DOUBLE_BIT`` can cause them.
+
+See docs/spec/faults.md#bus-errors-after-memory-errors.
+"""
 
 MAJOR = 2
 """The lowest severity that the driver ranks above "suggestion" and "minor"."""
 
 
 class Level(enum.IntEnum):
-    """How a fault has to be handled, in ascending order of seriousness (spec/node-agent.md §4.1)."""
+    """How a fault has to be handled, in ascending order of seriousness (docs/spec/faults.md#levels)."""
 
     NORMAL = 0
     NOT_HANDLE = 1
@@ -59,17 +62,17 @@ class Level(enum.IntEnum):
 
     @property
     def bars_use(self) -> bool:
-        """Whether a chip with this level is unhealthy even while a pod uses it (spec/node-agent.md §4.1)."""
+        """Whether a chip with this level is unhealthy even while a pod uses it (docs/spec/faults.md#chip-health)."""
         return self > Level.SUB_HEALTH and self is not Level.PRE_SEPARATE
 
     @property
     def bars_new_use(self) -> bool:
-        """Whether a chip with this level is unhealthy as soon as no pod uses it (spec/node-agent.md §4.1)."""
+        """Whether a chip with this level is unhealthy as soon as no pod uses it (docs/spec/faults.md#chip-health)."""
         return self > Level.SUB_HEALTH
 
     @property
     def bars_network(self) -> bool:
-        """Whether a network port with this level is unhealthy; sub-health is enough (spec/node-agent.md §4.1)."""
+        """Whether a network port with this level is unhealthy; sub-health is enough (docs/spec/faults.md#levels)."""
         return self > Level.NOT_HANDLE
 
 
@@ -92,7 +95,7 @@ def level_of_unknown(code: int, severity: int | None) -> Level:
     """Return the level of a code that no table lists.
 
     An unknown code counts as harmless only if the driver's event said so; a code found by polling has no severity
-    (spec/node-agent.md §4.1, and §8.14 for how the reference handles it).
+    (docs/spec/faults.md#unknown-codes for how the reference handles it).
 
     Args:
         code: as the driver reports it.

@@ -50,7 +50,9 @@ class FaultRecord:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeReason:
-    """Why a fault is more serious than its code; survives a restart of the plugin (spec/node-agent.md §5.6).
+    """Why a fault is more serious than its code; survives a restart of the plugin.
+
+    See docs/spec/node-report.md#upgradefaultreason.
 
     Attributes:
         code: as the driver reports it; ``NO_CODE`` if an operator separated the chip.
@@ -107,7 +109,8 @@ class Snapshot:
     Attributes:
         server: the server as last discovered.
         chips: the chips this plugin advertises, by ascending physical id; one that is no longer discovered stays, as
-            unhealthy, because the kubelet gets no health update for a device that vanishes (spec/kubernetes.md §1.5).
+            unhealthy, because the kubelet gets no health update for a device that vanishes
+            (docs/spec/kubelet.md#listandwatch).
         manually_separated: chips out of use until an operator puts them back, discovered here or not.
         upgrade_reasons: why faults are more serious than their codes, by physical id; only chips that have a reason.
         awaiting_readmission: chips without faults that an operator has to readmit.

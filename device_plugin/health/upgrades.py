@@ -15,7 +15,7 @@ class Upgrades:
     """The faults of one chip that rules raised to a higher level.
 
     For a code with duration rules the frequency rules count the alarms of the duration rule with the shortest time
-    (spec/node-agent.md §4.3).
+    (docs/spec/faults.md#frequency-rule).
     """
 
     __slots__ = ("_counters", "_debounces")

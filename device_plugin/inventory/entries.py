@@ -25,7 +25,7 @@ _SUFFIXES = {
     "vir10_4c_16g_m": "10c.4cpu.16g.dvpp",
     "vir12_3c_32g": "12c.3cpu.32g",
 }
-"""By template of a virtual NPU, the part of its name (spec/node-agent.md §3.5)."""
+"""By template of a virtual NPU, the part of its name (docs/spec/vnpu.md#names-and-templates)."""
 
 
 class ChipEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -136,7 +136,7 @@ def scan_entry(scan: Scan) -> ScanEntry:
 
 
 def virtual_name(vnpu: VirtualNpu) -> str:
-    """Return the name of a virtual NPU, such as ``Ascend910-2c-100-1`` (spec/node-agent.md §3.5)."""
+    """Return the name of a virtual NPU, such as ``Ascend910-2c-100-1`` (docs/spec/vnpu.md#names-and-templates)."""
     suffix = _SUFFIXES.get(vnpu.template, vnpu.template or "unknown")
     return f"Ascend910-{suffix}-{vnpu.vdev_id}-{vnpu.phy_id}"
 

@@ -7,7 +7,7 @@ import grpc
 from ascend.errors import Unreachable
 
 CHANNEL_OPTIONS = (
-    # Some kubelets refuse a percent-encoded path as authority (spec/kubernetes.md §8.3).
+    # Some kubelets refuse a percent-encoded path as authority (docs/spec/kube-api.md#grpc-over-unix-sockets).
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
     # Otherwise all channels to one address share a connection, and its pause of a second after it was refused, until

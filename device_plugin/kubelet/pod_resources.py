@@ -1,4 +1,7 @@
-"""Reads the kubelet's ledger: which pod holds which device ids (pod-resources v1; spec/kubernetes.md §2)."""
+"""Reads the kubelet's ledger: which pod holds which device ids.
+
+Pod-resources v1; docs/spec/kubelet.md#pod-resources-api.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,8 @@
 """Lists the kubelet's own pods (``/pods`` on its port).
 
-The kubelet adds a pod to that list right before it admits it, one at a time (spec/test-cluster.md §4). Rights: ``get``
-on ``nodes/proxy``, or on ``nodes/pods`` with the kubelet's fine-grained authorisation.
+The kubelet adds a pod to that list right before it admits it, one at a time
+(docs/spec/kubelet.md#which-pod-is-being-admitted). Rights: ``get`` on ``nodes/proxy``, or on ``nodes/pods`` with the
+kubelet's fine-grained authorisation.
 """
 
 import ssl

@@ -1,12 +1,13 @@
 """Which pod an admission call is about, and whether that pod may have the chips written on it.
 
-The kubelet's calls carry no identity (spec/kubernetes.md §1.6). Design, decision 2: of the pods on this node whose next
-container requests as many chips as the call, a single one is it; of several, the kubelet's own list decides. The
-kubelet admits one pod at a time, in the order in which the watch shows them to it and to us, and lists a pod right
-before it admits it. So the pod under admission is the listed one that came last: those before it are done, even if they
-still look pending because the kubelet rejected them without calling us and the API server does not know yet. If the
-kubelet can't be asked, it is a pod that has some of its chips already, because the calls for its containers follow each
-other directly; otherwise the documented rule decides: the smallest predicate-time (seed 002, last step).
+The kubelet's calls carry no identity (docs/spec/kubelet.md#allocation). The rule (docs/architecture.md#decisions): of
+the pods on this node whose next container requests as many chips as the call, a single one is it; of several, the
+kubelet's own list decides. The kubelet admits one pod at a time, in the order in which the watch shows them to it and
+to us, and lists a pod right before it admits it. So the pod under admission is the listed one that came last: those
+before it are done, even if they still look pending because the kubelet rejected them without calling us and the API
+server does not know yet. If the kubelet can't be asked, it is a pod that has some of its chips already, because the
+calls for its containers follow each other directly; otherwise the documented rule decides: the smallest predicate-time
+(docs/spec/affinity-rules.md#which-pod-is-served).
 
 Pods without a usable annotation are candidates too: without them, another pod's chips would be given for their call.
 """
@@ -143,7 +144,7 @@ class UnofferedChips:
     """The chips of a pod that the kubelet did not offer in its last GetPreferredAllocation call.
 
     After a restart the kubelet counts the chips of ended pods as used until it has admitted the pods it found
-    (spec/kubernetes.md §1.6 "Freed devices"). If a found pod got such a chip all the same, the kubelet's ledger would
+    (docs/spec/kubelet.md#freed-devices). If a found pod got such a chip all the same, the kubelet's ledger would
     have another one for as long as the pod lives, and no other pod could use either of them. So the pod is refused: its
     controller creates a new one, which comes after the chip is freed.
 

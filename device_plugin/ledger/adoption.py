@@ -2,7 +2,7 @@
 
 A pod's author can forge annotations but not the kubelet's ledger. The ledger does not show which chips were written on
 the pod, if the kubelet did not follow the preferred allocation, nor what regular init containers hold
-(spec/kubernetes.md §2).
+(docs/spec/kubelet.md#pod-resources-api).
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ def is_its_own(pod: NodePod, held: Mapping[str, tuple[int, ...]], *, admitted: b
 
 
 def without_chips(pod: NodePod, held: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return an admitted pod's containers that request chips but have none (spec/kubernetes.md §1.6, "silent skip")."""
+    """Return an admitted pod's containers that request chips but have none (docs/spec/kubelet.md#silent-skip)."""
     return [ask.container for ask in pod.container_requests if ask.keeps and ask.container not in held]
 
 

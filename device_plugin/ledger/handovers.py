@@ -145,8 +145,8 @@ class HandOvers:
 def used_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
     """Return the chips that are taken: given to a pod, or written on a live pod that requests chips.
 
-    A chip is used as soon as Allocate has granted it (in spec/node-agent.md §5.4 only once the pod's annotation is
-    written, which leaves a gap).
+    A chip is used as soon as Allocate has granted it (in docs/spec/node-report.md#used-chips only once the pod's
+    annotation is written, which leaves a gap).
     """
     used = _given(handovers)
     for pod in pods:
@@ -159,7 +159,7 @@ def running_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
     """Return the chips that pods run with or are about to: given to a pod, or claimed before the ledger was rebuilt.
 
     A pod that is only bound has its chips written on it but does not have them yet: a fault that bars new use
-    (spec/node-agent.md §4.1) bars them to it.
+    (docs/spec/faults.md#chip-health) bars them to it.
     """
     running = _given(handovers)
     for pod in pods:

@@ -92,7 +92,10 @@ class AdmissionMatcher:
         self._unoffered.begin()
 
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> list[str]:
-        """Return the preferred device ids for the container under admission; empty if in doubt (design, decision 2)."""
+        """Return the preferred device ids for the container under admission; empty if in doubt.
+
+        See docs/architecture.md#decisions.
+        """
         self._preferred = None
         self._unoffered.note(())
         if count <= 0:

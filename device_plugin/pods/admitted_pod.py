@@ -1,4 +1,7 @@
-"""Finds the container under admission; the kubelet's calls name no pod (design, decision 2; ledger/admission.py)."""
+"""Finds the container under admission; the kubelet's calls name no pod.
+
+See docs/architecture.md#decisions; ledger/admission.py.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence

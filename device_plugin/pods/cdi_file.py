@@ -1,7 +1,8 @@
 """Keeps the node's CDI file up to date, which container runtimes use to resolve the names that Allocate answers.
 
 The file is never removed: a container that is restarted uses the names it got first, also while the plugin is away or
-being replaced (spec/kubernetes.md §1.9). For the same reason the names of chips that are gone stay in it.
+being replaced (docs/spec/kubelet.md#using-the-response). For the same reason the names of chips that are gone stay in
+it.
 """
 
 import contextlib

@@ -25,7 +25,9 @@ takes the event loop as long as the answer itself."""
 
 
 def claim_annotations(handover: HandOver, snapshot: Snapshot | None, *, pod_name: str, host_ip: str) -> dict[str, str]:
-    """Return the annotations of a pod with chips (spec/node-agent.md §0.3; spec/baseline-device-plugin.md §3.6).
+    """Return the annotations of a pod with chips.
+
+    See docs/spec/node-report.md#chips-in-use; docs/spec/hand-over.md#annotations-of-a-pod-with-chips.
 
     Args:
         handover: the pod and its chips.

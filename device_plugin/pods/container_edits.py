@@ -2,10 +2,11 @@
 
 ``runtime``: environment variables for ascend-docker-runtime, which mounts the chips itself; ``devices``: plain device
 nodes, for any runtime; ``both``: both, which works with either; ``cdi``: names of CDI devices, which the container
-runtime looks up in a file that the plugin writes (spec/node-agent.md §3.6, §6.6; spec/field.md §6).
+runtime looks up in a file that the plugin writes (docs/spec/hand-over.md#device-nodes,
+docs/spec/hand-over.md#container-response; docs/spec/kube-api.md#metric-names).
 
 The kubelet stores the answer and uses it again at every restart of the container, also after an upgrade of the plugin
-(spec/kubernetes.md §1.9): so nothing in it may change between two starts of the node or the plugin.
+(docs/spec/kubelet.md#using-the-response): so nothing in it may change between two starts of the node or the plugin.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,10 @@ VISIBLE_DEVICES = "ASCEND_VISIBLE_DEVICES"
 RUNTIME_OPTIONS = "ASCEND_RUNTIME_OPTIONS"
 
 RUNTIME_MARK = "ASCEND_DOCKER_RUNTIME"
-"""ascend-docker-runtime sets it to ``True`` in the plugin's own container (spec/node-agent.md §1)."""
+"""ascend-docker-runtime sets it to ``True`` in the plugin's own container.
+
+See docs/spec/hand-over.md#container-response.
+"""
 
 MANAGER_NODE = "davinci_manager"
 """The device node that every container with chips needs."""

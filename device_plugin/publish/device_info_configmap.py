@@ -32,7 +32,7 @@ REMEMBERED = 8
 
 SIGNATURE = {"ascend-affinity.io/written-by": "ascend-device-plugin"}
 """An annotation on the ConfigMap. The reference plugin removes it when it writes; its reports are not trusted as ours,
-because it calls unknown codes found by polling harmless (spec/node-agent.md §8.14)."""
+because it calls unknown codes found by polling harmless (docs/spec/faults.md#unknown-codes)."""
 
 OnEdit = Callable[[ChipSet, ChipSet], None]
 """Receives the chips an operator added to ManuallySeparateNPU, and those removed."""

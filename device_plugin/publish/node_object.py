@@ -1,7 +1,7 @@
 """The node's own object: labels that people select on, and annotations that other programs read.
 
-All but ``servertype`` are facts of the driver (spec/node-agent.md §5.8). A label is only set, never removed: pods that
-select on it would be killed when their kubelet restarts (spec/kubernetes.md §1.13).
+All but ``servertype`` are facts of the driver (docs/spec/node-report.md#node-labels). A label is only set, never
+removed: pods that select on it would be killed when their kubelet restarts (docs/spec/kubelet.md#restarts).
 """
 
 import asyncio
@@ -68,7 +68,10 @@ def node_labels(server: Inventory) -> tuple[dict[str, str], list[str]]:
 
 
 def node_annotations(snapshot: Snapshot) -> dict[str, str]:
-    """Return the annotations (spec/node-agent.md §0.2, §5.8)."""
+    """Return the annotations.
+
+    See docs/spec/node-report.md#annotation-basedeviceinfos, docs/spec/node-report.md#node-annotations.
+    """
     return {
         BASE_DEVICE_INFOS: write_base_device_infos({chip.chip_id: chip.facts.address for chip in snapshot.chips}),
         SUPER_POD_ID: str(snapshot.server.super_pod_id),

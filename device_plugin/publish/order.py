@@ -1,7 +1,8 @@
 """Decides who learns of a change first: the kubelet (ListAndWatch) or the readers of the report.
 
 The report must never list more free chips than the kubelet offers: Volcano refuses such a node as "not stable"
-(spec/node-agent.md §0.4), and a scheduler that relies on the report would still allocate a faulty chip. So:
+(docs/spec/node-report.md#stable-device-count), and a scheduler that relies on the report would still allocate a faulty
+chip. So:
 
 1. A chip that becomes unhealthy goes into the report first, and into the kubelet's list after that.
 2. A chip that becomes healthy goes into the kubelet's list first, and the report lists it as free once the kubelet has

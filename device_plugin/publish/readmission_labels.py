@@ -1,7 +1,7 @@
 """Recovered chips that await readmission, as labels on the Node (setting ``readmission: manual``).
 
 The labels list the waiting ids, joined by dots. An operator readmits a chip by removing its id, or the whole label
-(MindCluster's ``autoStowing=false``, spec/node-agent.md §5.7).
+(MindCluster's ``autoStowing=false``, docs/spec/node-report.md#writing-the-report).
 """
 
 import asyncio

@@ -11,7 +11,7 @@ from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import NO_CODE, Chip, FaultRecord, Snapshot, UpgradeKind, UpgradeReason
 
 AUTOFILL_CODE = "AutofillFaultCode"
-"""Stands for the fault of a chip that an operator separated without one (spec/node-agent.md §4.8)."""
+"""Stands for the fault of a chip that an operator separated without one (docs/spec/faults.md#manual-separation)."""
 
 MAX_CODE_DIGITS = 16
 
@@ -22,7 +22,9 @@ _HARMLESS = Level.NOT_HANDLE.wire
 
 
 def make_report(snapshot: Snapshot, update_time_s: int) -> DeviceReport:
-    """Make the report: free is healthy and not used (seed 002, step 1; spec/node-agent.md §5.2).
+    """Make the report: free is healthy and not used.
+
+    See docs/spec/affinity-rules.md#free-chips; docs/spec/node-report.md#fault-entries.
 
     Args:
         snapshot: the node's chips.
@@ -50,7 +52,10 @@ def _upgrade(reason: UpgradeReason) -> Upgrade:
 
 
 def _faults(chip: Chip) -> Iterator[Fault]:
-    """Return one entry per domain that has codes or is unhealthy, the network's first (spec/node-agent.md §5.2)."""
+    """Return one entry per domain that has codes or is unhealthy, the network's first.
+
+    See docs/spec/node-report.md#fault-entries.
+    """
     # The level shows that a chip must not be used even if there is no code: a silent driver, a recovering chip.
     if chip.network_faults or not chip.network_healthy:
         level = chip.network_level

@@ -1,7 +1,7 @@
 """Publishes what the node reports about its chips: its ConfigMap, and the annotations and labels of its Node.
 
 Written when the content changes, at most once a second, and at least every five minutes, because readers take an older
-report for that of a dead plugin (spec/node-agent.md §0.6). ``order.py`` has the rule for report and kubelet.
+report for that of a dead plugin (docs/spec/node-report.md#freshness). ``order.py`` has the rule for report and kubelet.
 """
 
 import asyncio

@@ -9,10 +9,10 @@ One loop, one registration at a time::
 
 The name is new every time because a second server on the same path would have its socket removed by the first. The old
 server stops first because a kubelet before 1.37 takes the end of an old stream for the end of the new one
-(spec/kubernetes.md §1.3, §8.3).
+(docs/spec/kubelet.md#registration-race, docs/spec/kube-api.md#grpc-over-unix-sockets).
 
 A look at the files every ``POLL_S`` is cheap and, unlike inotify, also sees a folder that was replaced or mounted again
-(spec/kubernetes.md §1.2).
+(docs/spec/kubelet.md#kubelet-start).
 """
 
 import asyncio
@@ -45,7 +45,7 @@ POLL_S = 0.1
 REGISTER_DEADLINE_S = 2.0
 """A kubelet registers a plugin within milliseconds. A busy one gets more time with every attempt."""
 REGISTER_DEADLINE_LIMIT_S = 10.0
-"""As long as the kubelet itself takes to connect back at most (spec/kubernetes.md §1.3)."""
+"""As long as the kubelet itself takes to connect back at most (docs/spec/kubelet.md#registration)."""
 WATCH_DEADLINE_S = 0.5
 """After the registration a kubelet opens the stream at once. One that does not gets more time with every attempt."""
 WATCH_DEADLINE_LIMIT_S = 8.0
@@ -178,7 +178,8 @@ class Registration:
         path = self._directory / f"{PREFIX}{os.getpid()}-{self._generation}.sock"
         server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(servicer, server)
-        # The umask sets the mode of the socket; a later chmod would leave a gap (spec/field.md §4).
+        # The umask sets the mode of the socket; a later chmod would leave a gap
+        # (docs/spec/kube-api.md#grpc-over-unix-sockets).
         umask = os.umask(0o177)
         try:
             server.add_insecure_port(f"unix://{path}")

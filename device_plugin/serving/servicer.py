@@ -1,4 +1,4 @@
-"""The device-plugin service that the kubelet calls (spec/kubernetes.md §1): protobuf in and out, no decisions."""
+"""The device-plugin service that the kubelet calls (docs/spec/kubelet.md): protobuf in and out, no decisions."""
 
 import asyncio
 import time
@@ -160,8 +160,8 @@ def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
 
     The NUMA node is included only if all chips are close to the same one. Otherwise a kubelet with a topology policy
     narrows the choice to the chips close to the CPUs it plans to use, before it asks for our preferred allocation
-    (spec/kubernetes.md §1.7). The allocator has already chosen the chips, by rings, so the two would disagree, and the
-    kubelet's ledger would have other chips than the pod.
+    (docs/spec/kubelet.md#getpreferredallocation). The allocator has already chosen the chips, by rings, so the two
+    would disagree, and the kubelet's ledger would have other chips than the pod.
     """
     nodes = {chip.facts.numa_node for chip in snapshot.chips}
     numa_node = nodes.pop() if len(nodes) == 1 else None

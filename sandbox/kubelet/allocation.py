@@ -1,4 +1,4 @@
-"""The kubelet's device manager, which chooses and allocates devices (spec/kubernetes.md §1.6 to §1.10).
+"""The kubelet's device manager, which chooses and allocates devices (docs/spec/kubelet.md).
 
 Steps and error messages are those of devicemanager/manager.go in kubelet 1.34; the status of a failed pod shows one of
 these messages, or the error of the plugin. A failed allocation is not rolled back.
@@ -79,7 +79,8 @@ class DeviceManager:
             await self._allocate(pod, container, reusable)
             for each in self._ledger.of_container(pod.uid, container.name):
                 kept = reusable.setdefault(each.resource, set())
-                # Later containers reuse the devices of a finished init container; a sidecar keeps its own (§1.10).
+                # Later containers reuse the devices of a finished init container; a sidecar keeps its own
+                # (docs/spec/kubelet.md#containers-of-a-pod).
                 (kept.difference_update if container.is_sidecar else kept.update)(each.ids)
         for container in pod.containers:
             await self._allocate(pod, container, reusable)
@@ -87,7 +88,9 @@ class DeviceManager:
                 reusable.setdefault(each.resource, set()).difference_update(each.ids)
 
     async def container_options(self, pod: FullPod, container: ContainerSpec) -> list[pb.ContainerAllocateResponse]:
-        """Return the cached Allocate responses of a container; called at each of its starts (§1.9).
+        """Return the cached Allocate responses of a container; called at each of its starts.
+
+        See docs/spec/kubelet.md#using-the-response.
 
         Raises:
             AscendError: a plugin's PreStartContainer failed, or the Allocate for a missing allocation.
@@ -111,7 +114,10 @@ class DeviceManager:
         return [each.response for each in self._ledger.of_container(pod.uid, container.name)]
 
     def free_inactive(self) -> None:
-        """Free the devices of inactive pods; the kubelet does it only here, lazily (§1.6 "Freed devices")."""
+        """Free the devices of inactive pods; the kubelet does it only here, lazily.
+
+        See docs/spec/kubelet.md#freed-devices.
+        """
         if self.sources_ready and self._ledger.free_all_but(self._active()):
             self._changed()
 
@@ -121,7 +127,7 @@ class DeviceManager:
         self._rng.shuffle(requests)
         for resource, count in requests:
             if not self._ledger.knows(resource):
-                # Silent skip: the container runs without devices (§1.6).
+                # Silent skip: the container runs without devices (docs/spec/kubelet.md#silent-skip).
                 continue
             self.free_inactive()
             devices = await self._choose(pod, container, resource, count, reusable.get(resource, set()))

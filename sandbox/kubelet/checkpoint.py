@@ -1,4 +1,4 @@
-"""The checkpoint of the device manager: allocations and registered devices (spec/kubernetes.md §1.11).
+"""The checkpoint of the device manager: allocations and registered devices (docs/spec/kubelet.md#checkpoint).
 
 The real checksum is a hash of Go's pretty-printed structure, this one is a hash of the JSON; both are opaque.
 """
@@ -96,7 +96,7 @@ def _data(ledger: Ledger) -> JsonObject:
 
 
 def _allocation(entry: _Entry) -> Allocation:
-    # Early kubelet versions wrote a flat list of devices (§1.11).
+    # Early kubelet versions wrote a flat list of devices (docs/spec/kubelet.md#checkpoint).
     groups = entry.DeviceIDs if isinstance(entry.DeviceIDs, dict) else {str(NO_NUMA_NODE): entry.DeviceIDs or []}
     response = pb.ContainerAllocateResponse.FromString(base64.b64decode(entry.AllocResp or "", validate=True))
     devices = {int(node): tuple(ids) for node, ids in groups.items()}

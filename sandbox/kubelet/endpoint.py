@@ -12,7 +12,7 @@ from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as services
 
 CHANNEL_OPTIONS: Final = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
-"""Options of every channel over a unix socket (spec/kubernetes.md §8.3)."""
+"""Options of every channel over a unix socket (docs/spec/kube-api.md#grpc-over-unix-sockets)."""
 
 SOCKET_PATH_BYTES: Final = 107
 """Maximum length of the path of a unix socket."""
@@ -30,7 +30,7 @@ class PluginFailure(AscendError):
 
 
 class Endpoint:
-    """The connection to one plugin. Like the kubelet, it sets no deadlines (§1.15).
+    """The connection to one plugin. Like the kubelet, it sets no deadlines (docs/spec/kubelet.md#limits).
 
     Args:
         resource: the resource that the plugin registered.
@@ -72,7 +72,9 @@ class Endpoint:
             return
 
     async def prefer(self, available: Iterable[str], chosen: Iterable[str], size: int) -> frozenset[str]:
-        """Return the devices that the plugin prefers; none if it has no preference (§1.7).
+        """Return the devices that the plugin prefers; none if it has no preference.
+
+        See docs/spec/kubelet.md#getpreferredallocation.
 
         Raises:
             PluginFailure: the call failed, which fails the pod's admission.
@@ -90,7 +92,7 @@ class Endpoint:
         return frozenset(answer.container_responses[0].deviceIDs if answer.container_responses else ())
 
     async def allocate(self, devices: Iterable[str]) -> pb.ContainerAllocateResponse:
-        """Allocate devices and return what a container needs to use them (§1.6).
+        """Allocate devices and return what a container needs to use them (docs/spec/kubelet.md#allocation).
 
         Raises:
             PluginFailure: the call failed, or the response is for no container.
@@ -107,7 +109,7 @@ class Endpoint:
         return answer.container_responses[0]
 
     async def pre_start(self, devices: Iterable[str]) -> None:
-        """Call PreStartContainer before a container starts (§1.8).
+        """Call PreStartContainer before a container starts (docs/spec/kubelet.md#prestartcontainer).
 
         Raises:
             PluginFailure: the call failed or timed out.
@@ -137,7 +139,10 @@ class Endpoint:
 
 
 def go_text(error: grpc.aio.AioRpcError) -> str:
-    """Format a gRPC error as Go does, which is the text in the pod's status (§1.14)."""
+    """Format a gRPC error as Go does, which is the text in the pod's status.
+
+    See docs/spec/kubelet.md#admission-failures.
+    """
     code = error.code()
     name = _GO_NAMES.get(code) or "".join(word.capitalize() for word in code.name.split("_"))
     return f"rpc error: code = {name} desc = {error.details()}"

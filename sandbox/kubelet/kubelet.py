@@ -125,7 +125,7 @@ class Kubelet:
             await process.stop()
 
     async def restart(self) -> None:
-        """Restart the kubelet process (spec/kubernetes.md §1.13)."""
+        """Restart the kubelet process (docs/spec/kubelet.md#restarts)."""
         await self.stop()
         await self.start()
 
@@ -162,7 +162,10 @@ class Kubelet:
         )
 
     async def restart_container(self, pod_key: str, name: str) -> None:
-        """Restart a container that crashed or could not be created, with the cached Allocate response (§1.9)."""
+        """Restart a container that crashed or could not be created, with the cached Allocate response.
+
+        See docs/spec/kubelet.md#using-the-response.
+        """
         pod = self._find(pod_key)
         await self._running.workers.restart(pod, name)
 

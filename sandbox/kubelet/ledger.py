@@ -38,7 +38,7 @@ class Ledger:
     """Devices by resource and allocations by container.
 
     During an Allocate call ``in_use`` already contains its devices; if the call fails, it is rebuilt from the
-    allocations (spec/kubernetes.md §1.6, "no rollback": earlier containers of the pod keep their devices).
+    allocations (docs/spec/kubelet.md#no-rollback: earlier containers of the pod keep their devices).
     """
 
     def __init__(self) -> None:
@@ -54,14 +54,20 @@ class Ledger:
         return self._allocations.values()
 
     def report(self, resource: str, devices: Iterable[pb.Device]) -> None:
-        """Replace the devices of a resource by those of a ListAndWatch message. An id can be in both sets (§1.5)."""
+        """Replace the devices of a resource by those of a ListAndWatch message. An id can be in both sets.
+
+        See docs/spec/kubelet.md#listandwatch.
+        """
         devices = list(devices)
         self._devices[resource] = {each.ID: each for each in devices}
         self.healthy[resource] = {each.ID for each in devices if each.health == HEALTHY}
         self.unhealthy[resource] = {each.ID for each in devices if each.health != HEALTHY}
 
     def restore(self, resources: Iterable[str], allocations: Iterable[Allocation]) -> None:
-        """Restore a checkpoint; the resources have no devices until their plugins register again (§1.13)."""
+        """Restore a checkpoint; the resources have no devices until their plugins register again.
+
+        See docs/spec/kubelet.md#restarts.
+        """
         for resource in resources:
             self.healthy[resource] = set()
             self.unhealthy[resource] = set()
@@ -70,7 +76,10 @@ class Ledger:
         self.rebuild_in_use()
 
     def disconnect(self, resource: str) -> None:
-        """Mark all devices of a resource unhealthy, because the plugin's stream ended (§1.5)."""
+        """Mark all devices of a resource unhealthy, because the plugin's stream ended.
+
+        See docs/spec/kubelet.md#listandwatch.
+        """
         lost = self.healthy.get(resource, set())
         if resource in self.healthy:
             self.healthy[resource] = set()
@@ -82,7 +91,10 @@ class Ledger:
         self.unhealthy.pop(resource, None)
 
     def knows(self, resource: str) -> bool:
-        """Whether a device plugin registered the resource; requests for others are ignored (§1.6)."""
+        """Whether a device plugin registered the resource; requests for others are ignored.
+
+        See docs/spec/kubelet.md#allocation.
+        """
         return resource in self.healthy or resource in self.in_use
 
     def capacities(self) -> dict[str, tuple[int, int]]:

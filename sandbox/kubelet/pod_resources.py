@@ -1,4 +1,4 @@
-"""The pod-resources API: lists the devices that containers hold (spec/kubernetes.md §2)."""
+"""The pod-resources API: lists the devices that containers hold (docs/spec/kubelet.md#pod-resources-api)."""
 
 import time
 from typing import TYPE_CHECKING, Final

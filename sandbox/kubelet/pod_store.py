@@ -10,7 +10,7 @@ class PodStore:
     """The pods of this kubelet, in the order in which they came.
 
     A pod is *active*, and may hold devices, until the kubelet rejects it, it finishes, or its containers are stopped
-    for its deletion (spec/kubernetes.md §1.6 "Freed devices", §2).
+    for its deletion (docs/spec/kubelet.md#freed-devices, docs/spec/kubelet.md#pod-resources-api).
     """
 
     def __init__(self) -> None:

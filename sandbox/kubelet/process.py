@@ -118,7 +118,9 @@ class KubeletProcess:
         return Node() if self._node is None else self._node.node
 
     async def start(self, port: int) -> int:
-        """Start in the order of the kubelet: checkpoint, old sockets, Registration service, pods (§1.2).
+        """Start in the order of the kubelet: checkpoint, old sockets, Registration service, pods.
+
+        See docs/spec/kubelet.md#kubelet-start.
 
         Args:
             port: of ``GET /pods``; 0 lets the system choose.
@@ -195,7 +197,7 @@ class KubeletProcess:
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         dependencies.pod_resources_socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         for path in (*directory.iterdir(), dependencies.pod_resources_socket):
-            # It removes sockets only, neither the checkpoint nor directories (§1.2).
+            # It removes sockets only, neither the checkpoint nor directories (docs/spec/kubelet.md#kubelet-start).
             if path.is_socket():
                 path.unlink(missing_ok=True)  # its plugin may remove it first
         registration = grpc.aio.server()

@@ -1,4 +1,4 @@
-"""The Registration service on kubelet.sock, and the registered plugins (spec/kubernetes.md §1.2 to §1.5).
+"""The Registration service on kubelet.sock, and the registered plugins (docs/spec/kubelet.md).
 
 The service keeps clients by resource name and follows kubelet ≤ 1.36 (plugin/v1beta1/handler.go) step by step, because
 plugins have to handle its bug: if the stream of an old plugin ends after a new one has registered, the kubelet finds
@@ -74,7 +74,10 @@ class Plugins(services.RegistrationServicer):
         self._purge_later(resource)
 
     async def Register(self, request: pb.RegisterRequest, context: "_ServicerContext") -> pb.Empty:  # noqa: N802 - name of the RPC
-        """Register a plugin; the kubelet answers after it has connected and got the plugin's options (§1.3)."""
+        """Register a plugin; the kubelet answers after it has connected and got the plugin's options.
+
+        See docs/spec/kubelet.md#registration.
+        """
         self.registrations += 1
         if request.version != VERSION:
             text = f'requested API version "{request.version}" is not supported by kubelet. Supported version is'

@@ -82,7 +82,7 @@ class Runtime:
         """Create and start a container as the Allocate responses demand.
 
         Raises:
-            CreateFailure: a device or mount does not exist on the host (spec/kubernetes.md §1.9).
+            CreateFailure: a device or mount does not exist on the host (docs/spec/kubelet.md#using-the-response).
         """
         before = self.find(pod.uid, spec.name)
         env: dict[str, str] = {}
@@ -91,7 +91,7 @@ class Runtime:
         annotations: dict[str, str] = {}
         cdi_devices: dict[str, None] = {}
         for response in responses:
-            # If several resources set the same thing, the first one wins (§1.9).
+            # If several resources set the same thing, the first one wins (docs/spec/kubelet.md#using-the-response).
             env = {**response.envs, **env}
             devices = {
                 **{each.container_path: (each.host_path, each.permissions) for each in response.devices},

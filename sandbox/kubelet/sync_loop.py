@@ -2,7 +2,7 @@
 
 It takes changes in the order of the watch. Pods that exist at the start come by creation time, ties in any order, as
 ``HandlePodAdditions`` sorts the content of a Go map. A pod enters the kubelet's own list right before its admission, so
-during an Allocate call no later change of any pod is processed (spec/test-cluster.md §4).
+during an Allocate call no later change of any pod is processed (docs/spec/kubelet.md#which-pod-is-being-admitted).
 """
 
 import asyncio
@@ -157,14 +157,15 @@ def _check_predicates(pod: FullPod, node: Node, others: Iterable[FullPod], ledge
     """Return why the node's resources or labels reject a pod, before any device is allocated (predicate.go).
 
     Requests for resources that the Node does not have are ignored: only an explicit 0 rejects the pod
-    (spec/kubernetes.md §1.6 "silent skip").
+    (docs/spec/kubelet.md#silent-skip).
 
     Raises:
         InvalidValue: a quantity is not a whole number.
     """
     allocatable = _quantities(node.status.allocatable)
     if ledger.holds_any(pod.uid):
-        # A pod that holds devices must be admitted again, even before its plugin has registered (§1.13).
+        # A pod that holds devices must be admitted again, even before its plugin has registered
+        # (docs/spec/kubelet.md#restarts).
         for resource, devices in ledger.in_use.items():
             allocatable[resource] = max(allocatable.get(resource, 0), len(devices))
     used: Counter[str] = Counter()

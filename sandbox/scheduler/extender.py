@@ -1,4 +1,7 @@
-"""The HTTP client of a scheduler extender with nodeCacheCapable (spec/kubernetes.md §3.2, §3.3; extender.go)."""
+"""The HTTP client of a scheduler extender with nodeCacheCapable.
+
+See docs/spec/kube-api.md#extender-messages, docs/spec/kube-api.md#extender-semantics; extender.go.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

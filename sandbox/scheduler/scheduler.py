@@ -1,7 +1,8 @@
 """The scheduler: runs one scheduling cycle at a time, and binding cycles beside it (k/k:pkg/scheduler/schedule_one.go).
 
 While a pod is being bound, the cycles of the next pods continue. An extender therefore gets filter and prioritize calls
-between its response for a pod and the bind of that pod, and must assume the pod by itself (spec/kubernetes.md §3.3).
+between its response for a pod and the bind of that pod, and must assume the pod by itself
+(docs/spec/kube-api.md#extender-semantics).
 """
 
 import asyncio

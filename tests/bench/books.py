@@ -1,7 +1,7 @@
 """What is taken on servers of 8 chips, and how much of the rest is of use; kept without a line of the allocator's code.
 
 It checks every placement by itself, so that no rule is judged by its own idea of rings: chips 0 to 3 of a server are
-one ring, 4 to 7 the other, and a pod of 1, 2 or 4 chips must stay within one (seed 000, "Affinity Principles").
+one ring, 4 to 7 the other, and a pod of 1, 2 or 4 chips must stay within one (docs/spec/affinity-rules.md#hccs-rings).
 """
 
 from collections import Counter
@@ -20,8 +20,9 @@ class Sight:
         taken: chips in use.
         nodes: servers in use.
         stranded: free chips beside taken ones of their ring: no pod of 4 or 8 chips can have them.
-        largest: chips of the largest job that could be placed. A job of several pods takes whole servers (seed 001,
-            "Resource Application Constraints" 3 and 4), so with servers idle it is all of these together.
+        largest: chips of the largest job that could be placed. A job of several pods takes whole servers
+            (docs/spec/affinity-rules.md#single-pods-and-distributed-jobs), so with servers idle it is all of these
+            together.
     """
 
     taken: int

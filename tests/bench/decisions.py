@@ -49,7 +49,8 @@ async def measure(run: Run) -> Outcome:
         "decisions: one pod, in process: choose node and chips, keep them, give them back (1/2/4/8 chips in turn)",
         in_process,
         "walk: filter and rank over all names by the same rules, then keep and give back; the winner is the same.",
-        f"The reference's best on these inputs, quoted, not raced (spec/baseline-scheduler.md §1): {_REFERENCE_BEST}.",
+        f"The reference's best on these inputs, quoted, not raced: {_REFERENCE_BEST}.",
+        "Its source: docs/spec/measurements.md#decisions-in-process.",
     )
     extender = table(
         *("names", "in process\np50 ms", "\np99 ms", "over HTTP\np50 ms", "\np99 ms"),

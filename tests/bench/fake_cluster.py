@@ -1,4 +1,4 @@
-"""Nodes that nobody runs and pods for them, on a real API server (spec/test-cluster.md §5)."""
+"""Nodes that nobody runs and pods for them, on a real API server (docs/spec/measurements.md#fake-nodes)."""
 
 import asyncio
 import time

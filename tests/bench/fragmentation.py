@@ -175,7 +175,7 @@ def _show_in_turn(outcome: Outcome, tallies: dict[str, Tally]) -> None:
     outcome.show(
         f"fragmentation: {PODS_IN_TURN} pods of 1/2/4/8 chips in turn, {wanted} of {CHIPS} chips of {NODES} servers",
         shown,
-        f"The reference, quoted, not raced (spec/baseline-scheduler.md §3.2): {_QUOTED}.",
+        f"The reference, quoted, not raced (docs/spec/measurements.md#throughput): {_QUOTED}.",
     )
 
 

@@ -1,4 +1,7 @@
-"""Servers with random free chips, as the reference was measured on (spec/baseline-scheduler.md §1, "random")."""
+"""Servers with random free chips, as the reference was measured on.
+
+See docs/spec/measurements.md#decisions-in-process, "random".
+"""
 
 import random
 

@@ -241,7 +241,7 @@ def _has(node: PluginNode) -> bool:
 
 
 def _outcome(size: _Size, samples: _Samples) -> Outcome:
-    shown = table("row", "n", "median", "worst", "reference", "worst", "§")
+    shown = table("row", "n", "median", "worst", "reference", "worst", "heading")
     for row, values in sorted(samples.rows.items(), key=_order):
         said = REFERENCE.get(row)
         plain = any(unit in row for unit in ("MiB", "%", "per min", "requests"))
@@ -256,7 +256,7 @@ def _outcome(size: _Size, samples: _Samples) -> Outcome:
     outcome.show(
         "plugin: on a real kubelet with the fake driver of 8 × 910B3, under the reference's conditions",
         shown,
-        "reference: spec/baseline-device-plugin.md, quoted; ∞: not within 40 s.",
+        "reference: docs/spec/measurements.md, quoted; ∞: not within 40 s.",
         "Allocate: mean of the kubelet's histogram; the limit of its p99 is a bucket's bound.",
         "allocatable: includes up to 1 s of the kubelet's own delay, so the median is no guarantee.",
         *NOTES,

@@ -44,5 +44,5 @@ def trace(count: int, *, chips: int, demand: float, seed: int) -> list[Job]:
 
 
 def in_turn(count: int) -> list[Job]:
-    """Jobs of 1, 2, 4 and 8 chips in turn that never end: the input of spec/baseline-scheduler.md §3.2."""
+    """Jobs of 1, 2, 4 and 8 chips in turn that never end: the input of docs/spec/measurements.md#throughput."""
     return [Job(number, REQUESTS[number % len(REQUESTS)], 0.0, float("inf")) for number in range(count)]

@@ -15,7 +15,10 @@ from tests.cluster.namespace import Namespace
 _READY_S: Final = 60.0
 _CURVE: Final = ("-name", "prime256v1")
 FEATURE_GATES: Final = ("ResourceHealthStatus",)
-"""Enabled here and in the kubelet; enabled by default from 1.36 on (spec/kubernetes.md §1.12)."""
+"""Enabled here and in the kubelet; enabled by default from 1.36 on.
+
+See docs/spec/kubelet.md#device-health-in-pod-status.
+"""
 # There is no node controller to remove the not-ready taint, and pods without a controller need no ServiceAccount.
 _DISABLED_ADMISSION: Final = "ServiceAccount,TaintNodesByCondition"
 

@@ -1,8 +1,8 @@
 """The device plugin alone on a real kubelet: the scenarios of Kubernetes' own device-plugin tests, and known failures.
 
 There is no scheduler and no allocator: a test writes chips on a pod and binds it, as in the reference's measurements
-(spec/baseline-device-plugin.md §1). The numbers in the docstrings are those of spec/kubernetes.md §5.5; the sections of
-the baseline are named as such.
+(docs/spec/measurements.md#conditions-of-the-device-plugin). The numbers in the docstrings are those of
+docs/spec/kubelet.md#conformance-scenarios.
 
 Scenarios of a kubelet alone are left out: that a kubelet forgets a resource five minutes after its plugin went away
 (the end of 6, F6 and F7), that the v1alpha1 pod-resources API answers (a part of 1), and that F1 and F5 (a plugin whose

@@ -8,7 +8,7 @@ from typing import Final
 from tests.dcmi.fake import FakeDcmi, ascend_910b
 
 SEPARATE: Final = "80E18402"
-"""A fault that separates a chip (the one in the reference's measurements, spec/baseline-device-plugin.md §2.3)."""
+"""A fault that separates a chip (the one in the reference's measurements, docs/spec/measurements.md#faults)."""
 
 HEALTH: Final = "dcmi_get_device_health"
 

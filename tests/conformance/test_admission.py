@@ -15,7 +15,7 @@ from tests.conformance.wire import plugin_service
 CAP_S = 5.0
 """The plugin's own limit is four seconds; the rest is the test's."""
 PAIRS = 17
-"""As in the reference's measurements, in which 7 were swapped (spec/baseline-device-plugin.md §2.4)."""
+"""As in the reference's measurements, in which 7 were swapped (docs/spec/measurements.md#two-pods-of-one-size)."""
 
 
 def names(*chips: int) -> list[str]:
@@ -99,7 +99,9 @@ def test_without_the_api_server_an_unknown_pod_is_refused_in_time(node: GatedNod
     ids=["health", "logic id", "one call at a time"],
 )
 def test_a_driver_that_hangs_delays_no_admission(node: PluginNode, function: str, *, serial: bool) -> None:
-    """Scenario A7, and spec/baseline-device-plugin.md §2.6, all rows: the reference made pods wait for 26 to 60 s."""
+    """Scenario A7, and docs/spec/measurements.md#a-driver-call-that-hangs, all rows: the reference made pods wait for
+    26 to 60 s.
+    """
     node.create("first", 2)
     node.create("second", 1)
     if serial:
@@ -114,7 +116,7 @@ def test_a_driver_that_hangs_delays_no_admission(node: PluginNode, function: str
 
 
 def test_a_fault_is_reported_while_the_driver_hangs_for_another_chip(node: PluginNode) -> None:
-    """spec/baseline-device-plugin.md §2.6, first row: the reference reported nothing for 25 s."""
+    """docs/spec/measurements.md#a-driver-call-that-hangs, first row: the reference reported nothing for 25 s."""
     node.chips.hang(7)
     started_s = time.monotonic()
     node.chips.fail(2)
@@ -152,7 +154,7 @@ def test_a_preference_includes_the_required_ids_or_is_empty(node: PluginNode) ->
 def test_pods_bound_against_their_predicate_times_are_never_swapped(
     node: PluginNode,
 ) -> None:
-    """Scenario A9, and spec/baseline-device-plugin.md §2.4."""
+    """Scenario A9, and docs/spec/measurements.md#two-pods-of-one-size."""
     halves = ((0, 1), (2, 3)), ((4, 5), (6, 7))
     pairs = [(number, halves[number % 2]) for number in range(PAIRS)]
     for round_ in (pairs[start : start + 2] for start in range(0, PAIRS, 2)):

@@ -1,4 +1,4 @@
-"""The records the reference got wrong (spec/baseline-device-plugin.md §2.7); rows not here are in `test_restarts` and
+"""The records the reference got wrong (docs/spec/measurements.md#wrong-books); rows not here are in `test_restarts` and
 `test_devices`.
 """
 

@@ -84,7 +84,7 @@ def test_an_init_container_passes_its_chips_on_and_a_sidecar_keeps_its_own(node:
 def test_a_kubelet_restart_after_an_init_container_affects_no_other_pod(
     node: PluginNode,
 ) -> None:
-    """Scenario 12: kubelets up to 1.37 may end the pod (spec/kubernetes.md §1.13); other pods keep their chips."""
+    """Scenario 12: kubelets up to 1.37 may end the pod (docs/spec/kubelet.md#restarts); other pods keep their chips."""
     place(node, "two", (4, 5), initContainers=[container("init", 2, ONCE)], containers=[container("main", 2)])
     assert slices(node, "two", 4, 5) == {"main": 0b110000}
     node.place("other", 6)

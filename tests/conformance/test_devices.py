@@ -32,7 +32,7 @@ def test_a_chip_that_fails_is_not_offered_until_it_recovers(node: PluginNode) ->
 
 
 def test_the_report_never_has_more_free_chips_than_the_kubelet_offers(node: PluginNode) -> None:
-    """A part of F2: Volcano would call such a node "not stable" (spec/node-agent.md §0.4)."""
+    """A part of F2: Volcano would call such a node "not stable" (docs/spec/node-report.md#stable-device-count)."""
     node.chips.fail(3)
 
     def told() -> bool:
@@ -74,7 +74,7 @@ def test_capacity_and_allocatable_follow_chips_that_fail_and_recover(node: Plugi
 
 
 def test_the_status_of_a_running_pod_names_the_chip_that_failed(node: PluginNode) -> None:
-    """Scenario F8. Also spec/baseline-device-plugin.md §2.7, last row: the kubelet's id is the chip's own, so pod
+    """Scenario F8. Also docs/spec/measurements.md#wrong-books, last row: the kubelet's id is the chip's own, so pod
     status, report and container name the same chip; the reference's did not."""
     node.place("before", 6, 7)
     node.check("before", 6, 7)

@@ -50,7 +50,7 @@ def test_a_plugin_started_before_its_kubelet_waits_for_it(node: PluginNode) -> N
 
 
 def test_it_registers_in_a_recreated_folder(node: PluginNode) -> None:
-    """A part of A1: not only the socket but its folder was recreated (spec/kubernetes.md §1.2)."""
+    """A part of A1: not only the socket but its folder was recreated (docs/spec/kubelet.md#kubelet-start)."""
     node.node.kubelet.stop()
     shutil.rmtree(node.node.device_plugin_dir)
     node.node.start_kubelet()
@@ -70,7 +70,10 @@ def test_sockets_of_a_killed_instance_are_removed(node: PluginNode) -> None:
 
 
 def test_a_new_instance_takes_over_from_a_running_one(node: PluginNode) -> None:
-    """Scenario A4: with a kubelet before 1.37, two at once would end each other's streams (spec/kubernetes.md §1.3)."""
+    """Scenario A4: with a kubelet before 1.37, two at once would end each other's streams.
+
+    See docs/spec/kubelet.md#registration-race.
+    """
     node.place("holds", 2, 3)
     node.check("holds", 2, 3)
     before = node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE)
@@ -104,7 +107,7 @@ def test_a_plugin_that_cannot_read_its_driver_does_not_register(node: PluginNode
 
 
 def test_after_the_end_of_its_stream_it_registers_again(node: PluginNode) -> None:
-    """Instead of scenarios F5 and F6: a kubelet never connects again by itself (spec/kubernetes.md §1.5)."""
+    """Instead of scenarios F5 and F6: a kubelet never connects again by itself (docs/spec/kubelet.md#listandwatch)."""
     before = node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE)
     (socket,) = node.plugin_sockets()
     socket.unlink()

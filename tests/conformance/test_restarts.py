@@ -131,7 +131,7 @@ def test_a_container_restarted_after_an_upgrade_gets_the_earlier_answer(node: Pl
 
 
 def test_a_plugin_killed_while_a_pod_runs_restores_its_chips(node: PluginNode) -> None:
-    """spec/baseline-device-plugin.md §2.7, third row."""
+    """docs/spec/measurements.md#wrong-books, third row."""
     node.place("holds", 6, 7)
     node.check("holds", 6, 7)
     claimed = {key: written_set(node.annotations("holds"), key) for key in (REAL, KUBELET_IDS)}

@@ -1,4 +1,4 @@
-/* The driver's C interface, written down from spec/node-agent.md §3.2: structures in natural alignment, functions.
+/* The driver's C interface, written down from docs/spec/dcmi.md#functions: structures in natural alignment, functions.
  *
  * The fake library is built on this file, and `abi_report.c` prints its sizes and offsets to compare them with what the
  * plugin believes.

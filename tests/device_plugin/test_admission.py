@@ -47,7 +47,7 @@ def test_a_forged_claim_does_not_hide_a_pod() -> None:
 
 
 def test_the_smallest_predicate_time_decides() -> None:
-    # spec/node-agent.md §9.6 and §9.8
+    # See docs/spec/hand-over.md#finding-the-pod.
     found = waiting(pod("none", 2, 4, 5), pod("seven", 2, 2, 3, time=7), pod("five", 2, 0, 1, time=5))
     assert oldest_decision(found).pod.name == "five"
     assert oldest_decision(found[:2]).pod.name == "seven"

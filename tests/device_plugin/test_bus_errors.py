@@ -1,4 +1,4 @@
-"""Bus errors caused by a double-bit error of the chip's memory (spec/node-agent.md §4.4)."""
+"""Bus errors caused by a double-bit error of the chip's memory (docs/spec/faults.md#duration-rule)."""
 
 import math
 from dataclasses import replace

@@ -122,7 +122,8 @@ async def test_a_fault_and_its_end_reach_report_kubelet_event_and_metric(site: S
 
 
 async def test_the_report_never_has_more_free_chips_than_the_node(site: Site) -> None:
-    # Volcano refuses a node whose report lists more free chips than the kubelet offers (spec/node-agent.md §0.4).
+    # Volcano refuses a node whose report lists more free chips than the kubelet offers
+    # (docs/spec/node-report.md#stable-device-count).
     excess: list[tuple[int, int]] = []
 
     async def look(_operation: str, resource: Any, _subresource: str, document: JsonObject) -> JsonObject:

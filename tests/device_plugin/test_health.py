@@ -258,7 +258,7 @@ def test_a_lost_link_is_raised_after_20_s_and_not_sent_to_the_kubelet() -> None:
     chip = seen.chips[0]
     assert (chip.healthy, chip.network_healthy, chip.reason) == (True, False, "")
     assert chip.sentence == "network: 81078603 (PreSeparateNPU)"
-    # As in the reference's report: the time is that of the alarm (spec/baseline-device-plugin.md §3.3).
+    # As in the reference's report: the time is that of the alarm (docs/spec/node-report.md#network-fault).
     assert chip.network_faults == (FaultRecord(LINK_DOWN, "81078603", WALL_MS + 30_000, Level.PRE_SEPARATE),)
     reason = UpgradeReason(LINK_DOWN, Level.PRE_SEPARATE, "FaultDuration", WALL_MS + 30_000)
     assert seen.upgrade_reasons == {0: (reason,)}

@@ -1,4 +1,7 @@
-"""Labels and annotations of the Node (spec/node-agent.md §5.8; the expected values are from a run of the reference)."""
+"""Labels and annotations of the Node.
+
+See docs/spec/node-report.md#node-annotations; the expected values are from a run of the reference.
+"""
 
 import json
 

@@ -103,7 +103,8 @@ class Crowd:
 
     def is_settled(self) -> bool:
         """Whether every pod runs with its claim or has failed, for the kubelet and the API server."""
-        # A kubelet that restarts ends pods whose init containers had devices (spec/kubernetes.md §1.13, defects).
+        # A kubelet that restarts ends pods whose init containers had devices
+        # (docs/spec/kubelet.md#known-kubelet-defects).
         kubelet = self.whole.node.kubelet
         pods = [self.whole.find(name) for name in self.granted]
         return kubelet.is_synced and all(

@@ -219,7 +219,8 @@ def _is_right(pod: Pod | None) -> bool:
 
 
 async def test_an_ascend_real_from_before_the_hand_over_is_not_a_claim(folder: Path) -> None:
-    # Volcano writes it at scheduling time on some pods (spec/node-agent.md §6.7), and a pod's author can.
+    # Volcano writes it at scheduling time on some pods (docs/spec/hand-over.md#annotations-of-a-pod-with-chips), and a
+    # pod's author can.
     async with whole_node(folder) as whole:
         async with whole.plugin():
             await whole.bind("one", 0, 1)
@@ -532,7 +533,7 @@ async def test_a_pod_that_runs_without_chips_is_announced_once(folder: Path, mon
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
     reads = counted_reads(monkeypatch)
     async with whole_node(folder) as whole:
-        # No plugin has ever registered: the kubelet silently skips the resource (spec/kubernetes.md §1.6).
+        # No plugin has ever registered: the kubelet silently skips the resource (docs/spec/kubelet.md#silent-skip).
         await whole.bind("one", 0, 1)
         await until(lambda: (found := whole.find("one")) is not None and found.status.phase == "Running")
         books = Books(whole.node.kubelet.pod_resources_socket)

@@ -1,4 +1,4 @@
-"""Faults in the report: one entry per chip and domain, the network's first (spec/node-agent.md §5.2)."""
+"""Faults in the report: one entry per chip and domain, the network's first (docs/spec/node-report.md#fault-entries)."""
 
 import json
 from dataclasses import replace
@@ -83,7 +83,7 @@ def test_a_report_distinguishes_faulty_chips_from_silent_or_waiting_ones() -> No
 def test_upgrade_reasons_have_the_format_of_the_reference() -> None:
     reason = UpgradeReason(0x81078603, Level.PRE_SEPARATE, "FaultDuration", 1795250167592)
     told = make_report(snapshot(upgrade_reasons={1: (reason,)}), 1)
-    # spec/baseline-device-plugin.md §3.3
+    # See docs/spec/node-report.md#network-fault.
     assert encode_report(told)["UpgradeFaultReason"] == (
         '{"Ascend910-1":[{"upgrade_time":1795250167592,"fault_code":"81078603",'
         '"fault_level":"PreSeparateNPU","upgrade_type":"FaultDuration"}]}'

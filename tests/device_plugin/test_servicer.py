@@ -105,7 +105,7 @@ async def test_a_pod_bound_between_two_lists_was_not_found_at_the_start(
 
 
 async def test_a_second_stream_does_not_end_the_first(face: Face, stub: "DevicePluginAsyncStub") -> None:
-    # A new kubelet may open a stream before the old one's is cancelled (spec/kubernetes.md §1.5).
+    # A new kubelet may open a stream before the old one's is cancelled (docs/spec/kubelet.md#listandwatch).
     servicer = face.servicers[-1]
     one, two = stub.ListAndWatch(pb.Empty()), stub.ListAndWatch(pb.Empty())
     await asyncio.gather(anext(aiter(one)), anext(aiter(two)))

@@ -275,7 +275,8 @@ def test_an_event_older_than_a_reading_still_counts() -> None:
 
 
 def test_a_fault_announced_as_over_but_still_read_is_not_a_new_one() -> None:
-    # A chip can have the same fault in two places: the end of one is announced, and the code stays (§4.5).
+    # A chip can have the same fault in two places: the end of one is announced, and the code stays
+    # (docs/spec/faults.md#fault-events).
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE)
     watch.event(5, CODE, "recover")
@@ -327,7 +328,7 @@ def test_a_code_with_a_duration_rule_counts_only_if_it_lasts() -> None:
     judged = watch.judge(2000)
     assert judged.manually_separated == 1
     chip = judged.chips[0]
-    # A network fault is not sent to the kubelet (spec/node-agent.md §4.1).
+    # A network fault is not sent to the kubelet (docs/spec/faults.md#network-health).
     assert (chip.healthy, chip.network_level) == (True, Level.MANUALLY_SEPARATE)
     # It cleared 60 s after the last recovery, and is released 48 h after that.
     assert watch.next_s(2000) == after(1830 + 60 + 172_800)

@@ -57,7 +57,8 @@ async def test_a_container_gets_exactly_the_chips_in_the_annotation(world: World
 
 
 async def test_pods_bound_in_reverse_predicate_time_order_are_not_swapped(world: World) -> None:
-    # MindCluster swapped 7 of 17 pairs (spec/baseline-device-plugin.md §2.4), which tests/conformance reproduces.
+    # MindCluster swapped 7 of 17 pairs (docs/spec/measurements.md#two-pods-of-one-size), which tests/conformance
+    # reproduces.
     async def five_pairs(node: str) -> None:
         before: tuple[str, ...] = ()
         for attempt in range(5):

@@ -212,7 +212,7 @@ class Lane:
     async def until_registered(self) -> None:
         """Wait until the kubelet has the plugin's chips, the Node offers them, and the pods it found are admitted.
 
-        A restarted kubelet frees the chips of ended pods only after that (spec/kubernetes.md §1.6).
+        A restarted kubelet frees the chips of ended pods only after that (docs/spec/kubelet.md#freed-devices).
 
         Raises:
             Mismatch: not in time.

@@ -1,4 +1,4 @@
-"""The functions of the driver's library as methods with Python values (spec/node-agent.md §3.2).
+"""The functions of the driver's library as methods with Python values (docs/spec/dcmi.md#functions).
 
 A call releases Python's interpreter lock and takes no other lock, so a call that hangs blocks only its own thread.
 """

@@ -36,7 +36,7 @@ class DcmiDriver:
     only its own thread, and during discovery only its card.
 
     Args:
-        library: the library; None to search it as the loader would (spec/node-agent.md §3.1).
+        library: the library; None to search it as the loader would (docs/spec/dcmi.md#library).
         observe: called with the name and the duration in seconds of every library call, in the thread that made it.
         links: reads the link state of network ports.
         sysfs: where sysfs is mounted.

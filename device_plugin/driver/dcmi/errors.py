@@ -1,4 +1,4 @@
-"""The return codes of the driver's library (spec/node-agent.md §3.2)."""
+"""The return codes of the driver's library (docs/spec/dcmi.md#error-codes)."""
 
 from ascend.errors import DriverError
 

@@ -1,7 +1,7 @@
 """Checks that only root and this user can change a file.
 
 The driver's library and link tool run in, or as a child of, this process, which is usually root
-(spec/node-agent.md §3.1).
+(docs/spec/dcmi.md#library).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Finds and loads the driver's library, unless other users could have replaced it (spec/node-agent.md §3.1)."""
+"""Finds and loads the driver's library, unless other users could have replaced it (docs/spec/dcmi.md#library)."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Reads the link state of a chip's network port from the driver's command-line tool (spec/node-agent.md §4.5).
+"""Reads the link state of a chip's network port from the driver's command-line tool (docs/spec/faults.md#network-link).
 
 If the tool is missing, fails or hangs, the state is unknown, which is not the same as DOWN. A late answer is picked up
 by the next call, so the tool never blocks the caller for long.

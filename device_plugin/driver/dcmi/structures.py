@@ -1,4 +1,4 @@
-"""The structures of the driver's C interface, in natural C alignment (spec/node-agent.md §3.2).
+"""The structures of the driver's C interface, in natural C alignment (docs/spec/dcmi.md#structures).
 
 Class and field names are those of the interface if the specification has them. Fields that the plugin never reads are
 declared as well, because the driver writes them.

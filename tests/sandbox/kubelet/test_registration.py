@@ -142,7 +142,8 @@ async def test_a_directory_with_a_path_too_long_for_sockets_is_refused(client: K
 
 
 async def test_a_stream_that_fails_at_once_leaves_an_explicit_zero(cluster: Cluster, kubelet: Kubelet) -> None:
-    # Kubernetes' own test of a broken plugin (spec/kubernetes.md §5.5, F5): the registration itself succeeds.
+    # Kubernetes' own test of a broken plugin (docs/spec/kubelet.md#conformance-scenarios, F5): the registration itself
+    # succeeds.
     async with Plugin(kubelet.socket_dir) as plugin:
         plugin.list_error = Refused(grpc.StatusCode.INTERNAL, "broken")
         await plugin.register()
