@@ -206,7 +206,7 @@ class Gangs:
         return Refusal(
             Reason.GANG_INCOMPLETE,
             f"job {job.key}: {count(job.min_available, 'pod')} must be placed together; "
-            f"{present} exist, {missing} are missing",
+            f"{count(present, 'exists', 'exist')}, {count(missing, 'is missing', 'are missing')}",
         )
 
     def _find_seat(

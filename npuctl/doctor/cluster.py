@@ -105,7 +105,9 @@ def _check_kubelets(cluster: _Cluster) -> Iterator[Finding]:
         if record.server.allocatable != healthy:
             different += 1
             offered = count(record.server.allocatable, "chip")
-            sentence = f"the kubelet of node {record.name} offers {offered}, but {healthy} are healthy"
+            sentence = (
+                f"the kubelet of node {record.name} offers {offered}, but {count(healthy, 'is healthy', 'are healthy')}"
+            )
             advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
             yield Finding("kubelets", "warning", sentence, advice)
     if not different:

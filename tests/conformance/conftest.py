@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from ascend.deviceinfo import NAMESPACE, config_map_name
-from device_plugin.publish.node_object import CHIP_MEMORY, CHIP_NAME, DRIVER_VERSION, SERVER_TYPE_LABEL
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import cluster  # noqa: F401 - a fixture
 from tests.conformance.chips import Chips
@@ -15,6 +14,7 @@ from tests.conformance.node import GatedNode, Kubeconfig
 from tests.conformance.passage import Passage
 from tests.dcmi.compiler import require_compiler
 from tests.e2e.programs import write_kubeconfig
+from tests.written_nodes import removal
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,9 +39,7 @@ def shared_node(cluster: Cluster) -> Iterator[GatedNode]:  # noqa: F811 - a fixt
             yield made
         finally:
             made.plugin.process.stop()
-            # The plugin never removes a label, and other modules of this cluster have servers of another type.
-            labels = dict.fromkeys((CHIP_NAME, CHIP_MEMORY, SERVER_TYPE_LABEL, DRIVER_VERSION))
-            cluster.api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": labels}})
+            cluster.api.patch(f"/api/v1/nodes/{node.name}", removal())
             cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{config_map_name(node.name)}")
 
 

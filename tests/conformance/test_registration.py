@@ -52,7 +52,9 @@ def test_a_plugin_started_before_its_kubelet_waits_for_it(node: PluginNode) -> N
 def test_it_registers_in_a_recreated_folder(node: PluginNode) -> None:
     """A part of A1: not only the socket but its folder was recreated (docs/spec/kubelet.md#kubelet-start)."""
     node.node.kubelet.stop()
-    shutil.rmtree(node.node.device_plugin_dir)
+    # Renamed first: the plugin serves its socket again as soon as it is missing, perhaps into a folder half removed.
+    removed = node.node.device_plugin_dir.rename(node.node.device_plugin_dir.with_name("removed"))
+    shutil.rmtree(removed)
     node.node.start_kubelet()
     node.wait_until_offered()
     node.place("asks", 1)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import yaml
 
-from ascend.annotations import BASE_DEVICE_INFOS, SERVER_INDEX, SERVER_TYPE, SUPER_POD_ID
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import config_map_name
 from tests.cluster.api import Server, free_ports
@@ -26,6 +25,7 @@ from tests.cluster.images import BUSYBOX_IMAGE
 from tests.cluster.nodes import Node
 from tests.cluster.processes import Process
 from tests.deploy import helm
+from tests.written_nodes import removal
 
 REAL = "huawei.com/AscendReal"
 READY_S = 40.0
@@ -266,8 +266,7 @@ def _offers_all(cluster: Cluster, node: Node) -> bool:
 
 
 def _remove_traces(cluster: Cluster) -> None:
-    """Leave the shared cluster as it was: what the programs wrote is nobody's once they have ended."""
-    written = dict.fromkeys((BASE_DEVICE_INFOS, SUPER_POD_ID, SERVER_INDEX, SERVER_TYPE))
+    """Leave the shared cluster as it was: remove what the programs wrote."""
     for node in cluster.nodes:
         cluster.api.delete(f"/api/v1/namespaces/{helm.NAMESPACE}/configmaps/{config_map_name(node.name)}")
-        cluster.api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": written}})
+        cluster.api.patch(f"/api/v1/nodes/{node.name}", removal())

@@ -88,12 +88,13 @@ def test_a_stock_scheduler_gives_every_pod_its_ring_by_the_webhook(
         assert not here & taken
         taken |= here
     assert len(taken) == 16
-    # kube-scheduler counts, and sees by itself that there is nothing left; whoever doesn't is told our reason.
+    # kube-scheduler counts, and sees by itself that there is nothing left; a client that does not count gets our
+    # reason.
     cluster.api.create(pod("d", 1, namespace=kube_namespace))
     refused = refusal(
         lambda: cluster.api.request("POST", pod_path(kube_namespace, "d", "binding"), binding("d", "n1", {}))
     )
-    assert "denied the request: NotEnoughChips: 1 chips asked for, 0 free of 8 healthy" in refused
+    assert "denied the request: NotEnoughChips: 1 chip requested, 0 free of 8 healthy" in refused
 
 
 def test_only_its_writers_may_write_the_annotations_by_which_chips_are_counted(
@@ -103,7 +104,8 @@ def test_only_its_writers_may_write_the_annotations_by_which_chips_are_counted(
     said = "only ascend-affinity writes the annotation"
     settled(dry_run(cluster.api, forged), said)
     text = refusal(lambda: cluster.api.create(forged))
-    assert f"{said} huawei.com/Ascend910, predicate-time, by which chips are counted; admin is none" in text
+    keys = "huawei.com/Ascend910, predicate-time"
+    assert f"{said} {keys}, by which chips are counted; admin is not a writer (policies.writers)" in text
     plain = pod("plain", 1, namespace=kube_namespace, schedulerName="none", annotations={"note": "a"})
     cluster.api.create(plain)
     path = pod_path(kube_namespace, "plain")
@@ -143,11 +145,11 @@ def test_a_pod_no_node_could_take_is_denied_at_once_and_no_other_pod_depends_on_
     senseless = pod("odd", 17, namespace=kube_namespace)
     settled(dry_run(cluster.api, senseless), "denied the request: InvalidRequest: pod ")
     parts = pod("parts", 2, namespace=kube_namespace, resource="huawei.com/Ascend910-2c")
-    assert "asks for 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, parts))
+    assert "requests 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, parts))
     cores = pod("cores", 1, namespace=kube_namespace, resource="huawei.com/npu-core")
     (container,) = cores["spec"]["containers"]
     cores["spec"]["initContainers"] = [{**container, "name": "before", "restartPolicy": "Always"}]
-    assert "asks for 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, cores))
+    assert "requests 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, cores))
     del cores["spec"]["initContainers"]
     dry_run(cluster.api, cores)()
     for each in running.allocators:

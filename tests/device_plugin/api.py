@@ -62,9 +62,18 @@ class RecordingClient(KubeClient):
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> bytes:
         self.sent.append(Request(method, path, body, content_type, asyncio.get_running_loop().time()))
-        return await super().request(
-            method, path, query=query, body=body, content_type=content_type, timeout_s=timeout_s
-        )
+        self.__dict__["_in_flight"] = self.in_flight + 1
+        try:
+            return await super().request(
+                method, path, query=query, body=body, content_type=content_type, timeout_s=timeout_s
+            )
+        finally:
+            self.__dict__["_in_flight"] -= 1
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that have no answer yet."""
+        return self.__dict__.get("_in_flight", 0)  # type: ignore[no-any-return]  # a count of its own
 
     def to(self, part: str, method: str = "PATCH") -> list[Request]:
         """The requests with this method to paths that contain this."""

@@ -84,7 +84,7 @@ class Rig:
 
     async def written(self, count: int) -> None:
         """Wait until the report was sent that often, and the last time successfully."""
-        await until(lambda: len(self.writes) >= count and self.reporter.problem is None)
+        await until(lambda: len(self.writes) >= count and self.client.in_flight == 0 and self.reporter.problem is None)
 
     @property
     def writes(self) -> list[Request]:

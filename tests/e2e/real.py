@@ -11,7 +11,6 @@ from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Pod
 from device_plugin.driver.simulated import SimulatedServer
-from device_plugin.publish.node_object import CHIP_MEMORY, CHIP_NAME, DRIVER_VERSION, SERVER_TYPE_LABEL, SUPER_POD_LABEL
 from tests.cluster import nodes as cluster_nodes
 from tests.cluster.api import free_ports
 from tests.cluster.cluster import Cluster
@@ -22,6 +21,7 @@ from tests.e2e.node import ContainerView, WorldNode
 from tests.e2e.programs import BIN, DEVICE_NODES, Program, plugin_command, write_kubeconfig
 from tests.e2e.proxy import ApiProxy
 from tests.e2e.world import Setup, World
+from tests.written_nodes import removal
 
 WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 LEASE: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/ascend-allocator"
@@ -166,9 +166,8 @@ def _webhook(world: World) -> dict[str, Any]:
 
 async def _restore_cluster(world: World) -> None:
     """Remove what our programs leave on the cluster, such as labels: other test modules use other products."""
-    labels = dict.fromkeys((CHIP_NAME, CHIP_MEMORY, SERVER_TYPE_LABEL, DRIVER_VERSION, SUPER_POD_LABEL))
     for node in world.nodes:
-        await world.client.patch(NODES, node.name, {"metadata": {"labels": labels}})
+        await world.client.patch(NODES, node.name, removal())
     await world.client.request("DELETE", CONFIG_MAPS.path(namespace="kube-system"))
     with suppress(NotFound):
         await world.client.request("DELETE", LEASE)

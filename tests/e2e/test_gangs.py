@@ -40,7 +40,7 @@ async def check_four(world: World) -> dict[str, Pod]:
 
 async def test_a_gang_waits_for_its_last_pod_and_then_starts_together(world: World) -> None:
     await world.create("train-0", 8, annotations=GANG)
-    assert "2 pods must be placed together, 1 are there" in await world.pending_because("train-0")
+    assert "2 pods must be placed together; 1 exists, 1 is missing" in await world.pending_because("train-0")
     await world.create("train-1", 8, annotations=GANG)
     await check_together(world)
 
@@ -50,7 +50,7 @@ async def test_a_gang_that_does_not_fit_as_a_whole_takes_no_chips(world: World) 
     await world.running("other")
     for number in range(2):
         await world.create(f"train-{number}", 8, annotations=GANG)
-    assert "only 1 fit at once" in await world.pending_because("train-1")
+    assert "only 1 fits at once" in await world.pending_because("train-1")
     await world.create("small", 2)
     await check_hand_over(world, "small", 2)
     await world.delete("other", "small")

@@ -66,8 +66,8 @@ SCENARIOS = [
         lambda: ascend_910b(16),
         held=(0, 1, 2, 11, 12, 13),
         refused={
-            6: "6 chips asked for must be linked by one ring",
-            10: "10 chips asked for must be 5 pairs of chips i and i+8; 2 pairs are free",
+            6: "6 chips requested must be within one ring",
+            10: "10 chips requested must be 5 pairs of chips i and i+8; 2 pairs are free",
             9: "14, 16 chips of a 910B-16 server, not 9",
         },
         placed=((1, (0, 8, 1, 9, 2, 10, 3, 11, 4, 12)), (0, (3, 4, 5, 6, 7)), (1, (5, 6, 7))),
@@ -79,8 +79,8 @@ SCENARIOS = [
         ascend_a3,
         held=(1, 2, 5, 7, 8, 10),
         refused={
-            6: "6 chips asked for must be 3 whole cards; 2 are free as a whole",
-            3: "14, 16 chips of a A3-16 server, not 3",
+            6: "6 chips requested must be 3 whole cards; 2 whole cards are free",
+            3: "14, 16 chips of an A3-16 server, not 3",
         },
         placed=((1, (0, 1, 2, 3, 4, 5)), (0, (0,)), (0, (12, 13, 14, 15)), (1, tuple(range(6, 16)))),
     ),
@@ -119,7 +119,7 @@ async def check_servers(world: World, expected: Scenario) -> None:
                 SERVER_TYPE_LABEL
             ) == expected.server_type or None
 
-        # The plugin writes the Node after the report; a real Node object still has the labels of the scenario before.
+        # The plugin writes the Node after the report.
         await world.eventually(labelled, f"the label of node {node.name} is {expected.server_type}")
         assert (await world.report(node.name)).free == expected.product.all_chips
 

@@ -41,7 +41,7 @@ async def test_a_binding_that_fits_by_count_only_is_denied_until_it_fits(world: 
     # Five chips are free, enough for a scheduler that only counts; but three are in one ring and two in the other.
     await world.create("four", 4, nodeSelector={"kubernetes.io/hostname": node})
     message = await denial_message(world, "four")
-    assert "RingTooSmall: 4 chips asked for must be linked by one ring; the rings have 3 + 2 free" in message
+    assert "RingTooSmall: 4 chips requested must be within one ring; the rings have 3 + 2 free chips" in message
     assert not (await world.pod("four")).spec.node_name
     await world.delete("left")
     assert annotated(await check_hand_over(world, "four", 4), REAL) == LEFT

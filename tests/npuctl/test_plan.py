@@ -221,7 +221,7 @@ def test_an_incomplete_gang_says_how_many_pods_are_missing(api: str, npuctl: Npu
     answer = npuctl.plan(node("n1"), waiting, pod_group("train", 3, group=api))
     (pending,) = answer["pending"]
     assert (pending["reason"], pending["nodes"]["n1"]["reason"]) == ("GangIncomplete", "GangIncomplete")
-    assert "3 pods must be placed together; 1 exist, 2 are missing" in pending["message"]
+    assert "3 pods must be placed together; 1 exists, 2 are missing" in pending["message"]
 
 
 @pytest.mark.parametrize(
