@@ -39,8 +39,17 @@ class Program(ABC):
 
 async def is_ready(url: str) -> bool:
     """Whether a program's readiness probe succeeds."""
+    return await _succeeds(f"{url}/readyz")
+
+
+async def is_live(url: str) -> bool:
+    """Whether a program's liveness probe succeeds; from then on a signal ends it in order."""
+    return await _succeeds(f"{url}/livez")
+
+
+async def _succeeds(probe: str) -> bool:
     try:
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz", ssl=False) as answer:
+        async with aiohttp.ClientSession() as session, session.get(probe, ssl=False) as answer:
             return answer.status == 200
     except aiohttp.ClientError:
         return False

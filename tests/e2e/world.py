@@ -22,7 +22,7 @@ from tests.allocator.authority import Authority
 from tests.bench.fake_cluster import fake_node
 from tests.cluster.api import free_ports
 from tests.e2e.node import WorldNode
-from tests.e2e.programs import BIN, Program, allocator_command, is_ready
+from tests.e2e.programs import BIN, Program, allocator_command, is_live, is_ready
 from tests.e2e.proxy import ApiProxy
 from tests.e2e.service import Service
 
@@ -190,6 +190,8 @@ class World(ABC):
             await self.eventually(partial(is_ready, node.plugin_url), f"the plugin of {node.name} is ready")
             all_allocatable = partial(self._all_allocatable, node)
             await self.eventually(all_allocatable, f"all chips of {node.name} are allocatable")
+        for url in self.service.backends:
+            await self.eventually(partial(is_live, url), f"the allocator at {url} is live")
         await self.eventually(self.allocator_ready, "the allocator is ready")
 
     async def _all_allocatable(self, node: WorldNode) -> bool:
