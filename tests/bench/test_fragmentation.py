@@ -29,14 +29,14 @@ def test_jobs_that_come_and_go_never_get_a_broken_ring(seed: int) -> None:
     assert max(sight.taken for _, sight in tally.hours) > 0.95 * 20 * 8
 
 
-def test_the_check_of_the_rings_finds_what_counting_breaks() -> None:
+def test_the_check_finds_rings_that_counting_breaks() -> None:
     jobs = trace(1_000, chips=CHIPS, demand=0.9, seed=1)
     assert replay(FirstFit(NODES, keeps_rings=False), jobs, NODES).books.broken > 50
     assert replay(AtRandom(NODES, random.Random(1), keeps_rings=False), jobs, NODES).books.broken > 50
     assert replay(FirstFit(NODES, keeps_rings=True), jobs, NODES).books.broken == 0
 
 
-def test_what_is_left_is_what_an_eye_would_see() -> None:
+def test_stranded_chips_and_the_largest_placement_are_counted() -> None:
     books = Books(2)
     assert books.sight().largest == 16
     books.take(0, (0,), 1)
@@ -50,7 +50,7 @@ def test_what_is_left_is_what_an_eye_would_see() -> None:
 
 
 @pytest.mark.parametrize("chips", [(0,), (0, 0), (7, 8), (1, 2)])
-def test_a_placement_that_is_none_is_no_number_in_a_table(chips: tuple[int, ...]) -> None:
+def test_an_invalid_placement_is_an_error(chips: tuple[int, ...]) -> None:
     books = Books(1)
     books.take(0, (2,), 1)
     with pytest.raises(AssertionError):

@@ -63,7 +63,7 @@ def dry_run(server: Server, item: dict[str, Any]) -> Callable[[], object]:
     return lambda: server.request("POST", pod_path(item["metadata"]["namespace"]) + "?dryRun=All", item)
 
 
-def test_a_stock_scheduler_gives_every_pod_its_ring_by_the_webhook(
+def test_an_unmodified_scheduler_gets_chips_in_rings_by_the_webhook(
     cluster: Cluster, running_beside_a_stock_scheduler: Running, kube_namespace: str
 ) -> None:
     assert running_beside_a_stock_scheduler.allocator.alive
@@ -97,7 +97,7 @@ def test_a_stock_scheduler_gives_every_pod_its_ring_by_the_webhook(
     assert "denied the request: NotEnoughChips: 1 chip requested, 0 free of 8 healthy" in refused
 
 
-def test_only_its_writers_may_write_the_annotations_by_which_chips_are_counted(
+def test_only_configured_writers_may_write_chip_annotations(
     cluster: Cluster, running: Running, kube_namespace: str
 ) -> None:
     forged = pod("forged", 1, namespace=kube_namespace, annotations=FORGED)
@@ -139,7 +139,7 @@ def test_only_its_writers_may_write_the_annotations_by_which_chips_are_counted(
     assert REAL not in annotations or set(parse_names(annotations[REAL])) == set(parse_names(annotations[ALLOCATED]))
 
 
-def test_a_pod_no_node_could_take_is_denied_at_once_and_no_other_pod_depends_on_us(
+def test_only_pods_that_no_node_could_take_are_denied_at_creation(
     cluster: Cluster, running: Running, kube_namespace: str
 ) -> None:
     senseless = pod("odd", 17, namespace=kube_namespace)
@@ -162,7 +162,7 @@ def test_a_pod_no_node_could_take_is_denied_at_once_and_no_other_pod_depends_on_
     cluster.api.create(pod("waits", 1, namespace=kube_namespace))
 
 
-def test_the_one_that_stood_still_is_followed_and_its_late_binding_is_denied(
+def test_a_paused_leader_is_replaced_and_its_late_binding_is_denied(
     cluster: Cluster, running: Running, kube_namespace: str
 ) -> None:
     first, second = running.allocators
@@ -212,7 +212,7 @@ def test_the_one_that_stood_still_is_followed_and_its_late_binding_is_denied(
     assert time.monotonic() - given_up_s < 5
 
 
-def test_an_upgrade_keeps_the_certificate_that_kube_scheduler_was_told(cluster: Cluster, installed: Installed) -> None:
+def test_an_upgrade_keeps_the_certificate_that_kube_scheduler_trusts(cluster: Cluster, installed: Installed) -> None:
     where = (helm.RELEASE, "--namespace", helm.NAMESPACE, str(helm.CHART), "--reuse-values")
     helm.run("upgrade", *where, "--set", "allocator.logLevel=DEBUG", kubeconfig=cluster.kubeconfig_path)
     secret = cluster.api.get(f"/api/v1/namespaces/{helm.NAMESPACE}/secrets/{LEASE}-tls")

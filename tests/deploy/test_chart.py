@@ -71,7 +71,7 @@ def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return chosen
 
 
-def test_helm_finds_nothing_to_complain_about(options: tuple[str, ...]) -> None:
+def test_helm_lint_passes(options: tuple[str, ...]) -> None:
     assert "0 chart(s) failed" in helm.run("lint", "--strict", str(helm.CHART), *options)
 
 
@@ -116,7 +116,7 @@ def test_a_wrong_value_is_refused_and_named(value: str, named: str) -> None:
     assert named in str(refused.value)
 
 
-def test_a_cluster_that_is_too_old_is_refused() -> None:
+def test_a_kubernetes_version_that_is_too_old_is_refused() -> None:
     with pytest.raises(helm.HelmError, match=r"incompatible with Kubernetes v1\.27"):
         helm.render("--kube-version", "1.27.16")
 
@@ -137,9 +137,7 @@ def test_a_writer_may_have_any_name() -> None:
 
 
 @pytest.mark.parametrize(("address", "told"), [("10.0.0.77", "10.0.0.77:443"), ("fd00::4d", "[fd00::4d]:443")])
-def test_what_the_notes_say_to_type_names_the_service_whatever_its_address(
-    tmp_path: Path, address: str, told: str
-) -> None:
+def test_the_commands_in_the_notes_name_the_service(tmp_path: Path, address: str, told: str) -> None:
     lines = helm.notes(tmp_path).splitlines()
     (first,) = (number for number, line in enumerate(lines) if line.strip().startswith("address="))
     kubectl = tmp_path / "kubectl"
@@ -157,7 +155,7 @@ def test_what_the_notes_say_to_type_names_the_service_whatever_its_address(
     assert extender["urlPrefix"] == f"https://{told}/scheduler"
 
 
-def test_the_notes_say_what_client_names_leave_open(tmp_path: Path) -> None:
+def test_the_notes_warn_of_webhooks_without_client_names(tmp_path: Path) -> None:
     secret = "allocator.tls.source=secret,allocator.tls.secretName=a,allocator.tls.clientNames={scheduler}"
     without = ("allocator.tls.webhookClientNames={api}", "allocator.webhooks.bindings.enabled=false")
     said = "clientNames does not cover the webhook paths"
@@ -167,7 +165,7 @@ def test_the_notes_say_what_client_names_leave_open(tmp_path: Path) -> None:
         assert said not in helm.notes(tmp_path, "--set", f"{secret},{each}")
 
 
-def test_a_real_api_server_takes_every_object(cluster: Cluster, options: tuple[str, ...]) -> None:
+def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple[str, ...]) -> None:
     items = helm.render(*options)
     kinds = Counter(item["kind"] for item in items)
     assert kinds["ConfigMap"] == (2 if options == SIMULATED else 1)
@@ -188,7 +186,7 @@ def _plugin_settings(items: list[dict[str, Any]], folder: Path) -> DevicePluginS
     return read_settings(DevicePluginSettings, "ascend-device-plugin", arguments)
 
 
-def test_the_programs_take_the_settings_they_are_given(
+def test_the_programs_accept_the_settings_of_the_chart(
     options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
@@ -229,7 +227,7 @@ def test_the_programs_take_the_settings_they_are_given(
 
 @pytest.mark.parametrize("bindings", [True, False])
 @pytest.mark.parametrize("pods", [True, False])
-def test_the_allocator_serves_the_webhooks_that_are_registered_and_no_others(
+def test_the_allocator_serves_exactly_the_registered_webhooks(
     monkeypatch: pytest.MonkeyPatch, *, bindings: bool, pods: bool
 ) -> None:
     values = {"bindings": bindings, "pods": pods}
@@ -243,7 +241,7 @@ def test_the_allocator_serves_the_webhooks_that_are_registered_and_no_others(
     assert set(served) == {name for name, on in values.items() if on}
 
 
-def test_values_change_the_settings_they_are_named_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
     plain = _plugin_settings(helm.render(), tmp_path)
     assert (plain.driver, plain.injection, plain.readmission) == ("dcmi", "auto", "automatic")
@@ -269,7 +267,7 @@ def test_values_change_the_settings_they_are_named_for(tmp_path: Path, monkeypat
         ("devicePlugin.kubelet.caFile=/ca.crt", True),
     ],
 )
-def test_only_what_needs_a_restart_restarts_the_pods(*, value: str, rolls: bool) -> None:
+def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls: bool) -> None:
     before, after = (
         helm.find(helm.render(*options), "DaemonSet", "device-plugin") for options in ((), ("--set", value))
     )
@@ -287,7 +285,7 @@ def test_only_what_needs_a_restart_restarts_the_pods(*, value: str, rolls: bool)
 
 
 @pytest.mark.parametrize("readmission", ["automatic", "manual"])
-def test_the_rights_are_what_the_plugin_says_it_needs(readmission: Literal["automatic", "manual"]) -> None:
+def test_the_plugins_rights_are_those_it_checks_at_its_start(readmission: Literal["automatic", "manual"]) -> None:
     items = helm.render("--set", f"devicePlugin.health.readmission={readmission}")
     wanted: dict[tuple[str, str], set[str]] = {}
     for right in (*rights(manual_readmission=readmission == "manual"), KUBELET_PODS[0]):
@@ -297,7 +295,7 @@ def test_the_rights_are_what_the_plugin_says_it_needs(readmission: Literal["auto
     assert _rights(items, "device-plugin") == wanted
 
 
-def test_the_rights_are_these_and_no_others() -> None:
+def test_the_chart_grants_exactly_the_listed_rights() -> None:
     items = helm.render()
     assert _rights(items, "device-plugin") == {
         ("ClusterRole", "pods"): {"get", "list", "watch", "patch"},
@@ -344,7 +342,7 @@ def test_the_allocator_may_list_and_watch_every_kind_it_watches(health_namespace
         assert granted.get((kind.namespace(health_namespace), name), set()) >= {"list", "watch"}, kind.name
 
 
-def test_what_noded_writes_may_be_read_where_the_values_say_and_nowhere_else() -> None:
+def test_node_health_may_be_read_only_in_the_configured_namespace() -> None:
     before = _rights(helm.render(), "allocator")
     items = helm.render("--set", "allocator.nodeHealthNamespace=mindx-dl")
     elsewhere = [each for each in items if each["metadata"].get("namespace") == "mindx-dl"]
@@ -367,14 +365,14 @@ def test_what_noded_writes_may_be_read_where_the_values_say_and_nowhere_else() -
         ("1.32.9", "pods", "nodes/pods"),
     ],
 )
-def test_only_old_kubelets_need_the_right_to_everything(version: str, wanted: str, subresource: str) -> None:
+def test_only_old_kubelets_need_the_nodes_proxy_right(version: str, wanted: str, subresource: str) -> None:
     items = helm.render("--kube-version", version, "--set", f"devicePlugin.kubelet.authorization={wanted}")
     granted = {resource for _, resource in _rights(items, "device-plugin") if resource.startswith("nodes/")}
     assert granted == {subresource}
 
 
 @pytest.mark.parametrize("options", [(), SIMULATED], ids=["dcmi", "simulated"])
-def test_the_containers_can_do_little_to_their_nodes(options: tuple[str, ...]) -> None:
+def test_the_containers_have_a_restrictive_security_context(options: tuple[str, ...]) -> None:
     items = helm.render(*options)
     for kind, component in (("DaemonSet", "device-plugin"), ("Deployment", "allocator")):
         spec = helm.find(items, kind, component)["spec"]["template"]["spec"]
@@ -391,7 +389,7 @@ def test_the_containers_can_do_little_to_their_nodes(options: tuple[str, ...]) -
         assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_what_of_the_node_is_mounted_is_not_written_to_but_for_the_kubelets_folder_and_the_chips() -> None:
+def test_only_the_kubelets_folder_and_dev_are_mounted_writable() -> None:
     workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
     volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
     writable = {mount["name"] for mount in _container(workload)["volumeMounts"] if not mount.get("readOnly")}
@@ -401,14 +399,14 @@ def test_what_of_the_node_is_mounted_is_not_written_to_but_for_the_kubelets_fold
     assert volumes["driver"]["hostPath"]["path"] == "/usr/local/Ascend/driver"
 
 
-def test_an_upgrade_takes_the_same_number_of_rounds_on_a_cluster_of_any_size() -> None:
+def test_an_upgrade_updates_a_tenth_of_the_nodes_at_a_time() -> None:
     workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
     assert workload["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == "10%"
     one = helm.find(helm.render("--set", "devicePlugin.maxUnavailable=1"), "DaemonSet", "device-plugin")
     assert one["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 1
 
 
-def test_each_probe_asks_its_own_page_and_upgrades_leave_one_plugin_on_a_node() -> None:
+def test_each_probe_has_its_endpoint_and_upgrades_do_not_surge() -> None:
     workload = helm.find(helm.render(), "DaemonSet", "device-plugin")
     container = _container(workload)
     pages = [container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")]
@@ -417,7 +415,7 @@ def test_each_probe_asks_its_own_page_and_upgrades_leave_one_plugin_on_a_node() 
     assert workload["spec"]["template"]["spec"]["priorityClassName"] == "system-node-critical"
 
 
-def test_the_allocator_passes_pod_security_restricted(cluster: Cluster) -> None:
+def test_the_allocator_passes_the_restricted_pod_security_standard(cluster: Cluster) -> None:
     # The API server itself judges, in a namespace that demands it; in dry runs it only warns, so it is asked for a pod.
     name = "restricted-deploy-test"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}

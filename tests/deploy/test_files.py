@@ -75,7 +75,7 @@ def test_make_demo_installs_the_extra() -> None:
     assert "--no-dev --extra sandbox python -m sandbox.demo" in recipe
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_the_image_runs_as_an_unprivileged_user() -> None:
     *_, last_stage = (REPOSITORY / "Dockerfile").read_text().split("\nFROM ")
     users = [line for line in last_stage.splitlines() if line.startswith("USER ")]
     assert users == ["USER 65532:65532"]
@@ -95,7 +95,7 @@ def test_the_chart_accepts_the_chips_of_the_products_table() -> None:
     assert set(chips) == {product.chip for product in PRODUCTS.values()} - {""}
 
 
-def test_the_charts_simulated_chips_are_what_the_driver_reads(tmp_path: Path) -> None:
+def test_the_simulated_driver_reads_the_charts_chips(tmp_path: Path) -> None:
     server = yaml.safe_load((CHART / "values.yaml").read_text())["devicePlugin"]["driver"]["simulated"]["server"]
     (tmp_path / "simulated.json").write_bytes(msgspec.json.encode(server))
     driver = SimulatedDriver(tmp_path / "simulated.json")
@@ -104,7 +104,7 @@ def test_the_charts_simulated_chips_are_what_the_driver_reads(tmp_path: Path) ->
     assert all(driver.read(chip) == ChipState() for chip in chips)
 
 
-def test_the_scheduler_is_told_what_the_allocator_relies_on() -> None:
+def test_the_scheduler_configuration_has_what_the_allocator_needs() -> None:
     configuration = yaml.safe_load((REPOSITORY / "deploy" / "kube-scheduler.yaml").read_text())
     (extender,) = configuration["extenders"]
     assert configuration["percentageOfNodesToScore"] == 100
@@ -122,7 +122,7 @@ def test_the_notes_name_files_that_exist(name: str) -> None:
     assert (REPOSITORY / "deploy" / name).is_file()
 
 
-def test_the_values_may_hold_whatever_a_simulated_server_may() -> None:
+def test_the_values_accept_every_field_of_a_simulated_server() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["definitions"]["simulatedServer"]["properties"]
     chip = schema["chips"]["items"]["properties"]
     virtual = chip["vnpus"]["items"]["properties"]

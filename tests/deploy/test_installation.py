@@ -65,7 +65,7 @@ def test_the_example_gets_its_chips_under_the_charts_identities(cluster: Cluster
 
 
 @pytest.mark.usefixtures("running")
-def test_a_node_is_avoided_when_noded_says_so_under_the_charts_identities(cluster: Cluster) -> None:
+def test_a_node_that_noded_reports_is_avoided_under_the_charts_identities(cluster: Cluster) -> None:
     ill = cluster.nodes[0]
     told = {"apiVersion": "v1", "kind": "ConfigMap", "data": {NODE_INFO: noded_says({"NodeStatus": "UnHealthy"})}}
     meta = {"name": f"{NODE_INFO_PREFIX}{ill.name}", "namespace": HEALTH_NAMESPACE, "labels": LABELS}
@@ -87,7 +87,7 @@ def _is_refused(pod: dict[str, Any]) -> bool:
     return any("NodeUnhealthy" in condition.get("message", "") for condition in conditions)
 
 
-def test_the_plugin_may_list_its_kubelets_pods_and_run_nothing_in_them(cluster: Cluster, running: Running) -> None:
+def test_the_plugin_may_list_its_kubelets_pods_but_not_exec(cluster: Cluster, running: Running) -> None:
     pod = yaml.safe_load((helm.REPOSITORY / "deploy" / "examples" / "pod.yaml").read_text())
     adapt_to_this_cluster(pod)
     cluster.api.create(pod)
@@ -113,7 +113,7 @@ def test_the_plugin_may_list_its_kubelets_pods_and_run_nothing_in_them(cluster: 
         ("DELETE", "/api/v1/nodes/n1"),
     ],
 )
-def test_neither_identity_may_do_more(cluster: Cluster, installed: Installed, method: str, path: str) -> None:
+def test_neither_identity_has_further_rights(cluster: Cluster, installed: Installed, method: str, path: str) -> None:
     for workload in (installed.device_plugin, installed.allocator):
         name = pod_spec(workload)["serviceAccountName"]
         server = cluster.server(cluster.service_account_token(name, namespace=helm.NAMESPACE))
@@ -122,7 +122,7 @@ def test_neither_identity_may_do_more(cluster: Cluster, installed: Installed, me
         assert refused.value.status == 403
 
 
-def test_the_allocator_leads_the_service_to_addresses_of_either_kind(cluster: Cluster, installed: Installed) -> None:
+def test_the_allocator_points_the_service_to_ipv4_and_ipv6_addresses(cluster: Cluster, installed: Installed) -> None:
     token = cluster.service_account_token(pod_spec(installed.allocator)["serviceAccountName"], namespace=helm.NAMESPACE)
     kubeconfig = cluster.write_kubeconfig("asking-allocator", token)
 
@@ -145,7 +145,7 @@ def test_the_allocator_leads_the_service_to_addresses_of_either_kind(cluster: Cl
     asyncio.run(publish_each())
 
 
-def test_the_server_itself_says_what_is_granted(cluster: Cluster, installed: Installed) -> None:
+def test_the_api_server_confirms_the_granted_rights(cluster: Cluster, installed: Installed) -> None:
     token = cluster.service_account_token(
         pod_spec(installed.device_plugin)["serviceAccountName"], namespace=helm.NAMESPACE
     )
@@ -171,7 +171,7 @@ def test_the_server_itself_says_what_is_granted(cluster: Cluster, installed: Ins
     assert not elsewhere
 
 
-def test_what_the_notes_say_to_type_makes_a_configuration_the_scheduler_takes(
+def test_the_commands_in_the_notes_make_a_valid_scheduler_configuration(
     cluster: Cluster, installed: Installed, tmp_path: Path
 ) -> None:
     lines = installed.notes.splitlines()
