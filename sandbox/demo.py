@@ -1,5 +1,6 @@
 """``make demo``: shows the main job in one process, from a pod that requests chips to the container that has them."""
 
+import argparse
 import asyncio
 import logging
 import sys
@@ -7,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
@@ -212,6 +214,9 @@ async def run() -> None:
 
 def main() -> None:
     """Run the demo; exit with status 1 and a message if a step does not finish in time."""
+    parser = argparse.ArgumentParser("sandbox.demo", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"sandbox.demo {version('ascend-affinity-sandbox')}")
+    parser.parse_args()
     configure_logs("demo", level="ERROR", stream=sys.stderr)
     logging.captureWarnings(capture=True)
     try:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 
 def test_the_demo_shows_the_main_job_on_a_terminal_with_gbk() -> None:
@@ -16,3 +17,10 @@ def test_the_demo_shows_the_main_job_on_a_terminal_with_gbk() -> None:
     # GBK has the middle dot of a free chip, but not the cross of an unhealthy one.
     assert "[4 ·]     [5 x]     [6 ·] [7 ·]" in output
     assert "[4 train-c] [5 train-c] [6 train-c] [7 train-c]" in output
+
+
+def test_the_demo_has_a_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sandbox.demo", "--version"], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (f"sandbox.demo {version('ascend-affinity-sandbox')}\n", "")
