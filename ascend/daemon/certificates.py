@@ -18,13 +18,10 @@ from typing import Self
 import grpc
 import structlog
 
+from ascend.daemon.settings import POLL_S, FileIdentity, file_identity
 from ascend.errors import InvalidValue
 
 log = structlog.get_logger()
-
-POLL_S = 2.0
-
-_Identity = tuple[tuple[int, int, int, int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +100,8 @@ class Certificates:
         # gRPC calls this in every handshake, from a thread of its own.
         return self._grpc
 
-    def _identity(self) -> _Identity:
-        return tuple(_identity(path) for path in self._files.paths)
+    def _identity(self) -> tuple[FileIdentity, ...]:
+        return tuple(map(file_identity, self._files.paths))
 
 
 class _Newest(ssl.SSLContext):
@@ -147,12 +144,3 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
         names = ", ".join(str(path) for path in files.paths)
         raise InvalidValue(f"the certificates can't be used ({names}): {error}") from error
     return context
-
-
-def _identity(path: Path) -> tuple[int, int, int, int] | None:
-    # Follows links: the kubelet updates a mounted Secret by changing a symbolic link.
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size

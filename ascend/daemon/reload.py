@@ -12,7 +12,7 @@ from typing import Generic, Literal, TypeVar
 
 import structlog
 
-from ascend.daemon.settings import DaemonSettings, SettingsSource
+from ascend.daemon.settings import POLL_S, DaemonSettings, SettingsSource
 from ascend.errors import InvalidValue
 from ascend.observe.logs import set_level
 
@@ -21,8 +21,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 D = TypeVar("D", bound=DaemonSettings)
 
 Outcome = Literal["applied", "unchanged", "refused", "needs_restart"]
-
-POLL_S = 2.0
 
 
 class SettingsReload(Generic[D]):

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ascend.errors import ApiError, NotFound, Unreachable
@@ -61,13 +61,6 @@ class _Series:
     """The time of the last repetition, if that is not posted yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Posting:
-    regarding: Regarding
-    key: tuple[str, ...]
-    body: JsonObject = field(hash=False)
-
-
 class EventRecorder:
     """Posts the Events of one program.
 
@@ -95,7 +88,7 @@ class EventRecorder:
         self._instance = instance[:MAX_INSTANCE]
         self._monotonic = monotonic
         self._now = now
-        self._queue: asyncio.Queue[_Posting] = asyncio.Queue(QUEUE_LENGTH)
+        self._queue: asyncio.Queue[tuple[tuple[str, ...], JsonObject]] = asyncio.Queue(QUEUE_LENGTH)
         self._series: dict[tuple[str, ...], _Series] = {}
         self._refill_s = refill_s
         self._tokens = float(BURST)
@@ -133,32 +126,32 @@ class EventRecorder:
         if self._queue.full() or (key not in self._series and not self._take_token()):
             log.warning("dropped an Event", extra={"reason": reason, "object": regarding.name})
             return False
-        self._queue.put_nowait(_Posting(regarding, key, body))
+        self._queue.put_nowait((key, body))
         return True
 
     async def run(self) -> None:
         """Post what was published, until cancelled."""
         while True:
-            posting = None
+            published = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._until_due()):
-                    posting = await self._queue.get()
-            if posting is not None:
-                with _logged(posting.key):
-                    await self._post(posting)
+                    published = await self._queue.get()
+            if published is not None:
+                key, body = published
+                with _logged(key):
+                    await self._post(key, body)
             await self._post_repeated()
 
-    async def _post(self, posting: _Posting) -> None:
+    async def _post(self, key: tuple[str, ...], body: JsonObject) -> None:
         now_s = self._monotonic()
         known = self._series.items()
-        self._series = {key: each for key, each in known if each.unposted or now_s - each.first_s < REPEAT_S}
-        series = self._series.get(posting.key)
+        self._series = {seen: each for seen, each in known if each.unposted or now_s - each.first_s < REPEAT_S}
+        series = self._series.get(key)
         if series is not None:
             series.count += 1
-            series.unposted = posting.body["eventTime"]
+            series.unposted = body["eventTime"]
             return
-        name = await self._create(posting.body)
-        self._series[posting.key] = _Series(name, posting.body, first_s=now_s, due_s=now_s)
+        self._series[key] = _Series(await self._create(body), body, first_s=now_s, due_s=now_s)
 
     async def _post_repeated(self) -> None:
         """Post the repetitions that are due."""
@@ -167,15 +160,12 @@ class EventRecorder:
             if series.unposted and series.due_s <= now_s:
                 repeated = {"series": {"count": series.count, "lastObservedTime": series.unposted}}
                 series.unposted, series.due_s = "", now_s + REPEAT_POST_S
+                namespace = series.body["metadata"]["namespace"]
                 with _logged(key):
-                    await self._repeat(series, repeated)
-
-    async def _repeat(self, series: _Series, repeated: JsonObject) -> None:
-        namespace = series.body["metadata"]["namespace"]
-        try:
-            await self._client.patch(EVENTS, series.name, repeated, namespace=namespace)
-        except NotFound:  # deleted by hand; client-go handles this as well
-            series.name = await self._create(series.body | repeated)
+                    try:
+                        await self._client.patch(EVENTS, series.name, repeated, namespace=namespace)
+                    except NotFound:  # deleted by hand; client-go handles this as well
+                        series.name = await self._create(series.body | repeated)
 
     async def _create(self, body: JsonObject) -> str:
         """Create an Event; returns its name."""

@@ -14,17 +14,8 @@ from msgspec import structs
 
 from allocator.rules.job import VOLCANO
 from ascend.chips import RESOURCE
-from ascend.kube.objects import (
-    BatchJob,
-    BatchJobSpec,
-    KubeObject,
-    Metadata,
-    OwnerReference,
-    Pod,
-    PodGroup,
-    PodGroupSpec,
-    PodSpec,
-)
+from ascend.kube.objects import KubeObject, Metadata, OwnerReference, Pod, PodSpec
+from ascend.kube.workloads import BatchJob, BatchJobSpec, PodGroup, PodGroupSpec
 from npuctl.plan.placement import UnplannedWorkload
 from npuctl.reading.manifests import Named, Unsubmitted
 from npuctl.reading.objects import ClusterObjects

@@ -15,9 +15,10 @@ from allocator.settings import Settings
 from allocator.state.kinds import KINDS, WatchedKind, watched_kinds
 from allocator.state.report import node_of_health
 from ascend.deviceinfo import NAMESPACE, decode_report, node_name
-from ascend.errors import UNREADABLE, ApiError, InvalidReport, NotFound, Unreachable
-from ascend.kube.client import KubeClient
-from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod, PodGroup
+from ascend.errors import ApiError, InvalidReport, NotFound
+from ascend.kube.client import KubeClient, decode
+from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod
+from ascend.kube.workloads import PodGroup
 
 _NO_GROUPS: Final[Mapping[str, Iterable[PodGroup]]] = MappingProxyType({})
 
@@ -175,11 +176,9 @@ async def _is_served(client: KubeClient, kind: WatchedKind) -> bool:
     """Whether the API server serves a kind, according to its discovery, which every authenticated user may read."""
     path = f"/{kind.resource.prefix}"
     try:
-        kinds = msgspec.json.decode(await client.request("GET", path), type=_Kinds)
+        kinds = decode(await client.request("GET", path), _Kinds, f"discovery document {path}")
     except NotFound:
         return False
     except ApiError:
         return True  # the error of the list request says more
-    except UNREADABLE as error:
-        raise Unreachable(f"the API server's discovery document {path} can't be decoded: {error}") from error
     return any(each.name == kind.resource.plural for each in kinds.resources)
