@@ -16,7 +16,7 @@ from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
-from npuctl.doctor.finding import Finding, Severity
+from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import group, some
 from npuctl.plan.placement import plan_pods
@@ -54,20 +54,20 @@ def check_cluster(objects: ClusterObjects, settings: Settings, now_ns: int) -> l
         now_ns: the time, Unix nanoseconds.
     """
     cluster = _Cluster(objects, settings, now_ns, OfflineAllocator(objects, settings, now_ns))
-    return [finding for check in _CHECKS for finding in check(cluster)]
+    return [finding for name, check in _CHECKS for finding in named(name, check(cluster))]
 
 
 def _check_nodes(cluster: _Cluster) -> Iterator[Finding]:
     refusals = {each.name: each.offer for each in cluster.npu_nodes if isinstance(each.offer, Refusal)}
     if not cluster.npu_nodes:
-        yield Finding("nodes", "problem", "no node reports chips", "run the device plugin on the nodes with NPUs")
+        yield problem("no node reports chips", "run the device plugin on the nodes with NPUs")
         return
     usable = len(cluster.npu_nodes) - len(refusals)
-    yield Finding("nodes", "ok", f"{usable} of {count(len(cluster.npu_nodes), 'NPU node')} can be used")
+    yield ok(f"{usable} of {count(len(cluster.npu_nodes), 'NPU node')} can be used")
     for each in group(refusals):
-        severity: Severity = "warning" if each.reason.is_deliberate else "problem"
+        found = warning if each.reason.is_deliberate else problem
         sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
-        yield Finding("nodes", severity, sentence, each.reason.cure.replace("`", ""))
+        yield found(sentence, each.reason.cure.replace("`", ""))
 
 
 def _check_reports(cluster: _Cluster) -> Iterator[Finding]:
@@ -83,17 +83,17 @@ def _check_reports(cluster: _Cluster) -> Iterator[Finding]:
     left = [f"{NAMESPACE}/{config_map_name(name)}" for name in sorted(reports.keys() - nodes)]
     if missing:
         advice = "all their chips count as healthy; check the device plugins of these nodes, which write the reports"
-        yield Finding("reports", "warning", f"no ConfigMap {config_map_name('<node>')}: {some(missing)}", advice)
+        yield warning(f"no ConfigMap {config_map_name('<node>')}: {some(missing)}", advice)
     if old:
-        sentence = f"older than {OLD_S} s, but renewed every 300 s: {some(old)}"
-        yield Finding("reports", "warning", sentence, "npuctl doctor on these nodes says what is wrong")
+        advice = "npuctl doctor on these nodes says what is wrong"
+        yield warning(f"older than {OLD_S} s, but renewed every 300 s: {some(old)}", advice)
     if ahead:
         advice = "set the clocks of these nodes; until then the end of their device plugins is noticed late"
-        yield Finding("reports", "warning", f"timestamp in the future: {some(ahead)}", advice)
+        yield warning(f"timestamp in the future: {some(ahead)}", advice)
     if left:
-        yield Finding("reports", "warning", f"the node does not exist: {some(left)}", "delete these ConfigMaps")
+        yield warning(f"the node does not exist: {some(left)}", "delete these ConfigMaps")
     if not (missing or old or ahead or left):
-        yield Finding("reports", "ok", f"{count(len(reports), 'report')}, none old, each of an existing node")
+        yield ok(f"{count(len(reports), 'report')}, none old, each of an existing node")
 
 
 def _check_kubelets(cluster: _Cluster) -> Iterator[Finding]:
@@ -107,9 +107,9 @@ def _check_kubelets(cluster: _Cluster) -> Iterator[Finding]:
             offered = count(record.server.allocatable, "chip")
             sentence = f"the kubelet of node {record.name} offers {offered}, but {healthy} are healthy"
             advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
-            yield Finding("kubelets", "warning", sentence, advice)
+            yield warning(sentence, advice)
     if not different:
-        yield Finding("kubelets", "ok", "each offers as many chips as are healthy")
+        yield ok("each offers as many chips as are healthy")
 
 
 def _check_holders(cluster: _Cluster) -> Iterator[Finding]:
@@ -120,9 +120,9 @@ def _check_holders(cluster: _Cluster) -> Iterator[Finding]:
             if both := first.chips & second.chips:
                 twice += 1
                 sentence = f"{join_names(chip_ids(both))} of node {record.name}: held by {first.pod} and {second.pod}"
-                yield Finding("chips", "problem", sentence, "delete one of these pods")
+                yield problem(sentence, "delete one of these pods")
     if not twice:
-        yield Finding("chips", "ok", "none is held by two pods")
+        yield ok("none is held by two pods")
 
 
 def _check_pods(cluster: _Cluster) -> Iterator[Finding]:
@@ -135,7 +135,7 @@ def _check_pods(cluster: _Cluster) -> Iterator[Finding]:
             else:
                 yield found
     hold = "holds its" if right == 1 else "hold their"
-    yield Finding("pods", "ok", f"{count(right, 'pod')} {hold} chips as recorded, or will soon")
+    yield ok(f"{count(right, 'pod')} {hold} chips as recorded, or will soon")
 
 
 def _check_pod(pod: Pod) -> Finding | None:
@@ -144,44 +144,44 @@ def _check_pod(pod: Pod) -> Finding | None:
         grant = read_grant(pod.metadata.annotations)
         real = chip_set(parse_names(pod.metadata.annotations.get(REAL, ""), REAL))
     except InvalidValue as error:
-        return Finding("pods", "problem", f"{where}: {error}", Reason.UNREADABLE_POD.cure)
+        return problem(f"{where}: {error}", Reason.UNREADABLE_POD.cure)
     if grant is None and not real:
         advice = "its scheduler did not ask the allocator; use a scheduler that does"
-        return Finding("pods", "problem", f"{where} was bound without chips", advice)
+        return problem(f"{where} was bound without chips", advice)
     if pod.status.phase != "Running":
         return None
     if not real:
         advice = "the device plugin of that node did not claim it; the plugin's log says why"
-        return Finding("pods", "problem", f"{where} runs, but has no annotation {REAL}", advice)
+        return problem(f"{where} runs, but has no annotation {REAL}", advice)
     if grant is not None and real != grant.chip_set:
         sentence = f"{where} was given {_names(real)} instead of {_names(grant.chip_set)}"
         advice = "the device plugin's log says why; the chips it was given count"
-        return Finding("pods", "warning", sentence, advice)
+        return warning(sentence, advice)
     return None
 
 
 def _check_waiting(cluster: _Cluster) -> Iterator[Finding]:
     pending = plan_pods(cluster.objects, cluster.settings, cluster.now_ns).pending
     if not pending:
-        yield Finding("waiting", "ok", "every pod that requests chips has a place, or one is free")
+        yield ok("every pod that requests chips has a place, or one is free")
         return
     by_reason: dict[str, list[str]] = {}
     for pod in pending:
         by_reason.setdefault(pod.reason, []).append(f"{pod.namespace}/{pod.name}")
     for reason, pods in sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0])):
         more = f" and {len(pods) - 1} more wait" if len(pods) > 1 else " waits"
-        yield Finding("waiting", "warning", f"{reason}: {pods[0]}{more} for chips", f"npuctl explain {pods[0]}")
+        yield warning(f"{reason}: {pods[0]}{more} for chips", f"npuctl explain {pods[0]}")
 
 
 def _names(chips: int) -> str:
     return ",".join(map(chip_name, chip_ids(chips)))
 
 
-_CHECKS: Final[tuple[Callable[[_Cluster], Iterator[Finding]], ...]] = (
-    _check_nodes,
-    _check_reports,
-    _check_kubelets,
-    _check_holders,
-    _check_pods,
-    _check_waiting,
+_CHECKS: Final[tuple[tuple[str, Callable[[_Cluster], Iterator[Finding]]], ...]] = (
+    ("nodes", _check_nodes),
+    ("reports", _check_reports),
+    ("kubelets", _check_kubelets),
+    ("chips", _check_holders),
+    ("pods", _check_pods),
+    ("waiting", _check_waiting),
 )
