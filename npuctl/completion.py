@@ -18,6 +18,9 @@ LIMIT_S: Final = 2.0
 """The time limit of a completion."""
 
 _NO_FILES: Final = ":4"
+NO_CANDIDATES: Final = f"{_NO_FILES}\n"
+"""What ``kubectl_complete-npu`` prints when the time is over."""
+
 _FILES: Final = ":0"
 _FILE_OPTIONS: Final = frozenset({"-f", "--filename", "--config", "--kubeconfig"})
 
@@ -88,11 +91,6 @@ def complete_for_kubectl(command: Any, words: Sequence[str]) -> list[str]:
     else:
         names = list(getattr(command, "commands", {})) or _values(command, before, typed)
     return [*sorted(name for name in names if name.startswith(typed)), _NO_FILES]
-
-
-def no_candidates() -> str:
-    """Return what ``kubectl_complete-npu`` prints when the time is over."""
-    return f"{_NO_FILES}\n"
 
 
 def _values(command: Any, before: list[str], typed: str) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import yaml
@@ -16,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from ascend.daemon.run import EXIT_FAILURE
-from ascend.errors import AscendError
+from ascend.errors import AscendError, Refusal
 from ascend.reasons import Reason
 
 _PIPE_WIDTH: Final = 140
@@ -107,6 +107,11 @@ def written_out() -> Iterator[None]:
         raise OutputFailed(f"standard output can't be written to: {error.strerror}") from error
 
 
+def full_width(console: Console, options: ConsoleOptions, table: Table) -> int:
+    """Return the columns that a table takes if its lines are not broken."""
+    return Measurement.get(console, options.update(max_width=_MOST_COLUMNS), table).maximum
+
+
 class FittingTable:
     """A table that drops columns until its lines fit. Lines that still don't fit are not broken, as with kubectl.
 
@@ -129,7 +134,7 @@ class FittingTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for dropped in range(len(self._drop) + 1):
             table = self._table(self._drop[:dropped])
-            width = Measurement.get(console, options.update(max_width=_MOST_COLUMNS), table).maximum
+            width = full_width(console, options, table)
             if width <= options.max_width:
                 break
         yield from console.render(table, options.update(width=width, max_width=width))
@@ -145,18 +150,11 @@ class FittingTable:
         return table
 
 
-class Refused(Protocol):
-    """Why a node refuses."""
+class NodeRefusal(msgspec.Struct, frozen=True):
+    """Why a node refuses a pod."""
 
-    @property
-    def reason(self) -> Reason:
-        """The reason."""
-        ...
-
-    @property
-    def message(self) -> str:
-        """The sentence."""
-        ...
+    reason: Reason
+    message: str
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -181,7 +179,12 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def group(refusals: Mapping[str, Refused]) -> tuple[Group, ...]:
+def as_values(refusals: Mapping[str, Refusal]) -> dict[str, NodeRefusal]:
+    """Return refusals by node as plain values, ordered by node."""
+    return {node: NodeRefusal(each.reason, each.message) for node, each in sorted(refusals.items())}
+
+
+def group(refusals: Mapping[str, NodeRefusal]) -> tuple[Group, ...]:
     """Group nodes by the reason of their refusal, the most frequent reason first."""
     by_reason: dict[Reason, list[str]] = {}
     for node, refusal in sorted(refusals.items()):

@@ -18,7 +18,7 @@ from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.offline_allocator import OfflineAllocator
-from npuctl.output import group, some
+from npuctl.output import as_values, group, some
 from npuctl.plan.placement import plan_pods
 from npuctl.reading.objects import ClusterObjects
 
@@ -64,7 +64,7 @@ def _check_nodes(cluster: _Cluster) -> Iterator[Finding]:
         return
     usable = len(cluster.npu_nodes) - len(refusals)
     yield ok(f"{usable} of {count(len(cluster.npu_nodes), 'NPU node')} can be used")
-    for each in group(refusals):
+    for each in group(as_values(refusals)):
         found = warning if each.reason.is_deliberate else problem
         sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
         yield found(sentence, each.reason.cure.replace("`", ""))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.panel import Panel
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from ascend.chips import NAME_PREFIX
 from ascend.grammar import count
+from npuctl.output import full_width
 from npuctl.topo.nodes import ChipView, NodeView
 
 # Pods are told apart by colour; which pod has which colour does not matter.
@@ -127,37 +127,28 @@ class _ChipLines:
     def __init__(self, lines: Sequence[tuple[str, Sequence[Text]]]) -> None:
         self._lines = lines
 
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._grid(options.max_width)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._fitting(console, options)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self._grid(options.max_width))
+        return Measurement.get(console, options, self._fitting(console, options))
 
-    def _grid(self, width: int) -> Table:
+    def _fitting(self, console: Console, options: ConsoleOptions) -> Table:
         longest = max((len(cells) for _, cells in self._lines), default=1)
-        rows = list(self._broken(longest))
-        while longest > 1 and _width(rows) > width:
+        grid = self._grid(longest)
+        while longest > 1 and full_width(console, options, grid) > options.max_width:
             longest = (longest + 1) // 2
-            rows = list(self._broken(longest))
+            grid = self._grid(longest)
+        return grid
+
+    def _grid(self, longest: int) -> Table:
         grid = Table.grid(padding=(0, 1))
         for _ in range(1 + longest):
             grid.add_column(no_wrap=True)
-        for name, cells in rows:
-            grid.add_row(Text(name, style="dim"), *cells)
-        return grid
-
-    def _broken(self, longest: int) -> Iterator[tuple[str, Sequence[Text]]]:
         for name, cells in self._lines:
             for first in range(0, len(cells), longest):
-                yield name if first == 0 else "", cells[first : first + longest]
-
-
-def _width(rows: Sequence[tuple[str, Sequence[Text]]]) -> int:
-    """The columns of a grid of these rows, with a blank between cells."""
-    names = max((cell_len(name) for name, _ in rows), default=0)
-    longest = max((len(cells) for _, cells in rows), default=0)
-    widths = [max(cells[at].cell_len for _, cells in rows if at < len(cells)) for at in range(longest)]
-    return names + sum(1 + width for width in widths)
+                grid.add_row(Text("" if first else name, style="dim"), *cells[first : first + longest])
+        return grid
 
 
 def _lines(view: NodeView) -> Iterator[tuple[str, Sequence[ChipView]]]:
