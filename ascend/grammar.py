@@ -1,5 +1,6 @@
 """English for messages: singular or plural after a number, and the article before a name."""
 
+import re
 from typing import Final
 
 _AN_LETTERS: Final = frozenset("AEFHILMNORSX")
@@ -29,11 +30,7 @@ def a(name: str) -> str:
     The article depends on how the first word is spoken: a number as a number, capitals and digits letter by letter, any
     other word as it is written.
     """
-    word = name
-    for position, character in enumerate(name):
-        if not character.isalnum():
-            word = name[:position]
-            break
+    word = re.split(r"[\W_]", name, maxsplit=1)[0]
     return f"{'an' if _begins_with_vowel(word) else 'a'} {name}"
 
 

@@ -6,10 +6,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 from typer.core import TyperGroup
@@ -47,14 +46,6 @@ app = typer.Typer(
 )
 
 _COMPLETE: Final = "_NPUCTL_COMPLETE"
-
-
-class Shell(StrEnum):
-    """A shell with completion."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
 
 
 _OutputOption: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="The output format.")]
@@ -164,8 +155,8 @@ def topo(
     unhealthy: Annotated[
         bool, typer.Option("--unhealthy", help="Show only nodes with unhealthy chips, or that can't be used.")
     ] = False,
-    sort: Annotated[Sort, typer.Option(help="The order of the nodes.")] = Sort.NAME,
-    view: Annotated[View, typer.Option(help="The layout of the table; auto fits the screen.")] = View.AUTO,
+    sort: Annotated[Sort, typer.Option(help="The order of the nodes.")] = "name",
+    view: Annotated[View, typer.Option(help="The layout of the table; auto fits the screen.")] = "auto",
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Show them again every few seconds.")] = False,
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
@@ -240,7 +231,7 @@ def doctor(
 
 
 @app.command()
-def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")]) -> None:
     """Print the script that completes these commands in a shell; docs/npuctl.md says where to put it."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # where typer itself takes it from
 

@@ -69,7 +69,10 @@ class Certificates:
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """Return credentials for a gRPC server; with an authority for clients, each must present a certificate."""
         required = self._files.client_ca is not None
-        return grpc.dynamic_ssl_server_credentials(self._grpc, self._fetch, require_client_authentication=required)
+        # gRPC calls the function in every handshake, from a thread of its own.
+        return grpc.dynamic_ssl_server_credentials(
+            self._grpc, lambda: self._grpc, require_client_authentication=required
+        )
 
     async def run(self) -> None:
         """Load changed files until cancelled."""
@@ -95,10 +98,6 @@ class Certificates:
         except OSError as error:
             raise InvalidValue(f"the certificates can't be read: {error}") from error
         self._grpc = grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
-
-    def _fetch(self) -> grpc.ServerCertificateConfiguration:
-        # gRPC calls this in every handshake, from a thread of its own.
-        return self._grpc
 
     def _identity(self) -> tuple[FileIdentity, ...]:
         return tuple(map(file_identity, self._files.paths))

@@ -232,10 +232,9 @@ class KubeClient:
         answer = await self.request("PATCH", path, body=body, content_type=content_type, timeout_s=timeout_s)
         return decode(answer, resource.type)
 
-    async def delete(self, resource: Resource[T], name: str, namespace: str = "", *, uid: str = "") -> None:
-        """Delete an object; with a uid, ``Conflict`` is raised unless it still has that uid."""
-        body: JsonObject | None = {"preconditions": {"uid": uid}} if uid else None
-        await self.request("DELETE", resource.path(namespace=namespace, name=name), body=body)
+    async def delete(self, resource: Resource[T], name: str, namespace: str = "") -> None:
+        """Delete an object."""
+        await self.request("DELETE", resource.path(namespace=namespace, name=name))
 
     async def may(
         self, verb: str, resource: str, *, group: str = "", subresource: str = "", namespace: str = ""

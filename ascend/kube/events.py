@@ -70,7 +70,6 @@ class EventRecorder:
         instance: its process, written as ``reportingInstance``.
         refill_s: seconds in which one more Event may be posted, after a burst of ``BURST``.
         monotonic: clock for series and rates.
-        now: wall clock for timestamps.
     """
 
     def __init__(
@@ -81,13 +80,11 @@ class EventRecorder:
         *,
         refill_s: float = REFILL_S,
         monotonic: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
         self._component = component
         self._instance = instance[:MAX_INSTANCE]
         self._monotonic = monotonic
-        self._now = now
         self._queue: asyncio.Queue[tuple[tuple[str, ...], JsonObject]] = asyncio.Queue(QUEUE_LENGTH)
         self._series: dict[tuple[str, ...], _Series] = {}
         self._refill_s = refill_s
@@ -108,7 +105,7 @@ class EventRecorder:
             Whether it will be posted; False if there were too many.
         """
         key = (regarding.kind, regarding.namespace, regarding.name, regarding.uid, reason, note)
-        stamp = self._now().isoformat(timespec="microseconds").replace("+00:00", "Z")
+        stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         body: JsonObject = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",

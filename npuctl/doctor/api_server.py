@@ -29,12 +29,10 @@ class ApiServerChecks:
 
     Args:
         settings: the device plugin's.
-        now_s: wall clock, Unix seconds.
     """
 
-    def __init__(self, settings: Settings, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._now_s = now_s
         self._client: KubeClient | None = None
         self._node: Node | None = None
 
@@ -122,7 +120,7 @@ class ApiServerChecks:
             return [problem(f"ConfigMap {name}: {error.message}", advice)]
         except AscendError as error:
             return [problem(f"ConfigMap {name} can't be read: {error.message}")]
-        fresh = _freshness(name, report, self._now_s())
+        fresh = _freshness(name, report, time.time())
         return [fresh, _agreement(report, self._node)] if self._node is not None else [fresh]
 
 

@@ -1,8 +1,6 @@
 """The checks of a cluster: unusable nodes, device reports that are not renewed, pods with other chips than recorded."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
@@ -19,30 +17,11 @@ from ascend.reasons import Category, Reason
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import as_values, group, some
-from npuctl.plan.placement import plan_pods
+from npuctl.plan.placement import PendingPod, plan_pods
 from npuctl.reading.objects import ClusterObjects
 
 OLD_S: Final = 330
 """Device plugins renew their reports at least every 300 s."""
-
-
-@dataclass(frozen=True)
-class _Cluster:
-    """The objects, and what the allocator makes of them."""
-
-    objects: ClusterObjects
-    settings: Settings
-    now_ns: int
-    allocator: OfflineAllocator
-
-    @cached_property
-    def npu_nodes(self) -> list[NodeRecord]:
-        """The NPU nodes, ordered by name."""
-        return [
-            record
-            for _, record in sorted(self.allocator.cluster.nodes.items())
-            if not (isinstance(record.offer, Refusal) and record.offer.reason.category is Category.NOT_NPU)
-        ]
 
 
 def check_cluster(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[Finding]:
@@ -53,33 +32,39 @@ def check_cluster(objects: ClusterObjects, settings: Settings, now_ns: int) -> l
         settings: the allocator's.
         now_ns: the time, Unix nanoseconds.
     """
-    cluster = _Cluster(objects, settings, now_ns, OfflineAllocator(objects, settings, now_ns))
-    return [finding for name, check in _CHECKS for finding in named(name, check(cluster))]
+    nodes = [
+        record
+        for _, record in sorted(OfflineAllocator(objects, settings, now_ns).cluster.nodes.items())
+        if not (isinstance(record.offer, Refusal) and record.offer.reason.category is Category.NOT_NPU)
+    ]
+    return [
+        *named("nodes", _check_nodes(nodes)),
+        *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),
+        *named("kubelets", _check_kubelets(nodes)),
+        *named("chips", _check_holders(nodes)),
+        *named("pods", _check_pods(objects.pods)),
+        *named("waiting", _check_waiting(plan_pods(objects, settings, now_ns).pending)),
+    ]
 
 
-def _check_nodes(cluster: _Cluster) -> Iterator[Finding]:
-    refusals = {each.name: each.offer for each in cluster.npu_nodes if isinstance(each.offer, Refusal)}
-    if not cluster.npu_nodes:
+def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
+    refusals = {each.name: each.offer for each in npu_nodes if isinstance(each.offer, Refusal)}
+    if not npu_nodes:
         yield problem("no node reports chips", "run the device plugin on the nodes with NPUs")
         return
-    usable = len(cluster.npu_nodes) - len(refusals)
-    yield ok(f"{usable} of {count(len(cluster.npu_nodes), 'NPU node')} can be used")
+    usable = len(npu_nodes) - len(refusals)
+    yield ok(f"{usable} of {count(len(npu_nodes), 'NPU node')} can be used")
     for each in group(as_values(refusals)):
         found = warning if each.reason.is_deliberate else problem
         sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
         yield found(sentence, each.reason.cure.replace("`", ""))
 
 
-def _check_reports(cluster: _Cluster) -> Iterator[Finding]:
-    nodes, reports = {node.name for node in cluster.objects.nodes}, cluster.objects.reports
-    now_s = cluster.now_ns // 10**9
-    missing = [each.name for each in cluster.npu_nodes if each.name not in reports]
-    old = [
-        each.name
-        for each in cluster.npu_nodes
-        if each.updated_s and each.stale is None and now_s - each.updated_s > OLD_S
-    ]
-    ahead = [each.name for each in cluster.npu_nodes if (each.updated_s or 0) - now_s > OLD_S]
+def _check_reports(npu_nodes: Sequence[NodeRecord], objects: ClusterObjects, now_s: int) -> Iterator[Finding]:
+    nodes, reports = {node.name for node in objects.nodes}, objects.reports
+    missing = [each.name for each in npu_nodes if each.name not in reports]
+    old = [each.name for each in npu_nodes if each.updated_s and each.stale is None and now_s - each.updated_s > OLD_S]
+    ahead = [each.name for each in npu_nodes if (each.updated_s or 0) - now_s > OLD_S]
     left = [f"{NAMESPACE}/{config_map_name(name)}" for name in sorted(reports.keys() - nodes)]
     if missing:
         advice = "all their chips count as healthy; check the device plugins of these nodes, which write the reports"
@@ -96,9 +81,9 @@ def _check_reports(cluster: _Cluster) -> Iterator[Finding]:
         yield ok(f"{count(len(reports), 'report')}, none old, each of an existing node")
 
 
-def _check_kubelets(cluster: _Cluster) -> Iterator[Finding]:
+def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
     different = 0
-    for record in cluster.npu_nodes:
+    for record in npu_nodes:
         if not isinstance(record.server, Server) or not isinstance(record.unhealthy, int):
             continue
         healthy = (record.server.reported & ~record.unhealthy).bit_count()
@@ -112,9 +97,9 @@ def _check_kubelets(cluster: _Cluster) -> Iterator[Finding]:
         yield ok("each offers as many chips as are healthy")
 
 
-def _check_holders(cluster: _Cluster) -> Iterator[Finding]:
+def _check_holders(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
     twice = 0
-    for record in cluster.npu_nodes:
+    for record in npu_nodes:
         holdings = sorted(record.holdings.values(), key=lambda each: each.pod)
         for first, second in combinations(holdings, 2):
             if both := first.chips & second.chips:
@@ -125,9 +110,9 @@ def _check_holders(cluster: _Cluster) -> Iterator[Finding]:
         yield ok("none is held by two pods")
 
 
-def _check_pods(cluster: _Cluster) -> Iterator[Finding]:
+def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
     right = 0
-    for pod in cluster.objects.pods:
+    for pod in pods:
         if pod.spec.node_name and pod.is_live and counted_chips(pod):
             found = _check_pod(pod)
             if found is None:
@@ -160,8 +145,7 @@ def _check_pod(pod: Pod) -> Finding | None:
     return None
 
 
-def _check_waiting(cluster: _Cluster) -> Iterator[Finding]:
-    pending = plan_pods(cluster.objects, cluster.settings, cluster.now_ns).pending
+def _check_waiting(pending: Sequence[PendingPod]) -> Iterator[Finding]:
     if not pending:
         yield ok("every pod that requests chips has a place, or one is free")
         return
@@ -175,13 +159,3 @@ def _check_waiting(cluster: _Cluster) -> Iterator[Finding]:
 
 def _names(chips: int) -> str:
     return ",".join(map(chip_name, chip_ids(chips)))
-
-
-_CHECKS: Final[tuple[tuple[str, Callable[[_Cluster], Iterator[Finding]]], ...]] = (
-    ("nodes", _check_nodes),
-    ("reports", _check_reports),
-    ("kubelets", _check_kubelets),
-    ("chips", _check_holders),
-    ("pods", _check_pods),
-    ("waiting", _check_waiting),
-)

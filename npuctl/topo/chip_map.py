@@ -24,19 +24,13 @@ _FRAME: Final = 6
 """Columns of a panel around its title."""
 
 _MARKS: Final = {
-    "unhealthy": ("✗", "bold red"),
-    "separated": ("⊘", "bold red"),
-    "separating": ("⊖", "bold yellow"),
-    "recovering": ("↻", "bold yellow"),
-    "network-unhealthy": ("≁", "bold yellow"),
+    "unhealthy": ("✗", "bold red", "unhealthy"),
+    "separated": ("⊘", "bold red", "separated: removed from use"),
+    "separating": ("⊖", "bold yellow", "separating: only for the pod that holds it"),
+    "recovering": ("↻", "bold yellow", "being reset"),
+    "network-unhealthy": ("≁", "bold yellow", "network unhealthy: not for distributed jobs"),
 }
-_MEANINGS: Final = {
-    "unhealthy": "unhealthy",
-    "separated": "separated: removed from use",
-    "separating": "separating: only for the pod that holds it",
-    "recovering": "being reset",
-    "network-unhealthy": "network unhealthy: not for distributed jobs",
-}
+"""By health: the mark of a chip, its style, and what it means."""
 
 
 def node_map(views: Sequence[NodeView]) -> RenderableType:
@@ -63,7 +57,7 @@ def totals(views: Sequence[NodeView], *, marks: bool) -> Text:
     parts += [f"{unhealthy} unhealthy"] if unhealthy else []
     parts += [f"{count(unusable, 'node')} not used"] if unusable else []
     seen = {chip.health for chip in chips} if marks else set()
-    legend = [f"{mark} {_MEANINGS[health]}" for health, (mark, _) in _MARKS.items() if health in seen]
+    legend = [f"{mark} {meaning}" for health, (mark, _, meaning) in _MARKS.items() if health in seen]
     return Text("; ".join([", ".join(parts), *legend]))
 
 
@@ -112,7 +106,7 @@ class _NodePanel:
         label = chip.holders[0].removeprefix("default/") if chip.holders else "·" if chip.healthy else ""
         cell = Text(f"[{number} {label}".rstrip(), style=self._colours[chip.holders[0]] if chip.holders else "dim")
         if chip.health in _MARKS:
-            mark, style = _MARKS[chip.health]
+            mark, style, _ = _MARKS[chip.health]
             cell.append(f" {mark}", style=style)
         return cell.append("]")
 

@@ -30,15 +30,15 @@ _PANEL_LINES: Final = 3
 
 
 _LAYOUTS: Final[dict[View, Callable[[Sequence[NodeView]], RenderableType]]] = {
-    View.MAP: node_map,
-    View.NODES: node_table,
-    View.PRODUCTS: product_table,
+    "map": node_map,
+    "nodes": node_table,
+    "products": product_table,
 }
 
 _ORDERS: Final[dict[Sort, Callable[[NodeView], object]]] = {
-    Sort.NAME: lambda view: view.node,
-    Sort.FREE: lambda view: (view.reason is not None, -view.free, view.node),
-    Sort.UNHEALTHY: lambda view: (-view.unhealthy, view.reason is None, view.node),
+    "name": lambda view: view.node,
+    "free": lambda view: (view.reason is not None, -view.free, view.node),
+    "unhealthy": lambda view: (-view.unhealthy, view.reason is None, view.node),
 }
 
 
@@ -112,8 +112,8 @@ async def _read(choice: Choice, source: Source) -> list[NodeView]:
 
 
 def _lay_out(choice: Choice, views: Sequence[NodeView], console: Console) -> RenderableType:
-    view = choice.view if choice.view is not View.AUTO or not choice.nodes else View.MAP
-    if view is not View.AUTO:
+    view = choice.view if choice.view != "auto" or not choice.nodes else "map"
+    if view != "auto":
         return _LAYOUTS[view](views)
     lines = console.height - 1 if console.is_terminal else _PIPE_LINES
     if len(views) * _PANEL_LINES < lines:
