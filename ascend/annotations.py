@@ -173,15 +173,8 @@ def write_configuration(
 ) -> str:
     """The pod annotation ``ascend-910-configuration``: JSON, devices by ascending id.
 
-    See docs/spec/hand-over.md#configuration.
-
-    Args:
-        pod_name: the pod's name.
-        pod_uid: the pod's uid, written as ``server_id``.
-        host_ip: the node's internal address.
-        devices: the pod's chips by physical id.
-        super_pod_id: the node's SuperPod.
-        server_index: the node's index within it.
+    See docs/spec/hand-over.md#configuration. ``host_ip`` is the node's internal address, and ``server_index`` its index
+    within the SuperPod; devices are by physical id.
     """
     # The order of the keys is that of the wire.
     configuration = {
@@ -206,12 +199,8 @@ def _configured_device(chip_id: int, address: ChipAddress) -> dict[str, str]:
 def write_claim(*, chips: Iterable[int], kubelet_ids: Iterable[int], configuration: str) -> dict[str, str]:
     """The annotations the device plugin writes in one patch when it hands chips over.
 
-    See docs/spec/hand-over.md#claim, docs/spec/hand-over.md#configuration.
-
-    Args:
-        chips: physical ids the containers were given.
-        kubelet_ids: the ids that the kubelet has allocated.
-        configuration: the result of ``write_configuration``.
+    See docs/spec/hand-over.md#claim, docs/spec/hand-over.md#configuration. The ids are physical: those the containers
+    were given, and those that the kubelet has allocated; the configuration is that of ``write_configuration``.
     """
     return {
         PREDICATE_TIME: str(CLAIMED),

@@ -81,10 +81,6 @@ def join_names_sorted(ids: Iterable[int]) -> str:
 def parse_names(text: str, field: str = "chip list") -> tuple[int, ...]:
     """The physical ids of a comma-joined list of names, in its order; the empty text is the empty list.
 
-    Args:
-        text: as in ``Ascend910-0,Ascend910-1``.
-        field: the name of the field, for errors.
-
     Raises:
         InvalidValue: an element is not a chip name, or a chip is named twice.
     """

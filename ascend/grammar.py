@@ -14,13 +14,7 @@ _LIKE_YOU: Final = ("one", "uid", "uni", "use", "usu")
 
 
 def count(number: int, singular: str, plural: str = "") -> str:
-    """Return a number with its noun: ``1 chip``, ``2 chips``.
-
-    Args:
-        number: how many.
-        singular: the noun for one.
-        plural: the noun for any other number; the singular with an ``s`` if not given.
-    """
+    """Return a number with its noun: ``1 chip``, ``2 chips``; the plural is the singular with an ``s`` by default."""
     return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
 
 

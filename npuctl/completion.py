@@ -28,10 +28,7 @@ _FILE_OPTIONS: Final = frozenset({"-f", "--filename", "--config", "--kubeconfig"
 def end_in_time(otherwise: str) -> threading.Timer:
     """End this process after ``LIMIT_S``, unless the returned timer is cancelled before.
 
-    The process is not ended in an orderly way: that would wait for the thread in which a name server is asked.
-
-    Args:
-        otherwise: what is printed then.
+    ``otherwise`` is printed then. The end is not orderly: that would wait for the thread that asks a name server.
     """
 
     def end() -> None:
@@ -45,13 +42,7 @@ def end_in_time(otherwise: str) -> threading.Timer:
 
 
 def pod_names(typed: str, namespace: str | None, source: Source) -> list[str]:
-    """Return the pods that request chips, by name, or as ``namespace/name`` if a slash was typed.
-
-    Args:
-        typed: the beginning of the name.
-        namespace: their namespace; None for the default of the source.
-        source: where the pods come from.
-    """
+    """Return the pods that request chips, by name, or as ``namespace/name`` if a slash was typed."""
     left, slash, _ = typed.rpartition("/")
     searched = left or namespace or source.namespace()
     try:

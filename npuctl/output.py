@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 
+from ascend.chips import NAME_PREFIX
 from ascend.daemon.run import EXIT_FAILURE
 from ascend.errors import AscendError, Refusal
 from ascend.reasons import Reason
@@ -44,13 +45,7 @@ class OutputFailed(AscendError):
 
 
 def show(answer: object, output: Output, table: Callable[[], RenderableType]) -> None:
-    """Print an answer on standard output.
-
-    Args:
-        answer: the answer as programs get it.
-        output: the format.
-        table: makes what people see.
-    """
+    """Print an answer on standard output, or the ``table`` that people see instead."""
     if output is Output.TABLE:
         make_console().print(table(), crop=False)
         return
@@ -171,6 +166,11 @@ class Group(msgspec.Struct, frozen=True):
     def names(self) -> str:
         """The names of the first few nodes, and the number of the others."""
         return some(self.nodes)
+
+
+def numbers(chips: Sequence[str]) -> str:
+    """Return the numbers of chips, as in ``0,1``."""
+    return ",".join(name.removeprefix(NAME_PREFIX) for name in chips)
 
 
 def some(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import structlog
@@ -117,16 +117,9 @@ class _Newest(ssl.SSLContext):
         made._newest = newest
         return made
 
-    def wrap_bio(
-        self,
-        incoming: ssl.MemoryBIO,
-        outgoing: ssl.MemoryBIO,
-        server_side: bool = False,  # noqa: FBT001, FBT002 - the signature of the standard library
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLObject:
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
         """Wrap with the newest context."""
-        return self._newest().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        return self._newest().wrap_bio(*args, **options)
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:

@@ -148,12 +148,9 @@ class SettingsSource(Generic[S]):
 
 
 def fixed_settings(kind: type[S], file: Path | None, values: Mapping[str, object]) -> S:
-    """Read settings from a file and from values only, not from the environment. Keys may have dashes.
+    """Read settings from a YAML file and from values, which take precedence, but not from the environment.
 
-    Args:
-        kind: the class of the settings.
-        file: a YAML file; None if there is none.
-        values: settings that take precedence over the file.
+    Keys may have dashes.
 
     Raises:
         InvalidValue: a setting is wrong; the message has a line for each.

@@ -214,7 +214,8 @@ class KubeClient:
 
     async def create(self, resource: Resource[T], body: JsonObject, namespace: str = "") -> T:
         """Create an object; returns the object as stored. ``Conflict`` is raised if it exists."""
-        return decode(await self.request("POST", resource.path(namespace=namespace), body=body), resource.type)
+        manifest = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+        return decode(await self.request("POST", resource.path(namespace=namespace), body=manifest), resource.type)
 
     async def patch(
         self,

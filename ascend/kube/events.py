@@ -107,8 +107,6 @@ class EventRecorder:
         key = (regarding.kind, regarding.namespace, regarding.name, regarding.uid, reason, note)
         stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         body: JsonObject = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
             # The trailing dash is valid here, although a name may not end with one: the server appends a suffix.
             "metadata": {"generateName": f"{regarding.name}-", "namespace": regarding.namespace or "default"},
             "eventTime": stamp,

@@ -52,7 +52,7 @@ class Lease(KubeObject, frozen=True, kw_only=True):
     spec: LeaseSpec = LeaseSpec()
 
 
-LEASES = Resource(Lease, "Lease", "apis/coordination.k8s.io/v1", "leases", namespaced=True)
+LEASES = Resource(Lease, "Lease", "apis/coordination.k8s.io/v1", "leases")
 
 
 def boot_time() -> float:
@@ -258,13 +258,7 @@ class Election:
         return found
 
     async def _create(self) -> None:
-        metadata = {"name": self._lease.name, "namespace": self._lease.namespace}
-        body: JsonObject = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": metadata,
-            "spec": self._record(1),
-        }
+        body: JsonObject = {"metadata": {"name": self._lease.name}, "spec": self._record(1)}
         self._keep(await self._client.create(LEASES, body, self._lease.namespace))
 
     async def _write(self, spec: JsonObject, *, timeout_s: float = 15.0) -> None:

@@ -140,7 +140,6 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True):
     """A pod's spec."""
 
     node_name: str = ""
-    scheduler_name: str = ""
     node_selector: dict[str, str] = {}
     priority: int | None = None
     preemption_policy: str = ""
@@ -316,7 +315,7 @@ class Resource(Generic[T]):
     kind: str
     prefix: str
     plural: str
-    namespaced: bool
+    namespaced: bool = True
 
     @property
     def api_version(self) -> str:
@@ -336,13 +335,13 @@ class Resource(Generic[T]):
         return "/".join(parts)
 
 
-PODS = Resource(Pod, "Pod", "api/v1", "pods", namespaced=True)
+PODS = Resource(Pod, "Pod", "api/v1", "pods")
 NODES = Resource(Node, "Node", "api/v1", "nodes", namespaced=False)
-CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "api/v1", "configmaps", namespaced=True)
-SERVICES = Resource(KubeObject, "Service", "api/v1", "services", namespaced=True)
-ENDPOINT_SLICES = Resource(KubeObject, "EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices", namespaced=True)
-LEADERS = Resource(KubeObject, "Leader", "apis/ascend-affinity.io/v1alpha1", "leaders", namespaced=True)
-EVENTS = Resource(KubeObject, "Event", "apis/events.k8s.io/v1", "events", namespaced=True)
+CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "api/v1", "configmaps")
+SERVICES = Resource(KubeObject, "Service", "api/v1", "services")
+ENDPOINT_SLICES = Resource(KubeObject, "EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices")
+LEADERS = Resource(KubeObject, "Leader", "apis/ascend-affinity.io/v1alpha1", "leaders")
+EVENTS = Resource(KubeObject, "Event", "apis/events.k8s.io/v1", "events")
 
 JsonObject = dict[str, Any]
 """An object as sent to the API server."""

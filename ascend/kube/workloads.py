@@ -62,9 +62,7 @@ class BatchJob(PodOwner, frozen=True, kw_only=True):
         return self.spec.parallelism if completions is None else min(self.spec.parallelism, completions)
 
 
-STATEFUL_SETS = Resource(StatefulSet, "StatefulSet", "apis/apps/v1", "statefulsets", namespaced=True)
-BATCH_JOBS = Resource(BatchJob, "Job", "apis/batch/v1", "jobs", namespaced=True)
-VOLCANO_POD_GROUPS = Resource(PodGroup, "PodGroup", "apis/scheduling.volcano.sh/v1beta1", "podgroups", namespaced=True)
-COSCHEDULING_POD_GROUPS = Resource(
-    PodGroup, "PodGroup", "apis/scheduling.x-k8s.io/v1alpha1", "podgroups", namespaced=True
-)
+STATEFUL_SETS = Resource(StatefulSet, "StatefulSet", "apis/apps/v1", "statefulsets")
+BATCH_JOBS = Resource(BatchJob, "Job", "apis/batch/v1", "jobs")
+VOLCANO_POD_GROUPS = Resource(PodGroup, "PodGroup", "apis/scheduling.volcano.sh/v1beta1", "podgroups")
+COSCHEDULING_POD_GROUPS = Resource(PodGroup, "PodGroup", "apis/scheduling.x-k8s.io/v1alpha1", "podgroups")

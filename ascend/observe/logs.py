@@ -17,13 +17,7 @@ def set_level(level: str) -> None:
 
 
 def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.stdout) -> None:
-    """Configure logging for the process; call it once, at its start.
-
-    Args:
-        component: the program's name, which is on every line.
-        level: the lowest level that is logged: DEBUG, INFO, WARNING or ERROR.
-        stream: the stream to write to.
-    """
+    """Configure logging for the process; call it once, at its start. The program's name is on every line."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

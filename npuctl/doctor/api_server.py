@@ -25,11 +25,7 @@ AHEAD_S: Final = 60
 
 
 class ApiServerChecks:
-    """The checks that need the API server. If it can't be reached, the others are skipped.
-
-    Args:
-        settings: the device plugin's.
-    """
+    """The checks that need the API server. If it can't be reached, the others are skipped."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -8,7 +8,7 @@ from allocator.rules.request import counted_chips
 from allocator.settings import Settings
 from allocator.state.node import NodeRecord, Server
 from ascend.annotations import REAL, read_grant
-from ascend.chips import chip_ids, chip_name, chip_set, join_names, parse_names
+from ascend.chips import chip_ids, chip_set, join_names, parse_names
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
@@ -23,15 +23,12 @@ from npuctl.reading.objects import ClusterObjects
 OLD_S: Final = 330
 """Device plugins renew their reports at least every 300 s."""
 
+_DELIBERATE: Final = {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_SEPARATING}
+"""What an administrator may have wanted: worth knowing rather than mending."""
+
 
 def check_cluster(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[Finding]:
-    """Check a cluster by its objects.
-
-    Args:
-        objects: its objects.
-        settings: the allocator's.
-        now_ns: the time, Unix nanoseconds.
-    """
+    """Check a cluster by its objects and the allocator's settings, at a time in Unix nanoseconds."""
     nodes = [
         record
         for _, record in sorted(OfflineAllocator(objects, settings, now_ns).cluster.nodes.items())
@@ -55,7 +52,7 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
     usable = len(npu_nodes) - len(refusals)
     yield ok(f"{usable} of {count(len(npu_nodes), 'NPU node')} can be used")
     for each in group(as_values(refusals)):
-        found = warning if each.reason.is_deliberate else problem
+        found = warning if each.reason in _DELIBERATE else problem
         sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
         yield found(sentence, each.reason.cure.replace("`", ""))
 
@@ -139,7 +136,7 @@ def _check_pod(pod: Pod) -> Finding | None:
         advice = "the device plugin of that node did not claim it; the plugin's log says why"
         return problem(f"{where} runs, but has no annotation {REAL}", advice)
     if grant is not None and real != grant.chip_set:
-        sentence = f"{where} was given {_names(real)} instead of {_names(grant.chip_set)}"
+        sentence = f"{where} was given {join_names(chip_ids(real))} instead of {join_names(chip_ids(grant.chip_set))}"
         advice = "the device plugin's log says why; the chips it was given count"
         return warning(sentence, advice)
     return None
@@ -155,7 +152,3 @@ def _check_waiting(pending: Sequence[PendingPod]) -> Iterator[Finding]:
     for reason, pods in sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0])):
         more = f" and {len(pods) - 1} more wait" if len(pods) > 1 else " waits"
         yield warning(f"{reason}: {pods[0]}{more} for chips", f"npuctl explain {pods[0]}")
-
-
-def _names(chips: int) -> str:
-    return ",".join(map(chip_name, chip_ids(chips)))

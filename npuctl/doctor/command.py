@@ -51,11 +51,7 @@ class Diagnosis(msgspec.Struct):
 
 
 async def diagnose_node(arguments: Sequence[str], output: Output) -> int:
-    """Check this node and print the findings.
-
-    Args:
-        arguments: flags of ascend-device-plugin.
-        output: how to print.
+    """Check this node with these flags of ascend-device-plugin, and print the findings.
 
     Returns:
         The exit status: 0, 1 if there are problems, 2 if a flag is wrong.
@@ -78,13 +74,7 @@ async def check_node(
     begin: Callable[[Check], None] = lambda _check: None,
     environment: Mapping[str, str] = os.environ,
 ) -> list[Finding]:
-    """Run all checks of this node, one after another.
-
-    Args:
-        settings: the device plugin's.
-        begin: called before each check, to show progress.
-        environment: the environment variables of the process.
-    """
+    """Run all checks of this node, one after another; ``begin`` is called before each, to show progress."""
     api_server = ApiServerChecks(settings)
     findings: list[Finding] = []
     try:
@@ -97,13 +87,7 @@ async def check_node(
 
 
 async def diagnose_cluster(source: Source, allocator: str | None, authority: Path | None, output: Output) -> int:
-    """Check a cluster and print the findings.
-
-    Args:
-        source: where its objects come from.
-        allocator: the address of a running allocator to check; None: none.
-        authority: the certificate authority of the allocator; None for the system's.
-        output: how to print.
+    """Check a cluster, and the allocator at an address if there is one, and print the findings.
 
     Returns:
         The exit status: 0, or 1 if there are problems.

@@ -74,14 +74,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) -> Explanation:
-    """Explain why a pod has no place, or say where its place is.
-
-    Args:
-        pod: one of the objects.
-        objects: the objects.
-        settings: the allocator's.
-        now_ns: the time, Unix nanoseconds.
-    """
+    """Explain why one of these pods has no place at a time in Unix nanoseconds, or say where its place is."""
     allocator = OfflineAllocator(objects, settings, now_ns)
     namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
     says = next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")

@@ -83,13 +83,9 @@ class PlacementPlan(msgspec.Struct, frozen=True):
 
 
 def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> PlacementPlan:
-    """Decide on every pod that waits for a node, job after job.
+    """Decide on every pod that waits for a node, job after job, at a time in Unix nanoseconds.
 
-    Args:
-        objects: the objects.
-        settings: the allocator's.
-        now_ns: the time, Unix nanoseconds.
-        candidates: also list every node that each pod fits on.
+    ``candidates`` also lists every node that each pod fits on.
     """
     allocator = OfflineAllocator(objects, settings, now_ns)
     stamper = Stamper(allocator.cluster, allocator.ledger, lambda: now_ns)

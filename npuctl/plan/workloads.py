@@ -195,10 +195,6 @@ class Expansion(NamedTuple):
 def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansion:
     """Add the pods of workloads to the objects, unless one of the objects is already owned by the workload.
 
-    Args:
-        workloads: objects that were not submitted yet.
-        objects: the objects that were read.
-
     Raises:
         InvalidValue: a workload is invalid; the message has file, document number and field.
     """

@@ -55,26 +55,16 @@ class ClusterObjects:
         return cls(fixed | {kind: tuple(sorted(some, key=_key)) for kind, some in groups.items()})
 
     def plus(self, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]]) -> Self:
-        """Return these objects and more; of objects with the same kind and name these count.
-
-        Args:
-            objects: of all kinds but pod groups.
-            groups: pod groups by name of their kind.
-        """
-        mine = (each for kind in KINDS if not kind.is_optional for each in self.by_kind.get(kind.name, ()))
-        merged = {(type(each), each.key): each for each in (*objects, *mine)}
-        merged_groups = {
-            kind: {each.key: each for each in (*groups.get(kind, ()), *self.groups.get(kind, ()))}.values()
-            for kind in {**self.groups, **groups}
+        """Return these objects and more, as for ``of``; of objects with the same kind and name these count."""
+        more = type(self).of(objects, groups).by_kind
+        merged = {
+            kind: {each.key: each for each in (*more.get(kind, ()), *self.by_kind.get(kind, ()))}
+            for kind in {**self.by_kind, **more}
         }
-        return type(self).of(merged.values(), merged_groups)
+        return type(self)({kind: tuple(sorted(found.values(), key=_key)) for kind, found in merged.items()})
 
     def watched(self, health_namespace: str) -> dict[str, list[Any]]:
-        """The objects that an allocator watches, by name of their kind.
-
-        Args:
-            health_namespace: the namespace of NodeD's ConfigMaps.
-        """
+        """The objects that an allocator watches, by name of their kind; NodeD's ConfigMaps are in this namespace."""
         return {
             kind.name: [
                 each
@@ -99,11 +89,6 @@ class ClusterObjects:
     def config_maps(self) -> tuple[ConfigMap, ...]:
         """The ConfigMaps, device reports and NodeD's among them."""
         return self.by_kind.get("device reports", ())
-
-    @property
-    def groups(self) -> dict[str, tuple[PodGroup, ...]]:
-        """The pod groups by name of their kind."""
-        return {kind.name: self.by_kind[kind.name] for kind in KINDS if kind.is_optional and kind.name in self.by_kind}
 
     @property
     def reports(self) -> dict[str, ConfigMap]:
@@ -131,11 +116,7 @@ class ClusterObjects:
 
 
 async def list_objects(client: KubeClient, health_namespace: str = "") -> ClusterObjects:
-    """List the objects from an API server.
-
-    Args:
-        client: the API server.
-        health_namespace: the namespace of NodeD's ConfigMaps; empty if they are not used.
+    """List the objects from an API server; the namespace of NodeD's ConfigMaps is empty if they are not used.
 
     Raises:
         ApiError: the API server refused.

@@ -43,12 +43,7 @@ def node_map(views: Sequence[NodeView]) -> RenderableType:
 
 
 def totals(views: Sequence[NodeView], *, marks: bool) -> Text:
-    """Return a line with the sums over all nodes.
-
-    Args:
-        views: the nodes.
-        marks: also explain the marks of chips.
-    """
+    """Return a line with the sums over all nodes, and what the ``marks`` of chips mean."""
     chips = [chip for view in views for chip in view.chips]
     unusable = sum(view.reason is not None for view in views)
     free = sum(view.free for view in views if view.reason is None)
@@ -62,12 +57,7 @@ def totals(views: Sequence[NodeView], *, marks: bool) -> Text:
 
 
 class _NodePanel:
-    """The panel of a node, as wide as it needs to be.
-
-    Args:
-        view: the node.
-        colours: the colour of each pod.
-    """
+    """The panel of a node, as wide as it needs to be."""
 
     def __init__(self, view: NodeView, colours: dict[str, str]) -> None:
         self._view = view
@@ -112,11 +102,7 @@ class _NodePanel:
 
 
 class _ChipLines:
-    """Lines of chips in columns; where they are too long, each continues on further lines with half as many chips.
-
-    Args:
-        lines: the name of each group, and its chips.
-    """
+    """Lines of chips in columns; where they are too long, each continues on further lines with half as many chips."""
 
     def __init__(self, lines: Sequence[tuple[str, Sequence[Text]]]) -> None:
         self._lines = lines

@@ -45,11 +45,6 @@ _ORDERS: Final[dict[Sort, Callable[[NodeView], object]]] = {
 async def run_topo(choice: Choice, source: Source, output: Output) -> int:
     """Print the nodes of a cluster.
 
-    Args:
-        choice: which nodes are shown, and how.
-        source: where the objects come from.
-        output: how to print.
-
     Raises:
         InvalidValue: one of the names is not an NPU node, or the input is invalid.
         ApiError: the API server refused.
@@ -65,10 +60,6 @@ async def watch_topo(choice: Choice, source: Source) -> None:
 
     On a terminal they stay on one screen; otherwise they are printed when they have changed. While the API server does
     not answer, the last picture stays.
-
-    Args:
-        choice: which nodes are shown, and how.
-        source: the cluster.
 
     Raises:
         InvalidValue: one of the names is not an NPU node, or the source is files.

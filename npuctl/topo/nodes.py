@@ -99,13 +99,7 @@ class NodeView:
 
 
 def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[NodeView]:
-    """Return the NPU nodes of a cluster by name, as the allocator reads them.
-
-    Args:
-        objects: the objects.
-        settings: the allocator's.
-        now_ns: the time, Unix nanoseconds.
-    """
+    """Return the NPU nodes of a cluster by name, as an allocator reads them at a time in Unix nanoseconds."""
     cluster = OfflineAllocator(objects, settings, now_ns).cluster
     reports = _reports(objects)
     views = [_view(record, reports.get(name)) for name, record in sorted(cluster.nodes.items())]
