@@ -83,12 +83,6 @@ class Reason(StrEnum):
         member.cure = cure
         return member
 
-    @classmethod
-    def of(cls, word: str) -> "Reason | None":
-        """The reason with this word; None for other words, such as those of the API server."""
-        member = cls._value2member_map_.get(word)
-        return member if isinstance(member, cls) else None
-
     # A table: word, category, actor; what it means; what helps.
     # fmt: off
     INVALID_REQUEST = ("InvalidRequest", Category.REQUEST, Actor.AUTHOR,

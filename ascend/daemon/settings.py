@@ -135,7 +135,8 @@ class SettingsSource(Generic[S]):
                 prog=program, description=settings_cls.__doc__, allow_abbrev=False, parents=options
             )
             parser.add_argument("--config", metavar="FILE", help="a YAML file with the same settings")
-            parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+            shown = f"{program} {version(DISTRIBUTION)}"
+            parser.add_argument("--version", action="version", version=shown, help="show the version and exit")
             cli: CliSettingsSource[argparse.ArgumentParser] = CliSettingsSource(
                 settings_cls, cli_parse_args=flags, cli_kebab_case=True, root_parser=parser, cli_hide_none_type=True
             )
@@ -179,13 +180,6 @@ def _read(
         raise _invalid(error, kind.model_fields) from error
     except SettingsError as error:
         raise _undecodable(error, kind) from error
-
-
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_arguments: object) -> None:
-        """Print the version and exit."""
-        sys.stdout.write(f"{parser.prog} {version(DISTRIBUTION)}\n")
-        parser.exit()
 
 
 _INVALID: Final = "the settings are not valid:"

@@ -4,7 +4,7 @@ import random
 
 
 class Backoff:
-    """Exponential waiting times: ``first_s``, twice that, … up to ``limit_s``, each with jitter between half and full."""
+    """Waiting times with jitter: ``first_s``, twice that, … up to ``limit_s``, each between half and full."""
 
     def __init__(self, first_s: float = 0.1, limit_s: float = 30.0) -> None:
         self._first_s = first_s

@@ -78,33 +78,29 @@ def _check_reports(npu_nodes: Sequence[NodeRecord], objects: ClusterObjects, now
         yield ok(f"{count(len(reports), 'report')}, none old, each of an existing node")
 
 
-def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
-    different = 0
+def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
+    different = []
     for record in npu_nodes:
         if not isinstance(record.server, Server) or not isinstance(record.unhealthy, int):
             continue
         healthy = (record.server.reported & ~record.unhealthy).bit_count()
         if record.server.allocatable != healthy:
-            different += 1
             offered = count(record.server.allocatable, "chip")
             sentence = f"the kubelet of node {record.name} offers {offered}, but {healthy} are healthy"
             advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
-            yield warning(sentence, advice)
-    if not different:
-        yield ok("each offers as many chips as are healthy")
+            different.append(warning(sentence, advice))
+    return different or [ok("each offers as many chips as are healthy")]
 
 
-def _check_holders(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
-    twice = 0
+def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
+    twice = []
     for record in npu_nodes:
         holdings = sorted(record.holdings.values(), key=lambda each: each.pod)
         for first, second in combinations(holdings, 2):
             if both := first.chips & second.chips:
-                twice += 1
                 sentence = f"{join_names(chip_ids(both))} of node {record.name}: held by {first.pod} and {second.pod}"
-                yield problem(sentence, "delete one of these pods")
-    if not twice:
-        yield ok("none is held by two pods")
+                twice.append(problem(sentence, "delete one of these pods"))
+    return twice or [ok("none is held by two pods")]
 
 
 def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:

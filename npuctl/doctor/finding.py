@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
 from msgspec import structs
-
-Severity: TypeAlias = Literal["ok", "warning", "problem"]
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -22,7 +20,7 @@ class Finding(msgspec.Struct, frozen=True):
     """
 
     check: str
-    severity: Severity
+    severity: Literal["ok", "warning", "problem"]
     sentence: str
     advice: str = ""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Self
 
@@ -14,11 +15,13 @@ import msgspec
 from allocator.settings import Settings
 from allocator.state.kinds import KINDS, WatchedKind, watched_kinds
 from allocator.state.report import node_of_health
-from ascend.deviceinfo import NAMESPACE, decode_report, node_name
+from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
 from ascend.errors import ApiError, InvalidReport, NotFound
 from ascend.kube.client import KubeClient, decode
 from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod
 from ascend.kube.workloads import PodGroup
+
+_key = attrgetter("key")
 
 _NO_GROUPS: Final[Mapping[str, Iterable[PodGroup]]] = MappingProxyType({})
 
@@ -99,13 +102,18 @@ class ClusterObjects:
             if each.metadata.namespace == NAMESPACE and (name := node_name(each.name)) is not None
         }
 
+    @property
+    def valid_reports(self) -> dict[str, DeviceReport]:
+        """The device reports that are valid, by node."""
+        reports = {}
+        for name, each in self.reports.items():
+            with contextlib.suppress(InvalidReport):
+                reports[name] = decode_report(each.data)
+        return reports
+
     def newest_report_s(self) -> int | None:
         """Return when the newest device report was written, Unix seconds; None if there is none."""
-        times = []
-        for each in self.reports.values():
-            with contextlib.suppress(InvalidReport):
-                times.append(decode_report(each.data).update_time_s)
-        return max((time for time in times if time > 0), default=None)
+        return max((each.update_time_s for each in self.valid_reports.values() if each.update_time_s), default=None)
 
     def unused_health_reports(self, settings: Settings) -> tuple[str, ...]:
         """The names of NodeD's ConfigMaps that are used here, but not by an allocator with these settings."""
@@ -127,10 +135,6 @@ async def list_objects(client: KubeClient, health_namespace: str = "") -> Cluste
     groups = {kind.name: some for kind, some in zip(kinds, found, strict=True) if kind.is_optional and some is not None}
     fixed = (some for kind, some in zip(kinds, found, strict=True) if not kind.is_optional and some is not None)
     return ClusterObjects.of(chain.from_iterable(fixed), groups)
-
-
-def _key(each: KubeObject) -> str:
-    return each.key
 
 
 async def _list_kind(client: KubeClient, kind: WatchedKind, health_namespace: str) -> list[Any] | None:

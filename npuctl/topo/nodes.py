@@ -8,8 +8,8 @@ from allocator.settings import Settings
 from allocator.state.node import NodeRecord, Server, read_server
 from allocator.state.report import NO_REPORT
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
-from ascend.deviceinfo import DeviceReport, decode_report
-from ascend.errors import InvalidReport, Refusal
+from ascend.deviceinfo import DeviceReport
+from ascend.errors import Refusal
 from ascend.kube.objects import Condition, Node
 from ascend.products import Family
 from ascend.reasons import Category, Reason
@@ -101,19 +101,9 @@ class NodeView:
 def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[NodeView]:
     """Return the NPU nodes of a cluster by name, as an allocator reads them at a time in Unix nanoseconds."""
     cluster = OfflineAllocator(objects, settings, now_ns).cluster
-    reports = _reports(objects)
+    reports = objects.valid_reports  # for the others, the reason of the node says what is wrong
     views = [_view(record, reports.get(name)) for name, record in sorted(cluster.nodes.items())]
     return [view for view in views if view.reason is None or view.reason.category is not Category.NOT_NPU]
-
-
-def _reports(objects: ClusterObjects) -> dict[str, DeviceReport]:
-    reports = {}
-    for name, each in objects.reports.items():
-        try:
-            reports[name] = decode_report(each.data)
-        except InvalidReport:
-            continue  # the reason of the node says what is wrong
-    return reports
 
 
 def _as_usable(node: Node) -> Node:
