@@ -86,12 +86,10 @@ def parse_names(text: str, field: str = "chip list") -> tuple[int, ...]:
     """
     if not text:
         return ()
-    ids = []
-    for name in text.split(","):
-        try:
-            ids.append(parse_chip_name(name))
-        except InvalidValue as error:
-            raise InvalidValue(f"{field}: {error}") from None
+    try:
+        ids = tuple(map(parse_chip_name, text.split(",")))
+    except InvalidValue as error:
+        raise InvalidValue(f"{field}: {error}") from None
     if len(set(ids)) != len(ids):
         raise InvalidValue(f"{field}: {text!r} names a chip twice")
-    return tuple(ids)
+    return ids

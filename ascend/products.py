@@ -40,7 +40,7 @@ class Product:
         family: how they are linked.
         linked: the number of chips in a ring, mesh or card.
         node_types: the values of ``accelerator-type`` that name it, as node label and in a job's node selector.
-        policies: the values of a job's ``huawei.com/schedule_policy`` that name it.
+        policies: the values of a job's ``huawei.com/schedule_policy`` that name it; by default the node types.
         chip: the kind of chip: 910A, 910B or A3; empty if only a label identifies the server.
         requests: the numbers of chips that a pod may request; any by default.
         distributed_requests: the same as ``requests`` for a pod of a job of several pods; empty if there is no
@@ -55,7 +55,7 @@ class Product:
     family: Family
     linked: int
     node_types: tuple[str, ...]
-    policies: tuple[str, ...]
+    policies: tuple[str, ...] = ()
     chip: str = ""
     requests: tuple[int, ...] = ()
     distributed_requests: tuple[int, ...] = ()
@@ -65,6 +65,7 @@ class Product:
 
     def __post_init__(self) -> None:
         ids = range(self.chips)
+        object.__setattr__(self, "policies", self.policies or self.node_types)
         object.__setattr__(self, "requests", self.requests or tuple(range(1, self.chips + 1)))
         object.__setattr__(self, "rings", tuple(chip_set(ids[at : at + self.linked]) for at in ids[:: self.linked]))
         object.__setattr__(self, "all_chips", chip_set(ids))
@@ -155,20 +156,16 @@ ASCEND_A3_16 = Product(
 )
 """Atlas 800/900 A3 with 8 cards of two dies."""
 
-MESH_8 = Product("mesh-8", 8, Family.MESHES, linked=4, node_types=("chip4-node8",), policies=("chip4-node8",))
+MESH_8 = Product("mesh-8", 8, Family.MESHES, linked=4, node_types=("chip4-node8",))
 """Atlas 350 with two meshes of 4."""
 
-MESH_16 = Product("mesh-16", 16, Family.MESHES, linked=4, node_types=("chip4-node16",), policies=("chip4-node16",))
+MESH_16 = Product("mesh-16", 16, Family.MESHES, linked=4, node_types=("chip4-node16",))
 """Atlas 350 with four meshes of 4."""
 
-PLAIN_8 = Product(
-    "plain-8", 8, Family.POOL, linked=1, node_types=("chip1-node8",), policies=("chip1-node8",), has_network=False
-)
+PLAIN_8 = Product("plain-8", 8, Family.POOL, linked=1, node_types=("chip1-node8",), has_network=False)
 """Any other server with up to 8 chips; their links are unknown."""
 
-PLAIN_16 = Product(
-    "plain-16", 16, Family.POOL, linked=1, node_types=("chip1-node16",), policies=("chip1-node16",), has_network=False
-)
+PLAIN_16 = Product("plain-16", 16, Family.POOL, linked=1, node_types=("chip1-node16",), has_network=False)
 """Any other server with up to 16 chips; their links are unknown."""
 
 PRODUCTS: dict[str, Product] = {

@@ -20,6 +20,9 @@ from ascend.daemon.run import EXIT_FAILURE
 from ascend.errors import AscendError, Refusal
 from ascend.reasons import Reason
 
+EXIT_NO_PLACE: Final = 3
+"""The exit status if a pod has no place."""
+
 _PIPE_WIDTH: Final = 140
 """Columns if standard output is not a terminal."""
 

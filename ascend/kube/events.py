@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
+
 from ascend.errors import ApiError, NotFound, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import EVENTS, JsonObject
@@ -33,19 +35,13 @@ MAX_INSTANCE = 128
 _MORE = "…".encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Regarding:
+class Regarding(msgspec.Struct, frozen=True, omit_defaults=True):
     """The object an Event is about."""
 
     kind: str
     name: str
     namespace: str = ""
     uid: str = ""
-
-    def reference(self) -> JsonObject:
-        """The object reference of the API."""
-        pairs = {"apiVersion": "v1", "kind": self.kind, "name": self.name, "namespace": self.namespace, "uid": self.uid}
-        return {key: value for key, value in pairs.items() if value}
 
 
 @dataclass(slots=True)
@@ -112,7 +108,7 @@ class EventRecorder:
             "eventTime": stamp,
             "reportingController": self._component,
             "reportingInstance": self._instance,
-            "regarding": regarding.reference(),
+            "regarding": {"apiVersion": "v1", **msgspec.to_builtins(regarding)},
             "reason": reason,
             "action": action,
             "note": _shortened(note),

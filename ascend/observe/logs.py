@@ -9,6 +9,7 @@ import sys
 from typing import TextIO
 
 import structlog
+from structlog.stdlib import ProcessorFormatter
 
 
 def set_level(level: str) -> None:
@@ -30,13 +31,9 @@ def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                renderer,
-            ],
+            processors=[ProcessorFormatter.remove_processors_meta, structlog.processors.format_exc_info, renderer],
         )
     )
     root = logging.getLogger()
@@ -45,11 +42,7 @@ def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.
     for library in ("aiohttp", "asyncio", "grpc"):
         logging.getLogger(library).setLevel(logging.WARNING)
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=[structlog.stdlib.filter_by_level, *shared, ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,

@@ -14,14 +14,12 @@ from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
+from npuctl.doctor.api_server import OLD_S
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.output import as_values, group, some
 from npuctl.plan.placement import PendingPod, plan_pods
 from npuctl.reading.objects import ClusterObjects
-
-OLD_S: Final = 330
-"""Device plugins renew their reports at least every 300 s."""
 
 _DELIBERATE: Final = {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_SEPARATING}
 """What an administrator may have wanted: worth knowing rather than mending."""

@@ -13,11 +13,8 @@ from rich.text import Text
 from ascend.grammar import count
 from npuctl.explain.explanation import Explanation, explain
 from npuctl.explain.target import find_target
-from npuctl.output import Output, numbers, show, some
+from npuctl.output import EXIT_NO_PLACE, Output, numbers, show, some
 from npuctl.reading.source import Source
-
-EXIT_WAITS: Final = 3
-"""The pod waits and fits on no node."""
 
 _NOTHING_TO_DO: Final = {
     "none": "requests no chips: the allocator does not handle it",
@@ -52,7 +49,7 @@ async def run_explain(argument: str, namespace: str | None, source: Source, outp
     else:
         job = _JobExplanation(target.job, answers)
         show(job, output, lambda: _render_job(job))
-    return EXIT_WAITS if any(answer.state == "waits" for answer in answers) else 0
+    return EXIT_NO_PLACE if any(answer.state == "waits" for answer in answers) else 0
 
 
 def _render_job(job: _JobExplanation) -> RenderableType:

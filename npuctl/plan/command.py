@@ -1,7 +1,5 @@
 """Carries out ``npuctl plan`` and lays out its answer."""
 
-from typing import Final
-
 from msgspec import structs
 from rich.console import Group as Stack
 from rich.console import RenderableType
@@ -9,13 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ascend.grammar import count
-from npuctl.output import FittingTable, Output, group, numbers, show, some, warn
+from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, show, some, warn
 from npuctl.plan.placement import PendingPod, PlacementPlan, plan_pods
 from npuctl.plan.workloads import expand
 from npuctl.reading.source import Source
-
-EXIT_PENDING: Final = 3
-"""A pod has no place."""
 
 
 def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
@@ -36,7 +31,7 @@ def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
     if expansion.without_chips:
         warn(f"the pods of {some(expansion.without_chips)} request no chips")
     show(plan, output, lambda: _render(plan))
-    return EXIT_PENDING if plan.pending or plan.unplanned else 0
+    return EXIT_NO_PLACE if plan.pending or plan.unplanned else 0
 
 
 def _render(plan: PlacementPlan) -> RenderableType:
