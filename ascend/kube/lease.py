@@ -193,7 +193,8 @@ class Election:
                 self.inherited = bool(last.spec.holder_identity)
             sent_s = self._clock()
             if found is None:
-                await self._create()
+                body: JsonObject = {"metadata": {"name": self._lease.name}, "spec": self._record(1)}
+                self._keep(await self._client.create(LEASES, body, self._lease.namespace))
             else:
                 await self._write(self._record((found.spec.lease_transitions or 0) + 1))
         except Conflict:
@@ -256,10 +257,6 @@ class Election:
             self._seen_s = self._clock()
         self._keep(found)
         return found
-
-    async def _create(self) -> None:
-        body: JsonObject = {"metadata": {"name": self._lease.name}, "spec": self._record(1)}
-        self._keep(await self._client.create(LEASES, body, self._lease.namespace))
 
     async def _write(self, spec: JsonObject, *, timeout_s: float = 15.0) -> None:
         body: JsonObject = {"metadata": {"resourceVersion": self._version}, "spec": spec}

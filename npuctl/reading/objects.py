@@ -111,10 +111,6 @@ class ClusterObjects:
                 reports[name] = decode_report(each.data)
         return reports
 
-    def newest_report_s(self) -> int | None:
-        """Return when the newest device report was written, Unix seconds; None if there is none."""
-        return max((each.update_time_s for each in self.valid_reports.values() if each.update_time_s), default=None)
-
     def unused_health_reports(self, settings: Settings) -> tuple[str, ...]:
         """The names of NodeD's ConfigMaps that are used here, but not by an allocator with these settings."""
         if settings.node_health_namespace:

@@ -98,9 +98,9 @@ class Source:
         return reading
 
     def _warn_of_the_clock(self, objects: ClusterObjects) -> None:
-        newest_s = objects.newest_report_s()
-        age_s = self.now_ns // 10**9 - (newest_s or 0)
-        if newest_s is not None and age_s > self.settings.max_report_age_s:
+        newest_s = max((each.update_time_s for each in objects.valid_reports.values()), default=0)
+        age_s = self.now_ns // 10**9 - newest_s
+        if newest_s and age_s > self.settings.max_report_age_s:
             newest = datetime.fromtimestamp(newest_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             age = count(age_s // _DAY_S, "day") if age_s >= _DAY_S else f"{age_s} s"
             warn(

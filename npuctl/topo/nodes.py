@@ -21,7 +21,6 @@ _GROUPS = {
     Family.PAIRED_RINGS: "ring",
     Family.DIES: "card",
     Family.MESHES: "mesh",
-    Family.POOL: "",
 }
 
 
@@ -132,7 +131,7 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
         holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
         health, faults = _health(chip, report, reported.pre_separate), _faults(name, report)
         chips.append(ChipView(name, ring, not unusable & chip, holders, health, faults))
-    group = _GROUPS[server.product.family]
+    group = _GROUPS.get(server.product.family, "")
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
 
 
