@@ -1,6 +1,5 @@
 """Keeps a daemon's memory and pauses small: lean imports, and short garbage collections."""
 
-import asyncio
 import gc
 import os
 import sys
@@ -54,6 +53,8 @@ async def keep_collections_short() -> NoReturn:
     nothing, because these objects are in no reference cycles and are freed by reference counting. So objects that have
     lived for a while are frozen, and only young ones are walked.
     """
+    import asyncio  # not before lean_imports
+
     while True:
         gc.collect()
         gc.freeze()

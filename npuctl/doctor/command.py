@@ -89,6 +89,8 @@ async def check_node(
 async def diagnose_cluster(source: Source, allocator: str | None, authority: Path | None, output: Output) -> int:
     """Check a cluster, and the allocator at an address if there is one, and print the findings.
 
+    The authority of the allocator's certificate is the system's if not given.
+
     Returns:
         The exit status: 0, or 1 if there are problems.
 
