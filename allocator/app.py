@@ -34,7 +34,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.watch.informers import Informers
 from ascend.daemon.certificates import Certificates
-from ascend.daemon.garbage import keep_collections_short
+from ascend.daemon.lean import keep_collections_short
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.lease import boot_time

@@ -128,22 +128,16 @@ def _parse_list(text: str, key: str) -> tuple[int, ...]:
     return parse_names(text, f"annotation {key}")
 
 
-@dataclass(frozen=True, slots=True)
-class ChipAddress:
-    """The network address of a chip.
+class ChipAddress(msgspec.Struct, frozen=True):
+    """The network address of a chip, as an entry of ``baseDeviceInfos``.
 
     Attributes:
         ip: RoCE address; empty if it has none.
         super_device_id: the chip's id within its SuperPod, as the driver reports it.
     """
 
-    ip: str = ""
-    super_device_id: int = 0
-
-
-class _BaseDeviceInfo(msgspec.Struct, frozen=True):
-    IP: str = ""
-    SuperDeviceID: int = 0
+    ip: str = msgspec.field(default="", name="IP")
+    super_device_id: int = msgspec.field(default=0, name="SuperDeviceID")
 
 
 def write_base_device_infos(chips: Mapping[int, ChipAddress]) -> str:
@@ -151,9 +145,7 @@ def write_base_device_infos(chips: Mapping[int, ChipAddress]) -> str:
 
     See docs/spec/node-report.md#node-annotations.
     """
-    infos = {
-        chip_name(chip_id): _BaseDeviceInfo(address.ip, address.super_device_id) for chip_id, address in chips.items()
-    }
+    infos = {chip_name(chip_id): address for chip_id, address in chips.items()}
     return msgspec.json.encode(dict(sorted(infos.items()))).decode()
 
 
@@ -164,28 +156,10 @@ def read_base_device_infos(text: str) -> dict[int, ChipAddress]:
         InvalidValue: the annotation is not a JSON object of this form, or a key is not the name of a physical chip.
     """
     try:
-        infos = msgspec.json.decode(text, type=dict[str, _BaseDeviceInfo])
-        return {parse_chip_name(name): ChipAddress(info.IP, info.SuperDeviceID) for name, info in sorted(infos.items())}
+        infos = msgspec.json.decode(text, type=dict[str, ChipAddress])
+        return {parse_chip_name(name): address for name, address in sorted(infos.items())}
     except (*UNREADABLE, InvalidValue) as error:
         raise InvalidValue(f"annotation {BASE_DEVICE_INFOS}: {error}") from error
-
-
-class _ConfiguredDevice(msgspec.Struct, frozen=True):
-    device_id: str
-    device_ip: str
-    super_device_id: str
-
-
-class _Configuration(msgspec.Struct, frozen=True):
-    # Field order is the wire's (docs/spec/hand-over.md#configuration).
-    pod_name: str
-    server_id: str
-    host_ip: str
-    super_pod_id: int
-    devices: list[_ConfiguredDevice]
-    rack_id: int
-    server_index: str
-    server_ip: str
 
 
 def write_configuration(
@@ -199,37 +173,34 @@ def write_configuration(
 ) -> str:
     """The pod annotation ``ascend-910-configuration``: JSON, devices by ascending id.
 
-    See docs/spec/hand-over.md#configuration.
-
-    Args:
-        pod_name: the pod's name.
-        pod_uid: the pod's uid, written as ``server_id``.
-        host_ip: the node's internal address.
-        devices: the pod's chips by physical id.
-        super_pod_id: the node's SuperPod.
-        server_index: the node's index within it.
+    See docs/spec/hand-over.md#configuration. ``host_ip`` is the node's internal address, and ``server_index`` its index
+    within the SuperPod; devices are by physical id.
     """
-    configured = [
-        _ConfiguredDevice(str(chip_id), address.ip, str(_as_signed_32(address.super_device_id)))
-        for chip_id, address in sorted(devices.items())
-    ]
-    configuration = _Configuration(pod_name, pod_uid, host_ip, super_pod_id, configured, 0, str(server_index), host_ip)
+    # The order of the keys is that of the wire.
+    configuration = {
+        "pod_name": pod_name,
+        "server_id": pod_uid,
+        "host_ip": host_ip,
+        "super_pod_id": super_pod_id,
+        "devices": [_configured_device(chip_id, address) for chip_id, address in sorted(devices.items())],
+        "rack_id": 0,
+        "server_index": str(server_index),
+        "server_ip": host_ip,
+    }
     return msgspec.json.encode(configuration).decode()
 
 
-def _as_signed_32(value: int) -> int:
-    return value - (1 << 32) if value >= 1 << 31 else value
+def _configured_device(chip_id: int, address: ChipAddress) -> dict[str, str]:
+    unsigned = address.super_device_id
+    signed = unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned
+    return {"device_id": str(chip_id), "device_ip": address.ip, "super_device_id": str(signed)}
 
 
 def write_claim(*, chips: Iterable[int], kubelet_ids: Iterable[int], configuration: str) -> dict[str, str]:
     """The annotations the device plugin writes in one patch when it hands chips over.
 
-    See docs/spec/hand-over.md#claim, docs/spec/hand-over.md#configuration.
-
-    Args:
-        chips: physical ids the containers were given.
-        kubelet_ids: the ids that the kubelet has allocated.
-        configuration: the result of ``write_configuration``.
+    See docs/spec/hand-over.md#claim, docs/spec/hand-over.md#configuration. The ids are physical: those the containers
+    were given, and those that the kubelet has allocated; the configuration is that of ``write_configuration``.
     """
     return {
         PREDICATE_TIME: str(CLAIMED),

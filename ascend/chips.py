@@ -81,21 +81,15 @@ def join_names_sorted(ids: Iterable[int]) -> str:
 def parse_names(text: str, field: str = "chip list") -> tuple[int, ...]:
     """The physical ids of a comma-joined list of names, in its order; the empty text is the empty list.
 
-    Args:
-        text: as in ``Ascend910-0,Ascend910-1``.
-        field: the name of the field, for errors.
-
     Raises:
         InvalidValue: an element is not a chip name, or a chip is named twice.
     """
     if not text:
         return ()
-    ids = []
-    for name in text.split(","):
-        try:
-            ids.append(parse_chip_name(name))
-        except InvalidValue as error:
-            raise InvalidValue(f"{field}: {error}") from None
+    try:
+        ids = tuple(map(parse_chip_name, text.split(",")))
+    except InvalidValue as error:
+        raise InvalidValue(f"{field}: {error}") from None
     if len(set(ids)) != len(ids):
         raise InvalidValue(f"{field}: {text!r} names a chip twice")
-    return tuple(ids)
+    return ids

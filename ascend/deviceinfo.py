@@ -23,7 +23,7 @@ from ascend.chips import (
     parse_chip_name,
 )
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue
-from ascend.faults import FAULT_LIST, Fault, FaultTime, read_faults
+from ascend.faults import FAULT_LIST, Fault, read_faults
 
 NAMESPACE = "kube-system"
 NAME_PREFIX = "mindx-dl-deviceinfo-"
@@ -41,6 +41,9 @@ _DESCRIPTION_TEXT = (
     "and can temporarily use this field by configuring the Volcano parameter 'self-maintain-available-card'"
 )
 """The reference's text, verbatim (docs/spec/node-report.md#configmap)."""
+
+_UNKNOWN_SWITCHES = '{"FaultCode":null,"FaultLevel":"","UpdateTime":0,"NodeStatus":"","FaultTimeAndLevelMap":null}'
+"""The reference writes this if it can't read the switches (docs/spec/node-report.md#switchinfocfg)."""
 
 _UNHEALTHY = f"{RESOURCE}-Unhealthy"
 _NETWORK_UNHEALTHY = f"{RESOURCE}-NetworkUnhealthy"
@@ -73,14 +76,6 @@ class Upgrade(msgspec.Struct, frozen=True):
     fault_code: str
     fault_level: str
     upgrade_type: str
-
-
-class _SwitchInfo(msgspec.Struct, frozen=True):
-    FaultCode: list[str] | None = None
-    FaultLevel: str = ""
-    UpdateTime: int = 0
-    NodeStatus: str = ""
-    FaultTimeAndLevelMap: dict[str, FaultTime] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +169,7 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
         DESCRIPTION: _DESCRIPTION_TEXT,
     }
     if report.has_switches:
-        # The reference writes this if it can't read the switches (docs/spec/node-report.md#switchinfocfg).
-        data[SWITCH_INFO] = _go_json(_SwitchInfo())
+        data[SWITCH_INFO] = _UNKNOWN_SWITCHES
     return data
 
 

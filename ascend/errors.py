@@ -1,20 +1,4 @@
-"""The exceptions of the project: every error has a stable ``reason`` for programs and a sentence for people.
-
-AscendError
-├── InvalidValue        a field of an object has an invalid value
-│   └── InvalidReport   … in a node's device-info ConfigMap
-├── Refusal             a valid call whose request is refused, with the reason
-├── ApiError            the API server answered with an error
-│   ├── NotFound
-│   ├── Conflict        a precondition (uid, resourceVersion) failed, or the object exists already
-│   ├── Expired         the requested resourceVersion is too old: list again
-│   ├── Unauthorized
-│   └── Throttled       the API server is overloaded: retry later
-├── Unreachable         no usable answer: connection, timeout, broken stream
-├── LeadershipLost      another process leads, or may lead soon
-├── DriverError         the NPU driver could not be read
-└── LockLost            another instance has taken over
-"""
+"""The exceptions of the project: every error has a stable ``reason`` for programs and a sentence for people."""
 
 from ascend.reasons import Reason
 

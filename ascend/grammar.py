@@ -1,5 +1,6 @@
 """English for messages: singular or plural after a number, and the article before a name."""
 
+import re
 from typing import Final
 
 _AN_LETTERS: Final = frozenset("AEFHILMNORSX")
@@ -13,13 +14,7 @@ _LIKE_YOU: Final = ("one", "uid", "uni", "use", "usu")
 
 
 def count(number: int, singular: str, plural: str = "") -> str:
-    """Return a number with its noun: ``1 chip``, ``2 chips``.
-
-    Args:
-        number: how many.
-        singular: the noun for one.
-        plural: the noun for any other number; the singular with an ``s`` if not given.
-    """
+    """Return a number with its noun: ``1 chip``, ``2 chips``; the plural is the singular with an ``s`` by default."""
     return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
 
 
@@ -29,11 +24,7 @@ def a(name: str) -> str:
     The article depends on how the first word is spoken: a number as a number, capitals and digits letter by letter, any
     other word as it is written.
     """
-    word = name
-    for position, character in enumerate(name):
-        if not character.isalnum():
-            word = name[:position]
-            break
+    word = re.split(r"[\W_]", name, maxsplit=1)[0]
     return f"{'an' if _begins_with_vowel(word) else 'a'} {name}"
 
 

@@ -83,17 +83,6 @@ class Reason(StrEnum):
         member.cure = cure
         return member
 
-    @classmethod
-    def of(cls, word: str) -> "Reason | None":
-        """The reason with this word; None for other words, such as those of the API server."""
-        member = cls._value2member_map_.get(word)
-        return member if isinstance(member, cls) else None
-
-    @property
-    def is_deliberate(self) -> bool:
-        """Whether an administrator may have wanted it: worth knowing rather than mending."""
-        return self in {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_SEPARATING}
-
     # A table: word, category, actor; what it means; what helps.
     # fmt: off
     INVALID_REQUEST = ("InvalidRequest", Category.REQUEST, Actor.AUTHOR,

@@ -21,8 +21,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import PODS, Node, Pod
 from ascend.kube.reflector import Reflector
-from ascend.observe.liveness import loop_is_turning, task_is_running
-from ascend.observe.probes import Check, add_probes, serve_http
+from ascend.observe.probes import Check, add_probes, loop_is_turning, serve_http, task_is_running
 from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.chips.scanner import Scanner

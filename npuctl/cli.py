@@ -6,12 +6,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
+from typer.core import TyperGroup
 
 from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import DISTRIBUTION
@@ -21,7 +21,22 @@ from npuctl.topo.choice import Choice, Sort, View
 
 _HELP: Final = "Show the Ascend NPUs of a cluster, and what the allocator decides."
 
+
+class _Commands(TyperGroup):
+    """Exits with the status that a command returns; reports invalid input in one line."""
+
+    def invoke(self, ctx: Any) -> None:
+        """Run the command."""
+        try:
+            status = super().invoke(ctx)
+        except InvalidValue as error:
+            sys.stderr.write(f"npuctl: {error}\n")
+            status = EXIT_USAGE
+        raise typer.Exit(status or 0)
+
+
 app = typer.Typer(
+    cls=_Commands,
     help=_HELP,
     epilog="Exit status 0: success; 1: the cluster can't be read, or there are problems; 2: wrong usage or invalid "
     "input; 3: a pod has no place.",
@@ -31,14 +46,6 @@ app = typer.Typer(
 )
 
 _COMPLETE: Final = "_NPUCTL_COMPLETE"
-
-
-class Shell(StrEnum):
-    """A shell with completion."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
 
 
 _OutputOption: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="The output format.")]
@@ -64,7 +71,7 @@ def _pods(context: typer.Context, incomplete: str) -> list[str]:
 
     typed = context.params
     try:
-        source = Source.of(files=typed["files"] or (), kubeconfig=typed["kubeconfig"], context=typed["context"])
+        source = Source.of(files=typed["files"], kubeconfig=typed["kubeconfig"], context=typed["context"])
     except InvalidValue:
         return []
     return pod_names(incomplete, typed["namespace"], source)
@@ -97,7 +104,7 @@ def plan(
         bool, typer.Option("--candidates", help="Also list every node that each pod fits on.")
     ] = False,
     output: _OutputOption = Output.TABLE,
-) -> None:
+) -> int:
     """Show what the allocator would do with the pods in these files, without a cluster.
 
     Exit status 0: every pod has a place; 3: a pod has none; 2: the input is invalid.
@@ -105,11 +112,8 @@ def plan(
     from npuctl.plan.command import run_plan
     from npuctl.reading.source import Source
 
-    _exit(
-        lambda: run_plan(
-            Source.of(files=files, config=config, values=values or (), now=now), candidates=candidates, output=output
-        )
-    )
+    source = Source.of(files=files, config=config, values=values, now=now)
+    return run_plan(source, candidates=candidates, output=output)
 
 
 @app.command()
@@ -131,7 +135,7 @@ def explain(
     values: _Values = None,
     now: _Now = None,
     output: _OutputOption = Output.TABLE,
-) -> None:
+) -> int:
     """Show why a pod (or each pod of a job) waits, by node, and what would help.
 
     Exit status 0: it has a place, or fits on a node; 3: it fits on no node; 2: there is no such pod.
@@ -139,13 +143,8 @@ def explain(
     from npuctl.explain.command import run_explain
     from npuctl.reading.source import Source
 
-    def run() -> int:
-        source = Source.of(
-            files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
-        )
-        return asyncio.run(run_explain(pod, namespace, source, output))
-
-    _exit(run)
+    source = Source.of(files=files, kubeconfig=kubeconfig, context=context, config=config, values=values, now=now)
+    return asyncio.run(run_explain(pod, namespace, source, output))
 
 
 @app.command()
@@ -156,8 +155,8 @@ def topo(
     unhealthy: Annotated[
         bool, typer.Option("--unhealthy", help="Show only nodes with unhealthy chips, or that can't be used.")
     ] = False,
-    sort: Annotated[Sort, typer.Option(help="The order of the nodes.")] = Sort.NAME,
-    view: Annotated[View, typer.Option(help="The layout of the table; auto fits the screen.")] = View.AUTO,
+    sort: Annotated[Sort, typer.Option(help="The order of the nodes.")] = "name",
+    view: Annotated[View, typer.Option(help="The layout of the table; auto fits the screen.")] = "auto",
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Show them again every few seconds.")] = False,
     files: _Files = None,
     kubeconfig: _Kubeconfig = None,
@@ -166,25 +165,20 @@ def topo(
     values: _Values = None,
     now: _Now = None,
     output: _OutputOption = Output.TABLE,
-) -> None:
+) -> int:
     """Show nodes, rings and chips: which pods hold them, and which are unhealthy."""
     from npuctl.reading.source import Source
     from npuctl.topo.command import run_topo, watch_topo
 
-    def run() -> int:
-        source = Source.of(
-            files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
-        )
-        choice = Choice(nodes or (), selector, unhealthy, sort, view)
-        if not watch:
-            return asyncio.run(run_topo(choice, source, output))
-        if output is not Output.TABLE:
-            raise InvalidValue("--watch prints tables only")
-        with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(watch_topo(choice, source))
-        return 0
-
-    _exit(run)
+    source = Source.of(files=files, kubeconfig=kubeconfig, context=context, config=config, values=values, now=now)
+    choice = Choice(nodes or (), selector, unhealthy, sort, view)
+    if not watch:
+        return asyncio.run(run_topo(choice, source, output))
+    if output is not Output.TABLE:
+        raise InvalidValue("--watch prints tables only")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(watch_topo(choice, source))
+    return 0
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -213,7 +207,7 @@ def doctor(
     ] = None,
     now: _Now = None,
     output: _OutputOption = Output.TABLE,
-) -> None:
+) -> int:
     """Show what is wrong with this node, or with the cluster, and what to do.
 
     Run it on the node, or in the device plugin's pod there; flags, $ASCEND_DP_... variables and --config are those of
@@ -222,41 +216,26 @@ def doctor(
     from npuctl.doctor.command import diagnose_cluster, diagnose_node
     from npuctl.reading.source import Source
 
-    def run() -> int:
-        if cluster or files:
-            if arguments.args:
-                raise InvalidValue(f"not an option of doctor --cluster: {' '.join(arguments.args)}")
-            if allocator_ca is not None and allocator is None:
-                raise InvalidValue("--allocator-ca needs --allocator")
-            source = Source.of(
-                files=files or (), kubeconfig=kubeconfig, context=context, config=config, values=values or (), now=now
-            )
-            return asyncio.run(diagnose_cluster(source, allocator, allocator_ca, output))
-        if values or any(each is not None for each in (context, now, allocator, allocator_ca)):
-            raise InvalidValue("--context, --now, --set, --allocator and --allocator-ca need --cluster")
-        access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
-        file = ["--config", str(config)] if config is not None else []
-        return asyncio.run(diagnose_node([*arguments.args, *access, *file], output))
-
-    _exit(run)
+    if cluster or files:
+        if arguments.args:
+            raise InvalidValue(f"not an option of doctor --cluster: {' '.join(arguments.args)}")
+        if allocator_ca is not None and allocator is None:
+            raise InvalidValue("--allocator-ca needs --allocator")
+        source = Source.of(files=files, kubeconfig=kubeconfig, context=context, config=config, values=values, now=now)
+        return asyncio.run(diagnose_cluster(source, allocator, allocator_ca, output))
+    if values or any(each is not None for each in (context, now, allocator, allocator_ca)):
+        raise InvalidValue("--context, --now, --set, --allocator and --allocator-ca need --cluster")
+    access = ["--kubeconfig", kubeconfig] if kubeconfig is not None else []
+    file = ["--config", str(config)] if config is not None else []
+    return asyncio.run(diagnose_node([*arguments.args, *access, *file], output))
 
 
 @app.command()
-def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.")]) -> None:
     """Print the script that completes these commands in a shell; docs/npuctl.md says where to put it."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # where typer itself takes it from
 
     typer.echo(get_completion_script(prog_name="npuctl", complete_var=_COMPLETE, shell=shell))
-
-
-def _exit(command: Callable[[], int]) -> None:
-    """Run a command and exit with its status; report invalid input in one line."""
-    try:
-        status = command()
-    except InvalidValue as error:
-        sys.stderr.write(f"npuctl: {error}\n")
-        status = EXIT_USAGE
-    raise typer.Exit(status)
 
 
 def main() -> None:
@@ -282,10 +261,10 @@ def main_for_kubectl_completion() -> None:
     """Run ``kubectl_complete-npu``."""
     from typer.main import get_command
 
-    from npuctl.completion import complete_for_kubectl, end_in_time, no_candidates
+    from npuctl.completion import NO_CANDIDATES, complete_for_kubectl, end_in_time
 
     logging.getLogger().addHandler(logging.NullHandler())
-    limit = end_in_time(no_candidates())
+    limit = end_in_time(NO_CANDIDATES)
     lines = complete_for_kubectl(get_command(app), sys.argv[1:])
     limit.cancel()
     _run(lambda: sys.stdout.writelines(f"{line}\n" for line in lines))

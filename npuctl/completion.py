@@ -18,6 +18,9 @@ LIMIT_S: Final = 2.0
 """The time limit of a completion."""
 
 _NO_FILES: Final = ":4"
+NO_CANDIDATES: Final = f"{_NO_FILES}\n"
+"""What ``kubectl_complete-npu`` prints when the time is over."""
+
 _FILES: Final = ":0"
 _FILE_OPTIONS: Final = frozenset({"-f", "--filename", "--config", "--kubeconfig"})
 
@@ -25,10 +28,7 @@ _FILE_OPTIONS: Final = frozenset({"-f", "--filename", "--config", "--kubeconfig"
 def end_in_time(otherwise: str) -> threading.Timer:
     """End this process after ``LIMIT_S``, unless the returned timer is cancelled before.
 
-    The process is not ended in an orderly way: that would wait for the thread in which a name server is asked.
-
-    Args:
-        otherwise: what is printed then.
+    ``otherwise`` is printed then. The end is not orderly: that would wait for the thread that asks a name server.
     """
 
     def end() -> None:
@@ -42,13 +42,7 @@ def end_in_time(otherwise: str) -> threading.Timer:
 
 
 def pod_names(typed: str, namespace: str | None, source: Source) -> list[str]:
-    """Return the pods that request chips, by name, or as ``namespace/name`` if a slash was typed.
-
-    Args:
-        typed: the beginning of the name.
-        namespace: their namespace; None for the default of the source.
-        source: where the pods come from.
-    """
+    """Return the pods that request chips, by name, or as ``namespace/name`` if a slash was typed."""
     left, slash, _ = typed.rpartition("/")
     searched = left or namespace or source.namespace()
     try:
@@ -88,11 +82,6 @@ def complete_for_kubectl(command: Any, words: Sequence[str]) -> list[str]:
     else:
         names = list(getattr(command, "commands", {})) or _values(command, before, typed)
     return [*sorted(name for name in names if name.startswith(typed)), _NO_FILES]
-
-
-def no_candidates() -> str:
-    """Return what ``kubectl_complete-npu`` prints when the time is over."""
-    return f"{_NO_FILES}\n"
 
 
 def _values(command: Any, before: list[str], typed: str) -> list[str]:

@@ -25,12 +25,7 @@ from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects
 
 
 class OfflineAllocator:
-    """What an allocator with these settings makes of these objects at a fixed time.
-
-    Args:
-        objects: the objects.
-        settings: the allocator's.
-        now_ns: the time, Unix nanoseconds.
+    """What an allocator with these settings makes of these objects at a fixed time in Unix nanoseconds.
 
     Attributes:
         cluster: the allocator's view of the objects.
@@ -98,11 +93,8 @@ class OfflineAllocator:
         Raises:
             Refusal: the pod's request is invalid.
         """
-        found = self.engine.fits(pod)
-        if not pod.spec.node_selector:
-            return found
         selected = self._selected(pod)
-        return [each for each in found if each[0] in selected]
+        return [each for each in self.engine.fits(pod) if each[0] in selected]
 
     def _selected(self, pod: Pod) -> frozenset[str]:
         return frozenset(self.cluster.labels.selected(pod.spec.node_selector))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import yaml
@@ -15,9 +15,13 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 
+from ascend.chips import NAME_PREFIX
 from ascend.daemon.run import EXIT_FAILURE
-from ascend.errors import AscendError
+from ascend.errors import AscendError, Refusal
 from ascend.reasons import Reason
+
+EXIT_NO_PLACE: Final = 3
+"""The exit status if a pod has no place."""
 
 _PIPE_WIDTH: Final = 140
 """Columns if standard output is not a terminal."""
@@ -44,13 +48,7 @@ class OutputFailed(AscendError):
 
 
 def show(answer: object, output: Output, table: Callable[[], RenderableType]) -> None:
-    """Print an answer on standard output.
-
-    Args:
-        answer: the answer as programs get it.
-        output: the format.
-        table: makes what people see.
-    """
+    """Print an answer on standard output, or the ``table`` that people see instead."""
     if output is Output.TABLE:
         make_console().print(table(), crop=False)
         return
@@ -107,6 +105,11 @@ def written_out() -> Iterator[None]:
         raise OutputFailed(f"standard output can't be written to: {error.strerror}") from error
 
 
+def full_width(console: Console, options: ConsoleOptions, table: Table) -> int:
+    """Return the columns that a table takes if its lines are not broken."""
+    return Measurement.get(console, options.update(max_width=_MOST_COLUMNS), table).maximum
+
+
 class FittingTable:
     """A table that drops columns until its lines fit. Lines that still don't fit are not broken, as with kubectl.
 
@@ -129,7 +132,7 @@ class FittingTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for dropped in range(len(self._drop) + 1):
             table = self._table(self._drop[:dropped])
-            width = Measurement.get(console, options.update(max_width=_MOST_COLUMNS), table).maximum
+            width = full_width(console, options, table)
             if width <= options.max_width:
                 break
         yield from console.render(table, options.update(width=width, max_width=width))
@@ -145,18 +148,11 @@ class FittingTable:
         return table
 
 
-class Refused(Protocol):
-    """Why a node refuses."""
+class NodeRefusal(msgspec.Struct, frozen=True):
+    """Why a node refuses a pod."""
 
-    @property
-    def reason(self) -> Reason:
-        """The reason."""
-        ...
-
-    @property
-    def message(self) -> str:
-        """The sentence."""
-        ...
+    reason: Reason
+    message: str
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -175,13 +171,23 @@ class Group(msgspec.Struct, frozen=True):
         return some(self.nodes)
 
 
+def numbers(chips: Sequence[str]) -> str:
+    """Return the numbers of chips, as in ``0,1``."""
+    return ",".join(name.removeprefix(NAME_PREFIX) for name in chips)
+
+
 def some(names: Sequence[str]) -> str:
     """Return the first few names, and the number of the others."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def group(refusals: Mapping[str, Refused]) -> tuple[Group, ...]:
+def as_values(refusals: Mapping[str, Refusal]) -> dict[str, NodeRefusal]:
+    """Return refusals by node as plain values, ordered by node."""
+    return {node: NodeRefusal(each.reason, each.message) for node, each in sorted(refusals.items())}
+
+
+def group(refusals: Mapping[str, NodeRefusal]) -> tuple[Group, ...]:
     """Group nodes by the reason of their refusal, the most frequent reason first."""
     by_reason: dict[Reason, list[str]] = {}
     for node, refusal in sorted(refusals.items()):

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from allocator.rules.job import INDEXED_JOB, SINGLE, STATEFUL_SET, JobKey, find_job
 from allocator.state.job import Job
-from ascend.kube.objects import BatchJob, Pod, PodGroup, StatefulSet
+from ascend.kube.objects import Pod
+from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet
 
 
 class _Membership(NamedTuple):

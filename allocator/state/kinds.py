@@ -12,17 +12,14 @@ from typing import Any, Final, Literal, TypeAlias
 from allocator.rules.job import COSCHEDULING, VOLCANO
 from allocator.state.cluster import Cluster
 from ascend.deviceinfo import LABELS, NAMESPACE
-from ascend.kube.objects import (
+from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Resource
+from ascend.kube.workloads import (
     BATCH_JOBS,
-    CONFIG_MAPS,
     COSCHEDULING_POD_GROUPS,
-    NODES,
-    PODS,
     STATEFUL_SETS,
     VOLCANO_POD_GROUPS,
     BatchJob,
     PodGroup,
-    Resource,
     StatefulSet,
 )
 

@@ -13,18 +13,15 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import structlog
 
+from ascend.daemon.settings import POLL_S, FileIdentity, file_identity
 from ascend.errors import InvalidValue
 
 log = structlog.get_logger()
-
-POLL_S = 2.0
-
-_Identity = tuple[tuple[int, int, int, int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,10 @@ class Certificates:
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """Return credentials for a gRPC server; with an authority for clients, each must present a certificate."""
         required = self._files.client_ca is not None
-        return grpc.dynamic_ssl_server_credentials(self._grpc, self._fetch, require_client_authentication=required)
+        # gRPC calls the function in every handshake, from a thread of its own.
+        return grpc.dynamic_ssl_server_credentials(
+            self._grpc, lambda: self._grpc, require_client_authentication=required
+        )
 
     async def run(self) -> None:
         """Load changed files until cancelled."""
@@ -99,12 +99,8 @@ class Certificates:
             raise InvalidValue(f"the certificates can't be read: {error}") from error
         self._grpc = grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
-    def _fetch(self) -> grpc.ServerCertificateConfiguration:
-        # gRPC calls this in every handshake, from a thread of its own.
-        return self._grpc
-
-    def _identity(self) -> _Identity:
-        return tuple(_identity(path) for path in self._files.paths)
+    def _identity(self) -> tuple[FileIdentity, ...]:
+        return tuple(map(file_identity, self._files.paths))
 
 
 class _Newest(ssl.SSLContext):
@@ -121,16 +117,9 @@ class _Newest(ssl.SSLContext):
         made._newest = newest
         return made
 
-    def wrap_bio(
-        self,
-        incoming: ssl.MemoryBIO,
-        outgoing: ssl.MemoryBIO,
-        server_side: bool = False,  # noqa: FBT001, FBT002 - the signature of the standard library
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLObject:
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
         """Wrap with the newest context."""
-        return self._newest().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        return self._newest().wrap_bio(*args, **options)
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
@@ -147,12 +136,3 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
         names = ", ".join(str(path) for path in files.paths)
         raise InvalidValue(f"the certificates can't be used ({names}): {error}") from error
     return context
-
-
-def _identity(path: Path) -> tuple[int, int, int, int] | None:
-    # Follows links: the kubelet updates a mounted Secret by changing a symbolic link.
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -1,28 +1,31 @@
-"""Imports a daemon's modules without the parts of its libraries that a daemon never uses.
-
-On a node with a device plugin these take a quarter of the time from its start to its registration, and 4 MiB:
-
-* structlog imports rich if it is installed, for tracebacks on a terminal; a daemon logs JSON;
-* aiohttp loads all certificate authorities of the machine; a daemon's connections each name the cluster's own;
-* the garbage collector walks the imported objects again and again, although all of them stay.
-"""
+"""Keeps a daemon's memory and pauses small: lean imports, and short garbage collections."""
 
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+PERIOD_S: Final = 60.0
 
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Import within the block. After it, imports work as usual, and imported objects are not collected.
+    """Import within the block without the parts of libraries that a daemon never uses; after it, imports work as usual.
+
+    On a node with a device plugin these take a quarter of the time from its start to its registration, and 4 MiB:
+
+    * structlog imports rich if it is installed, for tracebacks on a terminal; a daemon logs JSON;
+    * aiohttp loads all certificate authorities of the machine; a daemon's connections each name the cluster's own;
+    * the garbage collector walks the imported objects again and again, although all of them stay.
 
     Only call it while there are no other threads: it changes an environment variable for the time of the block.
     """
     gc.disable()
     try:
-        with _not_installed("rich"), _no_authorities():
+        # None makes Python's import fail. OpenSSL takes the path of its file of authorities from the variable.
+        with _entry(sys.modules, "rich", None), _entry(os.environ, "SSL_CERT_FILE", os.devnull):
             yield
     finally:
         gc.freeze()
@@ -30,27 +33,29 @@ def lean_imports() -> Iterator[None]:
 
 
 @contextmanager
-def _not_installed(module: str) -> Iterator[None]:
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]  # None makes Python's import fail
-    try:
-        yield
-    finally:
-        del sys.modules[module]
-
-
-@contextmanager
-def _no_authorities() -> Iterator[None]:
-    # OpenSSL takes the path of its file of authorities from this variable.
-    variable = "SSL_CERT_FILE"
-    before = os.environ.get(variable)
-    os.environ[variable] = os.devnull
+def _entry(mapping: MutableMapping[str, Any], key: str, value: object) -> Iterator[None]:
+    """Set an entry for the time of the block."""
+    before = mapping.get(key)
+    mapping[key] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[variable]
+            del mapping[key]
         else:
-            os.environ[variable] = before
+            mapping[key] = before
+
+
+async def keep_collections_short() -> NoReturn:
+    """Exclude all live objects from garbage collection now and every minute, until cancelled.
+
+    A full collection walks every object: with 10,000 nodes and 30,000 pods it stops the event loop for 0.1 s, and frees
+    nothing, because these objects are in no reference cycles and are freed by reference counting. So objects that have
+    lived for a while are frozen, and only young ones are walked.
+    """
+    import asyncio  # not before lean_imports
+
+    while True:
+        gc.collect()
+        gc.freeze()
+        await asyncio.sleep(PERIOD_S)

@@ -12,7 +12,7 @@ from typing import Generic, Literal, TypeVar
 
 import structlog
 
-from ascend.daemon.settings import DaemonSettings, SettingsSource
+from ascend.daemon.settings import POLL_S, RELOADED, DaemonSettings, SettingsSource
 from ascend.errors import InvalidValue
 from ascend.observe.logs import set_level
 
@@ -21,8 +21,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 D = TypeVar("D", bound=DaemonSettings)
 
 Outcome = Literal["applied", "unchanged", "refused", "needs_restart"]
-
-POLL_S = 2.0
 
 
 class SettingsReload(Generic[D]):
@@ -84,7 +82,7 @@ class SettingsReload(Generic[D]):
             return "refused"
         fields = type(self.settings).model_fields
         changed = [name for name in fields if getattr(fresh, name) != getattr(self.settings, name)]
-        applicable = [name for name in changed if _is_reloaded(fields[name].json_schema_extra)]
+        applicable = [name for name in changed if fields[name].json_schema_extra == RELOADED]
         self.awaiting_restart = tuple(name for name in changed if name not in applicable)
         if self.awaiting_restart:
             log.warning("changed settings need a restart", fields=self.awaiting_restart)
@@ -98,7 +96,3 @@ class SettingsReload(Generic[D]):
         if not applicable:
             log.info("reloaded settings, nothing has changed")
         return "applied" if applicable else "unchanged"
-
-
-def _is_reloaded(extra: object) -> bool:
-    return isinstance(extra, dict) and extra.get("reload") is True

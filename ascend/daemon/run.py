@@ -29,12 +29,8 @@ def run_daemon(
     The exit status is 0 after a signal, 1 with a sentence on standard error if the program can't start or continue, and
     2 if the settings are invalid.
 
-    Args:
-        program: its name.
-        kind: the class of its settings.
-        serve: runs until cancelled; its arguments are the settings and their source.
-        arguments: the command line without the program; ``sys.argv`` if not given.
-        new_loop: creates the event loop; asyncio's default if not given.
+    ``serve`` runs until cancelled; its arguments are the settings and their source. ``arguments`` are the command line
+    without the program.
     """
     try:
         source = SettingsSource(kind, program, arguments)

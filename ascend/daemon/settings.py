@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
@@ -69,7 +69,21 @@ def checked_address(text: str) -> str:
 Address = Annotated[str, AfterValidator(checked_address)]
 """Host and port to listen on, like ``0.0.0.0:8080``; port 0 selects a free one."""
 
-_Identity = tuple[int, int, int, int]
+POLL_S: Final = 2.0
+"""Seconds between checks of files that may change."""
+
+FileIdentity = tuple[int, int, int, int] | None
+"""What differs after a file has changed; None while there is no file."""
+
+
+def file_identity(path: Path) -> FileIdentity:
+    """Return the identity of a file, for one ``stat``."""
+    # Follows links: the kubelet updates a mounted ConfigMap or Secret by changing a symbolic link.
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 class SettingsSource(Generic[S]):
@@ -99,11 +113,11 @@ class SettingsSource(Generic[S]):
         found, self._flags = finder.parse_known_args(list(sys.argv[1:] if arguments is None else arguments))
         self.file = Path(found.config) if found.config else None
         """The settings file, the only source that can change while the program runs."""
-        self._seen: _Identity | None = None
+        self._seen: FileIdentity = None
 
     def has_changed(self) -> bool:
         """Return whether the file has changed since it was last read; costs one ``stat``."""
-        return _identity(self.file) != self._seen
+        return self._identity() != self._seen
 
     def read(self) -> S:
         """Return the current settings.
@@ -113,83 +127,59 @@ class SettingsSource(Generic[S]):
             SystemExit: the flags request help or the version, or one of them is unknown.
         """
         program, flags, options = self._program, self._flags, self._options
-        self._seen = _identity(self.file)  # before the file is read, so that a later change is noticed
+        self._seen = self._identity()  # before the file is read, so that a later change is noticed
         from_file = _read_file(self.file) if self.file is not None else {}
 
-        class Sourced(self._kind):  # type: ignore[name-defined,misc]  # its sources differ from call to call
-            model_config = SettingsConfigDict(cli_prog_name=program)
+        def sources(settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
+            parser = argparse.ArgumentParser(
+                prog=program, description=settings_cls.__doc__, allow_abbrev=False, parents=options
+            )
+            parser.add_argument("--config", metavar="FILE", help="a YAML file with the same settings")
+            shown = f"{program} {version(DISTRIBUTION)}"
+            parser.add_argument("--version", action="version", version=shown, help="show the version and exit")
+            cli: CliSettingsSource[argparse.ArgumentParser] = CliSettingsSource(
+                settings_cls, cli_parse_args=flags, cli_kebab_case=True, root_parser=parser, cli_hide_none_type=True
+            )
+            return cli, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, from_file)
 
-            @classmethod
-            def settings_customise_sources(
-                cls, settings_cls: type[BaseSettings], **_sources: PydanticBaseSettingsSource
-            ) -> tuple[PydanticBaseSettingsSource, ...]:
-                parser = argparse.ArgumentParser(
-                    prog=program, description=cls.__doc__, allow_abbrev=False, parents=options
-                )
-                parser.add_argument("--config", metavar="FILE", help="a YAML file with the same settings")
-                parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-                cli: CliSettingsSource[argparse.ArgumentParser] = CliSettingsSource(
-                    settings_cls, cli_parse_args=flags, cli_kebab_case=True, root_parser=parser, cli_hide_none_type=True
-                )
-                return cli, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, from_file)
+        return _read(self._kind, program, sources)
 
-        Sourced.__doc__ = self._kind.__doc__
-        try:
-            return Sourced()
-        except ValidationError as error:
-            raise _invalid(error, self._kind.model_fields) from error
-        except SettingsError as error:
-            raise _undecodable(error, self._kind) from error
-
-
-def read_settings(kind: type[S], program: str, arguments: Sequence[str] | None = None) -> S:
-    """Read the settings of a program once.
-
-    Args:
-        kind: the class of the settings.
-        program: the program's name, for the help text.
-        arguments: the command line without the program; ``sys.argv`` if not given.
-
-    Raises:
-        InvalidValue: a setting is wrong; the message has a line for each.
-        SystemExit: the flags request help or the version, or one of them is unknown.
-    """
-    return SettingsSource(kind, program, arguments).read()
+    def _identity(self) -> FileIdentity:
+        return file_identity(self.file) if self.file is not None else None
 
 
 def fixed_settings(kind: type[S], file: Path | None, values: Mapping[str, object]) -> S:
-    """Read settings from a file and from values only, not from the environment. Keys may have dashes.
+    """Read settings from a YAML file and from values, which take precedence, but not from the environment.
 
-    Args:
-        kind: the class of the settings.
-        file: a YAML file; None if there is none.
-        values: settings that take precedence over the file.
+    Keys may have dashes.
 
     Raises:
         InvalidValue: a setting is wrong; the message has a line for each.
     """
-
-    class Fixed(kind):  # type: ignore[valid-type,misc]  # its sources differ from call to call
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            del settings_cls
-            return (sources["init_settings"],)
-
     from_file = _read_file(file) if file is not None else {}
     merged = {key.replace("-", "_"): value for key, value in (*from_file.items(), *values.items())}
+    return _read(kind, "", lambda settings_cls: (InitSettingsSource(settings_cls, merged),))
+
+
+def _read(
+    kind: type[S], program: str, sources: Callable[[type[BaseSettings]], tuple[PydanticBaseSettingsSource, ...]]
+) -> S:
+    class Sourced(kind):  # type: ignore[valid-type,misc]  # its sources differ from call to call
+        model_config = SettingsConfigDict(cli_prog_name=program)
+
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], **_sources: PydanticBaseSettingsSource
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return sources(settings_cls)
+
+    Sourced.__doc__ = kind.__doc__
     try:
-        return Fixed(**merged)
+        return Sourced()
     except ValidationError as error:
         raise _invalid(error, kind.model_fields) from error
-
-
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_arguments: object) -> None:
-        """Print the version and exit."""
-        sys.stdout.write(f"{parser.prog} {version(DISTRIBUTION)}\n")
-        parser.exit()
+    except SettingsError as error:
+        raise _undecodable(error, kind) from error
 
 
 _INVALID: Final = "the settings are not valid:"
@@ -227,15 +217,6 @@ def _undecodable(error: SettingsError, kind: type[BaseSettings]) -> InvalidValue
         return InvalidValue(f"{_INVALID}\n  {error}")
     variable = f"{kind.model_config.get('env_prefix', '')}{found[1]}".upper()
     return InvalidValue(f'{_INVALID}\n  {found[1]}: the variable {variable} must be JSON, like ["a", "b"]')
-
-
-def _identity(path: Path | None) -> _Identity | None:
-    # Follows links: the kubelet updates a mounted ConfigMap by changing a symbolic link.
-    try:
-        stat = path.stat() if path is not None else None
-    except OSError:
-        return None
-    return (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat is not None else None
 
 
 def _read_file(path: Path) -> dict[str, object]:

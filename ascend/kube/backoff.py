@@ -4,12 +4,7 @@ import random
 
 
 class Backoff:
-    """Exponential waiting times with jitter: ``first_s``, twice that, … up to ``limit_s``, each between half and full.
-
-    Args:
-        first_s: the first waiting time.
-        limit_s: the longest.
-    """
+    """Waiting times with jitter: ``first_s``, twice that, … up to ``limit_s``, each between half and full."""
 
     def __init__(self, first_s: float = 0.1, limit_s: float = 30.0) -> None:
         self._first_s = first_s

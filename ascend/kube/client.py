@@ -8,10 +8,9 @@ docs/spec/kube-api.md#watches).
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
@@ -33,7 +32,6 @@ from ascend.kube.objects import PODS, JsonObject, KubeObject, Resource, T
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
-JSON_PATCH: Final = "application/json-patch+json"
 
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -51,7 +49,12 @@ _ERRORS: Final[dict[int, type[ApiError]]] = {
 }
 
 
-class _Status(msgspec.Struct, rename="camel"):
+_D = TypeVar("_D")
+
+
+class Status(msgspec.Struct):
+    """The API server's answer if it fails, or an ERROR event of a watch."""
+
     message: str = ""
     reason: str = ""
     code: int = 0
@@ -69,18 +72,11 @@ class _AccessReview(msgspec.Struct):
     status: _AccessStatus
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    method: str
-    path: str
-    timeout: aiohttp.ClientTimeout
-    query: Mapping[str, str] | None = None
-    body: JsonObject | list[JsonObject] | None = None
-    content_type: str = "application/json"
-
-
 class KubeClient:
     """A client of one API server. Use it as an async context manager, within a running event loop.
+
+    Every method that sends a request raises ``ApiError`` if the server answers with an error (the subclass depends on
+    the status code), and ``Unreachable`` if there is no valid answer: a change may have been made nevertheless.
 
     Args:
         access: address and credentials.
@@ -103,18 +99,13 @@ class KubeClient:
         Raises:
             InvalidValue: no access is usable.
         """
-
-        async def load() -> Access:
-            return await load_access(kubeconfig, context)
-
+        load = partial(load_access, kubeconfig, context)
         return cls(await load(), load)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -136,22 +127,12 @@ class KubeClient:
         content_type: str = "application/json",
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> bytes:
-        """Send a request and return the whole response body.
+        """Send a request and return the whole response body; ``timeout_s`` is for both together.
 
-        Args:
-            method: the HTTP method.
-            path: with the leading slash.
-            query: query parameters.
-            body: sent as JSON.
-            content_type: the media type of the body; for patches it selects the type of patch.
-            timeout_s: the timeout of the whole request.
-
-        Raises:
-            ApiError: the server answered with an error; the subclass depends on the status code.
-            Unreachable: no answer.
+        The body is sent as JSON; for patches its media type selects the type of patch.
         """
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=CONNECT_TIMEOUT_S)
-        async with self._exchange(_Call(method, path, timeout, query, body, content_type)) as response:
+        async with self._exchange(method, path, timeout, query=query, body=body, content_type=content_type) as response:
             return await response.read()
 
     @asynccontextmanager
@@ -160,49 +141,49 @@ class KubeClient:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Send a request and iterate over the lines of an endless response; lines may have any length.
 
-        Args:
-            path: with the leading slash.
-            query: query parameters.
-            idle_timeout_s: the stream counts as broken if nothing arrives for this time: a half-open connection
-                can't be distinguished from a quiet one.
-
-        Raises:
-            ApiError: the server answered with an error.
-            Unreachable: no connection, or the stream broke.
+        The stream counts as broken if nothing arrives for ``idle_timeout_s``: a half-open connection can't be
+        distinguished from a quiet one.
         """
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
-        async with self._exchange(_Call("GET", path, timeout, query)) as response:
+        async with self._exchange("GET", path, timeout, query=query) as response:
             yield _lines(response)
 
     @asynccontextmanager
-    async def _exchange(self, call: "_Call") -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        timeout: aiohttp.ClientTimeout,
+        *,
+        query: Mapping[str, str] | None,
+        body: JsonObject | list[JsonObject] | None = None,
+        content_type: str = "application/json",
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        async def send() -> aiohttp.ClientResponse:
+            headers = {"Content-Type": content_type, "Accept": "application/json", "User-Agent": "ascend-affinity"}
+            return await self._session.request(
+                method,
+                self.url + path + (f"?{urlencode(query)}" if query else ""),
+                headers=headers | dict(await self._headers()),
+                data=None if body is None else msgspec.json.encode(body),
+                timeout=timeout,
+                proxy=self._access.proxy,
+                server_hostname=self._access.server_name,
+            )
+
         try:
-            response = await self._send(call)
+            response = await send()
             if response.status == HTTPStatus.UNAUTHORIZED and self._reload is not None:
                 response.release()
                 await self._refresh_credentials(self._reload)
-                response = await self._send(call)
+                response = await send()
             async with response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise _error(response, await response.read())
                 yield response
         except (aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__
-            raise Unreachable(f"{call.method} {self.url}{call.path}: {text}") from error
-
-    async def _send(self, call: "_Call") -> aiohttp.ClientResponse:
-        url = self.url + call.path + (f"?{urlencode(call.query)}" if call.query else "")
-        headers = {"Content-Type": call.content_type, "Accept": "application/json", "User-Agent": "ascend-affinity"}
-        headers |= await self._headers()
-        return await self._session.request(
-            call.method,
-            url,
-            headers=headers,
-            data=None if call.body is None else msgspec.json.encode(call.body),
-            timeout=call.timeout,
-            proxy=self._access.proxy,
-            server_hostname=self._access.server_name,
-        )
+            raise Unreachable(f"{method} {self.url}{path}: {text}") from error
 
     async def identity_headers(self) -> Mapping[str, str]:
         """The current headers for authentication; tokens are refreshed."""
@@ -221,34 +202,20 @@ class KubeClient:
     async def get(
         self, resource: Resource[T], name: str, namespace: str = "", *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> T:
-        """Read one object.
-
-        Raises:
-            ApiError: NotFound among others.
-            Unreachable: no answer.
-        """
+        """Read one object."""
         path = resource.path(namespace=namespace, name=name)
-        return _decode(await self.request("GET", path, timeout_s=timeout_s), resource.type)
+        return decode(await self.request("GET", path, timeout_s=timeout_s), resource.type)
 
     async def list_objects(self, resource: Resource[T], namespace: str = "", *, field_selector: str = "") -> list[T]:
-        """List all objects of a kind in one response; use a reflector to keep a copy current.
-
-        Raises:
-            ApiError: the server answered with an error.
-            Unreachable: no answer.
-        """
+        """List all objects of a kind in one response; use a reflector to keep a copy current."""
         query = {"fieldSelector": field_selector} if field_selector else None
-        items = _decode_list(await self.request("GET", resource.path(namespace=namespace), query=query)).items
-        return [_decode(bytes(item), resource.type) for item in items or ()]
+        page = decode(await self.request("GET", resource.path(namespace=namespace), query=query), _ObjectList, "list")
+        return [decode(item, resource.type) for item in page.items or ()]
 
     async def create(self, resource: Resource[T], body: JsonObject, namespace: str = "") -> T:
-        """Create an object; returns the object as stored.
-
-        Raises:
-            ApiError: Conflict if it exists.
-            Unreachable: no answer; the object may have been created nevertheless.
-        """
-        return _decode(await self.request("POST", resource.path(namespace=namespace), body=body), resource.type)
+        """Create an object; returns the object as stored. ``Conflict`` is raised if it exists."""
+        manifest = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+        return decode(await self.request("POST", resource.path(namespace=namespace), body=manifest), resource.type)
 
     async def patch(
         self,
@@ -261,43 +228,23 @@ class KubeClient:
         subresource: str = "",
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> T:
-        """Patch an object; returns the object as stored.
-
-        Raises:
-            ApiError: NotFound, or Conflict if a precondition in the patch fails.
-            Unreachable: no answer; the object may have been changed nevertheless.
-        """
+        """Patch an object; returns it as stored. ``Conflict`` is raised if a precondition of the patch fails."""
         path = resource.path(namespace=namespace, name=name, subresource=subresource)
         answer = await self.request("PATCH", path, body=body, content_type=content_type, timeout_s=timeout_s)
-        return _decode(answer, resource.type)
+        return decode(answer, resource.type)
 
-    async def delete(self, resource: Resource[T], name: str, namespace: str = "", *, uid: str = "") -> None:
-        """Delete an object; with a uid, only if it still has that uid.
-
-        Raises:
-            ApiError: NotFound, or Conflict if the uid differs.
-            Unreachable: no answer; the object may have been deleted nevertheless.
-        """
-        body: JsonObject | None = {"preconditions": {"uid": uid}} if uid else None
-        await self.request("DELETE", resource.path(namespace=namespace, name=name), body=body)
+    async def delete(self, resource: Resource[T], name: str, namespace: str = "") -> None:
+        """Delete an object."""
+        await self.request("DELETE", resource.path(namespace=namespace, name=name))
 
     async def may(
         self, verb: str, resource: str, *, group: str = "", subresource: str = "", namespace: str = ""
     ) -> bool:
         """Whether the server authorizes an action of this client, from a SelfSubjectAccessReview.
 
-        Args:
-            verb: the RBAC verb.
-            resource: the plural name.
-            group: the API group; empty for the core group.
-            subresource: the subresource; empty for none.
-            namespace: the namespace; empty for all.
-
-        Raises:
-            ApiError: the server answered with an error.
-            Unreachable: no answer, or an invalid one.
+        An empty group is the core group, an empty namespace means all; ``resource`` is the plural name.
         """
-        attributes = {
+        action = {
             "verb": verb,
             "resource": resource,
             "group": group,
@@ -305,16 +252,10 @@ class KubeClient:
             "namespace": namespace,
         }
         api = "authorization.k8s.io/v1"
-        body: JsonObject = {
-            "apiVersion": api,
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
+        spec = {"resourceAttributes": action}
+        body: JsonObject = {"apiVersion": api, "kind": "SelfSubjectAccessReview", "spec": spec}
         answer = await self.request("POST", f"/apis/{api}/selfsubjectaccessreviews", body=body)
-        try:
-            return msgspec.json.decode(answer, type=_AccessReview).status.allowed
-        except UNREADABLE as error:
-            raise Unreachable(f"the API server's SelfSubjectAccessReview can't be decoded: {error}") from error
+        return decode(answer, _AccessReview, "SelfSubjectAccessReview").status.allowed
 
     async def bind(
         self,
@@ -329,10 +270,7 @@ class KubeClient:
         """Bind a pod to a node and annotate it, in one transaction of the API server (docs/architecture.md#decisions).
 
         The timeout applies in the server as well: a Binding that it has not made by then is not made later.
-
-        Raises:
-            ApiError: NotFound, or Conflict if the pod was recreated or is already bound.
-            Unreachable: no answer; the pod may have been bound nevertheless.
+        ``Conflict`` is raised if the pod was recreated or is already bound.
         """
         body: JsonObject = {
             "apiVersion": "v1",
@@ -346,22 +284,20 @@ class KubeClient:
         await self.request("POST", path, query=query, body=body, timeout_s=timeout_s)
 
 
-def _decode_list(raw: bytes) -> _ObjectList:
-    try:
-        return msgspec.json.decode(raw, type=_ObjectList)
-    except UNREADABLE as error:
-        raise Unreachable(f"the API server's list can't be decoded: {error}") from error
+def decode(raw: bytes | msgspec.Raw, kind: type[_D], what: str = "") -> _D:
+    """Decode what the API server sent; ``what`` names it in the error, by default as an object.
 
-
-def _decode(raw: bytes, kind: type[T]) -> T:
+    Raises:
+        Unreachable: it can't be decoded.
+    """
     try:
         return msgspec.json.decode(raw, type=kind)
     except UNREADABLE as error:
-        name = _name(raw)
-        raise Unreachable(f"the API server's answer about {name or kind.__name__} can't be decoded: {error}") from error
+        what = what or f"answer about {_name(raw) or kind.__name__}"
+        raise Unreachable(f"the API server's {what} can't be decoded: {error}") from error
 
 
-def _name(raw: bytes) -> str:
+def _name(raw: bytes | msgspec.Raw) -> str:
     try:
         return msgspec.json.decode(raw, type=KubeObject).key
     except UNREADABLE:
@@ -370,9 +306,9 @@ def _name(raw: bytes) -> str:
 
 def _error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
     try:
-        status = msgspec.json.decode(body, type=_Status)
+        status = msgspec.json.decode(body, type=Status)
     except UNREADABLE:
-        status = _Status(message=body[:200].decode(errors="replace"))
+        status = Status(message=body[:200].decode(errors="replace"))
     return error_of(
         response.status,
         status.message or response.reason or "",

@@ -10,8 +10,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+
+import msgspec
 
 from ascend.errors import ApiError, NotFound, Unreachable
 from ascend.kube.client import KubeClient
@@ -33,19 +35,13 @@ MAX_INSTANCE = 128
 _MORE = "…".encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Regarding:
+class Regarding(msgspec.Struct, frozen=True, omit_defaults=True):
     """The object an Event is about."""
 
     kind: str
     name: str
     namespace: str = ""
     uid: str = ""
-
-    def reference(self) -> JsonObject:
-        """The object reference of the API."""
-        pairs = {"apiVersion": "v1", "kind": self.kind, "name": self.name, "namespace": self.namespace, "uid": self.uid}
-        return {key: value for key, value in pairs.items() if value}
 
 
 @dataclass(slots=True)
@@ -61,13 +57,6 @@ class _Series:
     """The time of the last repetition, if that is not posted yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Posting:
-    regarding: Regarding
-    key: tuple[str, ...]
-    body: JsonObject = field(hash=False)
-
-
 class EventRecorder:
     """Posts the Events of one program.
 
@@ -77,7 +66,6 @@ class EventRecorder:
         instance: its process, written as ``reportingInstance``.
         refill_s: seconds in which one more Event may be posted, after a burst of ``BURST``.
         monotonic: clock for series and rates.
-        now: wall clock for timestamps.
     """
 
     def __init__(
@@ -88,14 +76,12 @@ class EventRecorder:
         *,
         refill_s: float = REFILL_S,
         monotonic: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
         self._component = component
         self._instance = instance[:MAX_INSTANCE]
         self._monotonic = monotonic
-        self._now = now
-        self._queue: asyncio.Queue[_Posting] = asyncio.Queue(QUEUE_LENGTH)
+        self._queue: asyncio.Queue[tuple[tuple[str, ...], JsonObject]] = asyncio.Queue(QUEUE_LENGTH)
         self._series: dict[tuple[str, ...], _Series] = {}
         self._refill_s = refill_s
         self._tokens = float(BURST)
@@ -115,16 +101,14 @@ class EventRecorder:
             Whether it will be posted; False if there were too many.
         """
         key = (regarding.kind, regarding.namespace, regarding.name, regarding.uid, reason, note)
-        stamp = self._now().isoformat(timespec="microseconds").replace("+00:00", "Z")
+        stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         body: JsonObject = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
             # The trailing dash is valid here, although a name may not end with one: the server appends a suffix.
             "metadata": {"generateName": f"{regarding.name}-", "namespace": regarding.namespace or "default"},
             "eventTime": stamp,
             "reportingController": self._component,
             "reportingInstance": self._instance,
-            "regarding": regarding.reference(),
+            "regarding": {"apiVersion": "v1", **msgspec.to_builtins(regarding)},
             "reason": reason,
             "action": action,
             "note": _shortened(note),
@@ -133,32 +117,32 @@ class EventRecorder:
         if self._queue.full() or (key not in self._series and not self._take_token()):
             log.warning("dropped an Event", extra={"reason": reason, "object": regarding.name})
             return False
-        self._queue.put_nowait(_Posting(regarding, key, body))
+        self._queue.put_nowait((key, body))
         return True
 
     async def run(self) -> None:
         """Post what was published, until cancelled."""
         while True:
-            posting = None
+            published = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._until_due()):
-                    posting = await self._queue.get()
-            if posting is not None:
-                with _logged(posting.key):
-                    await self._post(posting)
+                    published = await self._queue.get()
+            if published is not None:
+                key, body = published
+                with _logged(key):
+                    await self._post(key, body)
             await self._post_repeated()
 
-    async def _post(self, posting: _Posting) -> None:
+    async def _post(self, key: tuple[str, ...], body: JsonObject) -> None:
         now_s = self._monotonic()
         known = self._series.items()
-        self._series = {key: each for key, each in known if each.unposted or now_s - each.first_s < REPEAT_S}
-        series = self._series.get(posting.key)
+        self._series = {seen: each for seen, each in known if each.unposted or now_s - each.first_s < REPEAT_S}
+        series = self._series.get(key)
         if series is not None:
             series.count += 1
-            series.unposted = posting.body["eventTime"]
+            series.unposted = body["eventTime"]
             return
-        name = await self._create(posting.body)
-        self._series[posting.key] = _Series(name, posting.body, first_s=now_s, due_s=now_s)
+        self._series[key] = _Series(await self._create(body), body, first_s=now_s, due_s=now_s)
 
     async def _post_repeated(self) -> None:
         """Post the repetitions that are due."""
@@ -167,15 +151,12 @@ class EventRecorder:
             if series.unposted and series.due_s <= now_s:
                 repeated = {"series": {"count": series.count, "lastObservedTime": series.unposted}}
                 series.unposted, series.due_s = "", now_s + REPEAT_POST_S
+                namespace = series.body["metadata"]["namespace"]
                 with _logged(key):
-                    await self._repeat(series, repeated)
-
-    async def _repeat(self, series: _Series, repeated: JsonObject) -> None:
-        namespace = series.body["metadata"]["namespace"]
-        try:
-            await self._client.patch(EVENTS, series.name, repeated, namespace=namespace)
-        except NotFound:  # deleted by hand; client-go handles this as well
-            series.name = await self._create(series.body | repeated)
+                    try:
+                        await self._client.patch(EVENTS, series.name, repeated, namespace=namespace)
+                    except NotFound:  # deleted by hand; client-go handles this as well
+                        series.name = await self._create(series.body | repeated)
 
     async def _create(self, body: JsonObject) -> str:
         """Create an Event; returns its name."""

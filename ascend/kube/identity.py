@@ -97,10 +97,6 @@ def _service_account(folder: Path, monotonic: Callable[[], float]) -> Access:
 class _Token:
     """A token that the kubelet renews in its file.
 
-    Args:
-        path: the file.
-        monotonic: the clock.
-
     Raises:
         OSError: the file can't be read.
     """

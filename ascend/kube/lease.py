@@ -24,16 +24,35 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
 import structlog
 
 from ascend.errors import AscendError, Conflict, LeadershipLost, NotFound
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import LEASES, JsonObject, Lease
+from ascend.kube.objects import JsonObject, KubeObject, Resource
 
 log = structlog.get_logger()
 
 MARGIN = 1 / 10
 """The fraction of the duration that is never used, for clocks that run at different speeds."""
+
+
+class LeaseSpec(msgspec.Struct, rename="camel", frozen=True):
+    """A lease's spec."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(KubeObject, frozen=True, kw_only=True):
+    """A lease."""
+
+    spec: LeaseSpec = LeaseSpec()
+
+
+LEASES = Resource(Lease, "Lease", "apis/coordination.k8s.io/v1", "leases")
 
 
 def boot_time() -> float:
@@ -174,7 +193,8 @@ class Election:
                 self.inherited = bool(last.spec.holder_identity)
             sent_s = self._clock()
             if found is None:
-                await self._create()
+                body: JsonObject = {"metadata": {"name": self._lease.name}, "spec": self._record(1)}
+                self._keep(await self._client.create(LEASES, body, self._lease.namespace))
             else:
                 await self._write(self._record((found.spec.lease_transitions or 0) + 1))
         except Conflict:
@@ -237,16 +257,6 @@ class Election:
             self._seen_s = self._clock()
         self._keep(found)
         return found
-
-    async def _create(self) -> None:
-        metadata = {"name": self._lease.name, "namespace": self._lease.namespace}
-        body: JsonObject = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": metadata,
-            "spec": self._record(1),
-        }
-        self._keep(await self._client.create(LEASES, body, self._lease.namespace))
 
     async def _write(self, spec: JsonObject, *, timeout_s: float = 15.0) -> None:
         body: JsonObject = {"metadata": {"resourceVersion": self._version}, "spec": spec}

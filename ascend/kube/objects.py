@@ -107,11 +107,6 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
             msgspec.structs.force_setattr(self, "env", [each for each in self.env if each.name in INDEX_VARIABLES])
 
     @property
-    def is_sidecar(self) -> bool:
-        """Whether an init container is a sidecar, which runs beside the app containers."""
-        return self.restart_policy == "Always"
-
-    @property
     def chips(self) -> int:
         """The number of chips that the container requests.
 
@@ -145,7 +140,6 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True):
     """A pod's spec."""
 
     node_name: str = ""
-    scheduler_name: str = ""
     node_selector: dict[str, str] = {}
     priority: int | None = None
     preemption_policy: str = ""
@@ -224,7 +218,7 @@ class Pod(KubeObject, frozen=True, kw_only=True):
     def ordered_containers(self) -> Iterator[tuple[Container, ContainerKind]]:
         """Its containers in the order the kubelet admits them, with their kinds."""
         for each in self.spec.init_containers:
-            yield each, "sidecar" if each.is_sidecar else "init"
+            yield each, "sidecar" if each.restart_policy == "Always" else "init"
         for each in self.spec.containers:
             yield each, "app"
 
@@ -296,82 +290,10 @@ class Node(KubeObject, frozen=True, kw_only=True):
         return whole_number(self.status.capacity.get(RESOURCE))
 
 
-class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A pod group's spec."""
-
-    min_member: int = 1
-
-
-class PodGroup(KubeObject, frozen=True, kw_only=True):
-    """A pod group of Volcano or of the coscheduling plugin."""
-
-    spec: PodGroupSpec = PodGroupSpec()
-
-
-class StatefulSetSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A StatefulSet's spec."""
-
-    replicas: int = 1
-
-
-class PodOwner(KubeObject, frozen=True, kw_only=True):
-    """An owner of pods; of its metadata only what identifies it is kept, to save memory."""
-
-    def __post_init__(self) -> None:
-        full = self.metadata
-        bare = Metadata(full.name, full.namespace, full.uid, full.resource_version)
-        msgspec.structs.force_setattr(self, "metadata", bare)
-
-
-class StatefulSet(PodOwner, frozen=True, kw_only=True):
-    """A StatefulSet."""
-
-    spec: StatefulSetSpec = StatefulSetSpec()
-
-    @property
-    def size(self) -> int:
-        """The desired number of pods."""
-        return self.spec.replicas
-
-
-class BatchJobSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A Job's spec."""
-
-    parallelism: int = 1
-    completions: int | None = None
-
-
-class BatchJob(PodOwner, frozen=True, kw_only=True):
-    """A Job."""
-
-    spec: BatchJobSpec = BatchJobSpec()
-
-    @property
-    def size(self) -> int:
-        """The desired number of pods at one time."""
-        completions = self.spec.completions
-        return self.spec.parallelism if completions is None else min(self.spec.parallelism, completions)
-
-
 class ConfigMap(KubeObject, frozen=True, kw_only=True):
     """A ConfigMap."""
 
     data: dict[str, str] = {}
-
-
-class LeaseSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A lease's spec."""
-
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class Lease(KubeObject, frozen=True, kw_only=True):
-    """A lease."""
-
-    spec: LeaseSpec = LeaseSpec()
 
 
 T = TypeVar("T", bound=KubeObject)
@@ -393,17 +315,12 @@ class Resource(Generic[T]):
     kind: str
     prefix: str
     plural: str
-    namespaced: bool
+    namespaced: bool = True
 
     @property
     def api_version(self) -> str:
         """The apiVersion in manifests: ``v1`` or ``<group>/<version>``."""
         return self.prefix.split("/", 1)[1]
-
-    @property
-    def group(self) -> str:
-        """The API group; empty for the core group."""
-        return self.api_version.rpartition("/")[0]
 
     def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """The path of a collection, an object or a subresource; no namespace means all of them.
@@ -418,20 +335,13 @@ class Resource(Generic[T]):
         return "/".join(parts)
 
 
-PODS = Resource(Pod, "Pod", "api/v1", "pods", namespaced=True)
+PODS = Resource(Pod, "Pod", "api/v1", "pods")
 NODES = Resource(Node, "Node", "api/v1", "nodes", namespaced=False)
-CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "api/v1", "configmaps", namespaced=True)
-STATEFUL_SETS = Resource(StatefulSet, "StatefulSet", "apis/apps/v1", "statefulsets", namespaced=True)
-BATCH_JOBS = Resource(BatchJob, "Job", "apis/batch/v1", "jobs", namespaced=True)
-LEASES = Resource(Lease, "Lease", "apis/coordination.k8s.io/v1", "leases", namespaced=True)
-SERVICES = Resource(KubeObject, "Service", "api/v1", "services", namespaced=True)
-ENDPOINT_SLICES = Resource(KubeObject, "EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices", namespaced=True)
-LEADERS = Resource(KubeObject, "Leader", "apis/ascend-affinity.io/v1alpha1", "leaders", namespaced=True)
-EVENTS = Resource(KubeObject, "Event", "apis/events.k8s.io/v1", "events", namespaced=True)
-VOLCANO_POD_GROUPS = Resource(PodGroup, "PodGroup", "apis/scheduling.volcano.sh/v1beta1", "podgroups", namespaced=True)
-COSCHEDULING_POD_GROUPS = Resource(
-    PodGroup, "PodGroup", "apis/scheduling.x-k8s.io/v1alpha1", "podgroups", namespaced=True
-)
+CONFIG_MAPS = Resource(ConfigMap, "ConfigMap", "api/v1", "configmaps")
+SERVICES = Resource(KubeObject, "Service", "api/v1", "services")
+ENDPOINT_SLICES = Resource(KubeObject, "EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices")
+LEADERS = Resource(KubeObject, "Leader", "apis/ascend-affinity.io/v1alpha1", "leaders")
+EVENTS = Resource(KubeObject, "Event", "apis/events.k8s.io/v1", "events")
 
 JsonObject = dict[str, Any]
 """An object as sent to the API server."""

@@ -27,7 +27,7 @@ import msgspec
 
 from ascend.errors import UNREADABLE, ApiError, Expired, Unreachable
 from ascend.kube.backoff import Backoff
-from ascend.kube.client import KubeClient, error_of
+from ascend.kube.client import KubeClient, Status, decode, error_of
 from ascend.kube.objects import KubeObject, Resource, T
 
 log = logging.getLogger(__name__)
@@ -64,12 +64,6 @@ class _List(msgspec.Struct):
 class _WatchEvent(msgspec.Struct):
     type: str
     object: msgspec.Raw
-
-
-class _Status(msgspec.Struct):
-    code: int = 0
-    message: str = ""
-    reason: str = ""
 
 
 class Reflector(Generic[T]):
@@ -148,9 +142,7 @@ class Reflector(Generic[T]):
                 self._version = None
                 progressed = False
             except (ApiError, Unreachable) as error:
-                wait_s = backoff.next_s()
-                if isinstance(error, ApiError) and error.retry_after_s is not None:
-                    wait_s = max(wait_s, error.retry_after_s)
+                wait_s = backoff.after(error)
                 log.warning(
                     "can't list or watch",
                     extra={"resource": self._resource.plural, "error": str(error), "retry_s": round(wait_s, 2)},
@@ -185,7 +177,7 @@ class Reflector(Generic[T]):
             query = {**self._selectors, "limit": str(PAGE_SIZE)}
             if token:
                 query["continue"] = token
-            page = _decode(await self._client.request("GET", self._path, query=query, timeout_s=60.0), _List)
+            page = decode(await self._client.request("GET", self._path, query=query, timeout_s=60.0), _List, "answer")
             self._contacted()
             for obj in self._decode_items(page.items or ()):
                 found[obj.key] = obj
@@ -225,7 +217,7 @@ class Reflector(Generic[T]):
                 self._contacted()
                 async for line in lines:
                     self._contacted()
-                    self._follow(_decode(line, _WatchEvent))
+                    self._follow(decode(line, _WatchEvent, "answer"))
                     progressed = True
         except TimeoutError:
             return True  # aborted by a refresh
@@ -239,10 +231,10 @@ class Reflector(Generic[T]):
 
     def _follow(self, event: _WatchEvent) -> None:
         if event.type == "ERROR":
-            status = _decode(bytes(event.object), _Status)
+            status = decode(event.object, Status, "answer")
             raise error_of(status.code, status.message, status.reason)
         if event.type == "BOOKMARK":
-            self._version = _decode(bytes(event.object), KubeObject).metadata.resource_version
+            self._version = decode(event.object, KubeObject, "answer").metadata.resource_version
             return
         for obj in self._decode_items((event.object,)):
             if event.type == "DELETED":
@@ -284,13 +276,3 @@ class Reflector(Generic[T]):
 
     def _contacted(self) -> None:
         self._contact_s = self._monotonic()
-
-
-_D = TypeVar("_D")
-
-
-def _decode(raw: bytes, kind: type[_D]) -> _D:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except UNREADABLE as error:
-        raise Unreachable(f"the API server's answer can't be decoded: {error}") from error

@@ -9,6 +9,7 @@ import sys
 from typing import TextIO
 
 import structlog
+from structlog.stdlib import ProcessorFormatter
 
 
 def set_level(level: str) -> None:
@@ -17,13 +18,7 @@ def set_level(level: str) -> None:
 
 
 def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.stdout) -> None:
-    """Configure logging for the process; call it once, at its start.
-
-    Args:
-        component: the program's name, which is on every line.
-        level: the lowest level that is logged: DEBUG, INFO, WARNING or ERROR.
-        stream: the stream to write to.
-    """
+    """Configure logging for the process; call it once, at its start. The program's name is on every line."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -36,13 +31,9 @@ def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                renderer,
-            ],
+            processors=[ProcessorFormatter.remove_processors_meta, structlog.processors.format_exc_info, renderer],
         )
     )
     root = logging.getLogger()
@@ -51,11 +42,7 @@ def configure_logs(component: str, *, level: str = "INFO", stream: TextIO = sys.
     for library in ("aiohttp", "asyncio", "grpc"):
         logging.getLogger(library).setLevel(logging.WARNING)
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=[structlog.stdlib.filter_by_level, *shared, ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,

@@ -6,6 +6,7 @@ Standby: it could if it were the leader; of several replicas one is ready, and t
 fails, the status is 503 and the body names the check and what is missing.
 """
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +19,24 @@ from ascend.errors import InvalidValue
 
 Check = Callable[[], str | None]
 """Returns None if the check passes, else a sentence that says what is missing."""
+
+GRACE_S = 30.0
+"""How long a loop may be late, beyond three of its periods, on a busy server."""
+
+
+def task_is_running(task: "asyncio.Task[None]") -> Check:
+    """Check that an endless task has not ended. A task that fails ends the program; one that returns goes unnoticed."""
+    return lambda: "its task has ended" if task.done() else None
+
+
+def loop_is_turning(turned_s: Callable[[], float], period_s: Callable[[], float]) -> Check:
+    """Check that a loop with this period has turned recently; ``turned_s`` is on the event loop's clock."""
+
+    def check() -> str | None:
+        late_s = asyncio.get_running_loop().time() - turned_s()
+        return None if late_s <= 3 * period_s() + GRACE_S else f"it has not turned for {late_s:.0f} s"
+
+    return check
 
 
 def add_probes(
@@ -45,7 +64,7 @@ def add_probes(
         # A program starts only once.
         checks = started or {}
         done.update(name for name, check in checks.items() if check() is None)
-        return {name: _passed if name in done else check for name, check in checks.items()}
+        return {name: (lambda: None) if name in done else check for name, check in checks.items()}
 
     _add_page(app, "/startupz", still_starting)
     _add_page(app, "/livez", lambda: live or {})
@@ -56,10 +75,6 @@ def add_probes(
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app.router.add_get("/metrics", metrics)
-
-
-def _passed() -> None:
-    """A check that has passed."""
 
 
 def _add_page(app: web.Application, path: str, checks: Callable[[], Mapping[str, Check]]) -> None:

@@ -1,7 +1,6 @@
 """The checks of a running allocator: whether it serves schedulers, and whether its informers hear the API server."""
 
 import ssl
-from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -10,9 +9,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from ascend.errors import InvalidValue
-from npuctl.doctor.finding import Finding
-
-CHECK: Final = "allocator"
+from npuctl.doctor.finding import Finding, ok, problem, warning
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=8.0)
 _AGE_S: Final = "ascend_allocator_snapshot_age_seconds"
@@ -37,7 +34,10 @@ async def check_allocator(address: str, authority: Path | None = None) -> list[F
     Raises:
         InvalidValue: the authority can't be read.
     """
-    tls = _trusting(authority) if authority is not None else True
+    try:
+        tls = ssl.create_default_context(cafile=authority) if authority is not None else True
+    except (OSError, ValueError) as error:
+        raise InvalidValue(f"--allocator-ca: {authority} can't be used: {error}") from error
     scheme = "" if "://" in address else "http://" if authority is None else "https://"
     base = f"{scheme}{address.rstrip('/')}"
     try:
@@ -47,30 +47,17 @@ async def check_allocator(address: str, authority: Path | None = None) -> list[F
                 ready, page = answer.status == HTTPStatus.OK, (await answer.text()).strip()
             async with http.get(f"{base}/metrics") as answer:
                 metrics = await answer.text()
-        values = {
-            sample.name: sample.value for each in text_string_to_metric_families(metrics) for sample in each.samples
-        }
+        families = text_string_to_metric_families(metrics)
+        values = {sample.name: sample.value for each in families for sample in each.samples}
     except aiohttp.ClientConnectorCertificateError as error:
-        sentence = f"the certificate of {base} is not trusted: {error.certificate_error}"
-        return [Finding(CHECK, "problem", sentence, _TRUST)]
+        return [problem(f"the certificate of {base} is not trusted: {error.certificate_error}", _TRUST)]
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        sentence = f"{base} does not answer like an allocator: {str(error) or type(error).__name__}"
-        return [Finding(CHECK, "problem", sentence, _REACH)]
+        return [problem(f"{base} does not answer like an allocator: {str(error) or type(error).__name__}", _REACH)]
     if not ready:
         advice = "its log says more; if it is not the leader, check the leader instead"
-        return [Finding(CHECK, "problem", f"{base} is not ready: {page}", advice)]
-    return [Finding(CHECK, "ok", f"{base} is ready"), *_state(values)]
-
-
-def _trusting(authority: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=authority)
-    except (OSError, ValueError) as error:
-        raise InvalidValue(f"--allocator-ca: {authority} can't be used: {error}") from error
-
-
-def _state(values: dict[str, float]) -> Iterator[Finding]:
-    age_s = values.get(_AGE_S)
-    if age_s is not None and age_s > _QUIET_S:
+        return [problem(f"{base} is not ready: {page}", advice)]
+    findings = [ok(f"{base} is ready")]
+    if (age_s := values.get(_AGE_S, 0.0)) > _QUIET_S:
         sentence = f"one of its watches has received nothing from the API server for {age_s:.0f} s"
-        yield Finding(CHECK, "warning", sentence, "check the network between them")
+        findings.append(warning(sentence, "check the network between them"))
+    return findings

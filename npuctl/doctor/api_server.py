@@ -1,7 +1,8 @@
 """The checks that need the API server: rights, the kubelet's list of pods, and whether node and report agree."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
@@ -14,9 +15,7 @@ from ascend.kube.objects import CONFIG_MAPS, NODES, Node
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.publish.rights import KUBELET_PODS, Right, rights
 from device_plugin.settings import Settings
-from npuctl.doctor.finding import Check, Finding
-
-API, RIGHTS, PODS, REPORT = "API server", "rights", "kubelet's pods", "report"
+from npuctl.doctor.finding import Check, Finding, ok, problem, warning
 
 OLD_S: Final = 330
 """Reports are written at least every 300 s."""
@@ -26,25 +25,21 @@ AHEAD_S: Final = 60
 
 
 class ApiServerChecks:
-    """The checks that need the API server. If it can't be reached, the others are skipped.
+    """The checks that need the API server. If it can't be reached, the others are skipped."""
 
-    Args:
-        settings: the device plugin's.
-        now_s: wall clock, Unix seconds.
-    """
-
-    def __init__(self, settings: Settings, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._now_s = now_s
         self._client: KubeClient | None = None
         self._node: Node | None = None
 
-    def checks(self) -> Iterator[Check]:
-        """Yield the checks; each one can explain the findings of the next."""
-        yield Check(API, self._check_api)
-        yield Check(RIGHTS, self._check_rights, deadline_s=30.0)
-        yield Check(PODS, self._check_pods)
-        yield Check(REPORT, self._check_report)
+    def checks(self) -> list[Check]:
+        """Return the checks; each one can explain the findings of the next."""
+        return [
+            Check("API server", self._check_api),
+            Check("rights", partial(self._if_connected, self._check_rights), deadline_s=30.0),
+            Check("kubelet's pods", partial(self._if_connected, self._check_pods)),
+            Check("report", partial(self._if_connected, self._check_report)),
+        ]
 
     async def close(self) -> None:
         """Close connections."""
@@ -57,42 +52,34 @@ class ApiServerChecks:
             client = await KubeClient.connect(self._settings.kubeconfig)
         except InvalidValue as error:
             advice = "give a kubeconfig by --kubeconfig or $KUBECONFIG, or run this in the plugin's pod"
-            return [Finding(API, "problem", error.message, advice)]
+            return [problem(error.message, advice)]
         self._client = client
         try:
             self._node = await client.get(NODES, name, timeout_s=8.0)
         except NotFound:
-            sentence = f"{client.url} answers, but has no Node {name!r}"
-            return [Finding(API, "problem", sentence, "give the node's name by --node-name (see `kubectl get nodes`)")]
+            advice = "give the node's name by --node-name (see `kubectl get nodes`)"
+            return [problem(f"{client.url} answers, but has no Node {name!r}", advice)]
         except ApiError as error:
             sentence = f"{client.url} answers, but refuses to show Node {name!r}: {error.message}"
-            return [Finding(API, "problem", sentence, "see the rights below")]
+            return [problem(sentence, "see the rights below")]
         except Unreachable as error:
-            await self._forget_client()
-            advice = "check the network, the address and the certificates; running pods are not affected"
-            return [Finding(API, "problem", error.message, advice)]
-        if not self._node.is_ready:
-            return [Finding(API, "warning", f"{client.url} answers; Node {name} is not Ready", "check its kubelet")]
-        return [Finding(API, "ok", f"{client.url} answers; Node {name} is Ready")]
-
-    async def _forget_client(self) -> None:
-        if self._client is not None:
-            await self._client.close()
             self._client = None
+            await client.close()
+            advice = "check the network, the address and the certificates; running pods are not affected"
+            return [problem(error.message, advice)]
+        if not self._node.is_ready:
+            return [warning(f"{client.url} answers; Node {name} is not Ready", "check its kubelet")]
+        return [ok(f"{client.url} answers; Node {name} is Ready")]
 
-    async def _check_rights(self) -> Sequence[Finding]:
-        client = self._client
-        if client is None:
-            return [_skipped(RIGHTS)]
+    async def _if_connected(self, look: Callable[[KubeClient], Awaitable[Sequence[Finding]]]) -> Sequence[Finding]:
+        if self._client is None:
+            return [warning("skipped: the API server can't be reached")]
+        return await look(self._client)
 
+    async def _check_rights(self, client: KubeClient) -> Sequence[Finding]:
         async def may(right: Right) -> bool:
-            return await client.may(
-                right.verb,
-                right.resource,
-                group=right.group,
-                subresource=right.subresource,
-                namespace=right.namespace,
-            )
+            names = {"group": right.group, "subresource": right.subresource, "namespace": right.namespace}
+            return await client.may(right.verb, right.resource, **names)
 
         wanted = rights(manual_readmission=self._settings.readmission == "manual")
         try:
@@ -100,83 +87,68 @@ class ApiServerChecks:
             if not any([await may(right) for right in KUBELET_PODS]):
                 findings.append(_denied(" or ".join(map(str, KUBELET_PODS)), KUBELET_PODS[0].why))
         except (ApiError, Unreachable) as error:
-            return [Finding(RIGHTS, "problem", f"can't be checked: {error}", "")]
-        return findings or [Finding(RIGHTS, "ok", f"all {len(wanted) + 1} are granted")]
+            return [problem(f"can't be checked: {error}")]
+        return findings or [ok(f"all {len(wanted) + 1} are granted")]
 
-    async def _check_pods(self) -> Sequence[Finding]:
-        if self._client is None:
-            return [_skipped(PODS)]
+    async def _check_pods(self, client: KubeClient) -> Sequence[Finding]:
         settings = self._settings
         address = settings.host_ip or (self._node.internal_ip if self._node is not None else "")
         url = settings.kubelet_pods_url or pods_url(address)
         try:
-            headers = self._client.identity_headers
-            async with KubeletPods(lambda: url, headers, ca_file=settings.kubelet_ca_file) as kubelet:
+            async with KubeletPods(lambda: url, client.identity_headers, ca_file=settings.kubelet_ca_file) as kubelet:
                 pods = await kubelet.list()
         except (Unreachable, OSError) as error:
             advice = "grant get on nodes/pods (nodes/proxy before Kubernetes 1.33), and let the node reach its own port"
             sentence = f"{error}; pods of the same size can only be told apart by the order of their Bindings"
-            return [Finding(PODS, "warning", sentence, advice)]
-        return [Finding(PODS, "ok", f"{url} lists {count(len(pods), 'pod')}")]
+            return [warning(sentence, advice)]
+        return [ok(f"{url} lists {count(len(pods), 'pod')}")]
 
-    async def _check_report(self) -> Sequence[Finding]:
-        if self._client is None:
-            return [_skipped(REPORT)]
+    async def _check_report(self, client: KubeClient) -> Sequence[Finding]:
         name = f"{NAMESPACE}/{config_map_name(self._settings.node_name)}"
         try:
-            data = (await self._client.get(CONFIG_MAPS, config_map_name(self._settings.node_name), NAMESPACE)).data
-            report = decode_report(data)
+            found = await client.get(CONFIG_MAPS, config_map_name(self._settings.node_name), NAMESPACE)
+            report = decode_report(found.data)
         except NotFound:
             advice = "the plugin writes it as soon as it runs; see our plugin above"
-            return [Finding(REPORT, "problem", f"there is no ConfigMap {name}", advice)]
+            return [problem(f"there is no ConfigMap {name}", advice)]
         except InvalidReport as error:
             advice = "it was edited; delete it, the plugin writes it again"
-            return [Finding(REPORT, "problem", f"ConfigMap {name}: {error.message}", advice)]
+            return [problem(f"ConfigMap {name}: {error.message}", advice)]
         except AscendError as error:
-            return [Finding(REPORT, "problem", f"ConfigMap {name} can't be read: {error.message}", "")]
-        fresh = _freshness(name, report, self._now_s())
-        return [fresh, *(_agreement(report, self._node) if self._node is not None else ())]
+            return [problem(f"ConfigMap {name} can't be read: {error.message}")]
+        fresh = _freshness(name, report, time.time())
+        return [fresh, _agreement(report, self._node)] if self._node is not None else [fresh]
 
 
 def _freshness(name: str, report: DeviceReport, now_s: float) -> Finding:
     if not report.update_time_s:
-        sentence = f"ConfigMap {name} says that the plugin has ended"
-        return Finding(REPORT, "problem", sentence, "start it again; no pod with chips is scheduled here until then")
+        advice = "start it again; no pod with chips is scheduled here until then"
+        return problem(f"ConfigMap {name} says that the plugin has ended", advice)
     age_s = int(now_s - report.update_time_s)
     if age_s > OLD_S:
-        sentence = f"ConfigMap {name} is {age_s} s old, but is written every 300 s"
-        return Finding(REPORT, "problem", sentence, "see our plugin above, and its log")
+        advice = "see our plugin above, and its log"
+        return problem(f"ConfigMap {name} is {age_s} s old, but is written every 300 s", advice)
     if age_s < -AHEAD_S:
-        sentence = f"ConfigMap {name} is dated {-age_s} s ahead of this clock"
         advice = "set the clocks: the report of a plugin that has died is used for that much longer"
-        return Finding(REPORT, "warning", sentence, advice)
-    return Finding(REPORT, "ok", f"ConfigMap {name} is {max(age_s, 0)} s old and its CheckCode is correct")
+        return warning(f"ConfigMap {name} is dated {-age_s} s ahead of this clock", advice)
+    return ok(f"ConfigMap {name} is {max(age_s, 0)} s old and its CheckCode is correct")
 
 
-def _agreement(report: DeviceReport, node: Node) -> Iterator[Finding]:
+def _agreement(report: DeviceReport, node: Node) -> Finding:
     offered = node.allocatable_chips
     if offered is None:
         advice = "the plugin is not registered: see kubelet.sock and our plugin above"
-        yield Finding(REPORT, "problem", f"the kubelet offers no {RESOURCE}", advice)
-        return
+        return problem(f"the kubelet offers no {RESOURCE}", advice)
     try:
         chips = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))
     except InvalidValue as error:
-        yield Finding(
-            REPORT, "problem", f"Node {node.name}: {error.message}", "the plugin writes it again when it starts"
-        )
-        return
+        return problem(f"Node {node.name}: {error.message}", "the plugin writes it again when it starts")
     healthy = len(chips) - report.unhealthy.bit_count()
     if offered != healthy:
         sentence = f"the kubelet offers {count(offered, 'chip')}, the report has {healthy} healthy of {len(chips)}"
-        yield Finding(REPORT, "warning", sentence, "check again in a few seconds; if it stays, restart the plugin")
-    else:
-        yield Finding(REPORT, "ok", f"kubelet and report agree: {healthy} of {count(len(chips), 'chip')} healthy")
-
-
-def _skipped(check: str) -> Finding:
-    return Finding(check, "warning", "skipped: the API server can't be reached", "")
+        return warning(sentence, "check again in a few seconds; if it stays, restart the plugin")
+    return ok(f"kubelet and report agree: {healthy} of {count(len(chips), 'chip')} healthy")
 
 
 def _denied(right: str, why: str) -> Finding:
-    return Finding(RIGHTS, "problem", f"not granted: {right} ({why})", "`helm upgrade` grants what this version needs")
+    return problem(f"not granted: {right} ({why})", "`helm upgrade` grants what this version needs")

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,44 +15,32 @@ from device_plugin.inventory.entries import Scan
 from device_plugin.inventory.inspector import CHIP_S, DISCOVER_S, Inspector
 from device_plugin.pods.container_edits import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, detect
 from device_plugin.settings import Settings
-from npuctl.doctor.finding import Check, Finding
-
-LIBRARY, CHIPS, NODES, INJECTION = "driver library", "chips", "device nodes", "containers"
+from npuctl.doctor.finding import Check, Finding, ok, problem, warning
 
 RUNTIME: Final = Path("/usr/local/Ascend/Ascend-Docker-Runtime/ascend-docker-runtime")
 """Where the installer of ascend-docker-runtime puts it."""
 
-Found = Callable[[Scan], None]
 
-
-def checks(settings: Settings, environment: Mapping[str, str]) -> Iterator[Check]:
-    """Yield the checks; each one can explain the findings of the next."""
+def checks(settings: Settings, environment: Mapping[str, str]) -> list[Check]:
+    """Return the checks; each one can explain the findings of the next."""
     scans: list[Scan] = []
 
-    async def library() -> Sequence[Finding]:
-        return check_library(settings, environment)
+    def device_nodes() -> Sequence[Finding]:
+        return check_device_nodes(settings, [chip.phy_id for scan in scans for chip in scan.server.chips], environment)
 
-    async def chips() -> Sequence[Finding]:
-        return await check_chips(settings, scans.append)
-
-    async def nodes() -> Sequence[Finding]:
-        ids = [chip.phy_id for scan in scans for chip in scan.server.chips]
-        return check_device_nodes(settings, ids, environment)
-
-    async def injection() -> Sequence[Finding]:
-        return check_injection(settings, environment)
-
-    yield Check(LIBRARY, library, deadline_s=15.0)
-    yield Check(CHIPS, chips, deadline_s=DISCOVER_S + CHIP_S + 5.0)
-    yield Check(NODES, nodes)
-    yield Check(INJECTION, injection)
+    return [
+        Check("driver library", lambda: check_library(settings, environment), deadline_s=15.0),
+        Check("chips", lambda: check_chips(settings, scans.append), deadline_s=DISCOVER_S + CHIP_S + 5.0),
+        Check("device nodes", device_nodes),
+        Check("containers", lambda: check_injection(settings, environment)),
+    ]
 
 
 def check_library(settings: Settings, environment: Mapping[str, str]) -> Sequence[Finding]:
     """Check that there is a library that can be used; the next check shows whether it works."""
     if settings.driver == "simulated":
-        sentence = f"the chips are simulated by {settings.simulated_state}"
-        return [Finding(LIBRARY, "warning", sentence, "set `driver: dcmi` on a server with real chips")]
+        advice = "set `driver: dcmi` on a server with real chips"
+        return [warning(f"the chips are simulated by {settings.simulated_state}", advice)]
     try:
         path = resolve_protected(settings.dcmi_library) if settings.dcmi_library is not None else find(environment)
     except DriverError as error:
@@ -60,32 +48,30 @@ def check_library(settings: Settings, environment: Mapping[str, str]) -> Sequenc
             "LibraryNotFound": "install the NPU driver; in a container, mount /usr/local/Ascend/driver",
             "UntrustedFile": "make root the owner of the file and of the folders above it, writable by nobody else",
         }.get(error.reason, "")
-        return [Finding(LIBRARY, "problem", error.message, advice)]
-    return [Finding(LIBRARY, "ok", f"found at {path}")]
+        return [problem(error.message, advice)]
+    return [ok(f"found at {path}")]
 
 
-async def check_chips(settings: Settings, found: Found) -> Sequence[Finding]:
+async def check_chips(settings: Settings, found: Callable[[Scan], None]) -> Sequence[Finding]:
     """Check that the driver answers, and the health of each chip."""
     try:
         scan = await Inspector(settings.make_driver()).scan()
     except DriverError as error:
         advice = "`npu-smi info` calls the same driver; `dmesg` may say more"
-        return [Finding(CHIPS, "problem", error.message, "" if settings.driver == "simulated" else advice)]
+        return [problem(error.message, "" if settings.driver == "simulated" else advice)]
     found(scan)
     server = scan.server
     version = f", driver {server.driver_version}" if server.driver_version else ""
     if not server.chips:
-        return [Finding(CHIPS, "problem", f"the driver lists no chips{version}", "`npu-smi info -m` lists them")]
-    findings = [Finding(CHIPS, "ok", f"{count(len(server.chips), 'chip')} of type {server.chip_type}{version}")]
-    for phy_id, problem in sorted(scan.problems.items()):
-        findings.append(
-            Finding(CHIPS, "problem", f"{chip_name(phy_id)}: {problem}", "reset the chip, or restart the server")
-        )
+        return [problem(f"the driver lists no chips{version}", "`npu-smi info -m` lists them")]
+    findings = [ok(f"{count(len(server.chips), 'chip')} of type {server.chip_type}{version}")]
+    for phy_id, wrong in sorted(scan.problems.items()):
+        findings.append(problem(f"{chip_name(phy_id)}: {wrong}", "reset the chip, or restart the server"))
     for chip in scan.snapshot.chips:
         if chip.chip_id not in scan.problems and not (chip.healthy and chip.network_healthy):
             sentence = chip.sentence or "its network is unhealthy: not for distributed jobs"
             advice = "Huawei's documentation explains the fault codes; pods get other chips until it recovers"
-            findings.append(Finding(CHIPS, "warning", f"{chip_name(chip.chip_id)}: {sentence}", advice))
+            findings.append(warning(f"{chip_name(chip.chip_id)}: {sentence}", advice))
     return findings
 
 
@@ -94,22 +80,20 @@ def check_device_nodes(settings: Settings, chips: Sequence[int], environment: Ma
     root = settings.device_root
     way = detect(settings.injection, environment)
     if settings.driver == "simulated" and way == "runtime":
-        return [Finding(NODES, "ok", "none are needed: the chips are simulated")]
+        return [ok("none are needed: the chips are simulated")]
     wanted = [MANAGER_NODE, *(f"davinci{chip}" for chip in chips)]
     missing = [name for name in wanted if not (root / name).exists()]
     if missing:
-        sentence = f"missing in {root}: {', '.join(missing)}"
         advice = "load the driver (`npu-smi info` does); only a privileged container sees them"
-        return [Finding(NODES, "problem", sentence, advice)]
+        return [problem(f"missing in {root}: {', '.join(missing)}", advice)]
     closed = [name for name in wanted if not os.access(root / name, os.R_OK | os.W_OK)]
     if closed:
-        sentence = f"can't be opened in {root}: {', '.join(closed)}"
-        return [Finding(NODES, "problem", sentence, "run as root; in a container, privileged")]
+        return [problem(f"can't be opened in {root}: {', '.join(closed)}", "run as root; in a container, privileged")]
     plain = [name for name in wanted if not stat.S_ISCHR((root / name).stat().st_mode)]
     if plain:
         sentence = f"not device nodes, but other files: {', '.join(plain)}"
-        return [Finding(NODES, "warning", sentence, "this is only normal if chips are simulated")]
-    return [Finding(NODES, "ok", f"{len(wanted)} in {root}")]
+        return [warning(sentence, "this is only normal if chips are simulated")]
+    return [ok(f"{len(wanted)} in {root}")]
 
 
 def check_injection(settings: Settings, environment: Mapping[str, str]) -> Sequence[Finding]:
@@ -124,22 +108,20 @@ def check_injection(settings: Settings, environment: Mapping[str, str]) -> Seque
             if way == "runtime"
             else "harmless: containers get device nodes too"
         )
-        return [Finding(INJECTION, "warning" if way == "runtime" else "ok", sentence, advice)]
+        return [warning(sentence, advice) if way == "runtime" else Finding("", "ok", sentence, advice)]
     if way in {"devices", "cdi"} and wraps:
         sentence = f"{said}, but ascend-docker-runtime runs this container: it may add devices of its own"
-        return [Finding(INJECTION, "warning", sentence, "set `injection: runtime` or `auto`")]
+        return [warning(sentence, "set `injection: runtime` or `auto`")]
     if way == "cdi":
         return [_cdi(settings.cdi_dir, said)]
-    return [Finding(INJECTION, "ok", said)]
+    return [ok(said)]
 
 
 def _cdi(folder: Path, said: str) -> Finding:
     file = folder / CDI_FILE
     if file.exists():
-        return Finding(INJECTION, "ok", f"{said}, defined in {file}")
+        return ok(f"{said}, defined in {file}")
     if os.access(folder if folder.exists() else folder.parent, os.W_OK):
-        return Finding(
-            INJECTION, "warning", f"{said}, but {file} does not exist yet", "the plugin writes it when it runs"
-        )
+        return warning(f"{said}, but {file} does not exist yet", "the plugin writes it when it runs")
     advice = "mount the folder writable, or set `injection: devices`"
-    return Finding(INJECTION, "problem", f"{said}, but {folder} can't be written to", advice)
+    return problem(f"{said}, but {folder} can't be written to", advice)

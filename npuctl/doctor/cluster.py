@@ -1,8 +1,6 @@
 """The checks of a cluster: unusable nodes, device reports that are not renewed, pods with other chips than recorded."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
@@ -10,126 +8,104 @@ from allocator.rules.request import counted_chips
 from allocator.settings import Settings
 from allocator.state.node import NodeRecord, Server
 from ascend.annotations import REAL, read_grant
-from ascend.chips import chip_ids, chip_name, chip_set, join_names, parse_names
+from ascend.chips import chip_ids, chip_set, join_names, parse_names
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
-from npuctl.doctor.finding import Finding, Severity
+from npuctl.doctor.api_server import OLD_S
+from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.offline_allocator import OfflineAllocator
-from npuctl.output import group, some
-from npuctl.plan.placement import plan_pods
+from npuctl.output import as_values, group, some
+from npuctl.plan.placement import PendingPod, plan_pods
 from npuctl.reading.objects import ClusterObjects
 
-OLD_S: Final = 330
-"""Device plugins renew their reports at least every 300 s."""
-
-
-@dataclass(frozen=True)
-class _Cluster:
-    """The objects, and what the allocator makes of them."""
-
-    objects: ClusterObjects
-    settings: Settings
-    now_ns: int
-    allocator: OfflineAllocator
-
-    @cached_property
-    def npu_nodes(self) -> list[NodeRecord]:
-        """The NPU nodes, ordered by name."""
-        return [
-            record
-            for _, record in sorted(self.allocator.cluster.nodes.items())
-            if not (isinstance(record.offer, Refusal) and record.offer.reason.category is Category.NOT_NPU)
-        ]
+_DELIBERATE: Final = {Reason.NODE_NOT_READY, Reason.NODE_CORDONED, Reason.NODE_SEPARATING}
+"""What an administrator may have wanted: worth knowing rather than mending."""
 
 
 def check_cluster(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[Finding]:
-    """Check a cluster by its objects.
-
-    Args:
-        objects: its objects.
-        settings: the allocator's.
-        now_ns: the time, Unix nanoseconds.
-    """
-    cluster = _Cluster(objects, settings, now_ns, OfflineAllocator(objects, settings, now_ns))
-    return [finding for check in _CHECKS for finding in check(cluster)]
-
-
-def _check_nodes(cluster: _Cluster) -> Iterator[Finding]:
-    refusals = {each.name: each.offer for each in cluster.npu_nodes if isinstance(each.offer, Refusal)}
-    if not cluster.npu_nodes:
-        yield Finding("nodes", "problem", "no node reports chips", "run the device plugin on the nodes with NPUs")
-        return
-    usable = len(cluster.npu_nodes) - len(refusals)
-    yield Finding("nodes", "ok", f"{usable} of {count(len(cluster.npu_nodes), 'NPU node')} can be used")
-    for each in group(refusals):
-        severity: Severity = "warning" if each.reason.is_deliberate else "problem"
-        sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
-        yield Finding("nodes", severity, sentence, each.reason.cure.replace("`", ""))
-
-
-def _check_reports(cluster: _Cluster) -> Iterator[Finding]:
-    nodes, reports = {node.name for node in cluster.objects.nodes}, cluster.objects.reports
-    now_s = cluster.now_ns // 10**9
-    missing = [each.name for each in cluster.npu_nodes if each.name not in reports]
-    old = [
-        each.name
-        for each in cluster.npu_nodes
-        if each.updated_s and each.stale is None and now_s - each.updated_s > OLD_S
+    """Check a cluster by its objects and the allocator's settings, at a time in Unix nanoseconds."""
+    nodes = [
+        record
+        for _, record in sorted(OfflineAllocator(objects, settings, now_ns).cluster.nodes.items())
+        if not (isinstance(record.offer, Refusal) and record.offer.reason.category is Category.NOT_NPU)
     ]
-    ahead = [each.name for each in cluster.npu_nodes if (each.updated_s or 0) - now_s > OLD_S]
+    return [
+        *named("nodes", _check_nodes(nodes)),
+        *named("reports", _check_reports(nodes, objects, now_ns // 10**9)),
+        *named("kubelets", _check_kubelets(nodes)),
+        *named("chips", _check_holders(nodes)),
+        *named("pods", _check_pods(objects.pods)),
+        *named("waiting", _check_waiting(plan_pods(objects, settings, now_ns).pending)),
+    ]
+
+
+def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
+    refusals = {each.name: each.offer for each in npu_nodes if isinstance(each.offer, Refusal)}
+    if not npu_nodes:
+        yield problem("no node reports chips", "run the device plugin on the nodes with NPUs")
+        return
+    usable = len(npu_nodes) - len(refusals)
+    yield ok(f"{usable} of {count(len(npu_nodes), 'NPU node')} can be used")
+    for each in group(as_values(refusals)):
+        found = warning if each.reason in _DELIBERATE else problem
+        sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
+        yield found(sentence, each.reason.cure.replace("`", ""))
+
+
+def _check_reports(npu_nodes: Sequence[NodeRecord], objects: ClusterObjects, now_s: int) -> Iterator[Finding]:
+    nodes, reports = {node.name for node in objects.nodes}, objects.reports
+    missing = [each.name for each in npu_nodes if each.name not in reports]
+    old = [each.name for each in npu_nodes if each.updated_s and each.stale is None and now_s - each.updated_s > OLD_S]
+    ahead = [each.name for each in npu_nodes if (each.updated_s or 0) - now_s > OLD_S]
     left = [f"{NAMESPACE}/{config_map_name(name)}" for name in sorted(reports.keys() - nodes)]
     if missing:
         advice = "all their chips count as healthy; check the device plugins of these nodes, which write the reports"
-        yield Finding("reports", "warning", f"no ConfigMap {config_map_name('<node>')}: {some(missing)}", advice)
+        yield warning(f"no ConfigMap {config_map_name('<node>')}: {some(missing)}", advice)
     if old:
-        sentence = f"older than {OLD_S} s, but renewed every 300 s: {some(old)}"
-        yield Finding("reports", "warning", sentence, "npuctl doctor on these nodes says what is wrong")
+        advice = "npuctl doctor on these nodes says what is wrong"
+        yield warning(f"older than {OLD_S} s, but renewed every 300 s: {some(old)}", advice)
     if ahead:
         advice = "set the clocks of these nodes; until then the end of their device plugins is noticed late"
-        yield Finding("reports", "warning", f"timestamp in the future: {some(ahead)}", advice)
+        yield warning(f"timestamp in the future: {some(ahead)}", advice)
     if left:
-        yield Finding("reports", "warning", f"the node does not exist: {some(left)}", "delete these ConfigMaps")
+        yield warning(f"the node does not exist: {some(left)}", "delete these ConfigMaps")
     if not (missing or old or ahead or left):
-        yield Finding("reports", "ok", f"{count(len(reports), 'report')}, none old, each of an existing node")
+        yield ok(f"{count(len(reports), 'report')}, none old, each of an existing node")
 
 
-def _check_kubelets(cluster: _Cluster) -> Iterator[Finding]:
-    different = 0
-    for record in cluster.npu_nodes:
+def _check_kubelets(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
+    different = []
+    for record in npu_nodes:
         if not isinstance(record.server, Server) or not isinstance(record.unhealthy, int):
             continue
         healthy = (record.server.reported & ~record.unhealthy).bit_count()
         if record.server.allocatable != healthy:
-            different += 1
             offered = count(record.server.allocatable, "chip")
             sentence = (
                 f"the kubelet of node {record.name} offers {offered}, but {count(healthy, 'is healthy', 'are healthy')}"
             )
             advice = "check again in a few seconds; if it stays, restart the device plugin of that node"
-            yield Finding("kubelets", "warning", sentence, advice)
-    if not different:
-        yield Finding("kubelets", "ok", "each offers as many chips as are healthy")
+            different.append(warning(sentence, advice))
+    return different or [ok("each offers as many chips as are healthy")]
 
 
-def _check_holders(cluster: _Cluster) -> Iterator[Finding]:
-    twice = 0
-    for record in cluster.npu_nodes:
+def _check_holders(npu_nodes: Sequence[NodeRecord]) -> list[Finding]:
+    twice = []
+    for record in npu_nodes:
         holdings = sorted(record.holdings.values(), key=lambda each: each.pod)
         for first, second in combinations(holdings, 2):
             if both := first.chips & second.chips:
-                twice += 1
                 sentence = f"{join_names(chip_ids(both))} of node {record.name}: held by {first.pod} and {second.pod}"
-                yield Finding("chips", "problem", sentence, "delete one of these pods")
-    if not twice:
-        yield Finding("chips", "ok", "none is held by two pods")
+                twice.append(problem(sentence, "delete one of these pods"))
+    return twice or [ok("none is held by two pods")]
 
 
-def _check_pods(cluster: _Cluster) -> Iterator[Finding]:
+def _check_pods(pods: Sequence[Pod]) -> Iterator[Finding]:
     right = 0
-    for pod in cluster.objects.pods:
+    for pod in pods:
         if pod.spec.node_name and pod.is_live and counted_chips(pod):
             found = _check_pod(pod)
             if found is None:
@@ -137,7 +113,7 @@ def _check_pods(cluster: _Cluster) -> Iterator[Finding]:
             else:
                 yield found
     hold = "holds its" if right == 1 else "hold their"
-    yield Finding("pods", "ok", f"{count(right, 'pod')} {hold} chips as recorded, or will soon")
+    yield ok(f"{count(right, 'pod')} {hold} chips as recorded, or will soon")
 
 
 def _check_pod(pod: Pod) -> Finding | None:
@@ -146,44 +122,29 @@ def _check_pod(pod: Pod) -> Finding | None:
         grant = read_grant(pod.metadata.annotations)
         real = chip_set(parse_names(pod.metadata.annotations.get(REAL, ""), REAL))
     except InvalidValue as error:
-        return Finding("pods", "problem", f"{where}: {error}", Reason.UNREADABLE_POD.cure)
+        return problem(f"{where}: {error}", Reason.UNREADABLE_POD.cure)
     if grant is None and not real:
         advice = "its scheduler did not ask the allocator; use a scheduler that does"
-        return Finding("pods", "problem", f"{where} was bound without chips", advice)
+        return problem(f"{where} was bound without chips", advice)
     if pod.status.phase != "Running":
         return None
     if not real:
         advice = "the device plugin of that node did not claim it; the plugin's log says why"
-        return Finding("pods", "problem", f"{where} runs, but has no annotation {REAL}", advice)
+        return problem(f"{where} runs, but has no annotation {REAL}", advice)
     if grant is not None and real != grant.chip_set:
-        sentence = f"{where} was given {_names(real)} instead of {_names(grant.chip_set)}"
+        sentence = f"{where} was given {join_names(chip_ids(real))} instead of {join_names(chip_ids(grant.chip_set))}"
         advice = "the device plugin's log says why; the chips it was given count"
-        return Finding("pods", "warning", sentence, advice)
+        return warning(sentence, advice)
     return None
 
 
-def _check_waiting(cluster: _Cluster) -> Iterator[Finding]:
-    pending = plan_pods(cluster.objects, cluster.settings, cluster.now_ns).pending
+def _check_waiting(pending: Sequence[PendingPod]) -> Iterator[Finding]:
     if not pending:
-        yield Finding("waiting", "ok", "every pod that requests chips has a place, or one is free")
+        yield ok("every pod that requests chips has a place, or one is free")
         return
     by_reason: dict[str, list[str]] = {}
     for pod in pending:
         by_reason.setdefault(pod.reason, []).append(f"{pod.namespace}/{pod.name}")
     for reason, pods in sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0])):
         more = f" and {len(pods) - 1} more wait" if len(pods) > 1 else " waits"
-        yield Finding("waiting", "warning", f"{reason}: {pods[0]}{more} for chips", f"npuctl explain {pods[0]}")
-
-
-def _names(chips: int) -> str:
-    return ",".join(map(chip_name, chip_ids(chips)))
-
-
-_CHECKS: Final[tuple[Callable[[_Cluster], Iterator[Finding]], ...]] = (
-    _check_nodes,
-    _check_reports,
-    _check_kubelets,
-    _check_holders,
-    _check_pods,
-    _check_waiting,
-)
+        yield warning(f"{reason}: {pods[0]}{more} for chips", f"npuctl explain {pods[0]}")

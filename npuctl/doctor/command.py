@@ -1,12 +1,14 @@
 """Carries out ``npuctl doctor`` and lays out its findings."""
 
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from pydantic import Field
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,10 +18,12 @@ from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue
 from ascend.grammar import count
 from ascend.observe.logs import configure_logs
+from device_plugin.settings import Settings
+from npuctl.doctor import chips, kubelet
 from npuctl.doctor.allocator import check_allocator
+from npuctl.doctor.api_server import ApiServerChecks
 from npuctl.doctor.cluster import check_cluster
-from npuctl.doctor.finding import Finding
-from npuctl.doctor.node import NodeSettings, check_node
+from npuctl.doctor.finding import Check, Finding, named, run_check
 from npuctl.output import Output, show
 from npuctl.reading.source import Source
 
@@ -28,7 +32,18 @@ PROGRAM: Final = "npuctl doctor"
 _MARKS: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
 
-class _Diagnosis(msgspec.Struct):
+class NodeSettings(Settings):
+    """Check this node. The settings are those of ascend-device-plugin."""
+
+    node_name: str = Field(
+        default_factory=os.uname().nodename.lower,
+        description="this node's name; the host's name if not given",
+    )
+
+
+class Diagnosis(msgspec.Struct):
+    """The answer: the findings, and how many of them are problems and warnings."""
+
     node: str
     problems: int
     warnings: int
@@ -36,11 +51,7 @@ class _Diagnosis(msgspec.Struct):
 
 
 async def diagnose_node(arguments: Sequence[str], output: Output) -> int:
-    """Check this node and print the findings.
-
-    Args:
-        arguments: flags of ascend-device-plugin.
-        output: how to print.
+    """Check this node with these flags of ascend-device-plugin, and print the findings.
 
     Returns:
         The exit status: 0, 1 if there are problems, 2 if a flag is wrong.
@@ -57,14 +68,28 @@ async def diagnose_node(arguments: Sequence[str], output: Output) -> int:
     return _report(settings.node_name, findings, output)
 
 
-async def diagnose_cluster(source: Source, allocator: str | None, authority: Path | None, output: Output) -> int:
-    """Check a cluster and print the findings.
+async def check_node(
+    settings: Settings,
+    *,
+    begin: Callable[[Check], None] = lambda _check: None,
+    environment: Mapping[str, str] = os.environ,
+) -> list[Finding]:
+    """Run all checks of this node, one after another; ``begin`` is called before each, to show progress."""
+    api_server = ApiServerChecks(settings)
+    findings: list[Finding] = []
+    try:
+        for check in (*chips.checks(settings, environment), *kubelet.checks(settings), *api_server.checks()):
+            begin(check)
+            findings.extend(await run_check(check))
+    finally:
+        await api_server.close()
+    return findings
 
-    Args:
-        source: where its objects come from.
-        allocator: the address of a running allocator to check; None: none.
-        authority: the certificate authority of the allocator; None for the system's.
-        output: how to print.
+
+async def diagnose_cluster(source: Source, allocator: str | None, authority: Path | None, output: Output) -> int:
+    """Check a cluster, and the allocator at an address if there is one, and print the findings.
+
+    The authority of the allocator's certificate is the system's if not given.
 
     Returns:
         The exit status: 0, or 1 if there are problems.
@@ -76,24 +101,25 @@ async def diagnose_cluster(source: Source, allocator: str | None, authority: Pat
     """
     findings = check_cluster(await source.read(), source.settings, source.now_ns)
     if allocator is not None:
-        findings += await check_allocator(allocator, authority)
+        findings += named("allocator", await check_allocator(allocator, authority))
     return _report("cluster", findings, output)
 
 
 def _report(name: str, findings: Sequence[Finding], output: Output) -> int:
     problems, warnings = (sum(each.severity == severity for each in findings) for severity in ("problem", "warning"))
-    show(_Diagnosis(name, problems, warnings, findings), output, lambda: render(name, findings))
+    diagnosis = Diagnosis(name, problems, warnings, findings)
+    show(diagnosis, output, lambda: render(diagnosis))
     return EXIT_FAILURE if problems else 0
 
 
-def render(name: str, findings: Sequence[Finding]) -> RenderableType:
+def render(diagnosis: Diagnosis) -> RenderableType:
     """Lay out findings: a line each, and below it what to do."""
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     before = ""
-    for finding in findings:
+    for finding in diagnosis.findings:
         mark, style = _MARKS[finding.severity]
         table.add_row(
             Text(mark, style=style),
@@ -103,12 +129,10 @@ def render(name: str, findings: Sequence[Finding]) -> RenderableType:
         if finding.advice:
             table.add_row("", "", Text(f"→ {finding.advice}", style="italic"))
         before = finding.check
-    problems = sum(finding.severity == "problem" for finding in findings)
-    warnings = sum(finding.severity == "warning" for finding in findings)
     summary = Text.assemble(
-        (f"{name}: ", "bold"),
-        (count(problems, "problem"), "bold red" if problems else "green"),
+        (f"{diagnosis.node}: ", "bold"),
+        (count(diagnosis.problems, "problem"), "bold red" if diagnosis.problems else "green"),
         ", ",
-        (count(warnings, "warning"), "yellow" if warnings else "green"),
+        (count(diagnosis.warnings, "warning"), "yellow" if diagnosis.warnings else "green"),
     )
     return Group(table, summary)

@@ -1,29 +1,48 @@
 """A check and its findings."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
-
-Severity: TypeAlias = Literal["ok", "warning", "problem"]
+from msgspec import structs
 
 
 class Finding(msgspec.Struct, frozen=True):
     """What a check has found.
 
     Attributes:
-        check: the name of the check.
+        check: the name of the check; a check itself leaves it to its caller (``named``).
         severity: ``problem``: pods get no chips, or wrong ones; ``warning``: they do, but an operator should know.
         sentence: what was found.
         advice: what to do; empty if there is nothing to do.
     """
 
     check: str
-    severity: Severity
+    severity: Literal["ok", "warning", "problem"]
     sentence: str
     advice: str = ""
+
+
+def ok(sentence: str) -> Finding:
+    """Return a finding that is as it should be."""
+    return Finding("", "ok", sentence)
+
+
+def warning(sentence: str, advice: str = "") -> Finding:
+    """Return a finding that an operator should know."""
+    return Finding("", "warning", sentence, advice)
+
+
+def problem(sentence: str, advice: str = "") -> Finding:
+    """Return a finding because of which pods get no chips, or wrong ones."""
+    return Finding("", "problem", sentence, advice)
+
+
+def named(check: str, findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with the name of their check."""
+    return [structs.replace(each, check=check) for each in findings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +56,16 @@ class Check:
     """
 
     name: str
-    look: Callable[[], Awaitable[Sequence[Finding]]]
+    look: Callable[[], Sequence[Finding] | Awaitable[Sequence[Finding]]]
     deadline_s: float = 10.0
 
 
-async def run_check(check: Check) -> Sequence[Finding]:
+async def run_check(check: Check) -> list[Finding]:
     """Return the findings of a check; a timeout or an exception is a finding too."""
     try:
         async with asyncio.timeout(check.deadline_s):
-            return await check.look()
+            found = check.look()
+            return named(check.name, found if isinstance(found, Sequence) else await found)
     except TimeoutError:
         return [Finding(check.name, "problem", f"no answer within {check.deadline_s:g} s")]
     except Exception as error:  # noqa: BLE001 - a check that fails must not prevent the others

@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,68 +19,67 @@ from device_plugin.kubelet.pod_resources import read_ledger
 from device_plugin.serving.instance_lock import NAME
 from device_plugin.serving.registration import KUBELET_SOCKET, PREFIX
 from device_plugin.settings import Settings
-from npuctl.doctor.finding import Check, Finding
+from npuctl.doctor.finding import Check, Finding, ok, problem, warning
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
-FOLDER, SOCKET, POD_RESOURCES, PLUGIN = "kubelet's folder", "kubelet.sock", "pod-resources", "our plugin"
-
 CONNECT_S: Final = 2.0
+
+_NO_KUBELET: Final = "`systemctl status kubelet`; the kubelet creates the socket when it starts"
 
 _LOCAL: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
 
 
-def checks(settings: Settings) -> Iterator[Check]:
-    """Yield the checks; each one can explain the findings of the next."""
+def checks(settings: Settings) -> list[Check]:
+    """Return the checks; each one can explain the findings of the next."""
     directory = settings.device_plugin_dir
-
-    async def folder() -> Sequence[Finding]:
-        return [check_folder(directory)]
-
-    async def socket() -> Sequence[Finding]:
-        return [await check_socket(directory / KUBELET_SOCKET)]
-
-    async def pod_resources() -> Sequence[Finding]:
-        return [await check_pod_resources(settings.pod_resources_socket)]
 
     async def plugin() -> Sequence[Finding]:
         return [*await check_plugin(directory), *await check_readiness(settings.http_address)]
 
-    yield Check(FOLDER, folder)
-    yield Check(SOCKET, socket)
-    yield Check(POD_RESOURCES, pod_resources)
-    yield Check(PLUGIN, plugin)
+    return [
+        Check("kubelet's folder", lambda: check_folder(directory)),
+        Check("kubelet.sock", lambda: check_socket(directory / KUBELET_SOCKET)),
+        Check("pod-resources", lambda: check_pod_resources(settings.pod_resources_socket)),
+        Check("our plugin", plugin),
+    ]
 
 
-def check_folder(directory: Path) -> Finding:
+def check_folder(directory: Path) -> Sequence[Finding]:
     """Check that plugins can create their sockets there."""
     if not directory.is_dir():
         advice = "start the kubelet; in a container, mount this folder of the node at the same path"
-        return Finding(FOLDER, "problem", f"{directory} does not exist", advice)
+        return [problem(f"{directory} does not exist", advice)]
     if not os.access(directory, os.W_OK | os.X_OK):
-        sentence = f"user {os.geteuid()} can't write to {directory}"
-        return Finding(FOLDER, "problem", sentence, "run as root, and mount the folder writable")
-    return Finding(FOLDER, "ok", f"{directory} exists and is writable")
+        advice = "run as root, and mount the folder writable"
+        return [problem(f"user {os.geteuid()} can't write to {directory}", advice)]
+    return [ok(f"{directory} exists and is writable")]
 
 
-async def check_socket(path: Path) -> Finding:
+async def check_socket(path: Path) -> Sequence[Finding]:
     """Check that a kubelet accepts registrations."""
-    problem = await _connection_problem(path)
-    if problem is not None:
-        advice = "`systemctl status kubelet`; the kubelet creates the socket when it starts"
-        return Finding(SOCKET, "problem", problem, advice)
-    return Finding(SOCKET, "ok", f"{path} accepts connections")
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            return [problem(f"{path} is not a socket", _NO_KUBELET)]
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_unix_connection(path)
+    except TimeoutError:
+        return [problem(f"{path} does not accept connections within {CONNECT_S:g} s", _NO_KUBELET)]
+    except OSError as error:
+        return [problem(f"{path}: {error.strerror or error}", _NO_KUBELET)]
+    writer.close()
+    return [ok(f"{path} accepts connections")]
 
 
-async def check_pod_resources(path: Path) -> Finding:
+async def check_pod_resources(path: Path) -> Sequence[Finding]:
     """Check that the kubelet lists the devices of its pods."""
     try:
         ledger = await read_ledger(path)
     except Unreachable as error:
         advice = "mount the folder of this socket; the plugin completes its record of the pods' chips from it"
-        return Finding(POD_RESOURCES, "problem", error.message, advice)
+        return [problem(error.message, advice)]
     holders = sum(bool(containers) for containers in ledger.pods.values())
-    return Finding(POD_RESOURCES, "ok", f"answers; {count(holders, 'pod')} with chips")
+    return [ok(f"answers; {count(holders, 'pod')} with chips")]
 
 
 async def check_plugin(directory: Path) -> Sequence[Finding]:
@@ -89,18 +88,17 @@ async def check_plugin(directory: Path) -> Sequence[Finding]:
     serving = [path for path in sockets if await _serves(path)]
     findings = []
     if len(serving) == 1:
-        findings.append(Finding(PLUGIN, "ok", f"serves on {serving[0].name}"))
+        findings.append(ok(f"serves on {serving[0].name}"))
     elif serving:
         names = ", ".join(path.name for path in serving)
         advice = "run only one: each registers in place of the other"
-        findings.append(Finding(PLUGIN, "problem", f"several plugins serve: {names}", advice))
+        findings.append(problem(f"several plugins serve: {names}", advice))
     else:
         advice = "check its pod: `kubectl get pods -A -l app.kubernetes.io/component=device-plugin -o wide`"
-        findings.append(Finding(PLUGIN, "problem", "no device plugin of ours serves here", advice))
+        findings.append(problem("no device plugin of ours serves here", advice))
     if dead := [path.name for path in sockets if path not in serving]:
-        sentence = f"sockets without a server: {', '.join(dead)}"
         advice = "a plugin that was killed left them; the next one removes them when it starts"
-        findings.append(Finding(PLUGIN, "warning", sentence, advice))
+        findings.append(warning(f"sockets without a server: {', '.join(dead)}", advice))
     findings.append(_lock(directory / NAME, serving=bool(serving)))
     return findings
 
@@ -120,11 +118,11 @@ async def check_readiness(address: str) -> Sequence[Finding]:
     missing = [line.removeprefix("[-] ") for line in lines if line.startswith("[-] ")]
     if missing:
         advice = "the other checks explain what it waits for"
-        return [Finding(PLUGIN, "problem", f"it is not ready: {'; '.join(missing)}", advice)]
+        return [problem(f"it is not ready: {'; '.join(missing)}", advice)]
     if not any(line.startswith("[+] ") for line in lines):
         sentence = f"the page at {place} is not the plugin's: another program, or another version"
-        return [Finding(PLUGIN, "warning", sentence, "give the plugin's own --http-address")]
-    return [Finding(PLUGIN, "ok", "it is ready")]
+        return [warning(sentence, "give the plugin's own --http-address")]
+    return [ok("it is ready")]
 
 
 def _lock(path: Path, *, serving: bool) -> Finding:
@@ -134,15 +132,16 @@ def _lock(path: Path, *, serving: bool) -> Finding:
                 # Shared, and released at once: a plugin that starts at this moment tries again.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return Finding(PLUGIN, "ok", f"{path.name} is held{_holder(file.fileno())}")
+                return ok(f"{path.name} is held{_holder(file.fileno())}")
     except FileNotFoundError:
-        return Finding(PLUGIN, "warning" if serving else "ok", f"there is no {path.name}: no plugin has run here")
+        sentence = f"there is no {path.name}: no plugin has run here"
+        return warning(sentence) if serving else ok(sentence)
     except OSError as error:
-        return Finding(PLUGIN, "warning", f"{path.name} can't be opened: {error.strerror}", "run as root")
+        return warning(f"{path.name} can't be opened: {error.strerror}", "run as root")
     if serving:
         advice = "restart the plugin: without the lock a second plugin could start"
-        return Finding(PLUGIN, "problem", f"{path.name} is not held, although a plugin serves", advice)
-    return Finding(PLUGIN, "ok", f"{path.name} is not held")
+        return problem(f"{path.name} is not held, although a plugin serves", advice)
+    return ok(f"{path.name} is not held")
 
 
 def _holder(descriptor: int) -> str:
@@ -163,21 +162,6 @@ def _process(pid: str) -> str:
     except OSError:
         return f"process {pid}"
     return f"process {pid} ({command[:60]})"
-
-
-async def _connection_problem(path: Path) -> str | None:
-    """Why a socket accepts no connections; None if it does."""
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            return f"{path} is not a socket"
-        async with asyncio.timeout(CONNECT_S):
-            _, writer = await asyncio.open_unix_connection(path)
-    except TimeoutError:
-        return f"{path} does not accept connections within {CONNECT_S:g} s"
-    except OSError as error:
-        return f"{path}: {error.strerror or error}"
-    writer.close()
-    return None
 
 
 async def _serves(path: Path) -> bool:

@@ -10,15 +10,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ascend.chips import NAME_PREFIX
 from ascend.grammar import count
 from npuctl.explain.explanation import Explanation, explain
 from npuctl.explain.target import find_target
-from npuctl.output import Output, show, some
+from npuctl.output import EXIT_NO_PLACE, Output, numbers, show, some
 from npuctl.reading.source import Source
-
-EXIT_WAITS: Final = 3
-"""The pod waits and fits on no node."""
 
 _NOTHING_TO_DO: Final = {
     "none": "requests no chips: the allocator does not handle it",
@@ -36,13 +32,7 @@ class _JobExplanation(msgspec.Struct):
 
 
 async def run_explain(argument: str, namespace: str | None, source: Source, output: Output) -> int:
-    """Explain a pod or the pods of a job, and print the answer.
-
-    Args:
-        argument: the pod or job, as for ``find_target``.
-        namespace: its namespace; the default of the source if not given.
-        source: where the objects come from.
-        output: how to print.
+    """Explain a pod or the pods of a job, and print the answer; the argument is one for ``find_target``.
 
     Returns:
         The exit status: 0, or 3 if a pod waits and fits on no node.
@@ -59,7 +49,7 @@ async def run_explain(argument: str, namespace: str | None, source: Source, outp
     else:
         job = _JobExplanation(target.job, answers)
         show(job, output, lambda: _render_job(job))
-    return EXIT_WAITS if any(answer.state == "waits" for answer in answers) else 0
+    return EXIT_NO_PLACE if any(answer.state == "waits" for answer in answers) else 0
 
 
 def _render_job(job: _JobExplanation) -> RenderableType:
@@ -112,8 +102,7 @@ def _verdict(answer: Explanation) -> Text:
         case "placed" if answer.reason:
             return Text.assemble(f"is on node {answer.node}: ", (answer.reason, "red"), f": {answer.message}")
         case "placed":
-            chips = ",".join(name.removeprefix(NAME_PREFIX) for name in answer.chips)
-            return Text(f"is on node {answer.node} with chips {chips}")
+            return Text(f"is on node {answer.node} with chips {numbers(answer.chips)}")
         case "fits":
             return Text(f"{requests} and fits on {count(len(answer.candidates), 'node')} now; it is not bound yet")
     waits = f"{requests} and waits: " if answer.request else "waits: "
@@ -152,6 +141,5 @@ def _without_remedy(answer: Explanation) -> Iterator[str]:
 def _candidates(answer: Explanation) -> Table:
     table = Table.grid(padding=(0, 2))
     for each in answer.candidates[:_MOST_CANDIDATES]:
-        chips = ",".join(name.removeprefix(NAME_PREFIX) for name in each.chips)
-        table.add_row(f"  {each.rank}.", each.node, f"chips {chips}")
+        table.add_row(f"  {each.rank}.", each.node, f"chips {numbers(each.chips)}")
     return table

@@ -1,6 +1,7 @@
 """Why a pod waits, by node, from the code that decides; and what would help."""
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -16,8 +17,8 @@ from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
 from npuctl.explain.remedies import Remedy, Scene, pods_to_end, remedies
 from npuctl.offline_allocator import OfflineAllocator
-from npuctl.output import Group, group
-from npuctl.plan.placement import Candidate, NodeRefusal, find_candidates, reasons
+from npuctl.output import Group, NodeRefusal, as_values, group
+from npuctl.plan.placement import Candidate, find_candidates
 from npuctl.reading.objects import ClusterObjects
 
 MOST_NODES: Final = 200
@@ -73,17 +74,11 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) -> Explanation:
-    """Explain why a pod has no place, or say where its place is.
-
-    Args:
-        pod: one of the objects.
-        objects: the objects.
-        settings: the allocator's.
-        now_ns: the time, Unix nanoseconds.
-    """
+    """Explain why one of these pods has no place at a time in Unix nanoseconds, or say where its place is."""
     allocator = OfflineAllocator(objects, settings, now_ns)
     namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
-    explanation = Explanation(namespace, name, job, counted_chips(pod), "none", scheduler=_scheduler_message(pod))
+    says = next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
+    explanation = Explanation(namespace, name, job, counted_chips(pod), "none", scheduler=says)
     if not pod.requests_chips and not allocator.waits(pod):
         return explanation
     if not pod.is_live:
@@ -93,20 +88,27 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
         return _placed(explanation, pod)
     if pod.is_terminating:
         return structs.replace(explanation, state="terminating")
-    refused = allocator.refusals(pod)
+    refused = as_values(allocator.refusals(pod))
     explanation = structs.replace(
         explanation,
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         gang=allocator.engine.is_of_gang(pod),
         groups=group(refused),
-        nodes=reasons(refused),
+        nodes=refused,
         candidates=find_candidates(allocator, pod),
     )
     try:
         allocator.place(pod)
     except Refusal as refusal:
         waiting = structs.replace(explanation, state="waits", reason=refusal.reason, message=refusal.message)
-        waiting = _with_remedies(waiting, _request(allocator, pod), _Trials(objects, settings, now_ns))
+        request = None
+        with contextlib.suppress(Refusal):
+            request = allocator.engine.request_of(pod)
+        if request is not None:
+            likely = sorted(refused, key=lambda node: (refused[node].reason.category is not Category.OCCUPIED, node))
+            examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
+            found = tuple(_search(objects, settings, now_ns, request, examined))
+            waiting = structs.replace(waiting, remedies=found, examined=len(examined))
         return waiting if waiting.remedies else structs.replace(waiting, advice=_advice(waiting, pod, allocator))
     return structs.replace(explanation, state="fits")
 
@@ -123,62 +125,27 @@ def _placed(explanation: Explanation, pod: Pod) -> Explanation:
     return structs.replace(placed, chips=chips)
 
 
-def _request(allocator: OfflineAllocator, pod: Pod) -> ChipRequest | None:
-    try:
-        return allocator.engine.request_of(pod)
-    except Refusal:
-        return None
+def _search(
+    objects: ClusterObjects, settings: Settings, now_ns: int, request: ChipRequest, nodes: Sequence[str]
+) -> list[Remedy]:
+    """Try changes on single nodes; return the remedies, the smallest changes first."""
+    pods: dict[str, list[Pod]] = {}
+    for pod in objects.pods:
+        if pod.spec.node_name and pod.is_live:
+            pods.setdefault(pod.spec.node_name, []).append(pod)
+    known, reports = {node.name: node for node in objects.nodes}, objects.reports
 
+    def fits(scene: Scene) -> bool:
+        alone = OfflineAllocator(scene.objects(), settings, now_ns)
+        return alone.cluster.index.best(request) is not None
 
-class _Trials:
-    """Tries changes on single nodes.
-
-    Args:
-        objects: the objects.
-        settings: the allocator's.
-        now_ns: the time, Unix nanoseconds.
-    """
-
-    def __init__(self, objects: ClusterObjects, settings: Settings, now_ns: int) -> None:
-        self._settings = settings
-        self._now_ns = now_ns
-        self._nodes = {node.name: node for node in objects.nodes}
-        self._reports = objects.reports
-        self._pods: dict[str, list[Pod]] = {}
-        for pod in objects.pods:
-            if pod.spec.node_name and pod.is_live:
-                self._pods.setdefault(pod.spec.node_name, []).append(pod)
-
-    def search(self, request: ChipRequest, nodes: Iterable[str]) -> list[Remedy]:
-        """Return the remedies on these nodes, the smallest changes first."""
-        fits = self._judge(request)
-        scenes = [self._scene(name) for name in nodes if name in self._nodes]
-        # If a node fits as it is, the obstacle is not on the node, and any change would seem to help.
-        scenes = [scene for scene in scenes if not fits(scene)]
-        found = [each for scene in scenes for each in remedies(scene, fits, self._now_ns // 10**9)]
-        if not found:
-            several = (pods_to_end(scene, fits) for scene in scenes)
-            found = [each for each in several if each is not None]
-        return sorted(found, key=lambda each: (len(each.targets), each.node, each.kind, each.targets))
-
-    def _scene(self, name: str) -> Scene:
-        return Scene(self._nodes[name], self._reports.get(name), tuple(self._pods.get(name, ())))
-
-    def _judge(self, request: ChipRequest) -> Callable[[Scene], bool]:
-        def fits(scene: Scene) -> bool:
-            alone = OfflineAllocator(scene.objects(), self._settings, self._now_ns)
-            return alone.cluster.index.best(request) is not None
-
-        return fits
-
-
-def _with_remedies(waiting: Explanation, request: ChipRequest | None, trials: _Trials) -> Explanation:
-    if request is None:
-        return waiting
-    why = waiting.nodes
-    likely = sorted(why, key=lambda node: (why[node].reason.category is not Category.OCCUPIED, node))
-    examined = [node for node in likely if why[node].reason.category not in _HOPELESS][:MOST_NODES]
-    return structs.replace(waiting, remedies=tuple(trials.search(request, examined)), examined=len(examined))
+    scenes = [Scene(known[name], reports.get(name), tuple(pods.get(name, ()))) for name in nodes if name in known]
+    # If a node fits as it is, the obstacle is not on the node, and any change would seem to help.
+    scenes = [scene for scene in scenes if not fits(scene)]
+    found = [each for scene in scenes for each in remedies(scene, fits, now_ns // 10**9)]
+    if not found:
+        found = [each for scene in scenes if (each := pods_to_end(scene, fits)) is not None]
+    return sorted(found, key=lambda each: (len(each.targets), each.node, each.kind, each.targets))
 
 
 def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:
@@ -192,7 +159,3 @@ def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tupl
     }
     found = {waiting.reason, *(each.reason for each in waiting.groups)}
     return tuple(cure for reason, cure in cures.items() if reason in found)
-
-
-def _scheduler_message(pod: Pod) -> str:
-    return next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")

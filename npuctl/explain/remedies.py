@@ -74,13 +74,7 @@ class Scene:
 
 
 def remedies(scene: Scene, fits: Callable[[Scene], bool], now_s: int) -> list[Remedy]:
-    """Return every single change that makes a pod fit on a node.
-
-    Args:
-        scene: the node as it is; the pod does not fit on it.
-        fits: whether the pod fits on a scene.
-        now_s: the time, Unix seconds.
-    """
+    """Return every single change that makes a pod fit on a node, on which it does not fit as it is, at a Unix time."""
     name = scene.node.name
     found = [Remedy(kind, name) for kind, changed in _node_changes(scene, now_s) if fits(changed)]
     holders = [pod for pod in scene.pods if pod.requests_chips]

@@ -18,7 +18,6 @@ _SHORT_NAMES: Final = {
     "deploy": "deployment",
     "pg": "podgroup",
 }
-_TEMPLATE_HASH: Final = "pod-template-hash"
 _FORMS: Final = "give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job as job/NAME"
 
 
@@ -93,5 +92,5 @@ def _is_of(pod: Pod, kind: str, name: str) -> bool:
     if owner is None:
         return False
     if kind == "deployment" and owner.kind == "ReplicaSet":
-        return owner.name == f"{name}-{pod.metadata.labels.get(_TEMPLATE_HASH)}"
+        return owner.name == f"{name}-{pod.metadata.labels.get('pod-template-hash')}"
     return (owner.kind.lower(), owner.name) == (kind, name)

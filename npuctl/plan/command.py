@@ -1,32 +1,20 @@
 """Carries out ``npuctl plan`` and lays out its answer."""
 
-from collections.abc import Sequence
-from typing import Final
-
 from msgspec import structs
 from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ascend.chips import NAME_PREFIX
 from ascend.grammar import count
-from npuctl.output import FittingTable, Output, group, show, some, warn
-from npuctl.plan.placement import Candidate, PendingPod, PlacementPlan, plan_pods
+from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, show, some, warn
+from npuctl.plan.placement import PendingPod, PlacementPlan, plan_pods
 from npuctl.plan.workloads import expand
 from npuctl.reading.source import Source
 
-EXIT_PENDING: Final = 3
-"""A pod has no place."""
-
 
 def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
-    """Plan and print the answer.
-
-    Args:
-        source: where the objects come from.
-        candidates: also list every node that each pod fits on.
-        output: how to print.
+    """Plan and print the answer; ``candidates`` also lists every node that each pod fits on.
 
     Returns:
         The exit status: 0, or 3 if a pod has no place, or the pods of a workload with chips are not known.
@@ -43,7 +31,7 @@ def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
     if expansion.without_chips:
         warn(f"the pods of {some(expansion.without_chips)} request no chips")
     show(plan, output, lambda: _render(plan))
-    return EXIT_PENDING if plan.pending or plan.unplanned else 0
+    return EXIT_NO_PLACE if plan.pending or plan.unplanned else 0
 
 
 def _render(plan: PlacementPlan) -> RenderableType:
@@ -53,9 +41,10 @@ def _render(plan: PlacementPlan) -> RenderableType:
     if plan.pods:
         table = FittingTable(("POD", "JOB", "NODE", "CHIPS"), drop=("JOB",))
         for pod in plan.pods:
-            table.add_row(f"{pod.namespace}/{pod.name}", pod.job, pod.node, _chips(pod.chips))
+            table.add_row(f"{pod.namespace}/{pod.name}", pod.job, pod.node, numbers(pod.chips))
             for each in pod.candidates or ():
-                table.add_row("", "", *_candidate(each), style="dim")
+                chips = f"{numbers(each.chips)} (score {each.score})"
+                table.add_row("", "", f"{each.rank}. {each.node}", chips, style="dim")
         parts.append(table)
     parts += [_pending(pod) for pod in plan.pending]
     parts += [
@@ -73,11 +62,3 @@ def _pending(pod: PendingPod) -> RenderableType:
     for each in group(pod.nodes):
         lines.add_row(f"  {count(len(each.nodes), 'node')}", Text(f"{each} ({each.names()})"))
     return Stack(head, lines)
-
-
-def _candidate(each: Candidate) -> tuple[str, str]:
-    return f"{each.rank}. {each.node}", f"{_chips(each.chips)} (score {each.score})"
-
-
-def _chips(names: Sequence[str]) -> str:
-    return ",".join(name.removeprefix(NAME_PREFIX) for name in names)

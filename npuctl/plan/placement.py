@@ -18,8 +18,8 @@ from allocator.state.reservation import Stage
 from ascend.chips import chip_name
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from ascend.reasons import Reason
 from npuctl.offline_allocator import OfflineAllocator
+from npuctl.output import NodeRefusal, as_values
 from npuctl.reading.objects import ClusterObjects
 
 _NUMBERS = re.compile(r"(\d+)")
@@ -53,13 +53,6 @@ class Placement(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-class NodeRefusal(msgspec.Struct, frozen=True):
-    """Why a node refuses a pod."""
-
-    reason: Reason
-    message: str
-
-
 class PendingPod(msgspec.Struct, frozen=True):
     """A pod that gets no chips: why, as a whole and by node."""
 
@@ -69,21 +62,6 @@ class PendingPod(msgspec.Struct, frozen=True):
     reason: str
     message: str
     nodes: dict[str, NodeRefusal]
-
-
-class Block(msgspec.Struct, frozen=True):
-    """A block of a job in a SuperPod after faults: ``kept``, ``patched`` or ``moved``, and its nodes."""
-
-    verdict: str
-    nodes: tuple[str, ...]
-
-
-class RescheduledJob(msgspec.Struct, frozen=True):
-    """A job whose pods have to move."""
-
-    job: str
-    delete: tuple[str, ...]
-    blocks: dict[str, Block]
 
 
 class UnplannedWorkload(msgspec.Struct, frozen=True):
@@ -96,22 +74,18 @@ class UnplannedWorkload(msgspec.Struct, frozen=True):
 
 
 class PlacementPlan(msgspec.Struct, frozen=True):
-    """The answer; pods in the order in which they were decided on."""
+    """The answer; pods in the order in which they were decided on. No job is rescheduled yet."""
 
     pods: tuple[Placement, ...]
     pending: tuple[PendingPod, ...]
-    rescheduled: tuple[RescheduledJob, ...] = ()
+    rescheduled: tuple[()] = ()
     unplanned: tuple[UnplannedWorkload, ...] = ()
 
 
 def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> PlacementPlan:
-    """Decide on every pod that waits for a node, job after job.
+    """Decide on every pod that waits for a node, job after job, at a time in Unix nanoseconds.
 
-    Args:
-        objects: the objects.
-        settings: the allocator's.
-        now_ns: the time, Unix nanoseconds.
-        candidates: also list every node that each pod fits on.
+    ``candidates`` also lists every node that each pod fits on.
     """
     allocator = OfflineAllocator(objects, settings, now_ns)
     stamper = Stamper(allocator.cluster, allocator.ledger, lambda: now_ns)
@@ -123,7 +97,7 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
         try:
             reservation = allocator.place(pod)
         except Refusal as refusal:
-            nodes = reasons(allocator.refusals(pod))
+            nodes = as_values(allocator.refusals(pod))
             pending.append(PendingPod(namespace, name, job, refusal.reason, refusal.message, nodes))
             continue
         stamped = stamper.stamp(reservation, Stage.BINDING)
@@ -147,11 +121,6 @@ def find_candidates(allocator: OfflineAllocator, pod: Pod) -> tuple[Candidate, .
         )
         for node, fit in found
     )
-
-
-def reasons(refusals: dict[str, Refusal]) -> dict[str, NodeRefusal]:
-    """Return refusals by node as plain values, ordered by node."""
-    return {node: NodeRefusal(each.reason, each.message) for node, each in sorted(refusals.items())}
 
 
 def _in_order(pods: Iterable[Pod], allocator: OfflineAllocator) -> list[Pod]:

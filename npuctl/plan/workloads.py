@@ -14,17 +14,8 @@ from msgspec import structs
 
 from allocator.rules.job import VOLCANO
 from ascend.chips import RESOURCE
-from ascend.kube.objects import (
-    BatchJob,
-    BatchJobSpec,
-    KubeObject,
-    Metadata,
-    OwnerReference,
-    Pod,
-    PodGroup,
-    PodGroupSpec,
-    PodSpec,
-)
+from ascend.kube.objects import KubeObject, Metadata, OwnerReference, Pod, PodSpec
+from ascend.kube.workloads import BatchJob, BatchJobSpec, PodGroup, PodGroupSpec
 from npuctl.plan.placement import UnplannedWorkload
 from npuctl.reading.manifests import Named, Unsubmitted
 from npuctl.reading.objects import ClusterObjects
@@ -203,10 +194,6 @@ class Expansion(NamedTuple):
 
 def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansion:
     """Add the pods of workloads to the objects, unless one of the objects is already owned by the workload.
-
-    Args:
-        workloads: objects that were not submitted yet.
-        objects: the objects that were read.
 
     Raises:
         InvalidValue: a workload is invalid; the message has file, document number and field.

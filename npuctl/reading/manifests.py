@@ -16,7 +16,8 @@ import msgspec
 
 from allocator.state.kinds import KINDS
 from ascend.errors import UNREADABLE, InvalidValue
-from ascend.kube.objects import BATCH_JOBS, STATEFUL_SETS, KubeObject, PodGroup, Resource, T
+from ascend.kube.objects import KubeObject, Resource, T
+from ascend.kube.workloads import BATCH_JOBS, STATEFUL_SETS, PodGroup
 from npuctl.reading.files import read_documents
 from npuctl.reading.normalizing import normalize, shown
 from npuctl.reading.objects import ClusterObjects

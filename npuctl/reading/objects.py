@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Self
 
@@ -14,10 +15,13 @@ import msgspec
 from allocator.settings import Settings
 from allocator.state.kinds import KINDS, WatchedKind, watched_kinds
 from allocator.state.report import node_of_health
-from ascend.deviceinfo import NAMESPACE, decode_report, node_name
-from ascend.errors import UNREADABLE, ApiError, InvalidReport, NotFound, Unreachable
-from ascend.kube.client import KubeClient
-from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod, PodGroup
+from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
+from ascend.errors import ApiError, InvalidReport, NotFound
+from ascend.kube.client import KubeClient, decode
+from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod
+from ascend.kube.workloads import PodGroup
+
+_key = attrgetter("key")
 
 _NO_GROUPS: Final[Mapping[str, Iterable[PodGroup]]] = MappingProxyType({})
 
@@ -54,26 +58,16 @@ class ClusterObjects:
         return cls(fixed | {kind: tuple(sorted(some, key=_key)) for kind, some in groups.items()})
 
     def plus(self, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]]) -> Self:
-        """Return these objects and more; of objects with the same kind and name these count.
-
-        Args:
-            objects: of all kinds but pod groups.
-            groups: pod groups by name of their kind.
-        """
-        mine = (each for kind in KINDS if not kind.is_optional for each in self.by_kind.get(kind.name, ()))
-        merged = {(type(each), each.key): each for each in (*objects, *mine)}
-        merged_groups = {
-            kind: {each.key: each for each in (*groups.get(kind, ()), *self.groups.get(kind, ()))}.values()
-            for kind in {**self.groups, **groups}
+        """Return these objects and more, as for ``of``; of objects with the same kind and name these count."""
+        more = type(self).of(objects, groups).by_kind
+        merged = {
+            kind: {each.key: each for each in (*more.get(kind, ()), *self.by_kind.get(kind, ()))}
+            for kind in {**self.by_kind, **more}
         }
-        return type(self).of(merged.values(), merged_groups)
+        return type(self)({kind: tuple(sorted(found.values(), key=_key)) for kind, found in merged.items()})
 
     def watched(self, health_namespace: str) -> dict[str, list[Any]]:
-        """The objects that an allocator watches, by name of their kind.
-
-        Args:
-            health_namespace: the namespace of NodeD's ConfigMaps.
-        """
+        """The objects that an allocator watches, by name of their kind; NodeD's ConfigMaps are in this namespace."""
         return {
             kind.name: [
                 each
@@ -100,11 +94,6 @@ class ClusterObjects:
         return self.by_kind.get("device reports", ())
 
     @property
-    def groups(self) -> dict[str, tuple[PodGroup, ...]]:
-        """The pod groups by name of their kind."""
-        return {kind.name: self.by_kind[kind.name] for kind in KINDS if kind.is_optional and kind.name in self.by_kind}
-
-    @property
     def reports(self) -> dict[str, ConfigMap]:
         """The ConfigMaps with device reports, by node."""
         return {
@@ -113,13 +102,14 @@ class ClusterObjects:
             if each.metadata.namespace == NAMESPACE and (name := node_name(each.name)) is not None
         }
 
-    def newest_report_s(self) -> int | None:
-        """Return when the newest device report was written, Unix seconds; None if there is none."""
-        times = []
-        for each in self.reports.values():
+    @property
+    def valid_reports(self) -> dict[str, DeviceReport]:
+        """The device reports that are valid, by node."""
+        reports = {}
+        for name, each in self.reports.items():
             with contextlib.suppress(InvalidReport):
-                times.append(decode_report(each.data).update_time_s)
-        return max((time for time in times if time > 0), default=None)
+                reports[name] = decode_report(each.data)
+        return reports
 
     def unused_health_reports(self, settings: Settings) -> tuple[str, ...]:
         """The names of NodeD's ConfigMaps that are used here, but not by an allocator with these settings."""
@@ -130,11 +120,7 @@ class ClusterObjects:
 
 
 async def list_objects(client: KubeClient, health_namespace: str = "") -> ClusterObjects:
-    """List the objects from an API server.
-
-    Args:
-        client: the API server.
-        health_namespace: the namespace of NodeD's ConfigMaps; empty if they are not used.
+    """List the objects from an API server; the namespace of NodeD's ConfigMaps is empty if they are not used.
 
     Raises:
         ApiError: the API server refused.
@@ -145,10 +131,6 @@ async def list_objects(client: KubeClient, health_namespace: str = "") -> Cluste
     groups = {kind.name: some for kind, some in zip(kinds, found, strict=True) if kind.is_optional and some is not None}
     fixed = (some for kind, some in zip(kinds, found, strict=True) if not kind.is_optional and some is not None)
     return ClusterObjects.of(chain.from_iterable(fixed), groups)
-
-
-def _key(each: KubeObject) -> str:
-    return each.key
 
 
 async def _list_kind(client: KubeClient, kind: WatchedKind, health_namespace: str) -> list[Any] | None:
@@ -175,11 +157,9 @@ async def _is_served(client: KubeClient, kind: WatchedKind) -> bool:
     """Whether the API server serves a kind, according to its discovery, which every authenticated user may read."""
     path = f"/{kind.resource.prefix}"
     try:
-        kinds = msgspec.json.decode(await client.request("GET", path), type=_Kinds)
+        kinds = decode(await client.request("GET", path), _Kinds, f"discovery document {path}")
     except NotFound:
         return False
     except ApiError:
         return True  # the error of the list request says more
-    except UNREADABLE as error:
-        raise Unreachable(f"the API server's discovery document {path} can't be decoded: {error}") from error
     return any(each.name == kind.resource.plural for each in kinds.resources)

@@ -47,28 +47,20 @@ class Source:
     def of(
         cls,
         *,
-        files: Sequence[str] = (),
+        files: Sequence[str] | None = None,
         kubeconfig: str | None = None,
         context: str | None = None,
         config: Path | None = None,
-        values: Sequence[str] = (),
+        values: Sequence[str] | None = None,
         now: str | None = None,
     ) -> Self:
-        """From the options of a command.
-
-        Args:
-            files: the files to read.
-            kubeconfig: the path of the kubeconfig.
-            context: the context of the kubeconfig.
-            config: the allocator's settings file.
-            values: settings as ``key=value``; they win over the file.
-            now: the time, RFC 3339; the clock's if not given.
+        """From the options of a command: the allocator's settings as ``key=value`` win over their file ``config``.
 
         Raises:
             InvalidValue: an option is invalid.
         """
-        settings = fixed_settings(Settings, config, dict(map(_setting, values)))
-        return cls(settings, read_time(now), now is not None, tuple(files), kubeconfig, context)
+        settings = fixed_settings(Settings, config, dict(map(_setting, values or ())))
+        return cls(settings, read_time(now), now is not None, tuple(files or ()), kubeconfig, context)
 
     def at_present(self) -> Self:
         """Return the source with the clock's present time, unless a time was given."""
@@ -106,9 +98,9 @@ class Source:
         return reading
 
     def _warn_of_the_clock(self, objects: ClusterObjects) -> None:
-        newest_s = objects.newest_report_s()
-        age_s = self.now_ns // 10**9 - (newest_s or 0)
-        if newest_s is not None and age_s > self.settings.max_report_age_s:
+        newest_s = max((each.update_time_s for each in objects.valid_reports.values()), default=0)
+        age_s = self.now_ns // 10**9 - newest_s
+        if newest_s and age_s > self.settings.max_report_age_s:
             newest = datetime.fromtimestamp(newest_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             age = count(age_s // _DAY_S, "day") if age_s >= _DAY_S else f"{age_s} s"
             warn(

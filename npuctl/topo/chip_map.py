@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.panel import Panel
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from ascend.chips import NAME_PREFIX
 from ascend.grammar import count
+from npuctl.output import full_width
 from npuctl.topo.nodes import ChipView, NodeView
 
 # Pods are told apart by colour; which pod has which colour does not matter.
@@ -24,19 +24,13 @@ _FRAME: Final = 6
 """Columns of a panel around its title."""
 
 _MARKS: Final = {
-    "unhealthy": ("✗", "bold red"),
-    "separated": ("⊘", "bold red"),
-    "separating": ("⊖", "bold yellow"),
-    "recovering": ("↻", "bold yellow"),
-    "network-unhealthy": ("≁", "bold yellow"),
+    "unhealthy": ("✗", "bold red", "unhealthy"),
+    "separated": ("⊘", "bold red", "separated: removed from use"),
+    "separating": ("⊖", "bold yellow", "separating: only for the pod that holds it"),
+    "recovering": ("↻", "bold yellow", "being reset"),
+    "network-unhealthy": ("≁", "bold yellow", "network unhealthy: not for distributed jobs"),
 }
-_MEANINGS: Final = {
-    "unhealthy": "unhealthy",
-    "separated": "separated: removed from use",
-    "separating": "separating: only for the pod that holds it",
-    "recovering": "being reset",
-    "network-unhealthy": "network unhealthy: not for distributed jobs",
-}
+"""By health: the mark of a chip, its style, and what it means."""
 
 
 def node_map(views: Sequence[NodeView]) -> RenderableType:
@@ -49,12 +43,7 @@ def node_map(views: Sequence[NodeView]) -> RenderableType:
 
 
 def totals(views: Sequence[NodeView], *, marks: bool) -> Text:
-    """Return a line with the sums over all nodes.
-
-    Args:
-        views: the nodes.
-        marks: also explain the marks of chips.
-    """
+    """Return a line with the sums over all nodes, and what the ``marks`` of chips mean."""
     chips = [chip for view in views for chip in view.chips]
     unusable = sum(view.reason is not None for view in views)
     free = sum(view.free for view in views if view.reason is None)
@@ -63,17 +52,12 @@ def totals(views: Sequence[NodeView], *, marks: bool) -> Text:
     parts += [f"{unhealthy} unhealthy"] if unhealthy else []
     parts += [f"{count(unusable, 'node')} not used"] if unusable else []
     seen = {chip.health for chip in chips} if marks else set()
-    legend = [f"{mark} {_MEANINGS[health]}" for health, (mark, _) in _MARKS.items() if health in seen]
+    legend = [f"{mark} {meaning}" for health, (mark, _, meaning) in _MARKS.items() if health in seen]
     return Text("; ".join([", ".join(parts), *legend]))
 
 
 class _NodePanel:
-    """The panel of a node, as wide as it needs to be.
-
-    Args:
-        view: the node.
-        colours: the colour of each pod.
-    """
+    """The panel of a node, as wide as it needs to be."""
 
     def __init__(self, view: NodeView, colours: dict[str, str]) -> None:
         self._view = view
@@ -112,52 +96,39 @@ class _NodePanel:
         label = chip.holders[0].removeprefix("default/") if chip.holders else "·" if chip.healthy else ""
         cell = Text(f"[{number} {label}".rstrip(), style=self._colours[chip.holders[0]] if chip.holders else "dim")
         if chip.health in _MARKS:
-            mark, style = _MARKS[chip.health]
+            mark, style, _ = _MARKS[chip.health]
             cell.append(f" {mark}", style=style)
         return cell.append("]")
 
 
 class _ChipLines:
-    """Lines of chips in columns; where they are too long, each continues on further lines with half as many chips.
-
-    Args:
-        lines: the name of each group, and its chips.
-    """
+    """Lines of chips in columns; where they are too long, each continues on further lines with half as many chips."""
 
     def __init__(self, lines: Sequence[tuple[str, Sequence[Text]]]) -> None:
         self._lines = lines
 
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._grid(options.max_width)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._fitting(console, options)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self._grid(options.max_width))
+        return Measurement.get(console, options, self._fitting(console, options))
 
-    def _grid(self, width: int) -> Table:
+    def _fitting(self, console: Console, options: ConsoleOptions) -> Table:
         longest = max((len(cells) for _, cells in self._lines), default=1)
-        rows = list(self._broken(longest))
-        while longest > 1 and _width(rows) > width:
+        grid = self._grid(longest)
+        while longest > 1 and full_width(console, options, grid) > options.max_width:
             longest = (longest + 1) // 2
-            rows = list(self._broken(longest))
+            grid = self._grid(longest)
+        return grid
+
+    def _grid(self, longest: int) -> Table:
         grid = Table.grid(padding=(0, 1))
         for _ in range(1 + longest):
             grid.add_column(no_wrap=True)
-        for name, cells in rows:
-            grid.add_row(Text(name, style="dim"), *cells)
-        return grid
-
-    def _broken(self, longest: int) -> Iterator[tuple[str, Sequence[Text]]]:
         for name, cells in self._lines:
             for first in range(0, len(cells), longest):
-                yield name if first == 0 else "", cells[first : first + longest]
-
-
-def _width(rows: Sequence[tuple[str, Sequence[Text]]]) -> int:
-    """The columns of a grid of these rows, with a blank between cells."""
-    names = max((cell_len(name) for name, _ in rows), default=0)
-    longest = max((len(cells) for _, cells in rows), default=0)
-    widths = [max(cells[at].cell_len for _, cells in rows if at < len(cells)) for at in range(longest)]
-    return names + sum(1 + width for width in widths)
+                grid.add_row(Text("" if first else name, style="dim"), *cells[first : first + longest])
+        return grid
 
 
 def _lines(view: NodeView) -> Iterator[tuple[str, Sequence[ChipView]]]:

@@ -2,24 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal, TypeAlias
 
+View: TypeAlias = Literal["auto", "map", "nodes", "products"]
+"""How nodes are laid out: a line per chip group, per node, or per product."""
 
-class View(StrEnum):
-    """How nodes are laid out: a line per chip group, per node, or per product."""
-
-    AUTO = "auto"
-    MAP = "map"
-    NODES = "nodes"
-    PRODUCTS = "products"
-
-
-class Sort(StrEnum):
-    """The order of nodes: by name, or those with the most free or unhealthy chips first."""
-
-    NAME = "name"
-    FREE = "free"
-    UNHEALTHY = "unhealthy"
+Sort: TypeAlias = Literal["name", "free", "unhealthy"]
+"""The order of nodes: by name, or those with the most free or unhealthy chips first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,5 +26,5 @@ class Choice:
     nodes: Sequence[str] = ()
     selector: str = ""
     unhealthy: bool = False
-    sort: Sort = Sort.NAME
-    view: View = View.AUTO
+    sort: Sort = "name"
+    view: View = "auto"

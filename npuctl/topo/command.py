@@ -30,25 +30,20 @@ _PANEL_LINES: Final = 3
 
 
 _LAYOUTS: Final[dict[View, Callable[[Sequence[NodeView]], RenderableType]]] = {
-    View.MAP: node_map,
-    View.NODES: node_table,
-    View.PRODUCTS: product_table,
+    "map": node_map,
+    "nodes": node_table,
+    "products": product_table,
 }
 
 _ORDERS: Final[dict[Sort, Callable[[NodeView], object]]] = {
-    Sort.NAME: lambda view: view.node,
-    Sort.FREE: lambda view: (view.reason is not None, -view.free, view.node),
-    Sort.UNHEALTHY: lambda view: (-view.unhealthy, view.reason is None, view.node),
+    "name": lambda view: view.node,
+    "free": lambda view: (view.reason is not None, -view.free, view.node),
+    "unhealthy": lambda view: (-view.unhealthy, view.reason is None, view.node),
 }
 
 
 async def run_topo(choice: Choice, source: Source, output: Output) -> int:
     """Print the nodes of a cluster.
-
-    Args:
-        choice: which nodes are shown, and how.
-        source: where the objects come from.
-        output: how to print.
 
     Raises:
         InvalidValue: one of the names is not an NPU node, or the input is invalid.
@@ -65,10 +60,6 @@ async def watch_topo(choice: Choice, source: Source) -> None:
 
     On a terminal they stay on one screen; otherwise they are printed when they have changed. While the API server does
     not answer, the last picture stays.
-
-    Args:
-        choice: which nodes are shown, and how.
-        source: the cluster.
 
     Raises:
         InvalidValue: one of the names is not an NPU node, or the source is files.
@@ -112,8 +103,8 @@ async def _read(choice: Choice, source: Source) -> list[NodeView]:
 
 
 def _lay_out(choice: Choice, views: Sequence[NodeView], console: Console) -> RenderableType:
-    view = choice.view if choice.view is not View.AUTO or not choice.nodes else View.MAP
-    if view is not View.AUTO:
+    view = choice.view if choice.view != "auto" or not choice.nodes else "map"
+    if view != "auto":
         return _LAYOUTS[view](views)
     lines = console.height - 1 if console.is_terminal else _PIPE_LINES
     if len(views) * _PANEL_LINES < lines:

@@ -8,8 +8,8 @@ from allocator.settings import Settings
 from allocator.state.node import NodeRecord, Server, read_server
 from allocator.state.report import NO_REPORT
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
-from ascend.deviceinfo import DeviceReport, decode_report
-from ascend.errors import InvalidReport, Refusal
+from ascend.deviceinfo import DeviceReport
+from ascend.errors import Refusal
 from ascend.kube.objects import Condition, Node
 from ascend.products import Family
 from ascend.reasons import Category, Reason
@@ -21,7 +21,6 @@ _GROUPS = {
     Family.PAIRED_RINGS: "ring",
     Family.DIES: "card",
     Family.MESHES: "mesh",
-    Family.POOL: "",
 }
 
 
@@ -99,27 +98,11 @@ class NodeView:
 
 
 def node_views(objects: ClusterObjects, settings: Settings, now_ns: int) -> list[NodeView]:
-    """Return the NPU nodes of a cluster by name, as the allocator reads them.
-
-    Args:
-        objects: the objects.
-        settings: the allocator's.
-        now_ns: the time, Unix nanoseconds.
-    """
+    """Return the NPU nodes of a cluster by name, as an allocator reads them at a time in Unix nanoseconds."""
     cluster = OfflineAllocator(objects, settings, now_ns).cluster
-    reports = _reports(objects)
+    reports = objects.valid_reports  # for the others, the reason of the node says what is wrong
     views = [_view(record, reports.get(name)) for name, record in sorted(cluster.nodes.items())]
     return [view for view in views if view.reason is None or view.reason.category is not Category.NOT_NPU]
-
-
-def _reports(objects: ClusterObjects) -> dict[str, DeviceReport]:
-    reports = {}
-    for name, each in objects.reports.items():
-        try:
-            reports[name] = decode_report(each.data)
-        except InvalidReport:
-            continue  # the reason of the node says what is wrong
-    return reports
 
 
 def _as_usable(node: Node) -> Node:
@@ -148,7 +131,7 @@ def _view(record: NodeRecord, report: DeviceReport | None) -> NodeView:
         holders = tuple(sorted(each.pod for each in record.holdings.values() if each.chips & chip))
         health, faults = _health(chip, report, reported.pre_separate), _faults(name, report)
         chips.append(ChipView(name, ring, not unusable & chip, holders, health, faults))
-    group = _GROUPS[server.product.family]
+    group = _GROUPS.get(server.product.family, "")
     return NodeView(record.name, server.product.name, tuple(chips), reason, message, group)
 
 

@@ -6,9 +6,8 @@ from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.text import Text
 
-from ascend.errors import Refusal
 from ascend.grammar import count
-from npuctl.output import FittingTable, group
+from npuctl.output import FittingTable, NodeRefusal, group
 from npuctl.topo.chip_map import totals
 from npuctl.topo.nodes import NodeView
 
@@ -49,7 +48,7 @@ def product_table(views: Sequence[NodeView]) -> RenderableType:
             str(max((view.largest or 0 for view in usable), default=0) or "-"),
         )
     lines: list[RenderableType] = [table]
-    unusable = {view.node: Refusal(view.reason, view.message or "") for view in views if view.reason is not None}
+    unusable = {view.node: NodeRefusal(view.reason, view.message or "") for view in views if view.reason is not None}
     lines += [Text(f"{count(len(each.nodes), 'node')} {each.reason}: {each.names()}") for each in group(unusable)]
     lines.append(totals(views, marks=False))
     lines.append(Text("EMPTY: all chips are free; LARGEST: free chips in one ring or mesh of a node", style="dim"))

@@ -26,14 +26,11 @@ from ascend.kube.objects import (
     NodeStatus,
     OwnerReference,
     Pod,
-    PodGroup,
-    PodGroupSpec,
     PodSpec,
     PodStatus,
     Resources,
-    StatefulSet,
-    StatefulSetSpec,
 )
+from ascend.kube.workloads import PodGroup, PodGroupSpec, StatefulSet, StatefulSetSpec
 
 GROUP: Final = "scheduling.k8s.io/group-name"
 """The annotation that names a pod's PodGroup of Volcano."""

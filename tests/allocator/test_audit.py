@@ -6,16 +6,8 @@ from allocator.rules.job import COSCHEDULING, STATEFUL_SET, VOLCANO, JobKey
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
-from ascend.kube.objects import (
-    BatchJob,
-    ConfigMap,
-    Container,
-    Metadata,
-    Node,
-    Pod,
-    Resources,
-    StatefulSet,
-)
+from ascend.kube.objects import ConfigMap, Container, Metadata, Node, Pod, Resources
+from ascend.kube.workloads import BatchJob, StatefulSet
 from tests.allocator.audit import Difference, audit, by_kind
 from tests.allocator.builders import GROUP, World, node, pod, pod_group, report, stateful_set
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from allocator.settings import Settings
-from ascend.daemon.settings import read_settings
+from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue
 
 
@@ -16,7 +16,7 @@ def test_flags_override_the_environment_which_overrides_the_file(
     file.write_text("reservation_ttl_s: 7\nlog_level: DEBUG\ngrpc_address: 127.0.0.1:1\n")
     monkeypatch.setenv("ASCEND_ALLOCATOR_LOG_LEVEL", "WARNING")
     monkeypatch.setenv("ASCEND_ALLOCATOR_GRPC_ADDRESS", "127.0.0.1:2")
-    settings = read_settings(Settings, "p", ["--config", str(file), "--grpc-address", "unix:/run/a.sock"])
+    settings = SettingsSource(Settings, "p", ["--config", str(file), "--grpc-address", "unix:/run/a.sock"]).read()
     assert settings.reservation_ttl_s == 7
     assert settings.log_level == "WARNING"
     assert settings.grpc_address == "unix:/run/a.sock"
@@ -27,7 +27,7 @@ def test_the_environment_can_name_the_settings_file(tmp_path: Path, monkeypatch:
     file = tmp_path / "settings.yaml"
     file.write_text("reservation_ttl_s: 7\n")
     monkeypatch.setenv("ASCEND_ALLOCATOR_CONFIG", str(file))
-    assert read_settings(Settings, "p", []).reservation_ttl_s == 7
+    assert SettingsSource(Settings, "p", []).read().reservation_ttl_s == 7
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_environment_can_name_the_settings_file(tmp_path: Path, monkeypatch:
 )
 def test_addresses_that_others_can_reach_require_tls(flags: str, words: str) -> None:
     with pytest.raises(InvalidValue) as refused:
-        read_settings(Settings, "p", flags.split())
+        SettingsSource(Settings, "p", flags.split()).read()
     assert words in str(refused.value)
     assert "got" not in str(refused.value)
 
@@ -64,11 +64,11 @@ def test_addresses_that_others_can_reach_require_tls(flags: str, words: str) -> 
     ],
 )
 def test_protected_and_insecure_addresses_are_accepted(flags: str) -> None:
-    assert read_settings(Settings, "p", flags.split()).client_names in ([], ["a", "b"])
+    assert SettingsSource(Settings, "p", flags.split()).read().client_names in ([], ["a", "b"])
 
 
 def test_webhooks_are_served_only_if_configured() -> None:
-    assert read_settings(Settings, "p", []).webhooks == []
-    assert read_settings(Settings, "p", ["--webhooks=bindings,pods"]).webhooks == ["bindings", "pods"]
+    assert SettingsSource(Settings, "p", []).read().webhooks == []
+    assert SettingsSource(Settings, "p", ["--webhooks=bindings,pods"]).read().webhooks == ["bindings", "pods"]
     with pytest.raises(InvalidValue, match=r"webhooks\.0"):
-        read_settings(Settings, "p", ["--webhooks=binding"])
+        SettingsSource(Settings, "p", ["--webhooks=binding"]).read()

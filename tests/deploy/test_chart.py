@@ -12,7 +12,7 @@ import yaml
 
 from allocator.settings import Settings as AllocatorSettings
 from allocator.state.kinds import watched_kinds
-from ascend.daemon.settings import RELOADED, read_settings
+from ascend.daemon.settings import RELOADED, SettingsSource
 from device_plugin.publish.rights import KUBELET_PODS, rights
 from device_plugin.settings import Settings as DevicePluginSettings
 from tests.cluster.api import Server, collection
@@ -183,7 +183,7 @@ def _plugin_settings(items: list[dict[str, Any]], folder: Path) -> DevicePluginS
     file = folder / "settings.yaml"
     file.write_text(text)
     arguments = [f"--config={file}", *plugin.get("args", [])]
-    return read_settings(DevicePluginSettings, "ascend-device-plugin", arguments)
+    return SettingsSource(DevicePluginSettings, "ascend-device-plugin", arguments).read()
 
 
 def test_the_programs_accept_the_settings_of_the_chart(
@@ -212,7 +212,7 @@ def test_the_programs_accept_the_settings_of_the_chart(
     assert read.http_address == f":{plugin['ports'][0]['containerPort']}"
     allocator = _container(helm.find(items, "Deployment", "allocator"))
     monkeypatch.setenv("ASCEND_ALLOCATOR_POD_IP", "10.1.2.3")
-    settings = read_settings(AllocatorSettings, "ascend-allocator", allocator["args"])
+    settings = SettingsSource(AllocatorSettings, "ascend-allocator", allocator["args"]).read()
     assert settings.leader_election
     assert settings.extender_address.endswith(f":{allocator['ports'][0]['containerPort']}")
     (mount,) = allocator["volumeMounts"]
@@ -236,7 +236,7 @@ def test_the_allocator_serves_exactly_the_registered_webhooks(
     monkeypatch.setenv("ASCEND_ALLOCATOR_POD_IP", "10.1.2.3")
     arguments = _container(helm.find(items, "Deployment", "allocator"))["args"]
     registered = [hook["clientConfig"]["service"]["path"] for item in items for hook in item.get("webhooks", [])]
-    served = read_settings(AllocatorSettings, "ascend-allocator", arguments).webhooks
+    served = SettingsSource(AllocatorSettings, "ascend-allocator", arguments).read().webhooks
     assert sorted(f"/webhook/{name}" for name in served) == sorted(registered)
     assert set(served) == {name for name, on in values.items() if on}
 
@@ -338,7 +338,7 @@ def test_the_allocator_may_list_and_watch_every_kind_it_watches(health_namespace
                     name = ".".join(filter(None, (resource, rule["apiGroups"][0])))
                     granted.setdefault((role["metadata"].get("namespace", ""), name), set()).update(rule["verbs"])
     for kind in watched_kinds(health_namespace):
-        name = ".".join(filter(None, (kind.resource.plural, kind.resource.group)))
+        name = ".".join(filter(None, (kind.resource.plural, kind.resource.api_version.rpartition("/")[0])))
         assert granted.get((kind.namespace(health_namespace), name), set()) >= {"list", "watch"}, kind.name
 
 

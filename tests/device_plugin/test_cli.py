@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from ascend.chips import RESOURCE
-from ascend.daemon.settings import read_settings
+from ascend.daemon.settings import SettingsSource
 from ascend.errors import InvalidValue
 from device_plugin.cli import main
 from device_plugin.driver.simulated import SimulatedServer
@@ -34,7 +34,7 @@ def test_flags_override_the_environment_which_overrides_the_file(
     file.write_text("node_name: from-file\nhost_ip: 10.0.0.1\nscan_period_s: 4\ninjection: devices\n")
     monkeypatch.setenv("ASCEND_DP_SCAN_PERIOD_S", "3")
     monkeypatch.setenv("ASCEND_DP_INJECTION", "runtime")
-    settings = read_settings(Settings, "p", ["--config", str(file), "--scan-period-s", "2"])
+    settings = SettingsSource(Settings, "p", ["--config", str(file), "--scan-period-s", "2"]).read()
     assert (settings.node_name, settings.host_ip) == ("from-file", "10.0.0.1")
     assert (settings.injection, settings.scan_period_s) == ("runtime", 2)
     assert settings.device_plugin_dir == Path("/var/lib/kubelet/device-plugins")
@@ -44,7 +44,7 @@ def test_all_settings_can_come_from_the_environment(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n7")
     monkeypatch.setenv("ASCEND_DP_HTTP_ADDRESS", "[::]:9000")
     monkeypatch.setenv("NODE_NAME", "somebody else's")
-    settings = read_settings(Settings, "p", [])
+    settings = SettingsSource(Settings, "p", []).read()
     assert (settings.node_name, settings.http_address) == ("n7", "[::]:9000")
 
 
@@ -68,9 +68,9 @@ def test_the_scan_period_is_at_most_half_of_the_stale_time(tmp_path: Path, given
     file = tmp_path / "settings.yaml"
     file.write_text(f"node_name: n1\n{given}")
     with pytest.raises(InvalidValue, match=r"scan_period_s: [\d.]+ is more than half of stale_s"):
-        read_settings(Settings, "p", ["--config", str(file)])
+        SettingsSource(Settings, "p", ["--config", str(file)]).read()
     file.write_text("node_name: n1\nscan_period_s: 30\nstale_s: 60\n")
-    assert read_settings(Settings, "p", ["--config", str(file)]).scan_period_s == 30
+    assert SettingsSource(Settings, "p", ["--config", str(file)]).read().scan_period_s == 30
 
 
 def test_run_is_the_default_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ascend.observe.liveness import GRACE_S, loop_is_turning
+from ascend.observe.probes import GRACE_S, loop_is_turning
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated import SimulatedServer
 from tests.device_plugin.api import running, until

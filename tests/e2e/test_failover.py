@@ -17,7 +17,8 @@ import aiohttp
 
 from ascend.annotations import FENCE
 from ascend.kube.client import KubeClient
-from ascend.kube.objects import LEASES, PODS
+from ascend.kube.lease import LEASES
+from ascend.kube.objects import PODS
 from sandbox.apiserver import ApiServer
 from sandbox.apiserver.resources import PODS as POD_RESOURCE
 from sandbox.apiserver.status import forbidden

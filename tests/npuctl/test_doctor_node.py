@@ -23,10 +23,9 @@ from ascend.observe.probes import add_probes, serve_http
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
 from npuctl.doctor.chips import check_device_nodes, check_injection, check_library
-from npuctl.doctor.command import render
+from npuctl.doctor.command import Diagnosis, check_node, render
 from npuctl.doctor.finding import Check, Finding, run_check
 from npuctl.doctor.kubelet import check_readiness
-from npuctl.doctor.node import check_node
 from tests.device_plugin.api import NODE, until
 from tests.device_plugin.conftest import folder
 from tests.device_plugin.whole import Whole, whole_node
@@ -288,9 +287,8 @@ async def test_a_check_that_hangs_or_fails_is_a_finding_itself() -> None:
 def test_advice_is_printed_below_each_finding() -> None:
     console = Console(width=80, color_system=None)
     with console.capture() as captured:
-        console.print(
-            render("n1", [Finding("chips", "ok", "8 chips"), Finding("chips", "problem", "none", "buy some")])
-        )
+        findings = [Finding("chips", "ok", "8 chips"), Finding("chips", "problem", "none", "buy some")]
+        console.print(render(Diagnosis("n1", problems=1, warnings=0, findings=findings)))
     lines = [line.rstrip() for line in captured.get().splitlines()]
     assert lines == ["✓ chips 8 chips", "✗       none", "        → buy some", "n1: 1 problem, 0 warnings"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allocator.rules.job import VOLCANO
+from allocator.rules.job import COSCHEDULING, VOLCANO
 from ascend.errors import ApiError
 from ascend.kube.client import KubeClient
 from npuctl.reading.objects import list_objects
@@ -37,7 +37,8 @@ async def test_a_kind_that_is_not_served_is_no_error_without_rights(server: ApiS
     # A real server checks rights first.
     server.fail_next("GET", "scheduling.x-k8s.io/v1alpha1/podgroups", 403)
     objects = await list_objects(client)
-    assert {kind: [each.name for each in groups] for kind, groups in objects.groups.items()} == {VOLCANO: ["train"]}
+    assert [each.name for each in objects.by_kind[VOLCANO]] == ["train"]
+    assert COSCHEDULING not in objects.by_kind
 
 
 async def test_a_kind_that_is_served_and_forbidden_is_an_error(client: KubeClient, server: ApiServer) -> None:

@@ -22,13 +22,8 @@ from allocator.rules.job import (
 from allocator.state.jobs import Jobs
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
-from ascend.kube.objects import (
-    BatchJob,
-    BatchJobSpec,
-    Metadata,
-    Pod,
-    StatefulSet,
-)
+from ascend.kube.objects import Metadata, Pod
+from ascend.kube.workloads import BatchJob, BatchJobSpec, StatefulSet
 from tests.allocator.builders import GROUP, pod_group, stateful_set
 from tests.allocator.state.builders import INDEX, marked
 

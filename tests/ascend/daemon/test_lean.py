@@ -1,12 +1,20 @@
-"""Imports of a daemon without the unused parts of its libraries."""
+"""Imports of a daemon without the unused parts of its libraries, and long-lived objects outside garbage collection."""
 
+import asyncio
 import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from ascend.daemon.lean import lean_imports
+from ascend.daemon.lean import PERIOD_S, keep_collections_short, lean_imports
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("before", [None, "/some/authorities.pem"])
@@ -34,6 +42,39 @@ def test_a_failed_import_restores_the_state() -> None:
     __import__("rich")
     with pytest.raises(ModuleNotFoundError), lean_imports():
         __import__("no_such_module")
-    gc.unfreeze()
     assert gc.isenabled()
     assert sys.modules["rich"] is not None
+
+
+async def freeze() -> None:
+    task = asyncio.create_task(keep_collections_short())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_long_lived_objects_are_not_walked_again() -> None:
+    kept = [[number] for number in range(1000)]
+    await freeze()
+    assert len(gc.get_objects()) < len(kept)
+    assert gc.get_freeze_count() > len(kept)
+
+
+@pytest.mark.looptime
+async def test_new_objects_are_frozen_after_the_period() -> None:
+    task = asyncio.create_task(keep_collections_short())
+    await asyncio.sleep(1)
+    before = gc.get_freeze_count()
+    kept = [[number] for number in range(1000)]
+    await asyncio.sleep(PERIOD_S)
+    assert gc.get_freeze_count() >= before + len(kept)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_frozen_objects_are_freed_when_released() -> None:
+    kept = [[number] for number in range(1000)]
+    await freeze()
+    before = gc.get_freeze_count()
+    kept.clear()
+    assert gc.get_freeze_count() <= before - 1000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Throttled, Unauthorized, Unreachable
-from ascend.kube.client import JSON_PATCH, KubeClient
+from ascend.kube.client import KubeClient
 from ascend.kube.identity import Access
 from ascend.kube.objects import PODS
 from sandbox.apiserver import ApiServer
@@ -103,7 +103,7 @@ async def test_a_patch_with_a_uid_does_not_change_a_recreated_pod(client: KubeCl
 async def test_a_json_patch_is_sent_with_its_content_type(client: KubeClient) -> None:
     await client.create(PODS, pod("one"), "default")
     patch = [{"op": "add", "path": "/metadata/annotations", "value": {"huawei.com/a": "b"}}]
-    patched = await client.patch(PODS, "one", patch, namespace="default", content_type=JSON_PATCH)
+    patched = await client.patch(PODS, "one", patch, namespace="default", content_type="application/json-patch+json")
     assert patched.metadata.annotations == {"huawei.com/a": "b"}
 
 

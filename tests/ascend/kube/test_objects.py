@@ -1,6 +1,7 @@
 """Objects are decoded only as far as they are needed."""
 
-from ascend.kube.objects import Container, EnvVar, Metadata, StatefulSet
+from ascend.kube.objects import Container, EnvVar, Metadata
+from ascend.kube.workloads import StatefulSet
 
 
 def test_the_metadata_of_an_owner_is_kept_without_labels() -> None:

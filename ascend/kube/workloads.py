@@ -1,0 +1,68 @@
+"""Slim types for what the allocator reads of the owners of pods and of pod groups: how many pods belong together."""
+
+import msgspec
+
+from ascend.kube.objects import KubeObject, Metadata, Resource
+
+
+class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True):
+    """A pod group's spec."""
+
+    min_member: int = 1
+
+
+class PodGroup(KubeObject, frozen=True, kw_only=True):
+    """A pod group of Volcano or of the coscheduling plugin."""
+
+    spec: PodGroupSpec = PodGroupSpec()
+
+
+class StatefulSetSpec(msgspec.Struct, rename="camel", frozen=True):
+    """A StatefulSet's spec."""
+
+    replicas: int = 1
+
+
+class PodOwner(KubeObject, frozen=True, kw_only=True):
+    """An owner of pods; of its metadata only what identifies it is kept, to save memory."""
+
+    def __post_init__(self) -> None:
+        full = self.metadata
+        bare = Metadata(full.name, full.namespace, full.uid, full.resource_version)
+        msgspec.structs.force_setattr(self, "metadata", bare)
+
+
+class StatefulSet(PodOwner, frozen=True, kw_only=True):
+    """A StatefulSet."""
+
+    spec: StatefulSetSpec = StatefulSetSpec()
+
+    @property
+    def size(self) -> int:
+        """The desired number of pods."""
+        return self.spec.replicas
+
+
+class BatchJobSpec(msgspec.Struct, rename="camel", frozen=True):
+    """A Job's spec."""
+
+    parallelism: int = 1
+    completions: int | None = None
+
+
+class BatchJob(PodOwner, frozen=True, kw_only=True):
+    """A Job."""
+
+    spec: BatchJobSpec = BatchJobSpec()
+
+    @property
+    def size(self) -> int:
+        """The desired number of pods at one time."""
+        completions = self.spec.completions
+        return self.spec.parallelism if completions is None else min(self.spec.parallelism, completions)
+
+
+STATEFUL_SETS = Resource(StatefulSet, "StatefulSet", "apis/apps/v1", "statefulsets")
+BATCH_JOBS = Resource(BatchJob, "Job", "apis/batch/v1", "jobs")
+VOLCANO_POD_GROUPS = Resource(PodGroup, "PodGroup", "apis/scheduling.volcano.sh/v1beta1", "podgroups")
+COSCHEDULING_POD_GROUPS = Resource(PodGroup, "PodGroup", "apis/scheduling.x-k8s.io/v1alpha1", "podgroups")
