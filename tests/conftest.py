@@ -1,4 +1,4 @@
-"""What all tests share: the event loop of synchronous tests, and the sizes of generated tests."""
+"""Shared by all tests: the event loop of synchronous tests, and the hypothesis profiles."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 @pytest.fixture(scope="session", autouse=True)
 def no_stray_event_loop() -> Iterator[None]:
-    """Synchronous tests get no event loop: looptime's hook would otherwise make one that is never closed."""
+    """Synchronous tests get no event loop: looptime's hook would otherwise create one that is never closed."""
     asyncio.set_event_loop(None)
     yield
     asyncio.set_event_loop(None)
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Make it conspicuous that the tests of the real cluster were skipped."""
+    """Report loudly that the tests of the real cluster were skipped."""
     reports = terminalreporter.getreports("skipped")
     if any("real" in report.keywords for report in reports) and (sentences := requirements.missing()):
         terminalreporter.section("THE REAL-CLUSTER TESTS WERE SKIPPED", sep="!", yellow=True, bold=True)

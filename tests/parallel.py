@@ -2,7 +2,7 @@
 
 pytest-xdist assigns whole files to workers, in the order of the collection. Files with real-cluster tests come first:
 they mostly wait. Each worker that runs such files has a cluster of its own, and stops it before its first other file.
-Otherwise the file that took longest in the last run comes first.
+Within both groups the file that took longest in the last run comes first.
 """
 
 import time
@@ -17,7 +17,7 @@ from tests.cluster.fixtures import stop_cluster
 
 _DURATIONS: Final = "ascend-affinity/durations"
 _SILENCE_S: Final = 15.0
-# What a test is expected to take that no earlier run recorded: in folders whose tests mostly wait, and in others.
+# The expected duration of a test that no earlier run recorded: in folders whose tests mostly wait, and in others.
 _WAITING: Final = ("tests/cluster/", "tests/conformance/", "tests/deploy/", "tests/e2e/", "tests/soak/")
 _WAITING_TEST_S, _OTHER_TEST_S = 4.0, 0.08
 

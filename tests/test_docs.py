@@ -48,7 +48,7 @@ def test_every_file_that_is_linked_exists(document: str) -> None:
 
 
 def modules_named() -> Iterator[str]:
-    """The paths in docs/architecture.md; in the tables of rooms, a row without a room is of the room above."""
+    """The paths in docs/architecture.md; in the tables of rooms, a row without a room belongs to the room above."""
     program = room = ""
     for line in (ROOT / "docs/architecture.md").read_text().splitlines():
         if line.startswith("## "):

@@ -38,7 +38,7 @@ _TABLE = re.compile(r"(?P<start><!-- (?P<name>[a-z-]+) -->\n).*?(?P<end><!-- /(?
 
 
 def render(path: Path) -> str:
-    """Return the text of a page with its generated parts made anew.
+    """Return the text of a page with its generated parts regenerated.
 
     Raises:
         ValueError: the page lacks the markers of a table, or has those of an unknown one.

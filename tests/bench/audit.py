@@ -1,4 +1,4 @@
-"""What is wrong with the chips of bound pods: the reason for having an allocator at all."""
+"""Checks the chips of bound pods."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,10 +15,11 @@ class Audit:
     """Counts of bound pods.
 
     Attributes:
-        bound: all of them.
-        nodes: how many nodes they are on.
-        violations: pods with chips of two rings where one would do, with a wrong number, or with another pod's.
-        without: pods on which no chips are written, so that any rings may be theirs.
+        bound: all bound pods.
+        nodes: the number of nodes they are on.
+        violations: pods whose chips are in two rings although one is required, are too few or too many, or are assigned
+            to another pod too.
+        without: pods without chips in their annotations, which may get chips of any rings.
     """
 
     bound: int
@@ -28,7 +29,7 @@ class Audit:
 
 
 def audit(pods: Iterable[Pod]) -> Audit:
-    """Look at every bound pod."""
+    """Check every bound pod."""
     bound = [pod for pod in pods if pod.spec.node_name]
     taken: defaultdict[str, int] = defaultdict(int)
     violations = without = 0

@@ -20,7 +20,7 @@ _VARIABLES: Final = 30
 
 
 async def settle(server: ApiServer, nodes: int, seed: int) -> None:
-    """So many servers of 8 chips with their reports, and a pod of 1, 2 or 4 chips in each ring."""
+    """Create servers of 8 chips with their reports, and a pod of 1, 2 or 4 chips in each ring."""
     rng = random.Random(seed)
     now_s = int(time.time())
     for number in range(nodes):

@@ -1,4 +1,4 @@
-"""Nodes that nobody runs and pods for them, on a real API server (docs/spec/measurements.md#fake-nodes)."""
+"""Nodes without a kubelet and pods for them, on a real API server (docs/spec/measurements.md#fake-nodes)."""
 
 import asyncio
 import time
@@ -40,14 +40,14 @@ def fake_node(name: str) -> JsonObject:
 
 
 async def create_nodes(client: KubeClient, count: int) -> None:
-    """Create so many fake nodes."""
+    """Create fake nodes."""
     async with _at_most(CONNECTIONS) as start:
         for number in range(count):
             await start(client.create(NODES, fake_node(f"fake-{number:05}")))
 
 
 class PodWatch:
-    """What the API server has of all pods, and when each was first seen bound; a reflector's handler."""
+    """A reflector's handler that has all pods, and when each was first seen bound."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
@@ -67,7 +67,7 @@ class PodWatch:
         self._changed.set()
 
     async def bound(self, count: int, *, quiet_s: float) -> None:
-        """Wait until so many pods are bound, or no further one has been for a while."""
+        """Wait until that many pods are bound, or none was bound for a while."""
         before = -1
         while len(self.bound_s) < count and len(self.bound_s) != before:
             before = len(self.bound_s)
@@ -104,7 +104,7 @@ async def watching_pods(client: KubeClient) -> AsyncIterator[PodWatch]:
 
 
 async def create_pods(client: KubeClient, prefix: str, requests: Iterable[int]) -> dict[str, float]:
-    """Create pods that ask for so many chips each; when each was sent (perf_counter), by name."""
+    """Create pods with these requests; return when each was sent (perf_counter), by name."""
     sent_s: dict[str, float] = {}
 
     async def create(name: str, chips: int) -> None:
@@ -127,7 +127,7 @@ async def delete_pods(client: KubeClient, watch: PodWatch) -> None:
 
 @asynccontextmanager
 async def _at_most(count: int) -> AsyncIterator[Any]:
-    """Run coroutines, so many at a time, started in order; the block ends when all have."""
+    """Run coroutines, at most that many at a time, in order; the block ends when all have ended."""
     room = asyncio.Semaphore(count)
     async with asyncio.TaskGroup() as tasks:
 

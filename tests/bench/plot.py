@@ -13,7 +13,7 @@ _PANEL: Final = (400, 300)
 _LEFT, _TOP, _GAP, _BELOW, _LINE = 56, 66, 70, 52, 20
 _STEPS: Final = 6
 _INK, _FAINT, _GRID = "#222222", "#666666", "#e2e2e2"
-# Okabe and Ito's colours, which people of every colour vision tell apart; in black and white the dashes help.
+# Okabe and Ito's colours, which can be distinguished with every colour vision; the dashes are for black and white.
 _STYLES: Final = (
     ("#0072b2", "", 3.0),
     ("#e69f00", "", 2.0),
@@ -41,7 +41,7 @@ class Panel:
 
 
 def save(path: Path, title: str, panels: Sequence[Panel]) -> None:
-    """Write the chart; the folder is made where it is missing.
+    """Write the chart; create its folder if it is missing.
 
     Args:
         path: where.

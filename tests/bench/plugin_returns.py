@@ -77,7 +77,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 async def another(path: Path, before: tuple[int, int] | None) -> None:
-    """Wait until there is another file than before."""
+    """Wait until the file was recreated."""
     async with asyncio.timeout(PATIENCE_S):
         while identity(path) in {before, None}:  # noqa: ASYNC110 - another process's file
             await asyncio.sleep(_POLL_S)

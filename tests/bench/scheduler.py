@@ -1,4 +1,5 @@
-"""Pods per second through the real kube-scheduler, with our allocator as its extender and with counting alone."""
+"""Pods per second through the real kube-scheduler, with the allocator as its extender, and without, so that it only
+counts."""
 
 import asyncio
 import random
@@ -39,7 +40,8 @@ class _Size:
 
 
 _FULL: Final = (
-    # Machines are moody: one round may say 0.7 and the next 1.1. Many short rounds tell more than few long ones.
+    # The speed of the machine varies: one round may have ratio 0.7 and the next 1.1. Many short rounds are more
+    # accurate than few long ones.
     _Size(nodes=1_000, pods=700, rounds=12, warm_up=100, singles=10, quiet_s=10.0),
     _Size(nodes=5_000, pods=500, rounds=4, warm_up=50, singles=15, quiet_s=10.0),
 )
@@ -55,7 +57,7 @@ class _Side:
         waited_s: from create to seen bound, per pod, in the burst.
         alone_s: the same of single pods on the idle cluster.
         cpu_s: of every program in the burst.
-        found: what the pods of the burst got.
+        found: the chips of the burst's pods.
     """
 
     name: str
@@ -116,7 +118,8 @@ class _Bench:
         return waited
 
     async def _switch(self, name: str) -> None:
-        """Restart the scheduler for a side. The allocator runs only on ours: its watches cost, too."""
+        """Restart the scheduler for a side. The allocator runs only for the side with the extender, because its watches
+        cost CPU."""
         await asyncio.to_thread(self.allocator.stop)
         if name == "stock":
             await asyncio.to_thread(self.cluster.restart_scheduler)
@@ -138,7 +141,7 @@ async def measure(run: Run) -> Outcome:
             with run.doing(f"start a real cluster with {size.nodes:,} nodes"):
                 bench = await stack.enter_async_context(_bench(run, size))
             steps = run.steps(f"bursts through kube-scheduler, {size.nodes:,} nodes", size.rounds * len(SIDES))
-            # Every second round begins with the other side, so that a machine that grows slower is slower for both.
+            # Every second round begins with the other side, so that a machine that becomes slower affects both.
             turns = [name for number in range(size.rounds) for name in (SIDES if number % 2 == 0 else SIDES[::-1])]
             sides = [await bench.side(turns[step], step // len(SIDES)) for step in steps]
         _show(outcome, size, sides)

@@ -1,4 +1,4 @@
-"""How long the allocator takes from its start until it answers, what it needs for that, and what a decision costs."""
+"""How long the allocator takes to become ready, the resources it needs for that, and the cost of a decision."""
 
 import asyncio
 import tempfile
@@ -180,7 +180,7 @@ class _List(msgspec.Struct):
 
 
 async def _read_lists(http: aiohttp.ClientSession, server: ApiServer) -> tuple[float, int]:
-    """Seconds and bytes of reading all the allocator reads, without looking at it."""
+    """Return seconds and bytes of reading the same lists as the allocator, without decoding them."""
     selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in LABELS.items())}
     lists = {NODES.path(): {}, PODS.path(): {}, CONFIG_MAPS.path(namespace=NAMESPACE): selector}
     headers = {"Authorization": "Bearer mine"}

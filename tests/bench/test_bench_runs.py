@@ -1,4 +1,4 @@
-"""The benches run; how fast anything is, they only print."""
+"""The benches run; speed is only printed, never checked."""
 
 import json
 import re

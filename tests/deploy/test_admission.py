@@ -1,4 +1,4 @@
-"""What the API server is told to ask us, and to refuse by itself: webhooks and policies, on the real one."""
+"""The chart's webhooks and admission policies on a real API server."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import pod
 from tests.cluster.processes import wait_until
 from tests.deploy import helm
-from tests.deploy.carried_out import HOLDER, LEASE, READY_S, SLICE, Installed, Running, lead_webhooks_to
+from tests.deploy.chart_programs import HOLDER, LEASE, READY_S, SLICE, Installed, Running, point_webhooks_to
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
 
@@ -42,7 +42,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 def settled(call: Callable[[], object], text: str) -> None:
-    """Wait until the API server goes by a policy that was made just now: it learns of it by a watch."""
+    """Wait until the API server enforces a policy that was just created, which its watch shows it later."""
 
     def refuses() -> bool:
         try:
@@ -64,9 +64,9 @@ def dry_run(server: Server, item: dict[str, Any]) -> Callable[[], object]:
 
 
 def test_an_unmodified_scheduler_gets_chips_in_rings_by_the_webhook(
-    cluster: Cluster, running_beside_a_stock_scheduler: Running, kube_namespace: str
+    cluster: Cluster, running_without_extender: Running, kube_namespace: str
 ) -> None:
-    assert running_beside_a_stock_scheduler.allocator.alive
+    assert running_without_extender.allocator.alive
     label(cluster, kube_namespace)
     taken: set[tuple[str, int]] = set()
     for name, size in {"a": 8, "b": 4, "c": 4}.items():
@@ -88,8 +88,7 @@ def test_an_unmodified_scheduler_gets_chips_in_rings_by_the_webhook(
         assert not here & taken
         taken |= here
     assert len(taken) == 16
-    # kube-scheduler counts, and sees by itself that there is nothing left; a client that does not count gets our
-    # reason.
+    # kube-scheduler counts, so it does not bind a pod if no chip is left; a client that does not count gets the reason.
     cluster.api.create(pod("d", 1, namespace=kube_namespace))
     refused = refusal(
         lambda: cluster.api.request("POST", pod_path(kube_namespace, "d", "binding"), binding("d", "n1", {}))
@@ -119,7 +118,7 @@ def test_only_configured_writers_may_write_chip_annotations(
     cluster.server(running.plugin_token).patch(path, written)
     assert said in refusal(lambda: cluster.api.patch(path, {"metadata": {"annotations": {ALLOCATED: None}}}))
     cluster.api.patch(path, {"metadata": {"annotations": {"note": None}}})
-    # In a namespace of the webhook's, what others have put in is replaced instead: schedulers send what they saw along.
+    # In a namespace with the webhook's label such annotations are replaced, because schedulers copy those of the pod.
     label(cluster, kube_namespace)
     cluster.api.create(pod("replaced", 2, namespace=kube_namespace, schedulerName="none"))
 
@@ -128,7 +127,7 @@ def test_only_configured_writers_may_write_chip_annotations(
             posted = binding("replaced", "n1", {**FORGED, REAL: "Ascend910-7"})
             cluster.api.request("POST", pod_path(kube_namespace, "replaced", "binding"), posted)
         except HTTPError as error:
-            if said in str(error):  # it has not seen the label yet
+            if said in str(error):  # the API server has not seen the label yet
                 return False
             raise
         return True
@@ -154,7 +153,8 @@ def test_only_pods_that_no_node_could_take_are_denied_at_creation(
     dry_run(cluster.api, cores)()
     for each in running.allocators:
         each.process.kill()
-    # Nobody answers now: pods without chips aren't asked about, those with chips are created all the same.
+    # Without an allocator, pods without chips are not sent to the webhook, and pods with chips are created
+    # nevertheless.
     before_s = time.monotonic()
     cluster.api.create(pod("plain", namespace=kube_namespace))
     cluster.wait_for_pod("plain", namespace=kube_namespace)
@@ -190,8 +190,8 @@ def test_a_paused_leader_is_replaced_and_its_late_binding_is_denied(
             timeout_s=READY_S,
             what="the service leads to the new leader",
         )
-        lead_webhooks_to(cluster, second)
-        # The new leader gives the chips away; then what the old one had posted arrives.
+        point_webhooks_to(cluster, second)
+        # The new leader assigns the chips to another pod; then the old leader's Binding arrives.
         path = pod_path(kube_namespace, "taken", "binding")
         allocator.request("POST", path, binding("taken", "n1", written(new)))
         late = pod_path(kube_namespace, "late", "binding")
@@ -200,13 +200,13 @@ def test_a_paused_leader_is_replaced_and_its_late_binding_is_denied(
         unnamed = {key: value for key, value in written(new).items() if key != FENCE}
         assert "(unnamed)" in refusal(lambda: allocator.request("POST", late, binding("late", "n1", unnamed)))
         assert "nodeName" not in cluster.api.get(pod_path(kube_namespace, "late"))["spec"]
-    # Going on, it finds that it leads no more, and ends.
+    # After it continues, it finds that it has lost the lease, and exits.
     assert first.process.wait(timeout_s=READY_S) == 1
     assert "could not be renewed" in first.process.log_tail() or "was taken by" in first.process.log_tail()
     assert "forbidden" not in second.process.log.read_text().lower()
     first.process.start()
     first.process.wait_until(lambda: first.answers("/standbyz"), timeout_s=READY_S)
-    second.process.stop()  # in peace: the lease is given up
+    second.process.stop()  # in order: the lease is released
     given_up_s = time.monotonic()
     first.wait_until_ready(timeout_s=5)
     assert time.monotonic() - given_up_s < 5

@@ -1,4 +1,4 @@
-"""The chart: what it refuses, what it renders, and that a real API server takes every object of it."""
+"""The chart: which values it refuses, what it renders, and that a real API server accepts every object."""
 
 import json
 import os
@@ -18,9 +18,9 @@ from device_plugin.settings import Settings as DevicePluginSettings
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster
 from tests.deploy import helm
-from tests.deploy.carried_out import LEASE
+from tests.deploy.chart_programs import LEASE
 
-# The first test to need helm builds it.
+# The first test that needs helm builds it.
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
 
 SIMULATED = ("--set", "devicePlugin.driver.type=simulated")
@@ -132,7 +132,7 @@ def test_a_writer_may_have_any_name() -> None:
     head, _, names = condition["expression"].partition("[")
     assert head == "!(request.userInfo.username in "
     ours = [f"system:serviceaccount:{helm.NAMESPACE}:{name}" for name in ("allocator", "plugin")]
-    # What JSON and CEL understand by these quotes and escapes is the same.
+    # JSON and CEL have the same quotes and escapes for these.
     assert json.loads(f"[{names.removesuffix(')')}") == [*ours, *WRITERS]
 
 
@@ -177,7 +177,7 @@ def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple
 
 
 def _plugin_settings(items: list[dict[str, Any]], folder: Path) -> DevicePluginSettings:
-    """The settings as the plugin reads them in its pod."""
+    """Return the settings as the plugin reads them in its pod."""
     plugin = _container(helm.find(items, "DaemonSet", "device-plugin"))
     (text,) = (item["data"]["settings.yaml"] for item in items if "settings.yaml" in item.get("data", {}))
     file = folder / "settings.yaml"
@@ -208,7 +208,7 @@ def test_the_programs_accept_the_settings_of_the_chart(
     if read.injection == "cdi":
         wanted.add(str(read.cdi_dir))
     assert mounted == wanted
-    # Without a host: the kubelet asks at the pod's address, which may be an IPv6 one.
+    # Without a host: the kubelet probes the address of the pod, which may be an IPv6 address.
     assert read.http_address == f":{plugin['ports'][0]['containerPort']}"
     allocator = _container(helm.find(items, "Deployment", "allocator"))
     monkeypatch.setenv("ASCEND_ALLOCATOR_POD_IP", "10.1.2.3")
@@ -245,7 +245,7 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
     plain = _plugin_settings(helm.render(), tmp_path)
     assert (plain.driver, plain.injection, plain.readmission) == ("dcmi", "auto", "automatic")
-    # The chart's defaults are the program's own, so that the documents need to tell them once.
+    # The chart has the program's defaults, so that they are documented once.
     defaults = DevicePluginSettings(node_name="n1")
     assert plain.model_dump() == defaults.model_dump()
     assert _plugin_settings(helm.render(*SIMULATED), tmp_path).injection == "runtime"
@@ -381,7 +381,7 @@ def test_the_containers_have_a_restrictive_security_context(options: tuple[str, 
         assert context["readOnlyRootFilesystem"]
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         if component == "device-plugin" and not options:
-            # The one exception: Huawei's library opens the device nodes of the chips.
+            # The only exception, because Huawei's library opens the device nodes of the chips.
             assert context["privileged"]
             continue
         assert not context.get("privileged")
@@ -394,7 +394,7 @@ def test_only_the_kubelets_folder_and_dev_are_mounted_writable() -> None:
     volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
     writable = {mount["name"] for mount in _container(workload)["volumeMounts"] if not mount.get("readOnly")}
     assert {name for name in writable if "hostPath" in volumes[name]} == {"device-plugins", "dev"}
-    # The kubelet would put the container's last words into the node's /dev.
+    # The kubelet would write the termination message into the node's /dev.
     assert not _container(workload)["terminationMessagePath"].startswith("/dev/")
     assert volumes["driver"]["hostPath"]["path"] == "/usr/local/Ascend/driver"
 
@@ -416,7 +416,7 @@ def test_each_probe_has_its_endpoint_and_upgrades_do_not_surge() -> None:
 
 
 def test_the_allocator_passes_the_restricted_pod_security_standard(cluster: Cluster) -> None:
-    # The API server itself judges, in a namespace that demands it; in dry runs it only warns, so it is asked for a pod.
+    # The API server itself enforces it in such a namespace; for a Deployment it only warns, so a pod is created.
     name = "restricted-deploy-test"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})

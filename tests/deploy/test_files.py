@@ -1,4 +1,4 @@
-"""The files beside the chart say nothing that is not so."""
+"""The Dockerfile, the examples and the wheels agree with the code and the chart."""
 
 import json
 import subprocess

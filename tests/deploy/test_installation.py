@@ -1,7 +1,7 @@
-"""The chart is installed on a real cluster, and its identities do the main job: no right is missing, none is too many.
+"""The chart on a real cluster: with its identities both programs do their main job, and have no further rights.
 
-There are no controllers and no image here, so its DaemonSet and Deployment are carried out by hand: the same programs,
-with the same arguments, environment, identity and lack of privileges (carried_out.py).
+The cluster has no controllers and no image, so the test starts the programs of the DaemonSet and the Deployment itself,
+with the same arguments, environment, identity and restrictions (chart_programs.py).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.cluster import binaries
 from tests.cluster.api import HTTPError, Server
 from tests.cluster.cluster import Cluster
 from tests.deploy import helm
-from tests.deploy.carried_out import (
+from tests.deploy.chart_programs import (
     HEALTH_NAMESPACE,
     LEASE,
     READY_S,
@@ -33,7 +33,7 @@ from tests.deploy.carried_out import (
     SERVER_NAME,
     Installed,
     Running,
-    adapt_to_this_cluster,
+    adapt_to_cluster,
     pod_spec,
 )
 
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.ma
 
 def test_the_example_gets_its_chips_under_the_charts_identities(cluster: Cluster, running: Running) -> None:
     pod = yaml.safe_load((helm.REPOSITORY / "deploy" / "examples" / "pod.yaml").read_text())
-    adapt_to_this_cluster(pod)
+    adapt_to_cluster(pod)
     cluster.api.create(pod)
     placed = cluster.wait_for_pod("two-chips")
     claimed = cluster.api.wait_for(
@@ -72,7 +72,7 @@ def test_a_node_that_noded_reports_is_avoided_under_the_charts_identities(cluste
     cluster.api.create({**told, "metadata": meta})
     try:
         pod = yaml.safe_load((helm.REPOSITORY / "deploy" / "examples" / "pod.yaml").read_text())
-        adapt_to_this_cluster(pod)
+        adapt_to_cluster(pod)
         pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": ill.name}
         cluster.api.create(pod)
         path = "/api/v1/namespaces/default/pods/two-chips"
@@ -89,7 +89,7 @@ def _is_refused(pod: dict[str, Any]) -> bool:
 
 def test_the_plugin_may_list_its_kubelets_pods_but_not_exec(cluster: Cluster, running: Running) -> None:
     pod = yaml.safe_load((helm.REPOSITORY / "deploy" / "examples" / "pod.yaml").read_text())
-    adapt_to_this_cluster(pod)
+    adapt_to_cluster(pod)
     cluster.api.create(pod)
     node = cluster.node(cluster.wait_for_pod("two-chips")["spec"]["nodeName"])
     kubelet = Server(node.kubelet_url, running.plugin_token)
@@ -166,7 +166,7 @@ def test_the_api_server_confirms_the_granted_rights(cluster: Cluster, installed:
             return granted, await client.may("patch", "configmaps", namespace="default")
 
     granted, elsewhere = asyncio.run(ask())
-    # The two that only manual readmission needs were not asked for.
+    # Without the two rights that only manual readmission needs.
     assert [name for name, given in granted.items() if not given] == ["list nodes", "watch nodes"]
     assert not elsewhere
 
@@ -194,7 +194,7 @@ def test_the_commands_in_the_notes_make_a_valid_scheduler_configuration(
     assert f"https://{address}:443/scheduler" in told
     given, taken = tmp_path / "given.yaml", tmp_path / "taken.yaml"
     given.write_text(told.replace("/etc/kubernetes/scheduler.conf", str(cluster.kubeconfig_path)))
-    # It checks its configuration strictly, writes it out with all defaults, and ends.
+    # kube-scheduler checks its configuration strictly, writes it with all defaults, and exits.
     scheduler = [str(binaries.path("kube-scheduler")), f"--config={given}", f"--write-config-to={taken}"]
     subprocess.run([*scheduler, "--secure-port=0"], capture_output=True, check=True)
     (extender,) = yaml.safe_load(taken.read_text())["extenders"]
@@ -206,5 +206,5 @@ def test_the_commands_in_the_notes_make_a_valid_scheduler_configuration(
     }
     assert [extender[f"{verb}Verb"] for verb in ("filter", "preempt", "bind")] == ["filter", "preempt", "bind"]
     assert extender["nodeCacheCapable"]
-    assert "weight" not in extender  # nothing is left to be scored
-    assert "ignorable" not in extender  # false is left out
+    assert "weight" not in extender  # there is nothing to score
+    assert "ignorable" not in extender  # false is omitted

@@ -1,8 +1,8 @@
-"""The chart, installed and carried out on the real cluster.
+"""Installs the chart on the real cluster, and runs its programs.
 
-There are no controllers and no image here, so its DaemonSet and Deployment are carried out by hand: the same programs,
-with the same arguments, environment, identity and lack of privileges. Nor are there Services, so whom they would lead
-to is called directly.
+The cluster has no controllers and no image, so the test starts the programs of the DaemonSet and the Deployment itself,
+with the same arguments, environment, identity and restrictions. There is no
+Service network either, so the allocators are called directly.
 """
 
 import base64
@@ -33,19 +33,19 @@ LEASE = "ascend-affinity-allocator"
 HOLDER = f"/apis/coordination.k8s.io/v1/namespaces/{helm.NAMESPACE}/leases/{LEASE}"
 SLICE = f"/apis/discovery.k8s.io/v1/namespaces/{helm.NAMESPACE}/endpointslices/{LEASE}-leader"
 LEFT = (HOLDER, SLICE, f"/apis/ascend-affinity.io/v1alpha1/namespaces/{helm.NAMESPACE}/leaders/{LEASE}")
-"""What the allocators have made; there is no garbage collector here."""
+"""Objects that the allocators create; the cluster has no garbage collector."""
 HEALTH_NAMESPACE = "kube-public"
-"""Where NodeD would write: here a namespace that is there."""
+"""The namespace for NodeD's ConfigMaps: one that exists."""
 SERVER_NAME = f"{LEASE}.{helm.NAMESPACE}.svc"
 WEBHOOKS = {"bindings": "mutatingwebhookconfigurations", "pods": "validatingwebhookconfigurations"}
-# As the chart's securityContext has it: root without any capability, and a root file system nobody can write to.
+# As the chart's securityContext has it: root without any capability, and a read-only root file system.
 CONFINED = ("unshare", "--mount", "sh", "-ec", 'mount -o remount,bind,ro /; exec setpriv "$@"', "confined")
 NO_CAPABILITIES = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 
 
 @dataclass(frozen=True)
 class Installed:
-    """The chart, installed."""
+    """The objects of the installed chart."""
 
     notes: str
     allocator: dict[str, Any]
@@ -83,7 +83,7 @@ def installed(cluster: Cluster) -> Iterator[Installed]:
 
 @dataclass(frozen=True)
 class Allocator:
-    """One of the allocators, running as the chart says."""
+    """A running allocator of the chart."""
 
     process: Process
     address: str
@@ -101,7 +101,7 @@ class Allocator:
 
 @dataclass(frozen=True)
 class Running:
-    """Both programs, running as the chart says; of the allocators the first leads."""
+    """The running programs of the chart; the first allocator is the leader."""
 
     allocators: tuple[Allocator, Allocator]
     device_plugins: Mapping[str, Process]
@@ -115,32 +115,32 @@ class Running:
 
 @pytest.fixture
 def running(cluster: Cluster, installed: Installed, tmp_path: Path) -> Iterator[Running]:
-    with carried_out(cluster, installed, tmp_path, extender=True) as running:
+    with programs_of_chart(cluster, installed, tmp_path, extender=True) as running:
         yield running
 
 
 @pytest.fixture
-def running_beside_a_stock_scheduler(cluster: Cluster, installed: Installed, tmp_path: Path) -> Iterator[Running]:
-    with carried_out(cluster, installed, tmp_path, extender=False) as running:
+def running_without_extender(cluster: Cluster, installed: Installed, tmp_path: Path) -> Iterator[Running]:
+    with programs_of_chart(cluster, installed, tmp_path, extender=False) as running:
         yield running
 
 
 @contextmanager
-def carried_out(cluster: Cluster, installed: Installed, folder: Path, *, extender: bool) -> Iterator[Running]:
-    """Both programs as the chart says.
+def programs_of_chart(cluster: Cluster, installed: Installed, folder: Path, *, extender: bool) -> Iterator[Running]:
+    """Run both programs as the chart does.
 
     Args:
-        cluster: where.
+        cluster: the cluster.
         installed: the chart.
-        folder: for what would be mounted.
-        extender: kube-scheduler asks the allocator; otherwise it is a stock one.
+        folder: for the files that a pod would mount.
+        extender: kube-scheduler uses the allocator as its extender; otherwise it is unmodified.
     """
     (folder / "simulated.json").write_text(installed.simulated)
     (folder / "settings.yaml").write_text(installed.settings)
     for name, content in installed.certificates.items():
         (folder / name).write_bytes(base64.b64decode(content))
     with ExitStack() as clean_up:
-        clean_up.callback(_remove_traces, cluster)
+        clean_up.callback(_restore_cluster, cluster)
         plugin_token, allocator_token = (
             cluster.service_account_token(pod_spec(each)["serviceAccountName"], namespace=helm.NAMESPACE)
             for each in (installed.device_plugin, installed.allocator)
@@ -164,13 +164,13 @@ def carried_out(cluster: Cluster, installed: Installed, folder: Path, *, extende
         clean_up.callback(second.process.stop)
         second.process.start()
         second.process.wait_until(partial(second.answers, "/standbyz"), timeout_s=READY_S)
-        lead_webhooks_to(cluster, first)
+        point_webhooks_to(cluster, first)
         clean_up.callback(cluster.delete_pod, "two-chips")
         yield Running((first, second), device_plugins, plugin_token, allocator_token)
 
 
-def lead_webhooks_to(cluster: Cluster, allocator: Allocator) -> None:
-    """What the Service would do."""
+def point_webhooks_to(cluster: Cluster, allocator: Allocator) -> None:
+    """Make the webhooks call an allocator, as the Service would."""
     for kind, plural in WEBHOOKS.items():
         path = f"/apis/admissionregistration.k8s.io/v1/{plural}/{LEASE}"
         (webhook,) = cluster.api.get(path)["webhooks"]
@@ -221,7 +221,7 @@ def pod_spec(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_of(workload: Mapping[str, Any], **changed: object) -> list[str]:
-    """The container's command line, but for what is another here."""
+    """Return the container's command line, with these options changed."""
     (container,) = pod_spec(workload)["containers"]
     (program,) = container["command"]
     given = flags(container.get("args", []))
@@ -249,8 +249,8 @@ def scheduler_configuration() -> dict[str, Any]:
     return read
 
 
-def adapt_to_this_cluster(pod: dict[str, Any]) -> None:
-    """Here is one image, no registry, no pod network and nobody who makes ServiceAccounts."""
+def adapt_to_cluster(pod: dict[str, Any]) -> None:
+    """Use the only image; the cluster has no registry, no pod network and no ServiceAccount controller."""
     (container,) = pod["spec"]["containers"]
     container |= {"image": BUSYBOX_IMAGE, "imagePullPolicy": "Never"}
     container["name"] = "main"
@@ -265,8 +265,8 @@ def _offers_all(cluster: Cluster, node: Node) -> bool:
     return bool(cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]["allocatable"].get(RESOURCE) == "8")
 
 
-def _remove_traces(cluster: Cluster) -> None:
-    """Leave the shared cluster as it was: remove what the programs wrote."""
+def _restore_cluster(cluster: Cluster) -> None:
+    """Remove what the programs wrote: other tests share the cluster."""
     for node in cluster.nodes:
         cluster.api.delete(f"/api/v1/namespaces/{helm.NAMESPACE}/configmaps/{config_map_name(node.name)}")
         cluster.api.patch(f"/api/v1/nodes/{node.name}", removal())
