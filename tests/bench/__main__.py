@@ -38,10 +38,10 @@ def main() -> int:
     """Run the named benches, or all; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"a bench: {', '.join(BENCHES)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="takes a minute for all; the numbers mean little")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", default=PLOTS, help=f"save plots there ({PLOTS})")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of every random choice (default: {SEED})")
+    parser.add_argument("--quick", action="store_true", help="runs all in a minute; the numbers mean little")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to this file")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", default=PLOTS, help=f"the folder for plots ({PLOTS})")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"the seed of all random choices (default: {SEED})")
     arguments = parser.parse_args()
     names: list[str] = arguments.names or list(BENCHES)
     if unknown := [name for name in names if name not in BENCHES]:

@@ -57,7 +57,7 @@ def _pod(name: str, node: str, chips: tuple[int, ...]) -> dict[str, Any]:
     spec = manifest["spec"]
     spec["nodeName"] = node
     spec["containers"][0]["env"] = [
-        {"name": f"VARIABLE_{number}", "value": f"what the training of {name} wants to know, {number}"}
+        {"name": f"VARIABLE_{number}", "value": f"configuration of the training of {name} {number}"}
         for number in range(_VARIABLES)
     ]
     spec["volumes"] = [{"name": f"volume-{number}", "emptyDir": {}} for number in range(4)]

@@ -47,10 +47,10 @@ async def measure(run: Run) -> Outcome:
     for count in size.nodes:
         _in_process(run, size, count, in_process, outcome)
     outcome.show(
-        "decisions: one pod, in process: choose node and chips, keep them, give them back (1/2/4/8 chips in turn)",
+        "decisions: one pod, in process: select node and chips, reserve and release them (1/2/4/8 chips in turn)",
         in_process,
-        "walk: filter and rank over all names by the same rules, then keep and give back; the winner is the same.",
-        f"The reference's best on these inputs, quoted, not raced: {_REFERENCE_BEST}.",
+        "walk: filter and rank all nodes by the same rules, then reserve and release; the result is the same.",
+        f"The reference's best on these inputs, quoted, not measured here: {_REFERENCE_BEST}.",
         "Its source: docs/spec/measurements.md#decisions-in-process.",
     )
     extender = table(
@@ -60,10 +60,10 @@ async def measure(run: Run) -> Outcome:
     for count in size.names:
         await _extender(run, size, count, extender, outcome)
     outcome.show(
-        "decisions: as kube-scheduler asks: filter over all names, answered with the one whose chips are kept",
+        "decisions: kube-scheduler's filter call with all names; the response is the node whose chips are reserved",
         extender,
-        "Same free sets. In process: from the question's bytes to the answer's. Over HTTP allocator and asking client",
-        "share one thread, so the client's part is in the numbers. Fits nowhere: 8 chips on nodes in use, over HTTP.",
+        "Same free chips. In process: from the bytes of the request to those of the response. Over HTTP, allocator and",
+        "client share one thread, so the numbers include both. Fits nowhere: 8 chips on nodes in use, over HTTP.",
     )
     return outcome
 
@@ -73,7 +73,7 @@ def _in_process(run: Run, size: _Size, count: int, shown: Table, outcome: Outcom
     names = [node_name(number) for number in range(count)]
     pods = [pod(f"asks-{request}", request) for request in REQUESTS]
     for each in pods:
-        assert _indexed(engine, each) == _walk(engine, each, names), "the walk found another place"
+        assert _indexed(engine, each) == _walk(engine, each, names), "the walk selected another node"
     indexed: list[float] = []
     walked: list[float] = []
     per_round = max(size.looked_at // count // _ROUNDS, 4)
@@ -132,7 +132,7 @@ async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Ou
                     engine.release(pods[which]["metadata"]["uid"])
                     over_http_s, answer = await _post(http, url, questions[which])
                     engine.release(pods[which]["metadata"]["uid"])
-                    assert answer == inside, "the same question was answered in two ways"
+                    assert answer == inside, "two responses to the same request differ"
                     refused_s, refusal = await _post(http, url, hopeless)
                     answered = len(refusal)
                     if number >= 8:

@@ -46,9 +46,9 @@ async def measure(run: Run) -> Outcome:
         shown.add_row(who, str(len(samples)), ms(p50(samples)), ms(max(samples)))
     outcome = Outcome(raw={"allocator, s": allocator, "report, s": report})
     outcome.show(
-        "freed: from a pod's disappearance from the API server until its chips are seen free",
+        "freed: from a pod's disappearance from the API server until its chips are free",
         shown,
-        f"Pods of 1/2/4/8 chips, deleted up to {_LONGEST_LIFE_S:g} s after the report showed them taken.",
+        f"Pods of 1/2/4/8 chips, deleted up to {_LONGEST_LIFE_S:g} s after the report showed them as used.",
         "The report is written at most once a second.",
     )
     return outcome
@@ -61,7 +61,7 @@ async def _one(
     pod = await rig.create(f"freed-{number}", len(chips))
     shown = reports.when(lambda each, _gone: _taken(each) == len(chips))
     await rig.bind(pod, chips)
-    await seen(shown, f"the report shows the chips of {pod.key} taken")
+    await seen(shown, f"the report shows the chips of {pod.key} as used")
     await asyncio.sleep(rng.uniform(0, _LONGEST_LIFE_S))
     assert await _held(stub) == len(chips)
     freed = reports.when(lambda each, _gone: _taken(each) == 0)
@@ -70,7 +70,7 @@ async def _one(
         while await _held(stub):  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(_POLL_S)
     allocator_s = time.perf_counter() - gone_s
-    return allocator_s, await seen(freed, f"the report shows the chips of {pod.key} free") - gone_s
+    return allocator_s, await seen(freed, f"the report shows the chips of {pod.key} as free") - gone_s
 
 
 async def _held(stub: "AllocatorAsyncStub") -> int:

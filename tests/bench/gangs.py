@@ -45,10 +45,10 @@ async def measure(run: Run) -> Outcome:
                 *(ms(p50(busy)), f"{ms(single_s)} ({single_word})"),
             )
     outcome.show(
-        f"gangs: {nodes:,} nodes, pods of {_CHIPS} chips, from the first pod's question until all are reserved",
+        f"gangs: {nodes:,} nodes, pods of {_CHIPS} chips, from the first pod's request until all are reserved",
         shown,
         f"The goal is {_BUDGET_S:g} s for 5,000 pods; it includes ranks, validity and every reservation.",
-        "one by one: as many single pods placed one after the other, which may end with half a gang placed.",
+        "one by one: the same number of single pods, placed one after the other; half of them may find no node.",
     )
     return outcome
 

@@ -190,16 +190,16 @@ def _show(outcome: Outcome, size: _Size, sides: list[_Side]) -> None:
         shown,
         "pods/s: bound pods from the first create to the last seen bound.",
         "wait: a pod's create to bound in that burst; alone: the same on the idle cluster.",
-        "stock: counting alone, no allocator runs. ours: the allocator is extender and binds. One of each is a round.",
-        "no chips written: bound, but nothing says which chips, so one ring is luck and two pods may get the same.",
-        "ring broken: chips of two rings where one would do, a wrong number, or another pod's.",
+        "stock: kube-scheduler only counts. ours: the allocator is its extender. A round has one of each.",
+        "no chips written: bound without chips in the annotation, so they may be in two rings, or another pod's.",
+        "ring broken: chips in two rings although one is required, a wrong number, or another pod's.",
     )
     outcome.shown.insert(
         -1,
         Text(
             f"  median pods/s: ours {ours_per_s:.0f}, stock {stock_per_s:.0f}; ratio by round: median "
             f"{statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f}; "
-            f"ring violations of ours: {sum(side.found.violations + side.found.without for side in ours)}",
+            f"rings broken by ours: {sum(side.found.violations + side.found.without for side in ours)}",
             style="bold",
         ),
     )

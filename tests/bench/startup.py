@@ -51,13 +51,13 @@ class _Samples:
 
     Attributes:
         ready_s: from the start of the process until /readyz.
-        read_s: what a client needs that only reads the same lists.
-        cpu_s: of the process until then.
-        rss_mib: a moment later.
-        peak_mib: the most until then.
-        requests: to the API server until then.
-        read_mb: size of the lists; of the last start.
-        decided: requests to the API server from the first of the decisions until the last one is long over.
+        read_s: seconds of a client that only reads the same lists.
+        cpu_s: CPU time of the process until then.
+        rss_mib: its memory then.
+        peak_mib: its peak memory until then.
+        requests: its requests to the API server until then.
+        read_mb: size of the lists, at the last start.
+        decided: requests to the API server for the decisions.
     """
 
     ready_s: list[float] = field(default_factory=list)
@@ -95,13 +95,13 @@ async def measure(run: Run) -> Outcome:
         f"startup: an allocator process on the sandbox's API server, {size.starts} starts each, until /readyz passes",
         shown,
         "Every node has a report and two pods that hold chips. The API server is Python's and in this process, so its",
-        "part is large; only read: a client that takes the same lists from it, page by page, unseen.",
+        "part is large; only read: a client that reads the same lists, page by page, without decoding them.",
         "CPU, RSS and peak are the allocator's alone. requests: lists are read in pages of 500.",
     )
     outcome.show(
-        "startup: what a decision (filter and bind, over HTTP) costs the API server, counted there",
+        "startup: requests to the API server for a decision (filter and bind, over HTTP)",
         decided,
-        f"All requests of the allocator from the first question until {_QUIET_S:g} s after the last answer.",
+        f"All requests of the allocator from the first call until {_QUIET_S:g} s after the last response.",
     )
     return outcome
 

@@ -23,7 +23,11 @@ def test_the_quick_benches_print_their_tables_and_keep_their_samples(tmp_path: P
     assert done.returncode == 0, done.stderr
     can_run = not requirements.missing() and not requirements.missing_compiler()
     benches = [bench for bench in command_line.BENCHES if can_run or bench not in _REAL_CLUSTER]
-    for title in ("decisions: one pod", "decisions: as kube-scheduler asks", *(f"{bench}: " for bench in benches)):
+    for title in (
+        "decisions: one pod",
+        "decisions: kube-scheduler's filter call",
+        *(f"{bench}: " for bench in benches),
+    ):
         assert title in done.stdout
     assert (tmp_path / "fragmentation.svg").exists()
     samples = json.loads(kept.read_text())
