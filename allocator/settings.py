@@ -30,7 +30,7 @@ class Settings(DaemonSettings):
 
     extender_address: Address = Field(
         default="127.0.0.1:8080",
-        description="the address of the extender, the webhooks, /livez, /readyz and /metrics",
+        description="the address of the extender, the webhooks, the probes and /metrics",
     )
     grpc_address: Annotated[str, AfterValidator(_grpc_address)] = Field(
         default="127.0.0.1:50051", description="the address of ascend.allocator.v1: host:port or unix:<path>"

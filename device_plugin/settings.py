@@ -109,7 +109,7 @@ class Settings(DriverSettings, DaemonSettings):
     device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")
     http_address: Address = Field(
         default=":11251",
-        description="the address of /livez, /readyz and /metrics; without a host: every address, IPv6 included",
+        description="the address of the probes and /metrics; without a host: every address, IPv6 included",
     )
 
     @model_validator(mode="after")
