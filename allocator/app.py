@@ -27,6 +27,7 @@ from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
 from allocator.serving.node_states import NodeStates
 from allocator.serving.requeue import Requeuer
+from allocator.serving.webhook import PREFIX as WEBHOOKS
 from allocator.serving.webhook import Webhook
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
@@ -38,6 +39,7 @@ from ascend.daemon.lean import keep_collections_short
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.lease import boot_time
+from ascend.observe.probes import PATHS as PROBES
 from ascend.observe.probes import add_probes, serve_http
 
 log = structlog.get_logger()
@@ -239,11 +241,17 @@ class AllocatorApp:
 
 
 def _guards(settings: Settings, clients: AllowedClients | None) -> list[Middleware]:
-    """The middlewares that reject clients."""
-    guards = [clients.http("/scheduler/")] if clients is not None else []
+    """The middlewares that reject clients; a path is open only if it is a probe's or a webhook's."""
+
+    def is_webhook(path: str) -> bool:
+        return path.startswith(WEBHOOKS)
+
+    guards = []
+    if clients is not None:
+        guards.append(clients.http(lambda path: path not in PROBES and not is_webhook(path)))
     if settings.webhook_client_names:
         callers = AllowedClients(frozenset(settings.webhook_client_names), "webhook_client_names")
-        guards.append(callers.http("/webhook/"))
+        guards.append(callers.http(is_webhook))
     return guards
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ascend.products import PRODUCTS
 from docs.generate.pages import PAGES, render
 
 ROOT = Path(__file__).parents[1]
@@ -74,3 +75,10 @@ def test_every_module_the_architecture_names_exists() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_generated_part_is_current(page: Path) -> None:
     assert render(page) == page.read_text()
+
+
+def test_every_product_is_in_the_table_of_the_spec() -> None:
+    rows = re.findall(
+        r"^\| `([^`]+)` \| (?:up to )?(\d+) \|", (ROOT / "docs/spec/products.md").read_text(), re.MULTILINE
+    )
+    assert {(product.name, str(product.chips)) for product in PRODUCTS.values()} <= set(rows)

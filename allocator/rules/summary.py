@@ -24,11 +24,11 @@ def sum_up(pod: str, chips: int, reasons: Mapping[Reason, int]) -> Refusal:
     relevant = [reason for reason, _ in ordered if reason.category is not Category.NOT_NPU]
     relevant = relevant or [reason for reason, _ in ordered]
     reason = relevant[0] if len(relevant) == 1 else Reason.NO_NODE_FITS
-    counts = ", ".join(f"{number} {reason}" for reason, number in ordered) or "there are none"
+    if not ordered:
+        return Refusal(reason, f"pod {pod}: {count(chips, 'chip')} requested, and there are no nodes")
+    counts = ", ".join(f"{number} {reason}" for reason, number in ordered)
     total = count(sum(reasons.values()), "node")
-    return Refusal(
-        reason, f"pod {pod}: {count(chips, 'chip')} {'fits' if chips == 1 else 'fit'} on none of {total}: {counts}"
-    )
+    return Refusal(reason, f"pod {pod}: {count(chips, 'chip fits', 'chips fit')} on none of {total}: {counts}")
 
 
 def count_reasons(refusals: Mapping[Refusal, int]) -> Counter[Reason]:

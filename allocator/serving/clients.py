@@ -38,12 +38,16 @@ class AllowedClients(grpc.aio.ServerInterceptor):
         self._names = names
         self._setting = setting
 
-    def http(self, prefix: str) -> Middleware:
-        """A middleware that rejects all other clients on the paths with this prefix."""
+    def http(self, protects: Callable[[str], bool]) -> Middleware:
+        """A middleware that rejects all other clients.
+
+        Args:
+            protects: whether a path may be called by these clients only.
+        """
 
         @web.middleware
         async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.path.startswith(prefix):
+            if protects(request.path):
                 refusal = self._refusal(_names(request))
                 if refusal is not None:
                     return web.Response(status=403, text=f"{refusal.reason}: {refusal}\n")

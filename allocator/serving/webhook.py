@@ -9,7 +9,7 @@ chips reserved.
 
 import base64
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from aiohttp import web
@@ -26,6 +26,9 @@ from ascend.reasons import Reason
 _VERSION = "admission.k8s.io/v1"
 _FORBIDDEN = 403
 _UNAVAILABLE = 503
+
+PREFIX: Final = "/webhook/"
+"""Of the paths of all webhooks; a name follows."""
 
 
 class _Request(msgspec.Struct, rename="camel"):
@@ -85,7 +88,7 @@ class Webhook:
         """Add the paths of the webhooks to serve."""
         handlers = {"bindings": self._bindings, "pods": self._pods}
         for name in served:
-            app.router.add_post(f"/webhook/{name}", handlers[name])
+            app.router.add_post(f"{PREFIX}{name}", handlers[name])
 
     async def _bindings(self, request: web.Request) -> web.Response:
         try:

@@ -198,7 +198,8 @@ def _invalid(error: ValidationError, fields: Collection[str]) -> InvalidValue:
         else:
             sentence = _sentence(each["msg"])
         # A validator of several fields names them itself, and its input is all settings.
-        lines.append(f"  {field}: {sentence} (got {each['input']!r})" if field else f"  {sentence}")
+        given = f" (got {each['input']!r})" if each["type"] != "missing" else ""
+        lines.append(f"  {field}: {sentence}{given}" if field else f"  {sentence}")
     return InvalidValue("\n".join(lines))
 
 

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -37,6 +38,10 @@ def loop_is_turning(turned_s: Callable[[], float], period_s: Callable[[], float]
         return None if late_s <= 3 * period_s() + GRACE_S else f"it has not turned for {late_s:.0f} s"
 
     return check
+
+
+PATHS: Final = frozenset({"/startupz", "/livez", "/readyz", "/standbyz", "/metrics"})
+"""The paths of the endpoints; they change nothing, so every client may call them."""
 
 
 def add_probes(

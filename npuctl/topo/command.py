@@ -90,8 +90,10 @@ async def _read(choice: Choice, source: Source) -> list[NodeView]:
     selects = parse_selector(choice.selector) if choice.selector else None
     objects = await source.read()
     views = node_views(objects, source.settings, source.now_ns)
-    if missing := set(choice.nodes) - {view.node for view in views}:
-        raise InvalidValue(f"not an NPU node: {', '.join(sorted(missing))}")
+    if absent := set(choice.nodes) - {node.name for node in objects.nodes}:
+        raise InvalidValue(f"there is no node {', '.join(sorted(absent))}")
+    if others := set(choice.nodes) - {view.node for view in views}:
+        raise InvalidValue(f"not an NPU node: {', '.join(sorted(others))}")
     if choice.nodes:
         views = [view for view in views if view.node in choice.nodes]
     if selects is not None:

@@ -59,7 +59,7 @@ def test_all_invalid_settings_are_reported_at_once(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("ascend-device-plugin: ")
-    wrong = ("node_name", "colour", "scan_period_s", "'magic'", "'nowhere'", "'dcmi'", "'LOUD'")
+    wrong = ("node_name: must be given\n", "colour", "scan_period_s", "'magic'", "'nowhere'", "'LOUD'")
     assert [word for word in wrong if word not in said] == []
 
 

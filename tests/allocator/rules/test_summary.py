@@ -34,10 +34,10 @@ def test_different_reasons_are_counted_most_frequent_first() -> None:
 
 def test_without_npu_nodes_the_reason_is_not_an_npu_node() -> None:
     assert sum_up("default/a", 1, {Reason.NOT_AN_NPU_NODE: 3}).reason is Reason.NOT_AN_NPU_NODE
-    assert sum_up("default/a", 1, {}).message == "pod default/a: 1 chip fits on none of 0 nodes: there are none"
+    assert sum_up("default/a", 1, {}).message == "pod default/a: 1 chip requested, and there are no nodes"
 
 
-@given(st.lists(st.sampled_from(_REASONS)))
+@given(st.lists(st.sampled_from(_REASONS), min_size=1))
 def test_every_node_is_counted_once(reasons: list[Reason]) -> None:
     counted = sum_up("default/a", 1, Counter(reasons))
     assert f"none of {count(len(reasons), 'node')}: " in counted.message

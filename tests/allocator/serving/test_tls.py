@@ -94,6 +94,15 @@ async def test_only_clients_with_an_allowed_name_are_answered(tmp_path: Path, au
             await allocator.stub.GetState(pb.GetStateRequest(), timeout=2)  # plaintext
 
 
+async def test_every_path_but_probes_and_webhooks_is_protected(tmp_path: Path, authority: Authority) -> None:
+    allowed = authority.sign("allowed", f"URI:{ALLOWED}")
+    async with ApiServer() as server, running(server, tmp_path, **settings_for(tmp_path, authority)) as allocator:
+        for path in ("/scheduler/bind", "/scheduler", "/another", "/"):
+            assert (await call_http(allocator, authority, None, path))[0] == 403
+        assert (await call_http(allocator, authority, allowed, "/another"))[0] == 404
+        assert (await call_http(allocator, authority, None, "/webhook/bindings"))[0] == 400
+
+
 async def test_the_webhooks_have_client_names_of_their_own(tmp_path: Path, authority: Authority) -> None:
     server_name = "kube-apiserver"
     caller, scheduler = authority.sign("api", f"DNS:{server_name}"), authority.sign("scheduler", f"URI:{ALLOWED}")

@@ -11,7 +11,7 @@ from allocator.rules.job import COSCHEDULING, VOLCANO
 from allocator.rules.vacancy import Vacancy
 from allocator.state.cluster import Cluster
 from allocator.state.jobs import Jobs
-from allocator.state.kinds import KINDS
+from allocator.state.kinds import KINDS, WatchedKind
 from allocator.state.ledger import Ledger
 from allocator.state.report import NODE_INFO
 from allocator.watch.informers import OptionalInformer, make_reflector
@@ -131,3 +131,8 @@ async def test_noded_reports_are_watched_in_the_configured_namespace(tmp_path: P
             meta = {"name": "mindx-dl-nodeinfo-n1", "namespace": "mindx-dl", "labels": LABELS}
             await server.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {NODE_INFO: info}})
             await until(lambda: isinstance(nodes["n1"].offer, Refusal))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.is_optional], ids=lambda kind: kind.name)
+def test_the_sandbox_serves_every_kind_that_is_not_optional(kind: WatchedKind) -> None:
+    assert any(kind.resource.path().endswith(f"/{served.plural}") for served in SERVED)
