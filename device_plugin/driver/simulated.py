@@ -180,7 +180,9 @@ class SimulatedDriver:
             with self._path.open("rb") as file:
                 identity = _identity(os.fstat(file.fileno()))
                 server = msgspec.json.decode(file.read(), type=SimulatedServer)
-        except (OSError, ValueError) as error:  # ValueError: not valid JSON, or not UTF-8
+        except OSError as error:
+            raise DriverError(f"simulated chips in {self._path}: {error.strerror}") from error
+        except ValueError as error:  # not valid JSON, or not UTF-8
             raise DriverError(f"simulated chips in {self._path}: {error}") from error
         chips: dict[int, SimulatedChip] = {}
         for chip in server.chips:

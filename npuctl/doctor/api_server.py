@@ -109,7 +109,7 @@ class ApiServerChecks:
             found = await client.get(CONFIG_MAPS, config_map_name(self._settings.node_name), NAMESPACE)
             report = decode_report(found.data)
         except NotFound:
-            advice = "the plugin writes it as soon as it runs; see our plugin above"
+            advice = "the plugin writes it as soon as it runs; see device plugin above"
             return [problem(f"there is no ConfigMap {name}", advice)]
         except InvalidReport as error:
             advice = "it was edited; delete it, the plugin writes it again"
@@ -126,7 +126,7 @@ def _freshness(name: str, report: DeviceReport, now_s: float) -> Finding:
         return problem(f"ConfigMap {name} says that the plugin has ended", advice)
     age_s = int(now_s - report.update_time_s)
     if age_s > OLD_S:
-        advice = "see our plugin above, and its log"
+        advice = "see device plugin above, and its log"
         return problem(f"ConfigMap {name} is {age_s} s old, but is written every 300 s", advice)
     if age_s < -AHEAD_S:
         advice = "set the clocks: the report of a plugin that has died is used for that much longer"
@@ -137,7 +137,7 @@ def _freshness(name: str, report: DeviceReport, now_s: float) -> Finding:
 def _agreement(report: DeviceReport, node: Node) -> Finding:
     offered = node.allocatable_chips
     if offered is None:
-        advice = "the plugin is not registered: see kubelet.sock and our plugin above"
+        advice = "the plugin is not registered: see kubelet.sock and device plugin above"
         return problem(f"the kubelet offers no {RESOURCE}", advice)
     try:
         chips = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))

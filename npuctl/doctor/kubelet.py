@@ -41,7 +41,7 @@ def checks(settings: Settings) -> list[Check]:
         Check("kubelet's folder", lambda: check_folder(directory)),
         Check("kubelet.sock", lambda: check_socket(directory / KUBELET_SOCKET)),
         Check("pod-resources", lambda: check_pod_resources(settings.pod_resources_socket)),
-        Check("our plugin", plugin),
+        Check("device plugin", plugin),
     ]
 
 
@@ -83,7 +83,7 @@ async def check_pod_resources(path: Path) -> Sequence[Finding]:
 
 
 async def check_plugin(directory: Path) -> Sequence[Finding]:
-    """Check that exactly one of our plugins serves, and holds the lock."""
+    """Check that exactly one ascend-device-plugin serves, and holds the lock."""
     sockets = sorted(directory.glob(f"{PREFIX}*.sock"))
     serving = [path for path in sockets if await _serves(path)]
     findings = []
@@ -95,7 +95,7 @@ async def check_plugin(directory: Path) -> Sequence[Finding]:
         findings.append(problem(f"several plugins serve: {names}", advice))
     else:
         advice = "check its pod: `kubectl get pods -A -l app.kubernetes.io/component=device-plugin -o wide`"
-        findings.append(problem("no device plugin of ours serves here", advice))
+        findings.append(problem("no ascend-device-plugin serves here", advice))
     if dead := [path.name for path in sockets if path not in serving]:
         advice = "a plugin that was killed left them; the next one removes them when it starts"
         findings.append(warning(f"sockets without a server: {', '.join(dead)}", advice))

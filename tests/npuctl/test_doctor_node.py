@@ -71,8 +71,8 @@ async def test_a_healthy_node_has_no_problems(whole: Whole) -> None:
     assert bad(found) == [SIMULATED, FILES]
     assert begun == list(dict.fromkeys(each.check for each in found))
     assert "8 chips" in said(found, "chips")
-    assert "serves on ascend910-" in said(found, "our plugin")
-    assert f"by process {os.getpid()}" in said(found, "our plugin")
+    assert "serves on ascend910-" in said(found, "device plugin")
+    assert f"by process {os.getpid()}" in said(found, "device plugin")
     assert "kubelet and report agree: 8 of 8 chips healthy" in said(found, "report")
 
 
@@ -109,7 +109,7 @@ async def test_a_missing_folder_of_the_kubelet_is_named(whole: Whole) -> None:
     found = await doctor(whole.settings(device_plugin_dir=Path("/nowhere/device-plugins")))
     assert ("kubelet's folder", "problem") in bad(found)
     assert "/nowhere/device-plugins does not exist" in said(found, "kubelet's folder")
-    assert "no device plugin of ours serves here" in said(found, "our plugin")
+    assert "no ascend-device-plugin serves here" in said(found, "device plugin")
 
 
 async def test_sockets_without_a_server_and_files_that_are_no_socket_are_named(whole: Whole, folder: Path) -> None:
@@ -119,7 +119,7 @@ async def test_sockets_without_a_server_and_files_that_are_no_socket_are_named(w
         dead.bind(str(directory / "ascend910-1-1.sock"))
     (directory / "kubelet.sock").touch()
     found = await doctor(whole.settings(device_plugin_dir=directory))
-    assert "ascend910-1-1.sock" in said(found, "our plugin")
+    assert "ascend910-1-1.sock" in said(found, "device plugin")
     assert "is not a socket" in said(found, "kubelet.sock")
     (directory / "kubelet.sock").unlink()
     with socket.socket(socket.AF_UNIX) as deaf:
@@ -132,10 +132,10 @@ async def test_a_plugin_without_the_lock_and_two_plugins_are_problems(whole: Who
     (directory / "ascend910.lock").unlink()
     (directory / "ascend910.lock").touch()
     found = await doctor(whole.settings())
-    assert "ascend910.lock is not held, although a plugin serves" in said(found, "our plugin")
+    assert "ascend910.lock is not held, although a plugin serves" in said(found, "device plugin")
     (own,) = directory.glob("ascend910-*.sock")
     (directory / "ascend910-9-9.sock").symlink_to(own)
-    assert "several plugins serve" in said(await doctor(whole.settings()), "our plugin")
+    assert "several plugins serve" in said(await doctor(whole.settings()), "device plugin")
 
 
 async def test_what_the_plugin_itself_waits_for_is_reported(folder: Path) -> None:
@@ -145,7 +145,7 @@ async def test_what_the_plugin_itself_waits_for_is_reported(folder: Path) -> Non
 
         async def tells(words: str) -> None:
             async with asyncio.timeout(20.0):
-                while words not in said(await doctor(settings), "our plugin"):  # noqa: ASYNC110 - there is no event to wait for
+                while words not in said(await doctor(settings), "device plugin"):  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.05)
 
         await tells("it is ready")
