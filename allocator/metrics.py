@@ -15,7 +15,7 @@ from allocator.state.reservation import Stage
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
-class AllocatorMetrics:
+class AllocatorMetrics(Collector):
     """All metrics of one allocator, in a registry of their own.
 
     Args:
@@ -32,6 +32,10 @@ class AllocatorMetrics:
         index: NodeIndex,
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._ledger = ledger
+        self._age_s = age_s
+        self._index = index
+        self._leads = leads
         self.registry = CollectorRegistry()
         self.duration_s = Histogram(
             "ascend_allocator_decision_duration_seconds",
@@ -51,21 +55,10 @@ class AllocatorMetrics:
             "Times a refused pod was annotated so that its scheduler requeues it",
             registry=self.registry,
         )
-        self.registry.register(_State(ledger, age_s, index, leads))
-
-
-class _State(Collector):
-    """Collects the metrics that are read from the state at each scrape."""
-
-    def __init__(
-        self, ledger: Ledger, age_s: Callable[[], float | None], index: NodeIndex, leads: Callable[[], bool]
-    ) -> None:
-        self._ledger = ledger
-        self._age_s = age_s
-        self._index = index
-        self._leads = leads
+        self.registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield the metrics that are read from the state at each scrape."""
         reservations = GaugeMetricFamily(
             "ascend_allocator_reservations",
             "Pods with reserved chips, by state: planned, reserved, binding, assumed, doubtful",

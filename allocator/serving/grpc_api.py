@@ -104,8 +104,8 @@ class AllocatorService(pb_grpc.AllocatorServicer):
                 self._journal.reserved(pod, bound)
                 return _allocated(bound, is_bound=self._is_bound(pod.uid))
             try:
-                ref = PodRef(pod.metadata.namespace, pod.name, pod.uid)
-                bound = await self._binder.bind(ref, bound.node, timeout_s=_bind_timeout_s(pod, context))
+                timeout_s = _bind_timeout_s(pod, context)
+                bound = await self._binder.bind(PodRef.of(pod), bound.node, timeout_s=timeout_s)
             except AscendError as error:
                 await abort(context, error, pod=pod.key, pod_uid=pod.uid, node=bound.node)
         return _allocated(bound, is_bound=True)

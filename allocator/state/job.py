@@ -61,24 +61,6 @@ class Job:
             which pods are placed. No two jobs ever have the same version.
     """
 
-    __slots__ = (
-        "_assigned",
-        "_group_minimum",
-        "_lowest",
-        "_own",
-        "_owners",
-        "_placed",
-        "_pods",
-        "_ranks",
-        "_stated",
-        "_stated_last",
-        "_vnpus",
-        "key",
-        "present",
-        "size",
-        "version",
-    )
-
     def __init__(self, key: JobKey, owners: Mapping[JobKey, int]) -> None:
         self.key = key
         self.size = 0
@@ -121,11 +103,6 @@ class Job:
         if self._stated_last is None:
             self._stated_last = max(self._stated.values(), default=None)
         return self._stated_last.minimum if self._stated_last is not None else None
-
-    @property
-    def vnpus(self) -> int:
-        """The number of vNPUs that its pods that have not ended request."""
-        return sum(self._vnpus.values())
 
     @property
     def group_minimum(self) -> int | None:

@@ -35,21 +35,6 @@ class Jobs:
         """Every job, including some without present pods."""
         return MappingProxyType(self._jobs)
 
-    @property
-    def groups(self) -> Mapping[JobKey, int]:
-        """The minimum of each pod group."""
-        return MappingProxyType(self._groups)
-
-    @property
-    def owners(self) -> Mapping[JobKey, int]:
-        """The desired number of pods of each owner."""
-        return MappingProxyType(self._owners)
-
-    @property
-    def watched_kinds(self) -> frozenset[str]:
-        """The kinds of pod group that are watched and synced."""
-        return frozenset(self._watched)
-
     def job_of(self, pod: Pod) -> Job:
         """The job of a pod; an empty one if neither pod nor job has been seen."""
         member = self._members.get(pod.uid)

@@ -35,21 +35,6 @@ class Policy:
 class ChipHealth:
     """The health of one chip; call ``settle`` before and after every change."""
 
-    __slots__ = (
-        "_awaits",
-        "_barred",
-        "_barred_new",
-        "_bus_errors",
-        "_faults",
-        "_network",
-        "_network_awaits",
-        "_separated_ms",
-        "_silence",
-        "_upgrades",
-        "cut",
-        "facts",
-    )
-
     def __init__(self) -> None:
         self.facts: ChipFacts | None = None
         """As last discovered; None if the chip is known only from before a restart."""

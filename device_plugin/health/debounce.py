@@ -18,8 +18,6 @@ class Debounce:
         rule: the rule.
     """
 
-    __slots__ = ("_changed", "_counts", "_present", "alarm_ms", "faulty", "rule")
-
     def __init__(self, rule: DurationRule) -> None:
         self.rule = rule
         self.faulty = False

@@ -18,8 +18,6 @@ MAX_TIMES = 100
 class Counter:
     """Counts the occurrences of one fault of one chip, and keeps the levels it was raised to."""
 
-    __slots__ = ("_clear_s", "_counted", "_occurrences", "_total", "_upgrades")
-
     def __init__(self) -> None:
         self._occurrences: deque[float] = deque(maxlen=MAX_TIMES)
         self._total = 0

@@ -18,8 +18,6 @@ class Upgrades:
     (docs/spec/faults.md#frequency-rule).
     """
 
-    __slots__ = ("_counters", "_debounces")
-
     def __init__(self) -> None:
         self._debounces: dict[DurationRule, Debounce] = {}
         self._counters: dict[int, Counter] = {}
