@@ -40,9 +40,6 @@ class RefusalEvents:
         self._monotonic = monotonic
         self._posted: OrderedDict[str, tuple[str, float]] = OrderedDict()  # by uid: the reason, and when
 
-    def __len__(self) -> int:
-        return len(self._posted)
-
     def refused(self, ref: PodRef, refusal: Refusal, *, action: str) -> None:
         """A pod was refused.
 

@@ -92,9 +92,6 @@ class Requeuer:
         self._now_ns = now_ns
         self._refused: dict[str, _Refused] = {}
 
-    def __len__(self) -> int:
-        return len(self._refused)
-
     def refused(self, pod: Pod) -> None:
         """A pod was filtered and fits on no node."""
         known, request, gang = self._refused.get(pod.uid), self._engine.request_of(pod), self._engine.is_of_gang(pod)

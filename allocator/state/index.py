@@ -37,9 +37,6 @@ class NodeIndex:
         self.version = 0
         """Incremented on every change."""
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     @property
     def buckets(self) -> Collection[Bucket]:
         """The buckets that have nodes."""

@@ -27,9 +27,6 @@ class Jobs:
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
 
-    def __len__(self) -> int:
-        return len(self._jobs)
-
     @property
     def by_key(self) -> Mapping[JobKey, Job]:
         """Every job, including some without present pods."""

@@ -25,9 +25,6 @@ class PreviousNodes:
         # In the order of their last change, so that the oldest are found without examining the others.
         self._jobs: dict[JobKey, _JobNodes] = {}
 
-    def __len__(self) -> int:
-        return len(self._jobs)
-
     def of(self, job: JobKey) -> Mapping[int, str]:
         """The nodes of a job by rank."""
         known = self._jobs.get(job)

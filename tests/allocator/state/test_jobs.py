@@ -263,7 +263,7 @@ def test_any_events_lead_to_the_jobs_of_the_present_pods(events: list[tuple[str,
         assert len(set(assigned)) == len(assigned)
         assert not set(assigned) & {own_rank(one) for one in mine.pods.values()}
     if not pods:
-        assert len(jobs) == 0
+        assert len(jobs.by_key) == 0
 
 
 @pytest.mark.parametrize("name", ["train", "my train", "a/b c/d"])
