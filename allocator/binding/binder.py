@@ -20,7 +20,6 @@ from allocator.binding.binding import (
     bound_elsewhere,
     read_assignment,
     recreated,
-    unlimited_lease,
 )
 from allocator.decision.engine import DecisionEngine
 from allocator.state.cluster import Cluster
@@ -71,7 +70,7 @@ class Binder:
         stamper: Stamper,
         monotonic: Callable[[], float],
         outcome: Outcome,
-        lease: Callable[[float], BindingLease] = unlimited_lease,
+        lease: Callable[[float], BindingLease] = BindingLease,
     ) -> None:
         self._client = client
         self._cluster = cluster

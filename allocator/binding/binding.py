@@ -30,7 +30,7 @@ class PodRef:
 
 @dataclass(frozen=True, slots=True)
 class BindingLease:
-    """Permission to post one Binding now.
+    """Permission to post one Binding now. Without leader election, the wanted timeout is all it needs.
 
     Attributes:
         timeout_s: within this time the request must have ended, here and in the API server.
@@ -39,11 +39,6 @@ class BindingLease:
 
     timeout_s: float
     annotations: Mapping[str, str] = field(default_factory=dict)
-
-
-def unlimited_lease(wanted_s: float) -> BindingLease:
-    """The permission of an allocator that runs without leader election."""
-    return BindingLease(wanted_s)
 
 
 @dataclass(frozen=True, slots=True)

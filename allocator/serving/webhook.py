@@ -48,14 +48,6 @@ class _Binding(KubeObject, frozen=True, kw_only=True):
     target: _Target = _Target()
 
 
-class _Generated(msgspec.Struct, rename="camel", frozen=True):
-    generate_name: str = ""
-
-
-class _GeneratedPod(msgspec.Struct):
-    metadata: _Generated = _Generated()
-
-
 class Webhook:
     """Answers the API server.
 
@@ -130,7 +122,8 @@ def _with_name(pod: Pod, review: _Request) -> Pod:
     """The pod with a name for messages: a pod of a controller has no name yet, only ``generateName``."""
     name = pod.name
     if not name:
-        name = f"{msgspec.json.decode(review.object, type=_GeneratedPod).metadata.generate_name}…"
+        written = msgspec.json.decode(review.object).get("metadata", {})
+        name = f"{written.get('generateName', '')}…"
     metadata = msgspec.structs.replace(pod.metadata, name=name, namespace=review.namespace)
     return msgspec.structs.replace(pod, metadata=metadata)
 

@@ -191,7 +191,9 @@ class Job:
         unnumbered = [pod for pod in self._pods.values() if self._known_rank(pod) is None]
         for pod in sorted(unnumbered, key=filling_order):
             self.rank_of(pod)
-        return sorted(((self.rank_of(pod), pod) for pod in self._pods.values()), key=_by_rank)
+        return sorted(
+            ((self.rank_of(pod), pod) for pod in self._pods.values()), key=lambda each: (each[0], each[1].name)
+        )
 
     def placed_beside(self, uid: str) -> int:
         """The number of its other live pods that request chips and are bound or have a reservation."""
@@ -293,7 +295,3 @@ def _is_as_before(old: Pod, new: Pod) -> bool:
     """Whether a pod is unchanged apart from its status; a changed phase counts as a change."""
     metadata = msgspec.structs.replace(old.metadata, resource_version=new.metadata.resource_version)
     return metadata == new.metadata and old.spec == new.spec and old.status.phase == new.status.phase
-
-
-def _by_rank(each: tuple[int, Pod]) -> tuple[int, str]:
-    return each[0], each[1].name

@@ -26,7 +26,7 @@ CHIP_S = 3.0
 
 
 class Inspector:
-    """Reads a driver.
+    """Reads a driver; the listener of the scanner that watches it.
 
     Args:
         driver: what to read.
@@ -41,6 +41,8 @@ class Inspector:
         self._rules = default_rules()
         self._book = HealthBook(self._rules, hold_s=0.0)  # no damping: what the codes say now
         self._faults: dict[int, ActiveFaults] = {}
+        self._phy_ids: dict[int, int] = {}  # by logic id
+        self._report: Callable[[EventEntry], None] = lambda _event: None
 
     async def scan(self) -> Scan:
         """Read all chips once.
@@ -68,8 +70,8 @@ class Inspector:
             report: gets each of them once, whether an event announces it or a reading finds it.
             period_s: time between two readings of a chip.
         """
-        watcher = _Watcher(self._book, self._rules.spell, self._faults, report)
-        await Scanner(self._driver, watcher, period_s=period_s).run()
+        self._report = report
+        await Scanner(self._driver, self, period_s=period_s).run()
 
     async def _read(self, chip: ChipFacts) -> str | None:
         at = present_moment()
@@ -87,23 +89,6 @@ class Inspector:
         faults = self._faults[chip.phy_id] = ActiveFaults()
         list(faults.read(state, at))  # what the scan shows is not reported again
         return None
-
-
-class _Watcher:
-    """Turns what a scanner reads and hears into entries."""
-
-    def __init__(
-        self,
-        book: HealthBook,
-        spell: Callable[[int], str],
-        faults: dict[int, ActiveFaults],
-        report: Callable[[EventEntry], None],
-    ) -> None:
-        self._book = book
-        self._spell = spell
-        self._faults = faults
-        self._report = report
-        self._phy_ids: dict[int, int] = {}
 
     def discovered(self, server: Inventory, at: Moment) -> None:
         """Follow a discovery."""
@@ -135,7 +120,7 @@ class _Watcher:
             EventEntry(
                 time=datetime.fromtimestamp(at.wall_ms / 1000, UTC).isoformat(timespec="milliseconds"),
                 name=chip_name(phy_id),
-                code=self._spell(code),
+                code=self._rules.spell(code),
                 assertion=assertion,
                 severity=None if event is None else event.severity,
                 source="poll" if event is None else "event",

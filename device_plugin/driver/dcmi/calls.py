@@ -158,15 +158,13 @@ class Calls:
         """Return the type of the chip's board."""
         info = BoardInfo()
         self._call("dcmi_get_device_board_info", *chip, byref(info), target=chip)
-        board_id: int = info.board_id
-        return board_id
+        return int(info.board_id)
 
     def hbm_mb(self, chip: Place) -> int:
         """Return the size of the chip's memory in MB."""
         info = HbmInfo()
         self._call("dcmi_get_device_hbm_info", *chip, byref(info), target=chip)
-        size: int = info.memory_size
-        return size
+        return int(info.memory_size)
 
     def roce_address(self, chip: Place) -> str:
         """Return the address of the chip's RoCE port; empty if it has no usable one.

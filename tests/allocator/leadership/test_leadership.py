@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import grpc
 import pytest
 
-from allocator.binding.binding import unlimited_lease
+from allocator.binding.binding import BindingLease
 from allocator.leadership.leader import Leader
 from ascend.annotations import ALLOCATED, FENCE
 from ascend.errors import LeadershipLost, Refusal
@@ -186,7 +186,7 @@ async def test_a_binding_lease_ends_before_another_can_lead() -> None:
     with pytest.raises(Refusal) as refused:
         leader.lease(1.0)
     assert refused.value.reason is Reason.NOT_LEADER
-    assert unlimited_lease(2.0).annotations == {}
+    assert BindingLease(2.0).annotations == {}
 
 
 @pytest.mark.looptime
