@@ -1,6 +1,7 @@
 """The allocator's metrics (docs/spec/kube-api.md#metric-names)."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -37,6 +38,7 @@ class AllocatorMetrics(Collector):
         self._index = index
         self._leads = leads
         self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
         self.duration_s = Histogram(
             "ascend_allocator_decision_duration_seconds",
             "Duration of calls from schedulers, by kind of call",
@@ -44,16 +46,13 @@ class AllocatorMetrics(Collector):
             registry=self.registry,
             buckets=BUCKETS_S,
         )
-        self.decisions = Counter(
+        self.decisions = counter(
             "ascend_allocator_decisions_total",
             "Decisions on pods by outcome (bound, reserved, refused, failed, repeated) and reason",
             ["outcome", "reason"],
-            registry=self.registry,
         )
-        self.requeued = Counter(
-            "ascend_allocator_requeued_total",
-            "Times a refused pod was annotated so that its scheduler requeues it",
-            registry=self.registry,
+        self.requeued = counter(
+            "ascend_allocator_requeued_total", "Times a refused pod was annotated so that its scheduler requeues it"
         )
         self.registry.register(self)
 

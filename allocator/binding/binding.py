@@ -79,20 +79,10 @@ def read_assignment(pod: Pod) -> Assignment | None:
 
 
 def bound_elsewhere(pod: str, node: str) -> Refusal:
-    """The refusal to bind a pod that is bound to another node.
-
-    Args:
-        pod: ``namespace/name``.
-        node: where it is bound.
-    """
+    """The refusal to bind a pod (``namespace/name``) that is bound to another node."""
     return Refusal(Reason.ALREADY_PLACED, f"pod {pod} is bound to node {node}")
 
 
 def recreated(ref: PodRef, uid: str) -> Refusal:
-    """The refusal for a pod that was deleted and created again under its name.
-
-    Args:
-        ref: the pod as the caller names it.
-        uid: of the pod that has its name now.
-    """
+    """The refusal for a pod that was deleted and created again under its name; ``uid`` is that of the new one."""
     return Refusal(Reason.POD_GONE, f"pod {ref.key} was recreated: its uid is {uid}, expected {ref.uid}")

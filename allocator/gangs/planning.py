@@ -1,7 +1,8 @@
 """Plans gangs: finds the pods of a gang that need a seat, and seats for all of them at once."""
 
 from bisect import insort
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -13,7 +14,6 @@ from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.node_labels import NodeLabels
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -198,7 +198,11 @@ class Planner:
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         is_one = candidates is not None and len(candidates) == 1
-        nodes = _MemberNodes(self._cluster.labels, pod.spec.node_selector, None if is_one else candidates)
+        labels, selector = self._cluster.labels, pod.spec.node_selector
+        common = None if is_one else candidates
+        if common is None and selector:
+            common = labels.selected(selector)
+        selected = cache(lambda items: labels.selected(dict(items)))  # once for each selector of a peer
         waiting, needed = self._pending.needed(pod, request, job)
         members: list[Member] = []
         invalid: list[Refusal] = []
@@ -206,11 +210,15 @@ class Planner:
             if isinstance(requested, Refusal):
                 invalid.append(requested)  # an invalid pod does not hold up its peers while there are enough of them
                 continue
-            own = candidates if each.uid == pod.uid and is_one else nodes.of(each.spec.node_selector)
+            own: Collection[str] | None = None  # those of the pod being scheduled
+            if each.uid == pod.uid and is_one:
+                own = candidates
+            elif each.spec.node_selector != selector:
+                own = selected(frozenset(each.spec.node_selector.items()))
             members.append(Member(each.uid, each.key, rank, requested, own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
-        gang = GangRequest(job.key, tuple(members), nodes.common)
+        gang = GangRequest(job.key, tuple(members), common)
         found = self._with_previous_nodes(gang)
         if isinstance(found, Refusal) and needed < len(members):
             found = self._with_previous_nodes(replace(gang, members=gang.members[:needed]))
@@ -234,31 +242,3 @@ class Planner:
             if not isinstance(found, Refusal):
                 return found
         return self._policy(gang, self._cluster.index)
-
-
-class _MemberNodes:
-    """The nodes each pod of a gang may be on, as far as that is known while one of them is scheduled.
-
-    Args:
-        labels: finds nodes by label.
-        selector: the node selector of the pod being scheduled.
-        candidates: names of the only nodes for pods with that selector; None if the selector alone decides.
-
-    Attributes:
-        common: names of the only nodes for pods with that selector; None for every node.
-    """
-
-    def __init__(self, labels: NodeLabels, selector: Mapping[str, str], candidates: Collection[str] | None) -> None:
-        self._labels = labels
-        self._selector = selector
-        self._others: dict[frozenset[tuple[str, str]], Collection[str]] = {}
-        self.common = labels.selected(selector) if candidates is None and selector else candidates
-
-    def of(self, selector: Mapping[str, str]) -> Collection[str] | None:
-        """Names of the only nodes for a pod with this selector; None if these are the common ones."""
-        if selector == self._selector:
-            return None
-        key = frozenset(selector.items())
-        if key not in self._others:
-            self._others[key] = self._labels.selected(selector)
-        return self._others[key]

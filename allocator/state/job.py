@@ -211,7 +211,10 @@ class Job:
 
     def note_minimum(self, pod: Pod) -> None:
         """Record the minimum that a pod states."""
-        minimum = _minimum(pod)
+        try:
+            minimum = stated_minimum(pod)
+        except Refusal:
+            minimum = None  # refused when the pod is scheduled
         if minimum is None:
             self._forget_minimum(pod.uid)
             return
@@ -281,14 +284,6 @@ class Job:
         if rank is not None and self._ranks.get(rank) == uid:
             del self._ranks[rank]
             self._lowest = min(self._lowest, rank)
-
-
-def _minimum(pod: Pod) -> int | None:
-    try:
-        return stated_minimum(pod)
-    except Refusal:
-        # Refused when the pod is scheduled.
-        return None
 
 
 def _is_as_before(old: Pod, new: Pod) -> bool:

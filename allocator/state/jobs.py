@@ -39,10 +39,6 @@ class Jobs:
         job = self._jobs.get(key)
         return job if job is not None else self._new(key, pod)
 
-    def is_distributed(self, pod: Pod) -> bool:
-        """Whether the pod's job is distributed."""
-        return self.job_of(pod).is_distributed_with(pod)
-
     def lacks_group(self, job: Job) -> bool:
         """Whether the job's pods name a group that does not exist, so that its minimum is unknown.
 

@@ -13,8 +13,8 @@ from ascend.daemon.observable import Observable, wait_for_change, wait_until
 from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipState, FaultEvent, Inventory
 from device_plugin.health.fault_rules import FaultRules
-from device_plugin.health.health_book import EarlierState, HealthBook
-from device_plugin.health.snapshot import Chip, Moment, Snapshot
+from device_plugin.health.health_book import HealthBook
+from device_plugin.health.snapshot import Chip, EarlierState, Moment, Snapshot
 from device_plugin.ledger.handovers import HandOvers, running_chips, used_chips
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
@@ -194,9 +194,8 @@ class HealthMonitor:
             # A new chip is compared with a healthy one: that it is healthy is not announced.
             old = earlier.get(chip.chip_id, Chip(chip.facts))
             if chip.healthy != old.healthy:
-                reason = "NPURecovered" if chip.healthy else "NPUUnhealthy"
+                reason, to = ("NPURecovered", "healthy") if chip.healthy else ("NPUUnhealthy", "unhealthy")
                 changes.setdefault((reason, not chip.healthy), []).append(chip)
-                to = "healthy" if chip.healthy else "unhealthy"
                 self._metrics.transitions.labels(to=to, reason=chip.reason or old.reason).inc()
             if chip.network_healthy != old.network_healthy:
                 reason = "NPUNetworkRecovered" if chip.network_healthy else "NPUNetworkUnhealthy"

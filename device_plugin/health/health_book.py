@@ -1,7 +1,7 @@
 """The health of all chips: takes events, readings and operators' orders, and judges which chips can be used."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from ascend.chips import ChipSet, chip_ids, chip_set
@@ -9,7 +9,7 @@ from device_plugin.driver import ChipState, FaultEvent, Inventory
 from device_plugin.health.chip_health import ChipHealth, Policy
 from device_plugin.health.damping import Damping
 from device_plugin.health.fault_rules import FaultRules
-from device_plugin.health.snapshot import Moment, Snapshot, UpgradeReason
+from device_plugin.health.snapshot import EarlierState, Moment, Snapshot
 
 HOLD_LIMIT_S = 300.0
 """The longest time a recovered chip is held back."""
@@ -19,27 +19,6 @@ ReadmissionPolicy: TypeAlias = Literal["automatic", "manual"]
 
 ``autoStowing``, docs/spec/node-report.md#writing-the-report.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierState:
-    """What an earlier plugin reported.
-
-    Attributes:
-        manually_separated: chips that are separated, with or without a reason. Reasons of manual separation of other
-            chips are dropped, because an operator released these (docs/spec/faults.md#manual-separation).
-        reasons: why faults were raised, by physical id.
-        awaiting: chips that awaited readmission.
-        network_awaiting: chips whose network port awaited readmission.
-        harmless: by physical id, the codes that the earlier report called NotHandleFault. For a code that no table
-            lists only its event has a severity, and the reading that finds it again has none.
-    """
-
-    manually_separated: ChipSet = 0
-    reasons: Mapping[int, Sequence[UpgradeReason]] = field(default_factory=dict)
-    awaiting: ChipSet = 0
-    network_awaiting: ChipSet = 0
-    harmless: Mapping[int, Collection[int]] = field(default_factory=dict)
 
 
 class HealthBook:
@@ -99,12 +78,7 @@ class HealthBook:
         self._turn_to(at)
         listed = earlier.manually_separated | earlier.awaiting | earlier.network_awaiting
         for phy_id in sorted({*chip_ids(listed), *earlier.reasons, *earlier.harmless}):
-            chip = self._chips.setdefault(phy_id, ChipHealth())
-            bit = chip_set((phy_id,))
-            separated = bool(earlier.manually_separated & bit)
-            chip.restore(earlier.reasons.get(phy_id, ()), separated=separated, at=at, policy=self._policy)
-            chip.restore_harmless(earlier.harmless.get(phy_id, ()), self._policy.rules)
-            chip.restore_waiting(own=bool(earlier.awaiting & bit), network=bool(earlier.network_awaiting & bit))
+            self._chips.setdefault(phy_id, ChipHealth()).restore(phy_id, earlier, at, self._policy)
 
     def discovered(self, server: Inventory, at: Moment, *, cut: ChipSet = 0) -> ChipSet:
         """Take over a discovery. A new chip is unhealthy until it is read; one that is gone stays, and goes stale.

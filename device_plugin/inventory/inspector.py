@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from ascend.chips import chip_name
 from ascend.errors import AscendError, DriverError
-from device_plugin.chips.call_thread import CallThread
+from device_plugin.chips.call_thread import CallThread, R
 from device_plugin.chips.scanner import Scanner, present_moment
 from device_plugin.driver import Assertion, ChipFacts, ChipState, Driver, FaultEvent, Inventory
 from device_plugin.health.active_faults import ActiveFaults
@@ -50,14 +50,10 @@ class Inspector:
         Raises:
             DriverError: the driver can't be read; says why.
         """
-        thread = CallThread("driver")
         try:
-            async with asyncio.timeout(self._discover_s):
-                server = await thread.call(self._driver.discover)
+            server = await _call("driver", self._driver.discover, self._discover_s)
         except TimeoutError:
             raise DriverError(f"the driver does not answer within {self._discover_s:g} s") from None
-        finally:
-            thread.close()
         self._book.discovered(server, present_moment())
         answers = await asyncio.gather(*map(self._read, server.chips))
         problems = {chip.phy_id: why for chip, why in zip(server.chips, answers, strict=True) if why is not None}
@@ -75,16 +71,12 @@ class Inspector:
 
     async def _read(self, chip: ChipFacts) -> str | None:
         at = present_moment()
-        thread = CallThread(chip_name(chip.phy_id))
         try:
-            async with asyncio.timeout(self._chip_s):
-                state = await thread.call(lambda: self._driver.read(chip))
+            state = await _call(chip_name(chip.phy_id), lambda: self._driver.read(chip), self._chip_s)
         except TimeoutError:
             return f"driver silent: no answer within {self._chip_s:g} s"
         except AscendError as error:
             return error.message
-        finally:
-            thread.close()
         self._book.polled(chip.phy_id, state, at)
         faults = self._faults[chip.phy_id] = ActiveFaults()
         list(faults.read(state, at))  # what the scan shows is not reported again
@@ -129,3 +121,17 @@ class Inspector:
                 network_health=health_word(chip.network_healthy),
             )
         )
+
+
+async def _call(name: str, function: Callable[[], R], deadline_s: float) -> R:
+    """Run a call in a thread of its own.
+
+    Raises:
+        TimeoutError: it has not returned within the deadline.
+    """
+    thread = CallThread(name)
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await thread.call(function)
+    finally:
+        thread.close()

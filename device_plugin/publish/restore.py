@@ -13,7 +13,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import Node
 from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor
-from device_plugin.health.health_book import EarlierState
+from device_plugin.health.snapshot import EarlierState
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, read_label

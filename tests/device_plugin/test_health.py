@@ -8,9 +8,8 @@ import pytest
 
 from ascend.chips import chip_set
 from device_plugin.health.fault_rules import default_rules
-from device_plugin.health.health_book import EarlierState
 from device_plugin.health.levels import CARD_DROP, LINK_DOWN, RESET_FINISHED, Level
-from device_plugin.health.snapshot import FaultRecord, UpgradeReason
+from device_plugin.health.snapshot import EarlierState, FaultRecord, UpgradeReason
 from tests.device_plugin.watch import (
     FREQUENT,
     NOT_HANDLE,
