@@ -25,7 +25,6 @@ from allocator.serving.clients import AllowedClients
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
-from allocator.serving.node_states import NodeStates
 from allocator.serving.requeue import Requeuer
 from allocator.serving.webhook import PREFIX as WEBHOOKS
 from allocator.serving.webhook import Webhook
@@ -179,10 +178,10 @@ class AllocatorApp:
             self.extender.add_routes(http)
             service = AllocatorService(
                 cluster=self.cluster,
+                ledger=self.ledger,
                 engine=self.engine,
                 binder=binder,
                 preemption=preemption,
-                states=NodeStates(self.cluster, self.ledger),
                 journal=journal,
                 closed=leadership.closed,
             )

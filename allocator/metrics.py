@@ -1,6 +1,7 @@
 """The allocator's metrics (docs/spec/kube-api.md#metric-names)."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -15,7 +16,7 @@ from allocator.state.reservation import Stage
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
-class AllocatorMetrics:
+class AllocatorMetrics(Collector):
     """All metrics of one allocator, in a registry of their own.
 
     Args:
@@ -32,7 +33,12 @@ class AllocatorMetrics:
         index: NodeIndex,
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._ledger = ledger
+        self._age_s = age_s
+        self._index = index
+        self._leads = leads
         self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
         self.duration_s = Histogram(
             "ascend_allocator_decision_duration_seconds",
             "Duration of calls from schedulers, by kind of call",
@@ -40,32 +46,18 @@ class AllocatorMetrics:
             registry=self.registry,
             buckets=BUCKETS_S,
         )
-        self.decisions = Counter(
+        self.decisions = counter(
             "ascend_allocator_decisions_total",
             "Decisions on pods by outcome (bound, reserved, refused, failed, repeated) and reason",
             ["outcome", "reason"],
-            registry=self.registry,
         )
-        self.requeued = Counter(
-            "ascend_allocator_requeued_total",
-            "Times a refused pod was annotated so that its scheduler requeues it",
-            registry=self.registry,
+        self.requeued = counter(
+            "ascend_allocator_requeued_total", "Times a refused pod was annotated so that its scheduler requeues it"
         )
-        self.registry.register(_State(ledger, age_s, index, leads))
-
-
-class _State(Collector):
-    """Collects the metrics that are read from the state at each scrape."""
-
-    def __init__(
-        self, ledger: Ledger, age_s: Callable[[], float | None], index: NodeIndex, leads: Callable[[], bool]
-    ) -> None:
-        self._ledger = ledger
-        self._age_s = age_s
-        self._index = index
-        self._leads = leads
+        self.registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield the metrics that are read from the state at each scrape."""
         reservations = GaugeMetricFamily(
             "ascend_allocator_reservations",
             "Pods with reserved chips, by state: planned, reserved, binding, assumed, doubtful",

@@ -1,5 +1,6 @@
 """The device plugin's metrics (names: docs/spec/kube-api.md#metric-names)."""
 
+from functools import partial
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -11,79 +12,42 @@ class Metrics:
     """All metrics of one plugin, in their own registry."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.devices = Gauge(
-            "ascend_dp_devices",
-            "Chips by state, and why they are unhealthy",
-            ["state", "reason"],
-            registry=self.registry,
+        registry = self.registry = CollectorRegistry()
+        gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=BUCKETS_S)
+        self.devices = gauge("ascend_dp_devices", "Chips by state, and why they are unhealthy", ["state", "reason"])
+        self.transitions = counter("ascend_dp_health_transitions", "Changes of chips' health", ["to", "reason"])
+        self.driver_calls = histogram("ascend_dp_dcmi_call_duration_seconds", "Duration of driver calls", ["call"])
+        self.allocate_duration = histogram("ascend_dp_allocate_duration_seconds", "Duration of Allocate calls")
+        self.allocations = counter(
+            "ascend_dp_allocations", "Allocate calls by result: granted, or the reason of the refusal", ["result"]
         )
-        self.transitions = Counter(
-            "ascend_dp_health_transitions", "Changes of chips' health", ["to", "reason"], registry=self.registry
+        self.mismatches = counter(
+            "ascend_dp_allocation_mismatches", "Hand-overs for which the kubelet's ledger has other device ids"
         )
-        self.driver_calls = Histogram(
-            "ascend_dp_dcmi_call_duration_seconds",
-            "Duration of driver calls",
-            ["call"],
-            buckets=BUCKETS_S,
-            registry=self.registry,
+        self.without_chips = gauge(
+            "ascend_dp_pods_without_chips", "Running pods with a container that requests chips and has none"
         )
-        self.allocate_duration = Histogram(
-            "ascend_dp_allocate_duration_seconds",
-            "Duration of Allocate calls",
-            buckets=BUCKETS_S,
-            registry=self.registry,
-        )
-        self.allocations = Counter(
-            "ascend_dp_allocations",
-            "Allocate calls by result: granted, or the reason of the refusal",
-            ["result"],
-            registry=self.registry,
-        )
-        self.mismatches = Counter(
-            "ascend_dp_allocation_mismatches",
-            "Hand-overs for which the kubelet's ledger has other device ids",
-            registry=self.registry,
-        )
-        self.without_chips = Gauge(
-            "ascend_dp_pods_without_chips",
-            "Running pods with a container that requests chips and has none",
-            registry=self.registry,
-        )
-        self.preferred_allocations = Counter(
+        self.preferred_allocations = counter(
             "ascend_dp_preferred_allocations",
             "GetPreferredAllocation calls by result: answered, empty, or failed because of an internal error",
             ["result"],
-            registry=self.registry,
         )
-        self.report_writes = Counter(
+        self.report_writes = counter(
             "ascend_dp_report_writes",
             "Writes of the node's ConfigMap by result: written, conflict (somebody else wrote first), refused, or "
             "unreachable",
             ["result"],
-            registry=self.registry,
         )
-        self.registrations = Counter(
-            "ascend_dp_registrations", "Registrations with the kubelet by result", ["result"], registry=self.registry
+        self.registrations = counter("ascend_dp_registrations", "Registrations with the kubelet by result", ["result"])
+        self.list_sent = gauge(
+            "ascend_dp_last_list_sent_timestamp_seconds", "When the kubelet was last sent the list of devices"
         )
-        self.list_sent = Gauge(
-            "ascend_dp_last_list_sent_timestamp_seconds",
-            "When the kubelet was last sent the list of devices",
-            registry=self.registry,
+        self.claims_pending = gauge(
+            "ascend_dp_claims_pending", "Pods that were given chips and whose annotations are not written yet"
         )
-        self.claims_pending = Gauge(
-            "ascend_dp_claims_pending",
-            "Pods that were given chips and whose annotations are not written yet",
-            registry=self.registry,
+        self.settings_reloads = counter("ascend_dp_settings_reloads", "Reloads of the settings by result", ["result"])
+        self.settings_awaiting_restart = gauge(
+            "ascend_dp_settings_awaiting_restart", "Changed settings that take effect only after a restart"
         )
-        self.settings_reloads = Counter(
-            "ascend_dp_settings_reloads", "Reloads of the settings by result", ["result"], registry=self.registry
-        )
-        self.settings_awaiting_restart = Gauge(
-            "ascend_dp_settings_awaiting_restart",
-            "Changed settings that take effect only after a restart",
-            registry=self.registry,
-        )
-        Gauge("ascend_dp_build_info", "Version", ["version"], registry=self.registry).labels(
-            version=version("ascend-affinity")
-        ).set(1)
+        gauge("ascend_dp_build_info", "Version", ["version"]).labels(version=version("ascend-affinity")).set(1)

@@ -21,6 +21,7 @@ from device_plugin.pods.container_edits import MANAGER_NODE
 from sandbox.apiserver import ApiServer
 from sandbox.kubelet import Kubelet
 from sandbox.scheduler import Scheduler
+from sandbox.simulated_chips import full_server, save_server
 
 TOKEN = "sandbox"  # noqa: S105 - gives access to this sandbox only
 
@@ -43,7 +44,7 @@ class SandboxNode:
         server = msgspec.json.decode(self.state_file.read_bytes(), type=SimulatedServer)
         for name, value in fields.items():
             setattr(server.chips[chip_id], name, value)
-        server.save(self.state_file)
+        save_server(server, self.state_file)
 
 
 class SandboxCluster:
@@ -109,7 +110,7 @@ class SandboxCluster:
         folder = self._folder / name
         kubelet = await stack.enter_async_context(Kubelet(name, self.client, folder, seed=seed))
         node = SandboxNode(kubelet, folder / "chips.json", folder / "dev")
-        SimulatedServer.full(self._product).save(node.state_file)
+        save_server(full_server(self._product), node.state_file)
         node.device_root.mkdir()
         for device in (MANAGER_NODE, *(f"davinci{chip_id}" for chip_id in range(self._product.chips))):
             (node.device_root / device).touch()

@@ -63,10 +63,10 @@ class Stamper:
 
     def annotations(self, pod: Pod, reservation: Reservation) -> dict[str, str]:
         """The annotations of the Binding that carries out a stamped reservation."""
-        grant, jobs = reservation.grant, self._cluster.jobs
-        written = grant.annotations() | {DISTRIBUTED: "true" if jobs.is_distributed(pod) else "false"}
+        grant, job = reservation.grant, self._cluster.jobs.job_of(pod)
+        written = grant.annotations() | {DISTRIBUTED: "true" if job.is_distributed_with(pod) else "false"}
         if writes_rank(pod):
-            written[RANK] = str(jobs.job_of(pod).rank_of(pod))
+            written[RANK] = str(job.rank_of(pod))
         record = self._cluster.nodes.get(reservation.node)
         if record is not None and record.node is not None:
             written |= _real(pod, grant, record.node)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Protocol
+from typing import TypeAlias
 
 from allocator.binding.annotations import Stamper
 from allocator.binding.binding import (
@@ -20,7 +20,6 @@ from allocator.binding.binding import (
     bound_elsewhere,
     read_assignment,
     recreated,
-    unlimited_lease,
 )
 from allocator.decision.engine import DecisionEngine
 from allocator.state.cluster import Cluster
@@ -43,11 +42,8 @@ AT_ONCE = 16
 if it is new: more at once would mean more handshakes for the same Bindings."""
 
 
-class Outcome(Protocol):
-    """Called after every attempt to bind."""
-
-    def __call__(self, ref: PodRef, node: str, result: Assignment | AscendError, duration_s: float) -> None:
-        """One attempt has ended."""
+Outcome: TypeAlias = Callable[[PodRef, str, Assignment | AscendError, float], None]
+"""Called after every attempt to bind, with the pod, the node, the result and the duration in seconds."""
 
 
 class Binder:
@@ -74,7 +70,7 @@ class Binder:
         stamper: Stamper,
         monotonic: Callable[[], float],
         outcome: Outcome,
-        lease: Callable[[float], BindingLease] = unlimited_lease,
+        lease: Callable[[float], BindingLease] = BindingLease,
     ) -> None:
         self._client = client
         self._cluster = cluster
@@ -251,28 +247,20 @@ class Binder:
         except Refusal:
             self._ledger.withdraw(ref.uid)
             raise
-        except Conflict:
-            # Another pod of that name, or bound already: perhaps by an earlier attempt whose answer was lost.
-            bound = await self._settle(ref, reservation.node)
-            if bound is None:
+        except (ApiError, Unreachable) as error:
+            is_refused = isinstance(error, ApiError) and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+            bound = None
+            if not is_refused or isinstance(error, Conflict):
+                # The Binding may have been made. A conflict means another pod of that name, or one that is bound
+                # already: perhaps by an earlier attempt whose answer was lost.
+                bound = await self._settle(ref, reservation.node)
+            if bound is not None:
+                return bound
+            if is_refused:
                 self._ledger.withdraw(ref.uid)
-                raise
-            return bound
-        except ApiError as error:
-            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-                self._ledger.withdraw(ref.uid)
-                raise
-            return await self._settle_or_raise(ref, reservation.node, error)
-        except Unreachable as error:
-            return await self._settle_or_raise(ref, reservation.node, error)
+            raise
         self._ledger.advance(ref.uid, Stage.ASSUMED)
         return Assignment(reservation.node, reservation.grant)
-
-    async def _settle_or_raise(self, ref: PodRef, node: str, error: AscendError) -> Assignment:
-        bound = await self._settle(ref, node)
-        if bound is None:
-            raise error
-        return bound
 
     async def _settle(self, ref: PodRef, node: str) -> Assignment | None:
         """Read from the pod itself how it is bound; None if it is not.

@@ -30,7 +30,7 @@ class PodRef:
 
 @dataclass(frozen=True, slots=True)
 class BindingLease:
-    """Permission to post one Binding now.
+    """Permission to post one Binding now. Without leader election, the wanted timeout is all it needs.
 
     Attributes:
         timeout_s: within this time the request must have ended, here and in the API server.
@@ -39,11 +39,6 @@ class BindingLease:
 
     timeout_s: float
     annotations: Mapping[str, str] = field(default_factory=dict)
-
-
-def unlimited_lease(wanted_s: float) -> BindingLease:
-    """The permission of an allocator that runs without leader election."""
-    return BindingLease(wanted_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +79,10 @@ def read_assignment(pod: Pod) -> Assignment | None:
 
 
 def bound_elsewhere(pod: str, node: str) -> Refusal:
-    """The refusal to bind a pod that is bound to another node.
-
-    Args:
-        pod: ``namespace/name``.
-        node: where it is bound.
-    """
+    """The refusal to bind a pod (``namespace/name``) that is bound to another node."""
     return Refusal(Reason.ALREADY_PLACED, f"pod {pod} is bound to node {node}")
 
 
 def recreated(ref: PodRef, uid: str) -> Refusal:
-    """The refusal for a pod that was deleted and created again under its name.
-
-    Args:
-        ref: the pod as the caller names it.
-        uid: of the pod that has its name now.
-    """
+    """The refusal for a pod that was deleted and created again under its name; ``uid`` is that of the new one."""
     return Refusal(Reason.POD_GONE, f"pod {ref.key} was recreated: its uid is {uid}, expected {ref.uid}")

@@ -11,7 +11,7 @@ to another node is refused during that time.
 from collections.abc import Callable, Mapping
 
 from allocator.binding.annotations import Stamper
-from allocator.binding.binding import Assignment, BindingLease, PodRef, recreated, unlimited_lease
+from allocator.binding.binding import Assignment, BindingLease, PodRef, recreated
 from allocator.decision.engine import DecisionEngine
 from allocator.state.cluster import Cluster
 from allocator.state.reservation import Reservation, Stage
@@ -44,7 +44,7 @@ class Injector:
         cluster: Cluster,
         engine: DecisionEngine,
         stamper: Stamper,
-        lease: Callable[[float], BindingLease] = unlimited_lease,
+        lease: Callable[[float], BindingLease] = BindingLease,
         reserved: Callable[[Pod, Assignment], None] = lambda _pod, _assignment: None,
     ) -> None:
         self._client = client

@@ -164,7 +164,8 @@ class DecisionEngine:
                 request = replace(request, products=frozenset({record.product.name}))
         with self._ledger.suspended(pod.uid):
             verdicts = self._cluster.index.verdicts(request)
-        return sorted(((name, fit) for name, fit in verdicts.items() if not isinstance(fit, Refusal)), key=_order)
+        found = [(name, fit) for name, fit in verdicts.items() if not isinstance(fit, Refusal)]
+        return sorted(found, key=lambda each: (each[1].key, each[0]))
 
     def place(self, pod: Pod, candidates: Collection[str] | None = None) -> Reservation:
         """Choose node and chips for a pod and reserve them.
@@ -219,10 +220,6 @@ class DecisionEngine:
             return False
         self._ledger.withdraw(uid)
         return True
-
-    def held(self, uid: str) -> Reservation | None:
-        """The reservation of a pod."""
-        return self._ledger.get(uid)
 
     def settled_node(self, pod: Pod) -> str | None:
         """The node to which a pod is bound as far as the informers know, or that its Binding in flight names."""
@@ -350,7 +347,3 @@ class DecisionEngine:
 
 def _settled(pod: Pod, node: str) -> Refusal:
     return Refusal(Reason.ALREADY_PLACED, f"pod {pod.key} is bound to node {node}, or its Binding is in flight")
-
-
-def _order(node: tuple[str, Fit]) -> tuple[OrderKey, str]:
-    return node[1].key, node[0]

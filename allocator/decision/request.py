@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from allocator.rules.job import stated_minimum
 from allocator.rules.job_products import avoids_sub_healthy, one_product, wanted_products, wants_super_pod
 from allocator.rules.request import ChipRequest, requested_chips
-from allocator.rules.validity import JobShape, excess_vnpus, requested_vnpus, validate_job
+from allocator.rules.validity import JobShape, excess_vnpus, invalidity, requested_vnpus
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
@@ -77,16 +77,16 @@ class RequestReader:
             avoids_sub_healthy=avoids_sub_healthy(pod),
         )
         several = together.least > 1
-        validate_job(
-            JobShape(
-                f"job {job.key}" if several else f"pod {pod.key}",
-                frozenset({request.chips}),
-                pods=2 if several else 1,
-                products=request.products,
-                vnpus=requested_vnpus(pod),
-                super_pod=wants_super_pod(pod),
-            )
+        shape = JobShape(
+            f"job {job.key}" if several else f"pod {pod.key}",
+            frozenset({request.chips}),
+            pods=2 if several else 1,
+            products=request.products,
+            vnpus=requested_vnpus(pod),
+            super_pod=wants_super_pod(pod),
         )
+        if (refusal := invalidity(shape)) is not None:
+            raise refusal
         if together.known != 1:
             there = self._cluster.labels.products(pod.spec.node_selector)
             products = one_product(f"job {job.key}", request.products, there, self._default_product)

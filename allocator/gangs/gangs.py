@@ -119,7 +119,7 @@ class Gangs:
         invalid = held is not None and not self._is_valid(held, request, job)
         with self._ledger.suspended(pod.uid) if invalid else nullcontext():
             seat = self._find_seat(pod, request, job, None)
-            if incomplete is not None and (seat is None or not self._has_started(job)):
+            if incomplete is not None and (seat is None or self._find_started(job) is None):
                 return False
             return seat is not None or self._planner.fits(pod, request, job)
 
@@ -146,7 +146,7 @@ class Gangs:
             started = self._find_started(job, uid) if job is not None else None
             if started is None:
                 self._ledger.drop_plan(plan)
-            if started is not None and self._ledger.has_seats(plan):
+            if started is not None and self._ledger.seats(plan):
                 self._failing[plan] = started.uid
             else:
                 del self._failing[plan]
@@ -190,7 +190,7 @@ class Gangs:
         """
         seat, incomplete = self._find_seat(pod, request, job, candidates), self._incomplete(job, pod)
         # After the plan was made pods may have been deleted, or the minimum raised.
-        if incomplete is not None and (seat is None or not self._has_started(job)):
+        if incomplete is not None and (seat is None or self._find_started(job) is None):
             raise incomplete
         return self._planner.plan(pod, request, job, candidates) if seat is None else seat
 
@@ -263,9 +263,6 @@ class Gangs:
         except Refusal:
             return False  # refused when the pod is scheduled
         return not self._cluster.suits(seat, request)
-
-    def _has_started(self, job: Job) -> bool:
-        return self._find_started(job) is not None
 
     def _find_started(self, job: Job, last: str = "") -> Pod | None:
         """A pod of a job that is bound or has a Binding in flight; the one with the uid ``last`` is examined first."""

@@ -1,26 +1,28 @@
-"""Plans gangs: finds seats for all pods of a gang that need one, all at once."""
+"""Plans gangs: finds the pods of a gang that need a seat, and seats for all of them at once."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Final, TypeAlias
+from bisect import insort
+from collections.abc import Callable, Collection
+from functools import cache
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
-from allocator.gangs.pending_members import PendingMembers
 from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.node_labels import NodeLabels
 from allocator.state.reservation import Seat
-from allocator.state.versioned_cache import VersionedCache
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
-_LIMIT: Final = 128
+_MOST_OUTCOMES: Final = 128
 """The most outcomes cached: each keeps the names of the nodes it was found for."""
+
+_MOST_GANGS: Final = 256
+"""The most gangs whose pods are cached; beyond it the least recently used one is dropped."""
 
 _Kind: TypeAlias = tuple[ChipRequest, frozenset[tuple[str, str]]]
 """Pods of a gang with the same request and node selector: where one of them fits, the other fits as well."""
@@ -46,6 +48,83 @@ class PlanKey(msgspec.Struct, frozen=True):
     candidates: Collection[str] | None
 
 
+class Waiting(NamedTuple):
+    """A pod that needs a seat.
+
+    Attributes:
+        rank: its rank within the gang.
+        pod: the pod.
+        request: what it requests of a node, or why that is invalid.
+    """
+
+    rank: int
+    pod: Pod
+    request: ChipRequest | Refusal
+
+
+class PendingMembers:
+    """Finds the pods of a gang that need a seat.
+
+    A scheduler filters the pods of a waiting gang one after the other, and other pods come and go in between: the
+    result for the gang is cached until one of its own pods changes.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger, request_of: Callable[[Pod], ChipRequest]) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._request_of = request_of
+        self._cached: dict[JobKey, tuple[tuple[int, int], list[Waiting]]] = {}
+
+    def needed(self, pod: Pod, request: ChipRequest, job: Job) -> tuple[list[Waiting], int]:
+        """The pods that need a seat, by rank, and how many of them must get one.
+
+        Args:
+            pod: the pod being scheduled; it needs a seat, whether it has one now or not.
+            request: what it requests of a node.
+            job: the gang.
+        """
+        others = job.size - (pod.uid in job.pods)
+        # If all other pods are placed, there is nothing to search: for example if a pod has to leave its own seat.
+        if job.placed_beside(pod.uid) < min(job.min_available, others):
+            waiting = [each for each in self._waiting(job) if each.pod.uid != pod.uid]
+            insort(waiting, Waiting(job.rank_of(pod), pod, request), key=lambda each: each.rank)
+            size = len(job.pods) + (pod.uid not in job.pods)
+            needed = job.min_available - (size - len(waiting))
+            if needed > 0:
+                return waiting, needed
+        # The minimum is placed: this pod is an additional one, or the successor of one that has ended.
+        return [Waiting(job.rank_of(pod), pod, request)], 1
+
+    def _waiting(self, job: Job) -> list[Waiting]:
+        # Requests depend on the labels and products of nodes as well.
+        version = job.version, self._cluster.labels.version
+        cached = self._cached.pop(job.key, None)
+        if cached is None or cached[0] != version:
+            cached = (
+                version,
+                [
+                    Waiting(rank, each, self._read(each))
+                    for rank, each in job.ranked()
+                    if each.waits_for_chips and self._ledger.get(each.uid) is None
+                ],
+            )
+            if len(self._cached) >= _MOST_GANGS:
+                del self._cached[next(iter(self._cached))]
+        self._cached[job.key] = cached
+        return cached[1]
+
+    def _read(self, pod: Pod) -> ChipRequest | Refusal:
+        try:
+            return self._request_of(pod)
+        except Refusal as refusal:
+            return refusal.with_traceback(None)
+
+
 class Planner:
     """Finds seats; reserves nothing.
 
@@ -64,11 +143,12 @@ class Planner:
         self._policy = policy
         self._pending = PendingMembers(cluster, ledger, request_of)
         # A scheduler filters the pods of a gang that does not fit one after the other; each would plan all of them.
-        self._outcomes: VersionedCache[PlanKey, Refusal | None] = VersionedCache(_LIMIT)
+        self._outcomes: dict[PlanKey, Refusal | None] = {}
+        self._version = -1
 
     def fits(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
         """Whether a plan can be made; planned only if something has changed since the last time."""
-        outcomes, key = self._outcomes.at(self._cluster.index.version), self._key(pod, request, job, None)
+        outcomes, key = self._known_outcomes(), self._key(pod, request, job, None)
         if key not in outcomes:
             try:
                 self.plan(pod, request, job, None)
@@ -92,7 +172,7 @@ class Planner:
         several = frozenset(candidates) if candidates is not None and len(candidates) > 1 else None
         if candidates is not None and several is None:
             return self._plan(pod, request, job, candidates)
-        outcomes = self._outcomes.at(self._cluster.index.version)
+        outcomes = self._known_outcomes()
         key = self._key(pod, request, job, several)
         if (known := outcomes.get(key)) is not None:
             raise Refusal(known.reason, known.message)
@@ -104,6 +184,13 @@ class Planner:
         outcomes[key] = None
         return seats
 
+    def _known_outcomes(self) -> dict[PlanKey, Refusal | None]:
+        """The outcomes at this version of the index so far; add to them before anything else changes."""
+        version = self._cluster.index.version
+        if version != self._version or len(self._outcomes) >= _MOST_OUTCOMES:
+            self._version, self._outcomes = version, {}
+        return self._outcomes
+
     def _key(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> PlanKey:
         held = self._ledger.get(pod.uid)
         kind, own = (request, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
@@ -111,7 +198,11 @@ class Planner:
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         is_one = candidates is not None and len(candidates) == 1
-        nodes = _MemberNodes(self._cluster.labels, pod.spec.node_selector, None if is_one else candidates)
+        labels, selector = self._cluster.labels, pod.spec.node_selector
+        common = None if is_one else candidates
+        if common is None and selector:
+            common = labels.selected(selector)
+        selected = cache(lambda items: labels.selected(dict(items)))  # once for each selector of a peer
         waiting, needed = self._pending.needed(pod, request, job)
         members: list[Member] = []
         invalid: list[Refusal] = []
@@ -119,11 +210,15 @@ class Planner:
             if isinstance(requested, Refusal):
                 invalid.append(requested)  # an invalid pod does not hold up its peers while there are enough of them
                 continue
-            own = candidates if each.uid == pod.uid and is_one else nodes.of(each.spec.node_selector)
+            own: Collection[str] | None = None  # those of the pod being scheduled
+            if each.uid == pod.uid and is_one:
+                own = candidates
+            elif each.spec.node_selector != selector:
+                own = selected(frozenset(each.spec.node_selector.items()))
             members.append(Member(each.uid, each.key, rank, requested, own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
-        gang = GangRequest(job.key, tuple(members), nodes.common)
+        gang = GangRequest(job.key, tuple(members), common)
         found = self._with_previous_nodes(gang)
         if isinstance(found, Refusal) and needed < len(members):
             found = self._with_previous_nodes(replace(gang, members=gang.members[:needed]))
@@ -147,31 +242,3 @@ class Planner:
             if not isinstance(found, Refusal):
                 return found
         return self._policy(gang, self._cluster.index)
-
-
-class _MemberNodes:
-    """The nodes each pod of a gang may be on, as far as that is known while one of them is scheduled.
-
-    Args:
-        labels: finds nodes by label.
-        selector: the node selector of the pod being scheduled.
-        candidates: names of the only nodes for pods with that selector; None if the selector alone decides.
-
-    Attributes:
-        common: names of the only nodes for pods with that selector; None for every node.
-    """
-
-    def __init__(self, labels: NodeLabels, selector: Mapping[str, str], candidates: Collection[str] | None) -> None:
-        self._labels = labels
-        self._selector = selector
-        self._others: dict[frozenset[tuple[str, str]], Collection[str]] = {}
-        self.common = labels.selected(selector) if candidates is None and selector else candidates
-
-    def of(self, selector: Mapping[str, str]) -> Collection[str] | None:
-        """Names of the only nodes for a pod with this selector; None if these are the common ones."""
-        if selector == self._selector:
-            return None
-        key = frozenset(selector.items())
-        if key not in self._others:
-            self._others[key] = self._labels.selected(selector)
-        return self._others[key]

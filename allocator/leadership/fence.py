@@ -47,8 +47,11 @@ class Fence:
     async def close(self) -> None:
         """Write the name, so that no other allocator's Bindings are admitted; retried while this allocator leads."""
         while self._leads():
-            if await self._written():
-                break
+            try:
+                await self._write()
+                return
+            except (ApiError, Unreachable) as error:
+                log.warning("can't close the fence", fence=self._name, error=error.message)
             await asyncio.sleep(RETRY_S)
 
     async def keep(self) -> None:
@@ -57,19 +60,12 @@ class Fence:
             await asyncio.sleep(PERIOD_S)
             await self.close()
 
-    async def _written(self) -> bool:
-        try:
-            await self._write()
-        except (ApiError, Unreachable) as error:
-            log.warning("can't close the fence", fence=self._name, error=error.message)
-            return False
-        return True
-
     async def _write(self) -> None:
         content: JsonObject = {"spec": {"holder": self._identity}}
         try:
             if not self._version:
-                await self._look()
+                found = await self._client.get(LEADERS, self._name, self._namespace)
+                self._version = found.metadata.resource_version
             body: JsonObject = {"metadata": {"resourceVersion": self._version}, **content}
             written = await self._client.patch(LEADERS, self._name, body, namespace=self._namespace)
         except NotFound:
@@ -80,7 +76,3 @@ class Fence:
             self._version = ""  # another process has written it: read again, if this one still leads
             raise
         self._version = written.metadata.resource_version
-
-    async def _look(self) -> None:
-        found = await self._client.get(LEADERS, self._name, self._namespace)
-        self._version = found.metadata.resource_version

@@ -36,10 +36,6 @@ SETTLE_S = 4.0
 before, which end within the ``timeout`` of a Binding (2.5 s)."""
 
 
-async def _no_fence() -> None:
-    """For clusters without admission policies."""
-
-
 class Leader:
     """One of several allocators in the election.
 
@@ -48,7 +44,7 @@ class Leader:
         close_fence: makes the API server deny the Bindings of all others.
     """
 
-    def __init__(self, election: Election, close_fence: Callable[[], Awaitable[None]] = _no_fence) -> None:
+    def __init__(self, election: Election, close_fence: Callable[[], Awaitable[None]]) -> None:
         self._election = election
         self._close_fence = close_fence
         self._settled = asyncio.Event()

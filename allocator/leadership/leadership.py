@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from allocator.binding.binding import BindingLease, unlimited_lease
+from allocator.binding.binding import BindingLease
 from allocator.leadership.endpoint import Endpoint, publish
 from allocator.leadership.fence import Fence
 from allocator.leadership.leader import Leader
@@ -48,7 +48,7 @@ class Leadership:
         self._open = asyncio.Event()
         self._leader: Leader | None = None
         self._fence: Fence | None = None
-        self.lease: Callable[[float], BindingLease] = unlimited_lease
+        self.lease: Callable[[float], BindingLease] = BindingLease
         """Permission to post a Binding now."""
         if settings.leader_election:
             lease = LeaseName(settings.lease_namespace, settings.lease_name, settings.lease_duration_s)

@@ -53,13 +53,12 @@ class Journal:
     def bind_ended(self, ref: PodRef, node: str, result: Assignment | AscendError, duration_s: float) -> None:
         """An attempt to bind a pod has ended."""
         line = log.bind(pod=ref.key, pod_uid=ref.uid, node=node, duration_s=round(duration_s, 6))
-        if isinstance(result, Assignment) and result.repeated:
-            self._metrics.decisions.labels("repeated", "").inc()
-            line.info("the pod was bound before", bound_to=result.node, **_chips(result.grant))
-            return
         if isinstance(result, Assignment):
-            self._metrics.decisions.labels("bound", "").inc()
-            line.info("bound a pod", **_chips(result.grant))
+            self._metrics.decisions.labels("repeated" if result.repeated else "bound", "").inc()
+            if result.repeated:
+                line.info("the pod was bound before", bound_to=result.node, **_chips(result.grant))
+            else:
+                line.info("bound a pod", **_chips(result.grant))
             return
         outcome = "failed"
         if isinstance(result, Refusal):

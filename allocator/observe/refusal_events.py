@@ -7,7 +7,6 @@ retried.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from allocator.binding.binding import PodRef
@@ -28,12 +27,6 @@ class Publish(Protocol):
         """Returns at once: whether the Event will be posted."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Posted:
-    reason: str
-    at_s: float
-
-
 class RefusalEvents:
     """Posts Events on refused pods.
 
@@ -45,10 +38,7 @@ class RefusalEvents:
     def __init__(self, publish: Publish, monotonic: Callable[[], float]) -> None:
         self._publish = publish
         self._monotonic = monotonic
-        self._posted: OrderedDict[str, _Posted] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._posted)
+        self._posted: OrderedDict[str, tuple[str, float]] = OrderedDict()  # by uid: the reason, and when
 
     def refused(self, ref: PodRef, refusal: Refusal, *, action: str) -> None:
         """A pod was refused.
@@ -60,18 +50,17 @@ class RefusalEvents:
         """
         now_s = self._monotonic()
         self._forget(now_s)
-        posted = self._posted.get(ref.uid)
-        if posted is not None and posted.reason == refusal.reason:
+        if ref.uid in self._posted and self._posted[ref.uid][0] == refusal.reason:
             return
         regarding = Regarding("Pod", ref.name, ref.namespace, ref.uid)
         if self._publish(regarding, refusal.reason, refusal.message, action=action):
-            self._posted[ref.uid] = _Posted(refusal.reason, now_s)
+            self._posted[ref.uid] = refusal.reason, now_s
             self._posted.move_to_end(ref.uid)
 
     def _forget(self, now_s: float) -> None:
         # In order of their times, so each entry is examined once.
         while self._posted:
-            uid, posted = next(iter(self._posted.items()))
-            if now_s - posted.at_s < REMIND_S:
+            uid, (_, posted_s) = next(iter(self._posted.items()))
+            if now_s - posted_s < REMIND_S:
                 return
             del self._posted[uid]

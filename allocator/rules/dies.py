@@ -5,7 +5,7 @@ docs/spec/products.md#a3-servers; docs/deviations.md lists the differences to th
 
 from functools import lru_cache
 
-from allocator.rules.placement import OrderKey, Placement, Rule
+from allocator.rules.placement import Placement, Rule, by_misfit
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.grammar import count
@@ -37,11 +37,6 @@ def place(product: Product, free: ChipSet, request: int) -> Placement | None:
     return Placement.of(free, chips, misfit=left)
 
 
-def key(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature
-    """Orders nodes by misfit."""
-    return (placement.misfit,)
-
-
 def score(product: Product, placement: Placement, healthy: int, faulty: int) -> int:  # noqa: ARG001 - a rule's signature
     """The reference scheduler's score: ``16·(32-best)``; health has no influence on it."""
     return _WEIGHT * (_MOST - placement.misfit)
@@ -57,4 +52,4 @@ def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
     )
 
 
-RULE = Rule(place, key, score, refuse)
+RULE = Rule(place, by_misfit, score, refuse)

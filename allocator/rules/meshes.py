@@ -5,7 +5,7 @@ Other numbers take any chips (docs/spec/products.md#meshes-of-four).
 
 from functools import lru_cache
 
-from allocator.rules.placement import OrderKey, Placement, Rule, per_ring
+from allocator.rules.placement import Placement, Rule, by_misfit, per_ring
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.grammar import count
@@ -39,11 +39,6 @@ def _is_affine(request: int) -> bool:
     return request <= _MESH or request % _MESH == 0
 
 
-def key(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature
-    """Orders nodes by misfit."""
-    return (placement.misfit,)
-
-
 def score(product: Product, placement: Placement, healthy: int, faulty: int) -> int:  # noqa: ARG001 - a rule's signature
     """The reference scheduler's score; health has no influence on it."""
     if _is_affine(len(placement.chips)):
@@ -62,4 +57,4 @@ def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
     )
 
 
-RULE = Rule(place, key, score, refuse)
+RULE = Rule(place, by_misfit, score, refuse)

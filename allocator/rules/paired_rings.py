@@ -6,7 +6,7 @@ Up to 8 chips come from one ring; more are taken at the same positions of both r
 
 from functools import lru_cache
 
-from allocator.rules.placement import OrderKey, Placement, Rule, per_ring
+from allocator.rules.placement import Placement, Rule, by_health, ring_too_small
 from ascend.chips import ChipSet, chip_ids
 from ascend.errors import Refusal
 from ascend.grammar import count
@@ -39,11 +39,6 @@ def _pairs(product: Product, free: ChipSet) -> ChipSet:
     return free & free >> product.chips // 2 & product.rings[0]
 
 
-def key(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature
-    """Orders nodes by healthy chips (more first), then by misfit, then by free chips (fewer first)."""
-    return (-healthy, placement.misfit, placement.free)
-
-
 def score(product: Product, placement: Placement, healthy: int, faulty: int) -> int:  # noqa: ARG001 - a rule's signature
     """The same order as one number; the misfit is at most 7, and at most 16 chips are free."""
     return _WEIGHT * (_WEIGHT * healthy - placement.misfit) + (_WEIGHT - placement.free)
@@ -58,11 +53,7 @@ def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
             f"{count(request, 'chip')} requested must be {count(request // 2, 'pair')} of chips i and i+8; "
             f"{count(pairs, 'pair')} {'is' if pairs == 1 else 'are'} free",
         )
-    rings = per_ring(product, free)
-    return Refusal(
-        Reason.RING_TOO_SMALL,
-        f"{count(request, 'chip')} requested must be within one ring; the rings have {rings} free chips",
-    )
+    return ring_too_small(product, free, request)
 
 
-RULE = Rule(place, key, score, refuse)
+RULE = Rule(place, by_health, score, refuse)

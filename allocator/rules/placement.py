@@ -1,4 +1,4 @@
-"""The types of placement rules: which chips of one server a pod takes, and how nodes are ordered."""
+"""The types of placement rules: which chips of one server a pod takes, and how nodes are ordered; what rules share."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -7,7 +7,9 @@ import msgspec
 
 from ascend.chips import ChipSet, chip_set
 from ascend.errors import Refusal
+from ascend.grammar import count
 from ascend.products import Product
+from ascend.reasons import Reason
 
 OrderKey: TypeAlias = tuple[int, ...]
 """Orders nodes, smaller is better; comparable within a product."""
@@ -51,6 +53,25 @@ class Rule(msgspec.Struct, frozen=True):
     refuse: Callable[[Product, ChipSet, int], Refusal]
 
 
+def by_misfit(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature
+    """Orders nodes by misfit."""
+    return (placement.misfit,)
+
+
+def by_health(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature
+    """Orders nodes by healthy chips (more first), then by misfit, then by free chips (fewer first)."""
+    return (-healthy, placement.misfit, placement.free)
+
+
 def per_ring(product: Product, free: ChipSet) -> str:
     """The number of free chips of each ring: ``3 + 1``."""
     return " + ".join(str((ring & free).bit_count()) for ring in product.rings)
+
+
+def ring_too_small(product: Product, free: ChipSet, request: int) -> Refusal:
+    """The refusal if no ring has enough free chips."""
+    return Refusal(
+        Reason.RING_TOO_SMALL,
+        f"{count(request, 'chip')} requested must be within one ring; "
+        f"the rings have {per_ring(product, free)} free chips",
+    )

@@ -7,12 +7,9 @@ it is computed once for every set of a product (256 sets, 4 requests) and then l
 
 from functools import lru_cache
 
-from allocator.rules.placement import OrderKey, Placement, Rule, per_ring
+from allocator.rules.placement import Placement, Rule, by_health, ring_too_small
 from ascend.chips import ChipSet, chip_ids
-from ascend.errors import Refusal
-from ascend.grammar import count
 from ascend.products import Product
-from ascend.reasons import Reason
 
 _PREFERRED_FREE: dict[int, tuple[int, ...]] = {1: (1, 3, 2, 4), 2: (2, 4, 3), 4: (4,)}
 """By request: how many free chips the ring should have, best first; the position is the group A…D.
@@ -52,23 +49,9 @@ def _place(product: Product, free: ChipSet, request: int) -> Placement | None:
     return None
 
 
-def key(placement: Placement, healthy: int, faulty: int) -> OrderKey:  # noqa: ARG001 - a rule's signature
-    """Orders nodes by healthy chips (more first), then by group, then by free chips (fewer first)."""
-    return (-healthy, placement.misfit, placement.free)
-
-
 def score(product: Product, placement: Placement, healthy: int, faulty: int) -> int:  # noqa: ARG001 - a rule's signature
     """The reference scheduler's score for the same order: ``8·(4A-g)+(8-free)``."""
     return _WEIGHT * (_GROUPS * healthy - placement.misfit) + (_WEIGHT - placement.free)
 
 
-def refuse(product: Product, free: ChipSet, request: int) -> Refusal:
-    """The refusal if no ring has enough free chips."""
-    rings = per_ring(product, free)
-    return Refusal(
-        Reason.RING_TOO_SMALL,
-        f"{count(request, 'chip')} requested must be within one ring; the rings have {rings} free chips",
-    )
-
-
-RULE = Rule(place, key, score, refuse)
+RULE = Rule(place, by_health, score, ring_too_small)

@@ -114,17 +114,6 @@ def invalidity(shape: JobShape) -> Refusal | None:
     return Refusal(Reason.INVALID_REQUEST, f"{shape.key} requests {what}, which no product allows ({names})")
 
 
-def validate_job(shape: JobShape) -> None:
-    """Accept a valid job.
-
-    Raises:
-        Refusal: the job is invalid, whatever is free.
-    """
-    refusal = invalidity(shape)
-    if refusal is not None:
-        raise Refusal(refusal.reason, refusal.message)
-
-
 def excess_vnpus(pod: Pod, job: JobKey, in_job: int) -> Refusal | None:
     """Why a pod may not have the vNPUs it requests; None if it may, or requests none.
 

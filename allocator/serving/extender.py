@@ -86,7 +86,10 @@ class Extender:
     def filter(self, body: bytes) -> FilterResult:
         """Answer a filter call, also one that can't be decoded."""
         try:
-            pod, names = self._decode(body)
+            pod, names = read_args(body)
+            self._require_open()
+            if not pod.uid:
+                raise InvalidValue(f"pod {pod.key} has no uid; chips are reserved by uid")
             if not self._engine.handles(pod):
                 # It requests the resource with 0, or managedResources is not configured.
                 return FilterResult(node_names=list(names))
@@ -146,13 +149,6 @@ class Extender:
             except AscendError as error:
                 return _answer(BindingResult(error=text(error)))
         return _answer(BindingResult())
-
-    def _decode(self, body: bytes) -> tuple[Pod, NodeNames]:
-        pod, names = read_args(body)
-        self._require_open()
-        if not pod.uid:
-            raise InvalidValue(f"pod {pod.key} has no uid; chips are reserved by uid")
-        return pod, names
 
     def _require_open(self) -> None:
         closed = self._closed()

@@ -12,6 +12,7 @@ from allocator.rules.validity import invalidity, job_shape
 from allocator.serving.node_states import NodeStates, refusal_message
 from allocator.serving.rpc_errors import Context, abort
 from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Container, Metadata, Pod, PodSpec, Resources
@@ -34,10 +35,10 @@ class AllocatorService(pb_grpc.AllocatorServicer):
 
     Args:
         cluster: nodes, pods and jobs.
+        ledger: the reservations.
         engine: chooses node and chips.
         binder: binds pods.
         preemption: selects victims.
-        states: reads the state of nodes.
         journal: records decisions.
         closed: why calls are refused now; None if they are answered.
     """
@@ -46,18 +47,19 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         self,
         *,
         cluster: Cluster,
+        ledger: Ledger,
         engine: DecisionEngine,
         binder: Binder,
         preemption: Preemption,
-        states: NodeStates,
         journal: Journal,
         closed: Callable[[], Refusal | None],
     ) -> None:
         self._cluster = cluster
+        self._ledger = ledger
         self._engine = engine
         self._binder = binder
         self._preemption = preemption
-        self._states = states
+        self._states = NodeStates(cluster, ledger)
         self._journal = journal
         self._closed = closed
 
@@ -104,8 +106,8 @@ class AllocatorService(pb_grpc.AllocatorServicer):
                 self._journal.reserved(pod, bound)
                 return _allocated(bound, is_bound=self._is_bound(pod.uid))
             try:
-                ref = PodRef(pod.metadata.namespace, pod.name, pod.uid)
-                bound = await self._binder.bind(ref, bound.node, timeout_s=_bind_timeout_s(pod, context))
+                timeout_s = _bind_timeout_s(pod, context)
+                bound = await self._binder.bind(PodRef.of(pod), bound.node, timeout_s=timeout_s)
             except AscendError as error:
                 await abort(context, error, pod=pod.key, pod_uid=pod.uid, node=bound.node)
         return _allocated(bound, is_bound=True)
@@ -147,7 +149,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             except Refusal as refusal:
                 return pb.ExplainResponse(standing="refused", refusal=refusal_message(refusal))
             explained = _explained(filtered)
-            held = self._engine.held(pod.uid)
+            held = self._ledger.get(pod.uid)
             if self._is_bound(pod.uid):
                 explained.standing, explained.node = "bound", self._cluster.pods[pod.uid].spec.node_name
             elif held is not None:

@@ -23,12 +23,7 @@ _YIELD_EVERY: Final = 64
 
 
 class NodeStates:
-    """Reads the state of nodes.
-
-    Args:
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
-    """
+    """Reads the state of nodes."""
 
     def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
         self._cluster = cluster

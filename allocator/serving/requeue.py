@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 
+from allocator.binding.binding import PodRef
 from allocator.decision.engine import DecisionEngine
 from allocator.metrics import AllocatorMetrics
 from allocator.rules.request import ChipRequest
@@ -44,9 +45,7 @@ _YIELD_S: Final = 0.005
 
 @dataclass(slots=True)
 class _Refused:
-    uid: str
-    namespace: str
-    name: str
+    ref: PodRef
     request: ChipRequest
     is_of_gang: bool
     tried_s: float
@@ -92,15 +91,11 @@ class Requeuer:
         self._now_ns = now_ns
         self._refused: dict[str, _Refused] = {}
 
-    def __len__(self) -> int:
-        return len(self._refused)
-
     def refused(self, pod: Pod) -> None:
         """A pod was filtered and fits on no node."""
         known, request, gang = self._refused.get(pod.uid), self._engine.request_of(pod), self._engine.is_of_gang(pod)
         if known is None:
-            namespace = pod.metadata.namespace
-            self._refused[pod.uid] = _Refused(pod.uid, namespace, pod.name, request, gang, self._monotonic())
+            self._refused[pod.uid] = _Refused(PodRef.of(pod), request, gang, self._monotonic())
         else:
             known.request, known.is_of_gang, known.tried_s = request, gang, self._monotonic()
 
@@ -136,14 +131,14 @@ class Requeuer:
             if self._monotonic() - yielded_s > _YIELD_S:
                 await asyncio.sleep(0)
                 yielded_s = self._monotonic()
-            if self._refused.get(each.uid) is not each:
+            if self._refused.get(each.ref.uid) is not each:
                 continue  # accepted meanwhile
-            seen = self._cluster.pods.get(each.uid)
+            seen = self._cluster.pods.get(each.ref.uid)
             silent_s = now_s - each.tried_s
             if (seen is None and silent_s > FORGET_S) or (
                 seen is not None and (seen.spec.node_name or not seen.is_live)
             ):
-                del self._refused[each.uid]
+                del self._refused[each.ref.uid]
             elif (silent_s >= each.wait_s or each.is_new_gang) and may_fit(each, seen):
                 due.append(each)
         return due[:AT_ONCE]
@@ -151,14 +146,15 @@ class Requeuer:
     async def _annotate(self, pod: _Refused) -> None:
         pod.tried_s = self._monotonic()
         pod.wait_s = min(2 * pod.wait_s, LONGEST_WAIT_S)
-        body = {"metadata": {"uid": pod.uid, "annotations": {REQUEUED: str(self._now_ns())}}}
+        ref = pod.ref
+        body = {"metadata": {"uid": ref.uid, "annotations": {REQUEUED: str(self._now_ns())}}}
         try:
-            await self._client.patch(PODS, pod.name, body, namespace=pod.namespace)
+            await self._client.patch(PODS, ref.name, body, namespace=ref.namespace)
         except NotFound:
-            self._refused.pop(pod.uid, None)
+            self._refused.pop(ref.uid, None)
             return
         except (ApiError, Unreachable) as error:
-            log.warning("can't requeue a pod", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            log.warning("can't requeue a pod", pod=ref.key, error=str(error))
             return
         self._metrics.requeued.inc()
-        log.info("requeued a pod", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, request=pod.request.chips)
+        log.info("requeued a pod", pod=ref.key, pod_uid=ref.uid, request=pod.request.chips)

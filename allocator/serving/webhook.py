@@ -18,6 +18,7 @@ from allocator.binding.binding import PodRef
 from allocator.binding.injection import Injector
 from allocator.observe.journal import Journal
 from allocator.serving.extender import read_body
+from allocator.serving.extender_wire import text
 from ascend.annotations import OURS
 from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod
@@ -49,14 +50,6 @@ class _Target(msgspec.Struct, frozen=True):
 
 class _Binding(KubeObject, frozen=True, kw_only=True):
     target: _Target = _Target()
-
-
-class _Generated(msgspec.Struct, rename="camel", frozen=True):
-    generate_name: str = ""
-
-
-class _GeneratedPod(msgspec.Struct):
-    metadata: _Generated = _Generated()
 
 
 class Webhook:
@@ -121,7 +114,7 @@ class Webhook:
         except Refusal as refusal:
             if self._invalid == "deny":
                 return _refused(review, refusal)
-            return _answer(review, {"allowed": True, "warnings": [_text(refusal)]})
+            return _answer(review, {"allowed": True, "warnings": [text(refusal)]})
         return _answer(review, {"allowed": True})
 
 
@@ -133,7 +126,8 @@ def _with_name(pod: Pod, review: _Request) -> Pod:
     """The pod with a name for messages: a pod of a controller has no name yet, only ``generateName``."""
     name = pod.name
     if not name:
-        name = f"{msgspec.json.decode(review.object, type=_GeneratedPod).metadata.generate_name}…"
+        written = msgspec.json.decode(review.object).get("metadata", {})
+        name = f"{written.get('generateName', '')}…"
     metadata = msgspec.structs.replace(pod.metadata, name=name, namespace=review.namespace)
     return msgspec.structs.replace(pod, metadata=metadata)
 
@@ -156,17 +150,13 @@ def _patch(binding: msgspec.Raw, wanted: Mapping[str, str]) -> dict[str, str]:
 
 def _refused(review: _Request, error: AscendError, code: int = _FORBIDDEN) -> web.Response:
     # The API server returns the message to its client; a scheduler writes it into the pod's Event.
-    return _answer(review, {"allowed": False, "status": {"code": code, "message": _text(error)}})
+    return _answer(review, {"allowed": False, "status": {"code": code, "message": text(error)}})
 
 
 def _code(error: AscendError) -> int:
     if isinstance(error, Refusal):
         return _UNAVAILABLE if error.reason == Reason.NOT_LEADER else _FORBIDDEN
     return error.status if isinstance(error, ApiError) else _UNAVAILABLE
-
-
-def _text(error: AscendError) -> str:
-    return f"{error.reason}: {error.message}"
 
 
 def _answer(review: _Request, response: Mapping[str, object]) -> web.Response:

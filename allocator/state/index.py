@@ -37,9 +37,6 @@ class NodeIndex:
         self.version = 0
         """Incremented on every change."""
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     @property
     def buckets(self) -> Collection[Bucket]:
         """The buckets that have nodes."""
@@ -164,8 +161,7 @@ class NodeIndex:
             request: what the pod requests.
             candidates: names of nodes; None for every node.
         """
-        ranking = self.ranking(request)
-        return self._reasons(ranking.verdict, candidates)
+        return self._reasons(self.ranking(request).verdict, candidates)
 
     def reasons_when_full(self, request: ChipRequest, candidates: Iterable[str] | None = None) -> Counter[Reason]:
         """The same after as many pods with this request as fit were placed, one after the other."""

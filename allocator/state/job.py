@@ -61,24 +61,6 @@ class Job:
             which pods are placed. No two jobs ever have the same version.
     """
 
-    __slots__ = (
-        "_assigned",
-        "_group_minimum",
-        "_lowest",
-        "_own",
-        "_owners",
-        "_placed",
-        "_pods",
-        "_ranks",
-        "_stated",
-        "_stated_last",
-        "_vnpus",
-        "key",
-        "present",
-        "size",
-        "version",
-    )
-
     def __init__(self, key: JobKey, owners: Mapping[JobKey, int]) -> None:
         self.key = key
         self.size = 0
@@ -121,11 +103,6 @@ class Job:
         if self._stated_last is None:
             self._stated_last = max(self._stated.values(), default=None)
         return self._stated_last.minimum if self._stated_last is not None else None
-
-    @property
-    def vnpus(self) -> int:
-        """The number of vNPUs that its pods that have not ended request."""
-        return sum(self._vnpus.values())
 
     @property
     def group_minimum(self) -> int | None:
@@ -214,7 +191,9 @@ class Job:
         unnumbered = [pod for pod in self._pods.values() if self._known_rank(pod) is None]
         for pod in sorted(unnumbered, key=filling_order):
             self.rank_of(pod)
-        return sorted(((self.rank_of(pod), pod) for pod in self._pods.values()), key=_by_rank)
+        return sorted(
+            ((self.rank_of(pod), pod) for pod in self._pods.values()), key=lambda each: (each[0], each[1].name)
+        )
 
     def placed_beside(self, uid: str) -> int:
         """The number of its other live pods that request chips and are bound or have a reservation."""
@@ -232,7 +211,10 @@ class Job:
 
     def note_minimum(self, pod: Pod) -> None:
         """Record the minimum that a pod states."""
-        minimum = _minimum(pod)
+        try:
+            minimum = stated_minimum(pod)
+        except Refusal:
+            minimum = None  # refused when the pod is scheduled
         if minimum is None:
             self._forget_minimum(pod.uid)
             return
@@ -304,19 +286,7 @@ class Job:
             self._lowest = min(self._lowest, rank)
 
 
-def _minimum(pod: Pod) -> int | None:
-    try:
-        return stated_minimum(pod)
-    except Refusal:
-        # Refused when the pod is scheduled.
-        return None
-
-
 def _is_as_before(old: Pod, new: Pod) -> bool:
     """Whether a pod is unchanged apart from its status; a changed phase counts as a change."""
     metadata = msgspec.structs.replace(old.metadata, resource_version=new.metadata.resource_version)
     return metadata == new.metadata and old.spec == new.spec and old.status.phase == new.status.phase
-
-
-def _by_rank(each: tuple[int, Pod]) -> tuple[int, str]:
-    return each[0], each[1].name

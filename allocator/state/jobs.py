@@ -28,28 +28,10 @@ class Jobs:
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
 
-    def __len__(self) -> int:
-        return len(self._jobs)
-
     @property
     def by_key(self) -> Mapping[JobKey, Job]:
         """Every job, including some without present pods."""
         return MappingProxyType(self._jobs)
-
-    @property
-    def groups(self) -> Mapping[JobKey, int]:
-        """The minimum of each pod group."""
-        return MappingProxyType(self._groups)
-
-    @property
-    def owners(self) -> Mapping[JobKey, int]:
-        """The desired number of pods of each owner."""
-        return MappingProxyType(self._owners)
-
-    @property
-    def watched_kinds(self) -> frozenset[str]:
-        """The kinds of pod group that are watched and synced."""
-        return frozenset(self._watched)
 
     def job_of(self, pod: Pod) -> Job:
         """The job of a pod; an empty one if neither pod nor job has been seen."""
@@ -57,10 +39,6 @@ class Jobs:
         key = member.key if member is not None else find_job(pod)
         job = self._jobs.get(key)
         return job if job is not None else self._new(key, pod)
-
-    def is_distributed(self, pod: Pod) -> bool:
-        """Whether the pod's job is distributed."""
-        return self.job_of(pod).is_distributed_with(pod)
 
     def lacks_group(self, job: Job) -> bool:
         """Whether the job's pods name a group that does not exist, so that its minimum is unknown.

@@ -18,9 +18,7 @@ from ascend.kube.workloads import (
     COSCHEDULING_POD_GROUPS,
     STATEFUL_SETS,
     VOLCANO_POD_GROUPS,
-    BatchJob,
     PodGroup,
-    StatefulSet,
 )
 
 Scope: TypeAlias = Literal["all", "device-reports", "node-health"]
@@ -89,26 +87,12 @@ def fill(cluster: Cluster, objects: Mapping[str, Iterable[Any]]) -> Cluster:
     return cluster
 
 
-def _owner_applied(cluster: Cluster, owner: StatefulSet | BatchJob) -> None:
-    cluster.jobs.owner_applied(owner)
-
-
-def _owner_deleted(cluster: Cluster, owner: StatefulSet | BatchJob) -> None:
-    cluster.jobs.owner_deleted(owner)
-
-
 def _pod_groups(kind: str, resource: Resource[PodGroup]) -> WatchedKind:
-    def applied(cluster: Cluster, group: PodGroup) -> None:
-        cluster.jobs.group_applied(kind, group)
-
-    def deleted(cluster: Cluster, group: PodGroup) -> None:
-        cluster.jobs.group_deleted(kind, group)
-
     return WatchedKind(
         kind,
         resource,
-        applied,
-        deleted,
+        lambda cluster, group: cluster.jobs.group_applied(kind, group),
+        lambda cluster, group: cluster.jobs.group_deleted(kind, group),
         synced=lambda cluster: cluster.jobs.watched(kind),
         unserved=lambda cluster: cluster.jobs.unwatched(kind),
     )
@@ -116,13 +100,18 @@ def _pod_groups(kind: str, resource: Resource[PodGroup]) -> WatchedKind:
 
 _SELECTOR: Final = ",".join(f"{key}={value}" for key, value in LABELS.items())
 _reports = partial(WatchedKind, resource=CONFIG_MAPS, label_selector=_SELECTOR)
+_owners = partial(
+    WatchedKind,
+    apply=lambda cluster, owner: cluster.jobs.owner_applied(owner),
+    delete=lambda cluster, owner: cluster.jobs.owner_deleted(owner),
+)
 
 KINDS: Final = (
     WatchedKind("nodes", NODES, Cluster.node_applied, Cluster.node_deleted),
     _reports("device reports", apply=Cluster.report_applied, delete=Cluster.report_deleted, scope="device-reports"),
     _reports("node health", apply=Cluster.health_applied, delete=Cluster.health_deleted, scope="node-health"),
-    WatchedKind("StatefulSets", STATEFUL_SETS, _owner_applied, _owner_deleted),
-    WatchedKind("Jobs", BATCH_JOBS, _owner_applied, _owner_deleted),
+    _owners("StatefulSets", STATEFUL_SETS),
+    _owners("Jobs", BATCH_JOBS),
     _pod_groups(VOLCANO, VOLCANO_POD_GROUPS),
     _pod_groups(COSCHEDULING, COSCHEDULING_POD_GROUPS),
     WatchedKind("pods", PODS, Cluster.pod_applied, Cluster.pod_deleted),

@@ -128,11 +128,6 @@ class Ledger:
         found = self._plans.get(plan)
         return [self._by_uid[uid] for uid in sorted(found.seats)] if found is not None else []
 
-    def has_seats(self, plan: str) -> bool:
-        """Whether a plan has unused seats."""
-        found = self._plans.get(plan)
-        return found is not None and bool(found.seats)
-
     @property
     def has_plans(self) -> bool:
         """Whether there is any plan."""
@@ -189,7 +184,7 @@ class Ledger:
     def drop_plan(self, name: str) -> list[Reservation]:
         """Release the unused rest of a plan, and return it."""
         left = self.seats(name)
-        self._plans.drop(name)
+        self._plans.pop(name, None)
         changed: defaultdict[str, list[str]] = defaultdict(list)
         for reservation in left:
             self._take_out(reservation.uid)

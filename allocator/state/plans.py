@@ -39,44 +39,33 @@ class Plan:
             self.due_s = now_s + self.ttl_s
 
 
-class Plans:
+class Plans(dict[str, Plan]):
     """All plans, by name."""
 
     def __init__(self) -> None:
-        self._plans: dict[str, Plan] = {}
+        super().__init__()
         self._queue: list[tuple[float, str]] = []
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    def get(self, name: str) -> Plan | None:
-        """A plan by name."""
-        return self._plans.get(name)
 
     def renew(self, name: str, ttl_s: float, now_s: float) -> None:
         """Add a plan without seats, or restart the time to live of an existing one."""
         due_s = now_s + ttl_s
-        plan = self._plans.get(name)
+        plan = self.get(name)
         if plan is None:
-            self._plans[name] = Plan(ttl_s, due_s, due_s)
+            self[name] = Plan(ttl_s, due_s, due_s)
             heapq.heappush(self._queue, (due_s, name))
         else:
             plan.ttl_s, plan.due_s = ttl_s, due_s
 
-    def drop(self, name: str) -> None:
-        """Drop a plan."""
-        self._plans.pop(name, None)
-
     def put(self, reservation: Reservation) -> None:
         """Add a reservation; it is a seat if its plan lives and it is unused."""
-        plan = self._plans.get(reservation.plan)
+        plan = self.get(reservation.plan)
         if plan is not None and reservation.stage is Stage.PLANNED:
             plan.seats.add(reservation.uid)
             plan.empty += reservation.is_empty
 
     def take(self, reservation: Reservation) -> None:
         """Remove a reservation."""
-        plan = self._plans.get(reservation.plan)
+        plan = self.get(reservation.plan)
         if plan is not None:
             plan.seats.discard(reservation.uid)
             plan.empty -= reservation.is_empty
@@ -85,7 +74,7 @@ class Plans:
         """Yield the expired plans; the caller drops each of them."""
         while self._queue and self._queue[0][0] <= now_s:
             queued_s, name = heapq.heappop(self._queue)
-            plan = self._plans.get(name)
+            plan = self.get(name)
             if plan is None or plan.queued_s != queued_s:
                 continue  # the entry of an earlier plan of the same name
             if plan.due_s <= now_s:

@@ -15,11 +15,7 @@ from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
 
 
 class Bucket:
-    """The nodes with equal vacancies.
-
-    Args:
-        vacancy: what they have left.
-    """
+    """The nodes with equal vacancies."""
 
     __slots__ = ("_heap", "_names", "vacancy", "verdicts")
 
@@ -58,11 +54,7 @@ class Bucket:
 
 
 class Ranking:
-    """The buckets ranked for one request.
-
-    Args:
-        request: what a pod requests.
-    """
+    """The buckets ranked for one request."""
 
     def __init__(self, request: ChipRequest) -> None:
         self.request = request

@@ -66,10 +66,6 @@ class NodeReport(msgspec.Struct, frozen=True):
 NO_REPORT: Final = NodeReport(0, 0, None)
 
 
-class _Switches(msgspec.Struct, frozen=True):
-    NodeStatus: str = ""
-
-
 class _NodeStatus(msgspec.Struct, frozen=True):
     NodeStatus: str = ""
 
@@ -89,7 +85,7 @@ def read_report(config_map: ConfigMap) -> NodeReport | Refusal:
     try:
         decoded = decode_report(config_map.data)
         pre_separate = read_pre_separate(decoded.faults)
-        switches = msgspec.json.decode(config_map.data.get(SWITCH_INFO) or "{}", type=_Switches)
+        switches = msgspec.json.decode(config_map.data.get(SWITCH_INFO) or "{}", type=_NodeStatus)
     except (InvalidReport, *UNREADABLE) as error:
         return Refusal(Reason.INVALID_REPORT, f"ConfigMap {config_map.key}: {error}")
     is_degraded = any(fault.fault_handling == _SUB_HEALTH_FAULT for fault in decoded.faults)

@@ -4,6 +4,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from ascend.errors import AscendError, DriverError
@@ -27,32 +28,23 @@ class CallThread:
 
     def call(self, function: Callable[[], R]) -> asyncio.Future[R]:
         """Run a call; return its result as a future. An error that is not an AscendError becomes a DriverError."""
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[R] = loop.create_future()
-
-        def succeed(result: R) -> None:
-            if not outcome.done():
-                outcome.set_result(result)
-
-        def fail(error: Exception) -> None:
-            if not outcome.done():
-                outcome.set_exception(error)
+        outcome: Future[R] = Future()
 
         def work() -> None:
+            if not outcome.set_running_or_notify_cancel():
+                return  # cancelled before it began
             try:
-                result = function()
+                outcome.set_result(function())
             except AscendError as error:
-                _deliver(loop, fail, error)
+                outcome.set_exception(error)
             except Exception as error:  # noqa: BLE001 - whatever a driver binding raises, the plugin goes on without it
-                _deliver(loop, fail, DriverError(f"{type(error).__name__}: {error}"))
-            else:
-                _deliver(loop, succeed, result)
+                outcome.set_exception(DriverError(f"{type(error).__name__}: {error}"))
 
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         self._calls.put(work)
-        return outcome
+        return asyncio.wrap_future(outcome)
 
     def close(self) -> None:
         """End the thread once its present call returns, without waiting for that."""
@@ -61,10 +53,3 @@ class CallThread:
     def _run(self) -> None:
         while (work := self._calls.get()) is not None:
             work()
-
-
-def _deliver(loop: asyncio.AbstractEventLoop, function: Callable[[R], None], value: R) -> None:
-    try:
-        loop.call_soon_threadsafe(function, value)
-    except RuntimeError:
-        return  # the loop is closed

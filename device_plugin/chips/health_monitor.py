@@ -4,7 +4,7 @@ A judgement can change with the driver's reports, an operator's order, the fault
 time: a debounce or a hold ends, or the driver stays silent.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -14,7 +14,7 @@ from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipState, FaultEvent, Inventory
 from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.health_book import HealthBook
-from device_plugin.health.snapshot import Chip, Moment, Snapshot, UpgradeReason
+from device_plugin.health.snapshot import Chip, EarlierState, Moment, Snapshot
 from device_plugin.ledger.handovers import HandOvers, running_chips, used_chips
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
@@ -114,24 +114,9 @@ class HealthMonitor:
         self._book.tune(hold_s=hold_s, stale_s=stale_s)
         self._changed.set(None)
 
-    def restore(
-        self,
-        *,
-        manually_separated: ChipSet,
-        reasons: Mapping[int, Sequence[UpgradeReason]],
-        awaiting: ChipSet,
-        network_awaiting: ChipSet,
-        harmless: Mapping[int, Collection[int]],
-    ) -> None:
+    def restore(self, earlier: EarlierState) -> None:
         """Take over what an earlier plugin reported."""
-        self._book.restore(
-            manually_separated=manually_separated,
-            reasons=reasons,
-            awaiting=awaiting,
-            network_awaiting=network_awaiting,
-            harmless=harmless,
-            at=self._moment(),
-        )
+        self._book.restore(earlier, self._moment())
         self._changed.set(None)
 
     def edited(self, added: ChipSet, removed: ChipSet) -> None:
@@ -209,9 +194,8 @@ class HealthMonitor:
             # A new chip is compared with a healthy one: that it is healthy is not announced.
             old = earlier.get(chip.chip_id, Chip(chip.facts))
             if chip.healthy != old.healthy:
-                reason = "NPURecovered" if chip.healthy else "NPUUnhealthy"
+                reason, to = ("NPURecovered", "healthy") if chip.healthy else ("NPUUnhealthy", "unhealthy")
                 changes.setdefault((reason, not chip.healthy), []).append(chip)
-                to = "healthy" if chip.healthy else "unhealthy"
                 self._metrics.transitions.labels(to=to, reason=chip.reason or old.reason).inc()
             if chip.network_healthy != old.network_healthy:
                 reason = "NPUNetworkRecovered" if chip.network_healthy else "NPUNetworkUnhealthy"

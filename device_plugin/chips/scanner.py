@@ -202,7 +202,8 @@ class Scanner:
             if phy_id in self._readers:
                 self._readers[phy_id].chip = chip
             elif (back := self._gone.pop(phy_id, None)) is not None:
-                back.reset(chip)
+                # Listed again: it starts over, but a call that has not returned is still waited for.
+                back.chip, back.problem = chip, NOT_READ
                 self._readers[phy_id] = back
             else:
                 self._readers[phy_id] = ChipReader(self._driver, chip)
@@ -253,10 +254,6 @@ class ChipReader:
         chip, self._started = self.chip, at
         self._call = self._thread.call(lambda: self._driver.read(chip))
         self._call.add_done_callback(lambda call: self._settle(call, listener))
-
-    def reset(self, chip: ChipFacts) -> None:
-        """Start over with a chip that is listed again; a call that has not returned is still waited for."""
-        self.chip, self.problem = chip, NOT_READ
 
     def close(self) -> None:
         """End the thread."""

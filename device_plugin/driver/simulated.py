@@ -17,7 +17,6 @@ makes every call fail with that text. Only ``product``, ``chips`` and the chips'
 
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ import msgspec
 from ascend.annotations import UNKNOWN, ChipAddress
 from ascend.chips import MAX_CHIP_ID
 from ascend.errors import DriverError
-from ascend.products import Product
 from device_plugin.driver import ChipFacts, ChipState, ChipType, FaultEvent, Inventory, VirtualNpu
 
 Health = Literal["Healthy", "Unhealthy"]
@@ -95,22 +93,6 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
     delay_s: Delay = 0.0
     error: str = ""
     driver_version: str = "simulated"
-
-    @classmethod
-    def full(cls, product: Product) -> "SimulatedServer":
-        """Return a server of this product with all its chips, healthy."""
-        return cls(
-            product.chip, [SimulatedChip(chip_id, ip=f"10.20.0.{chip_id + 1}") for chip_id in range(product.chips)]
-        )
-
-    def save(self, path: Path) -> None:
-        """Write the file atomically."""
-        content = msgspec.json.format(msgspec.json.encode(self), indent=1)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as scratch:
-            scratch.write(content)
-        now_ns = time.time_ns()  # the kernel's own times are too coarse to distinguish two versions
-        os.utime(scratch.name, ns=(now_ns, now_ns))
-        Path(scratch.name).replace(path)
 
 
 @dataclass(frozen=True, slots=True)

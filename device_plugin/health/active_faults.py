@@ -34,17 +34,6 @@ class FaultTransition:
 class ActiveFaults:
     """The faults of one chip."""
 
-    __slots__ = (
-        "_by_events",
-        "_events",
-        "_link_found",
-        "_present",
-        "_severities",
-        "_transient",
-        "_unconfirmed",
-        "read_s",
-    )
-
     def __init__(self) -> None:
         self.read_s: float | None = None
         """Start time of the last reading; None before the first."""

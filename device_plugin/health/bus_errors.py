@@ -19,8 +19,6 @@ HOLD_S = 5.0
 class BusErrorFilter:
     """The bus errors of one chip: each occurrence is held, then passed on or dropped together with its end."""
 
-    __slots__ = ("_dropped", "_held", "_memory_s", "_passed")
-
     def __init__(self) -> None:
         self._memory_s: float | None = None  # when the memory error last occurred
         self._held: list[FaultTransition] = []

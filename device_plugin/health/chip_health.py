@@ -9,7 +9,7 @@ from device_plugin.health.bus_errors import BusErrorFilter
 from device_plugin.health.damping import Damper, Damping
 from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.levels import CARD_DROP, NETWORK_CODES, Level
-from device_plugin.health.snapshot import NO_CODE, Chip, FaultRecord, Moment, UpgradeReason
+from device_plugin.health.snapshot import NO_CODE, Chip, EarlierState, FaultRecord, Moment, UpgradeReason
 from device_plugin.health.upgrades import Upgrades, raised
 
 _READMISSION = "no fault, waiting for an operator to readmit it"
@@ -34,21 +34,6 @@ class Policy:
 
 class ChipHealth:
     """The health of one chip; call ``settle`` before and after every change."""
-
-    __slots__ = (
-        "_awaits",
-        "_barred",
-        "_barred_new",
-        "_bus_errors",
-        "_faults",
-        "_network",
-        "_network_awaits",
-        "_separated_ms",
-        "_silence",
-        "_upgrades",
-        "cut",
-        "facts",
-    )
 
     def __init__(self) -> None:
         self.facts: ChipFacts | None = None
@@ -94,22 +79,19 @@ class ChipHealth:
         """Whether the chip was ever read."""
         return self._faults.read_s is not None
 
-    def restore(self, reasons: Iterable[UpgradeReason], *, separated: bool, at: Moment, policy: Policy) -> None:
+    def restore(self, phy_id: int, earlier: EarlierState, at: Moment, policy: Policy) -> None:
         """Take over the state from before a restart; a chip no longer separated was released in the meantime."""
+        reasons = earlier.reasons.get(phy_id, ())
+        separated = bool(earlier.manually_separated >> phy_id & 1)
         autofill = [why for why in reasons if why.kind == "FaultAutofill"]
         kept = [why for why in reasons if separated or why.level is not Level.MANUALLY_SEPARATE]
         self._upgrades.restore((why for why in kept if why.kind != "FaultAutofill"), policy.rules, at)
         if separated and (autofill or not self.is_separated):
             self._separated_ms = max((why.time_ms for why in autofill), default=at.wall_ms)
-
-    def restore_waiting(self, *, own: bool, network: bool) -> None:
-        """Take over that it awaited readmission before a restart."""
-        self._awaits |= own
-        self._network_awaits |= network
-
-    def restore_harmless(self, codes: Iterable[int], rules: FaultRules) -> None:
-        """Take over the codes reported as NotHandleFault before a restart, by the rules or by their events."""
-        self._faults.recall(code for code in codes if code not in rules.chip)
+        # The codes were reported as NotHandleFault by the rules or by their events; the rules apply anew.
+        self._faults.recall(code for code in earlier.harmless.get(phy_id, ()) if code not in policy.rules.chip)
+        self._awaits |= bool(earlier.awaiting >> phy_id & 1)
+        self._network_awaits |= bool(earlier.network_awaiting >> phy_id & 1)
 
     def separate(self, at: Moment) -> None:
         """Take it out of use, by an operator's order."""

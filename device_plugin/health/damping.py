@@ -35,8 +35,6 @@ class Damping:
 class Damper:
     """One damped condition: bad takes effect at once, good after the hold time."""
 
-    __slots__ = ("_clear_s", "_recovered_s", "_relapses", "bad")
-
     def __init__(self) -> None:
         self.bad = False
         """The damped condition."""

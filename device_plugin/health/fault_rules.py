@@ -8,9 +8,9 @@ a sentence, the others apply. The defaults have the same form and are shipped be
 import functools
 import importlib.resources
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -52,6 +52,9 @@ class DurationRule:
     fault_s: int
     recover_s: int
     level: Level
+
+
+_Rule = TypeVar("_Rule", bound=FrequencyRule | DurationRule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,34 +223,33 @@ def _with_customization(rules: FaultRules, custom: Mapping[str, Any], refused: l
     """Apply the rules of ``faultCustomization.json``; ``GraceTolerance`` has no effect, as in the reference."""
     known = {"GraceTolerance", "FaultFrequency", "FaultDuration"}
     refused += [f"{CUSTOM_FILE}: {_shown(name)} is not a kind of rule" for name in custom if name not in known]
-    frequency: dict[int, tuple[FrequencyRule, ...]] = {}
-    duration: dict[int, tuple[DurationRule, ...]] = {}
-    if (entries := _entries(custom, "FaultFrequency", refused)) is None:
-        frequency = dict(rules.frequency)
-    for where, entry in entries or ():
-        try:
-            for each in _frequency_rules(entry):
-                frequency[each.code] = (*frequency.get(each.code, ()), each)
-        except InvalidValue as error:
-            refused.append(f"{where}: {error}")
-    if (entries := _entries(custom, "FaultDuration", refused)) is None:
-        duration = dict(rules.duration)
-    for where, entry in entries or ():
-        try:
-            for rule in _duration_rules(entry):
-                duration[rule.code] = (*duration.get(rule.code, ()), rule)
-        except InvalidValue as error:
-            refused.append(f"{where}: {error}")
-    return replace(rules, frequency=frequency, duration=duration)
+    return replace(
+        rules,
+        frequency=_rules_of(custom, "FaultFrequency", _frequency_rules, rules.frequency, refused),
+        duration=_rules_of(custom, "FaultDuration", _duration_rules, rules.duration, refused),
+    )
 
 
-def _entries(custom: Mapping[str, Any], kind: str, refused: list[str]) -> list[tuple[str, Any]] | None:
-    """Return the entries of a kind with their location: empty if the kind is missing, None if it is not a list."""
+def _rules_of(
+    custom: Mapping[str, Any],
+    kind: str,
+    read: Callable[[Any], Iterator[_Rule]],
+    default: Mapping[int, tuple[_Rule, ...]],
+    refused: list[str],
+) -> Mapping[int, tuple[_Rule, ...]]:
+    """Return the rules of a kind by code: none if the kind is missing, the default if it is not a list."""
     entries = custom.get(kind, [])
     if not isinstance(entries, list):
         refused.append(f"{CUSTOM_FILE}: {kind} is {_shown(entries)}, not a list; the default applies")
-        return None
-    return [(f"{CUSTOM_FILE}: {kind}[{index}]", entry) for index, entry in enumerate(entries)]
+        return default
+    found: dict[int, tuple[_Rule, ...]] = {}
+    for index, entry in enumerate(entries):
+        try:
+            for rule in read(entry):
+                found[rule.code] = (*found.get(rule.code, ()), rule)
+        except InvalidValue as error:
+            refused.append(f"{CUSTOM_FILE}: {kind}[{index}]: {error}")
+    return found
 
 
 def _frequency_rules(entry: Any) -> Iterator[FrequencyRule]:

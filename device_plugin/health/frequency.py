@@ -5,7 +5,7 @@ See docs/spec/faults.md#frequency-rule.
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from device_plugin.health.fault_rules import FrequencyRule
 from device_plugin.health.levels import Level
@@ -18,19 +18,13 @@ MAX_TIMES = 100
 class Counter:
     """Counts the occurrences of one fault of one chip, and keeps the levels it was raised to."""
 
-    __slots__ = ("_clear_s", "_counted", "_occurrences", "_total", "_upgrades")
-
     def __init__(self) -> None:
         self._occurrences: deque[float] = deque(maxlen=MAX_TIMES)
         self._total = 0
         self._counted: dict[FrequencyRule, int] = {}  # by rule, how many occurrences no longer count
         self._clear_s: float | None = None  # since when the fault is clear; None while it is present
-        self._upgrades: dict[Level, int] = {}
-
-    @property
-    def upgrades(self) -> Mapping[Level, int]:
+        self.upgrades: dict[Level, int] = {}
         """The levels the fault was raised to, and when, in Unix milliseconds."""
-        return self._upgrades
 
     @property
     def is_present(self) -> bool:
@@ -39,7 +33,7 @@ class Counter:
 
     def restore(self, level: Level, time_ms: int, at: Moment) -> None:
         """Take over a level from before a restart; unless the fault is found again, it counts as clear since then."""
-        self._upgrades[level] = time_ms
+        self.upgrades[level] = time_ms
         last_s = at.mono_s - max(0, at.wall_ms - time_ms) / 1000
         self._clear_s = last_s if self._clear_s is None else max(self._clear_s, last_s)
 
@@ -58,8 +52,8 @@ class Counter:
         self._total += 1
         for rule in rules:
             # A fault that is raised already is raised anew by every occurrence.
-            if rule.level in self._upgrades or self._is_too_often(rule, at.mono_s):
-                self._upgrades[rule.level] = at.wall_ms
+            if rule.level in self.upgrades or self._is_too_often(rule, at.mono_s):
+                self.upgrades[rule.level] = at.wall_ms
                 self._counted[rule] = self._total
 
     def _is_too_often(self, rule: FrequencyRule, now_s: float) -> bool:
@@ -75,7 +69,7 @@ class Counter:
         """Let time pass: remove the levels whose release time has been exceeded."""
         for level, due_s in self._releases(rules):
             if now_s > due_s:
-                del self._upgrades[level]
+                del self.upgrades[level]
 
     def next_s(self, rules: Sequence[FrequencyRule]) -> float | None:
         """Return the earliest time at which a level is removed."""
@@ -83,10 +77,10 @@ class Counter:
         return min(dues, default=None)
 
     def _releases(self, rules: Sequence[FrequencyRule]) -> list[tuple[Level, float]]:
-        if self._clear_s is None or not self._upgrades:
+        if self._clear_s is None or not self.upgrades:
             return []
         releases = []
-        for level in self._upgrades:
+        for level in self.upgrades:
             times = [rule.release_s for rule in rules if rule.level is level]
             known = [time for time in times if time is not None]
             if known and len(known) == len(times):
@@ -96,10 +90,10 @@ class Counter:
     def keep(self, rules: Sequence[FrequencyRule]) -> None:
         """Apply other rules: remove levels that none of them can release, except those an operator releases."""
         kept = {Level.MANUALLY_SEPARATE, *(rule.level for rule in rules)}
-        self._upgrades = {level: time_ms for level, time_ms in self._upgrades.items() if level in kept}
+        self.upgrades = {level: time_ms for level, time_ms in self.upgrades.items() if level in kept}
         self._counted = {rule: total for rule, total in self._counted.items() if rule in rules}
 
     def release(self) -> None:
         """Forget the separation and the occurrences, because an operator puts the chip back into use."""
-        self._upgrades.pop(Level.MANUALLY_SEPARATE, None)
+        self.upgrades.pop(Level.MANUALLY_SEPARATE, None)
         self._occurrences.clear()

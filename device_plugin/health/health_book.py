@@ -1,6 +1,6 @@
 """The health of all chips: takes events, readings and operators' orders, and judges which chips can be used."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -9,7 +9,7 @@ from device_plugin.driver import ChipState, FaultEvent, Inventory
 from device_plugin.health.chip_health import ChipHealth, Policy
 from device_plugin.health.damping import Damping
 from device_plugin.health.fault_rules import FaultRules
-from device_plugin.health.snapshot import Moment, Snapshot, UpgradeReason
+from device_plugin.health.snapshot import EarlierState, Moment, Snapshot
 
 HOLD_LIMIT_S = 300.0
 """The longest time a recovered chip is held back."""
@@ -67,27 +67,8 @@ class HealthBook:
         damping = replace(self._policy.damping, hold_s=hold_s)
         self._policy = replace(self._policy, damping=damping, stale_s=stale_s)
 
-    def restore(
-        self,
-        *,
-        manually_separated: ChipSet,
-        reasons: Mapping[int, Sequence[UpgradeReason]],
-        awaiting: ChipSet,
-        network_awaiting: ChipSet,
-        harmless: Mapping[int, Collection[int]],
-        at: Moment,
-    ) -> None:
+    def restore(self, earlier: EarlierState, at: Moment) -> None:
         """Take over the state from before a restart; the site's rules come first, readings come later.
-
-        Args:
-            manually_separated: chips that are separated, with or without a reason. Reasons of manual separation of
-                other chips are dropped, because an operator released these (docs/spec/faults.md#manual-separation).
-            reasons: why faults were raised, by physical id.
-            awaiting: chips that awaited readmission.
-            network_awaiting: chips whose network port awaited readmission.
-            harmless: by physical id, the codes that the earlier report called NotHandleFault. For a code that no table
-                lists only its event has a severity, and the reading that finds it again has none.
-            at: the present time.
 
         Raises:
             ValueError: a chip was read before: a fault that had cleared by then would never end.
@@ -95,14 +76,9 @@ class HealthBook:
         if any(chip.was_read for chip in self._chips.values()):
             raise ValueError("the state from before a restart must be restored before the first reading")
         self._turn_to(at)
-        waiting = awaiting | network_awaiting
-        for phy_id in sorted({*chip_ids(manually_separated | waiting), *reasons, *harmless}):
-            chip = self._chips.setdefault(phy_id, ChipHealth())
-            bit = chip_set((phy_id,))
-            separated = bool(manually_separated & bit)
-            chip.restore(reasons.get(phy_id, ()), separated=separated, at=at, policy=self._policy)
-            chip.restore_harmless(harmless.get(phy_id, ()), self._policy.rules)
-            chip.restore_waiting(own=bool(awaiting & bit), network=bool(network_awaiting & bit))
+        listed = earlier.manually_separated | earlier.awaiting | earlier.network_awaiting
+        for phy_id in sorted({*chip_ids(listed), *earlier.reasons, *earlier.harmless}):
+            self._chips.setdefault(phy_id, ChipHealth()).restore(phy_id, earlier, at, self._policy)
 
     def discovered(self, server: Inventory, at: Moment, *, cut: ChipSet = 0) -> ChipSet:
         """Take over a discovery. A new chip is unhealthy until it is read; one that is gone stays, and goes stale.

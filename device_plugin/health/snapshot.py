@@ -1,6 +1,6 @@
 """The chips of this node as last judged: immutable values, from which every answer of the plugin is made."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -65,6 +65,27 @@ class UpgradeReason:
     level: Level
     kind: UpgradeKind
     time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierState:
+    """What an earlier plugin reported.
+
+    Attributes:
+        manually_separated: chips that are separated, with or without a reason. Reasons of manual separation of other
+            chips are dropped, because an operator released these (docs/spec/faults.md#manual-separation).
+        reasons: why faults were raised, by physical id.
+        awaiting: chips that awaited readmission.
+        network_awaiting: chips whose network port awaited readmission.
+        harmless: by physical id, the codes that the earlier report called NotHandleFault. For a code that no table
+            lists only its event has a severity, and the reading that finds it again has none.
+    """
+
+    manually_separated: ChipSet = 0
+    reasons: Mapping[int, Sequence[UpgradeReason]] = field(default_factory=dict)
+    awaiting: ChipSet = 0
+    network_awaiting: ChipSet = 0
+    harmless: Mapping[int, Collection[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,78 @@
 """Applies the frequency and duration rules to the faults of one chip."""
 
+import math
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from device_plugin.health.active_faults import ActiveFaults, FaultTransition
-from device_plugin.health.debounce import Debounce
 from device_plugin.health.fault_rules import DurationRule, FaultRules
 from device_plugin.health.frequency import Counter
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Moment, UpgradeReason
+
+
+class Debounce:
+    """One fault of one chip under one duration rule: it counts once it has lasted, and ends once it has been clear.
+
+    Both times must be *exceeded* (docs/spec/faults.md#duration-rule).
+
+    Args:
+        rule: the rule.
+    """
+
+    def __init__(self, rule: DurationRule) -> None:
+        self.rule = rule
+        self.faulty = False
+        """The debounced state."""
+        self.alarm_ms = 0
+        """When it became faulty, in Unix milliseconds."""
+        self._present = False
+        self._changed: Moment | None = None  # since when the fault's presence contradicts the debounced state
+        self.is_new = True
+        """Whether the fault counts as a new occurrence."""
+
+    @classmethod
+    def restored(cls, rule: DurationRule, alarm_ms: int) -> "Debounce":
+        """Return one that was faulty before a restart; the fault counts as present until a reading finds it cleared."""
+        debounce = cls(rule)
+        debounce.faulty, debounce._present, debounce.alarm_ms = True, True, alarm_ms
+        return debounce
+
+    def feed(self, *, present: bool, at: Moment, counts: bool = True) -> None:
+        """Apply a transition of the fault; ``advance`` up to this moment comes first.
+
+        Args:
+            present: True if the fault occurred.
+            at: when.
+            counts: whether it is a new occurrence.
+        """
+        if present == self._present:
+            return
+        self._present = present
+        self._changed = at if present != self.faulty else None
+        if present:
+            self.is_new = counts
+
+    def advance(self, now_s: float) -> Moment | None:
+        """Let time pass; return the moment at which the debounced state changed, None if it did not."""
+        due = self._due()
+        if due is None or now_s <= due.mono_s:
+            return None
+        self._changed = None
+        self.faulty = self._present
+        if self.faulty:
+            self.alarm_ms = due.wall_ms
+        return due
+
+    def next_s(self) -> float | None:
+        """Return the earliest time at which the debounced state changes by itself."""
+        due = self._due()
+        return None if due is None else math.nextafter(due.mono_s, math.inf)
+
+    def _due(self) -> Moment | None:
+        if self._changed is None:
+            return None
+        return self._changed.after(self.rule.recover_s if self.faulty else self.rule.fault_s)
 
 
 class Upgrades:
@@ -17,8 +81,6 @@ class Upgrades:
     For a code with duration rules the frequency rules count the alarms of the duration rule with the shortest time
     (docs/spec/faults.md#frequency-rule).
     """
-
-    __slots__ = ("_counters", "_debounces")
 
     def __init__(self) -> None:
         self._debounces: dict[DurationRule, Debounce] = {}

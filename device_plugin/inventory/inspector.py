@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from ascend.chips import chip_name
 from ascend.errors import AscendError, DriverError
-from device_plugin.chips.call_thread import CallThread
+from device_plugin.chips.call_thread import CallThread, R
 from device_plugin.chips.scanner import Scanner, present_moment
 from device_plugin.driver import Assertion, ChipFacts, ChipState, Driver, FaultEvent, Inventory
 from device_plugin.health.active_faults import ActiveFaults
@@ -26,7 +26,7 @@ CHIP_S = 3.0
 
 
 class Inspector:
-    """Reads a driver.
+    """Reads a driver; the listener of the scanner that watches it.
 
     Args:
         driver: what to read.
@@ -41,6 +41,8 @@ class Inspector:
         self._rules = default_rules()
         self._book = HealthBook(self._rules, hold_s=0.0)  # no damping: what the codes say now
         self._faults: dict[int, ActiveFaults] = {}
+        self._phy_ids: dict[int, int] = {}  # by logic id
+        self._report: Callable[[EventEntry], None] = lambda _event: None
 
     async def scan(self) -> Scan:
         """Read all chips once.
@@ -48,14 +50,10 @@ class Inspector:
         Raises:
             DriverError: the driver can't be read; says why.
         """
-        thread = CallThread("driver")
         try:
-            async with asyncio.timeout(self._discover_s):
-                server = await thread.call(self._driver.discover)
+            server = await _call("driver", self._driver.discover, self._discover_s)
         except TimeoutError:
             raise DriverError(f"the driver does not answer within {self._discover_s:g} s") from None
-        finally:
-            thread.close()
         self._book.discovered(server, present_moment())
         answers = await asyncio.gather(*map(self._read, server.chips))
         problems = {chip.phy_id: why for chip, why in zip(server.chips, answers, strict=True) if why is not None}
@@ -68,42 +66,21 @@ class Inspector:
             report: gets each of them once, whether an event announces it or a reading finds it.
             period_s: time between two readings of a chip.
         """
-        watcher = _Watcher(self._book, self._rules.spell, self._faults, report)
-        await Scanner(self._driver, watcher, period_s=period_s).run()
+        self._report = report
+        await Scanner(self._driver, self, period_s=period_s).run()
 
     async def _read(self, chip: ChipFacts) -> str | None:
         at = present_moment()
-        thread = CallThread(chip_name(chip.phy_id))
         try:
-            async with asyncio.timeout(self._chip_s):
-                state = await thread.call(lambda: self._driver.read(chip))
+            state = await _call(chip_name(chip.phy_id), lambda: self._driver.read(chip), self._chip_s)
         except TimeoutError:
             return f"driver silent: no answer within {self._chip_s:g} s"
         except AscendError as error:
             return error.message
-        finally:
-            thread.close()
         self._book.polled(chip.phy_id, state, at)
         faults = self._faults[chip.phy_id] = ActiveFaults()
         list(faults.read(state, at))  # what the scan shows is not reported again
         return None
-
-
-class _Watcher:
-    """Turns what a scanner reads and hears into entries."""
-
-    def __init__(
-        self,
-        book: HealthBook,
-        spell: Callable[[int], str],
-        faults: dict[int, ActiveFaults],
-        report: Callable[[EventEntry], None],
-    ) -> None:
-        self._book = book
-        self._spell = spell
-        self._faults = faults
-        self._report = report
-        self._phy_ids: dict[int, int] = {}
 
     def discovered(self, server: Inventory, at: Moment) -> None:
         """Follow a discovery."""
@@ -135,7 +112,7 @@ class _Watcher:
             EventEntry(
                 time=datetime.fromtimestamp(at.wall_ms / 1000, UTC).isoformat(timespec="milliseconds"),
                 name=chip_name(phy_id),
-                code=self._spell(code),
+                code=self._rules.spell(code),
                 assertion=assertion,
                 severity=None if event is None else event.severity,
                 source="poll" if event is None else "event",
@@ -144,3 +121,17 @@ class _Watcher:
                 network_health=health_word(chip.network_healthy),
             )
         )
+
+
+async def _call(name: str, function: Callable[[], R], deadline_s: float) -> R:
+    """Run a call in a thread of its own.
+
+    Raises:
+        TimeoutError: it has not returned within the deadline.
+    """
+    thread = CallThread(name)
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await thread.call(function)
+    finally:
+        thread.close()

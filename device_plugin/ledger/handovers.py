@@ -4,12 +4,12 @@ It exists in memory only. After a restart it is rebuilt from the kubelet's ledge
 can't forge, and from the pods' annotations.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ascend.chips import ChipSet, chip_set
 from ascend.daemon.observable import Observable
-from device_plugin.ledger.node_pods import NodePods
+from device_plugin.ledger.node_pods import NodePod, NodePods
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +148,7 @@ def used_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
     A chip is used as soon as Allocate has granted it (in docs/spec/node-report.md#used-chips only once the pod's
     annotation is written, which leaves a gap).
     """
-    used = _given(handovers)
-    for pod in pods:
-        if pod.live and pod.count:
-            used |= pod.held
-    return used
+    return _taken(pods, handovers, lambda _pod: True)
 
 
 def running_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
@@ -161,15 +157,14 @@ def running_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
     A pod that is only bound has its chips written on it but does not have them yet: a fault that bars new use
     (docs/spec/faults.md#chip-health) bars them to it.
     """
-    running = _given(handovers)
-    for pod in pods:
-        if pod.live and pod.count and (pod.past_admission or pod.claimed):
-            running |= pod.held
-    return running
+    return _taken(pods, handovers, lambda pod: pod.past_admission or pod.claimed)
 
 
-def _given(handovers: HandOvers) -> ChipSet:
+def _taken(pods: NodePods, handovers: HandOvers, counts: Callable[[NodePod], bool]) -> ChipSet:
     held = 0
     for handover in handovers:
         held |= handover.held
+    for pod in pods:
+        if pod.live and pod.count and counts(pod):
+            held |= pod.held
     return held

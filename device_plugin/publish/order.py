@@ -36,7 +36,10 @@ class PublishingOrder:
         """The healthy chips in the last list the kubelet was sent; version 0 before the first list."""
         self.reported_unhealthy: Observable[ChipSet] = Observable(0)
         """The unhealthy chips in the last report that was written."""
-        self._offered = AdvertisedChips(NODE_UPDATE_S)
+        self.due_s = math.inf
+        """When the report may list the next chip as free, on the clock of ``offered``; infinite if there is none."""
+        self._begun = False
+        self._since_s: dict[int, float] = {}  # by advertised chip: since when
 
     async def wait_before_list(self, snapshot: Snapshot, ending: Observable[bool]) -> None:
         """Wait until the report has the snapshot's unhealthy chips, the stream is to end, or the limit is reached."""
@@ -56,47 +59,18 @@ class PublishingOrder:
         await wait_until(may_report, (self.advertised, snapshots), KUBELET_WAIT_S)
 
     def offered(self, now_s: float) -> ChipSet:
-        """Return the chips that the report may list as free."""
-        return self._offered.at(now_s, self.advertised.value)
+        """Return the chips that the report may list as free: the kubelet has had time to show them on its Node.
 
-    @property
-    def due_s(self) -> float:
-        """When the report may list the next chip as free; infinite if there is none."""
-        return self._offered.due_s
-
-    def _is_ahead_of_report(self, snapshot: Snapshot) -> bool:
-        return bool(snapshot.unhealthy & ~self.reported_unhealthy.value)
-
-
-class AdvertisedChips:
-    """The chips that the node offers: the kubelet was sent them as healthy, and has had time to update its Node.
-
-    A chip that becomes healthy counts after the delay; one that becomes unhealthy stops counting at once.
-
-    Args:
-        delay_s: how long the kubelet may take to show a chip that became healthy.
-
-    Attributes:
-        due_s: when the next chip counts, on the caller's clock; infinite if there is none.
-    """
-
-    def __init__(self, delay_s: float) -> None:
-        self._delay_s = delay_s
-        self._begun = False
-        self._since_s: dict[int, float] = {}
-        self.due_s = math.inf
-
-    def at(self, now_s: float, advertised: ChipSet) -> ChipSet:
-        """Return the chips offered now.
-
-        Args:
-            now_s: the present.
-            advertised: the healthy chips in the last list the kubelet was sent.
+        A chip that becomes healthy counts after ``NODE_UPDATE_S``; one that becomes unhealthy stops counting at once.
         """
+        advertised = self.advertised.value
         # At the start no reader relies on the node yet, so its first chips count at once.
         since_s = now_s if self._begun else -math.inf
         self._begun = self._begun or advertised != 0
         self._since_s = {chip: self._since_s.get(chip, since_s) for chip in chip_ids(advertised)}
-        pending = [since + self._delay_s for since in self._since_s.values() if since + self._delay_s > now_s]
-        self.due_s = min(pending, default=math.inf)
-        return advertised & chip_set(chip for chip, since in self._since_s.items() if since + self._delay_s <= now_s)
+        counts_s = {chip: since + NODE_UPDATE_S for chip, since in self._since_s.items()}
+        self.due_s = min((due_s for due_s in counts_s.values() if due_s > now_s), default=math.inf)
+        return chip_set(chip for chip, due_s in counts_s.items() if due_s <= now_s)
+
+    def _is_ahead_of_report(self, snapshot: Snapshot) -> bool:
+        return bool(snapshot.unhealthy & ~self.reported_unhealthy.value)

@@ -13,6 +13,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import Node
 from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor
+from device_plugin.health.snapshot import EarlierState
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
 from device_plugin.publish.node_object import NodeWriter
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, read_label
@@ -56,11 +57,13 @@ async def restore(
     # The labels list chips without faults only. With manual readmission, a chip that was faulty has to wait too.
     faulty, faulty_network = read_faulty(earlier) if earlier is not None else (0, 0)
     health.restore(
-        manually_separated=read_manually_separated(data)[0],
-        reasons=read_reasons(upgrades),
-        awaiting=read_label(labels, CHIPS) | faulty,
-        network_awaiting=read_label(labels, PORTS) | faulty_network,
-        harmless=read_harmless(earlier.faults) if earlier is not None and config_map.was_signed else {},
+        EarlierState(
+            manually_separated=read_manually_separated(data)[0],
+            reasons=read_reasons(upgrades),
+            awaiting=read_label(labels, CHIPS) | faulty,
+            network_awaiting=read_label(labels, PORTS) | faulty_network,
+            harmless=read_harmless(earlier.faults) if earlier is not None and config_map.was_signed else {},
+        )
     )
     return node
 

@@ -78,9 +78,9 @@ def _differences(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iterator
     for uid in cluster.pods.keys() | rebuilt.pods.keys():
         yield from _pod(uid, cluster, rebuilt)
         yield from _placed(uid, cluster, ledger)
-    for key in cluster.jobs.owners.keys() | rebuilt.jobs.owners.keys():
+    for key in cluster.jobs._owners.keys() | rebuilt.jobs._owners.keys():
         yield from _owner(key, cluster, rebuilt)
-    for key in cluster.jobs.groups.keys() | rebuilt.jobs.groups.keys():
+    for key in cluster.jobs._groups.keys() | rebuilt.jobs._groups.keys():
         yield from _group(key, cluster, rebuilt)
     for key in cluster.jobs.by_key.keys() | rebuilt.jobs.by_key.keys():
         yield from _job(key, cluster, rebuilt)
@@ -126,13 +126,15 @@ def _placed(uid: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:
 
 
 def _owner(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
-    mine, other = cluster.jobs.owners.get(key), rebuilt.jobs.owners.get(key)
+    mine, other = cluster.jobs._owners.get(key), rebuilt.jobs._owners.get(key)
     yield from _differs(f"{key.kind} {key}", "desired pods", mine, other)
 
 
 def _group(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
     if _both_watch_groups(key, cluster, rebuilt):
-        yield from _differs(f"{key.kind} {key}", "minimum", cluster.jobs.groups.get(key), rebuilt.jobs.groups.get(key))
+        yield from _differs(
+            f"{key.kind} {key}", "minimum", cluster.jobs._groups.get(key), rebuilt.jobs._groups.get(key)
+        )
 
 
 def _job(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
@@ -142,7 +144,7 @@ def _job(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference
         return
     yield from _differs(name, "pods (requesting chips, present)", _sizes(mine), _sizes(other))
     yield from _differs(name, "minimum stated by its pods", mine.stated_minimum, other.stated_minimum)
-    yield from _differs(name, "vNPUs", mine.vnpus, other.vnpus)
+    yield from _differs(name, "vNPUs", sum(mine._vnpus.values()), sum(other._vnpus.values()))
     if _both_watch_groups(key, cluster, rebuilt):
         yield from _differs(name, "minimum of its group", mine.group_minimum, other.group_minimum)
 
@@ -164,7 +166,7 @@ def _sizes(job: Job) -> tuple[int, int]:
 
 def _both_watch_groups(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> bool:
     # Whether an optional kind is served is checked periodically only (``allocator.watch.informers``).
-    return (key.kind in cluster.jobs.watched_kinds) == (key.kind in rebuilt.jobs.watched_kinds)
+    return (key.kind in cluster.jobs._watched) == (key.kind in rebuilt.jobs._watched)
 
 
 def _entry(name: str, cluster: Cluster, ledger: Ledger) -> Iterator[Difference]:

@@ -90,7 +90,7 @@ class Allocator:
         store, cluster = self.server.store, self.app.cluster
         for entry in (*store.objects_in("default"), *store.select(Selection(NODES))):
             store.remove(entry)
-        await until(lambda: not (cluster.pods or cluster.nodes or cluster.jobs.owners or len(self.app.ledger)))
+        await until(lambda: not (cluster.pods or cluster.nodes or cluster.jobs._owners or len(self.app.ledger)))
 
     async def node(self, name: str, **more: Any) -> None:
         """Create a 910A server and wait until it is seen."""

@@ -15,9 +15,9 @@ from ascend.chips import chip_ids, chip_set, parse_names
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 from ascend.products import ASCEND_910A
-from device_plugin.driver.simulated import SimulatedServer
 from sandbox.apiserver import ApiServer
 from sandbox.kubelet import Kubelet
+from sandbox.simulated_chips import full_server, save_server
 from tests.allocator.harness import pod_manifest
 from tests.bench.sightings import PATIENCE_S, Sightings, seen, watching
 from tests.cluster.api import free_ports
@@ -107,7 +107,7 @@ def some_chips(rng: random.Random, count: int) -> tuple[int, ...]:
 
 def _plugin(kubelet: Kubelet, kubeconfig: Path, http: str) -> list[str]:
     state = kubelet.directory / "chips.json"
-    SimulatedServer.full(ASCEND_910A).save(state)
+    save_server(full_server(ASCEND_910A), state)
     devices = kubelet.directory / "dev"
     devices.mkdir()
     for name in DEVICE_NODES:

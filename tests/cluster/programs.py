@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ascend.products import ASCEND_910A
-from device_plugin.driver.simulated import SimulatedServer
+from sandbox.simulated_chips import full_server, save_server
 from tests.cluster.api import Server, free_ports
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
@@ -92,7 +92,7 @@ def start_programs(cluster: Cluster) -> Programs:
 
 def _start_plugin(cluster: Cluster, node: Node) -> Process:
     state = node.folder / "chips.json"
-    SimulatedServer.full(PRODUCT).save(state)
+    save_server(full_server(PRODUCT), state)
     (port,) = free_ports(1)
     command = _filled(
         DEVICE_PLUGIN,

@@ -18,6 +18,7 @@ from ascend.errors import InvalidValue
 from device_plugin.cli import main
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.settings import Settings
+from sandbox.simulated_chips import save_server
 from tests.device_plugin.node import HEALTHY
 from tests.device_plugin.whole import Whole, whole_node
 
@@ -148,7 +149,7 @@ async def test_a_driver_that_hangs_does_not_delay_the_shutdown(folder: Path) -> 
         async with program(whole) as running:
             await running.logs("registered")
             server.delay_s = 3600.0
-            server.save(whole.node.state_file)
+            save_server(server, whole.node.state_file)
             await running.logs("the driver can't be read")
             assert (await running.ended_by(signal.SIGTERM)) == (0, b"")
 

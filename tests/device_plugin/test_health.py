@@ -9,7 +9,7 @@ import pytest
 from ascend.chips import chip_set
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.levels import CARD_DROP, LINK_DOWN, RESET_FINISHED, Level
-from device_plugin.health.snapshot import FaultRecord, UpgradeReason
+from device_plugin.health.snapshot import EarlierState, FaultRecord, UpgradeReason
 from tests.device_plugin.watch import (
     FREQUENT,
     NOT_HANDLE,
@@ -172,7 +172,7 @@ def test_a_link_found_down_by_polling_comes_back_by_polling() -> None:
 def test_restoring_after_the_first_reading_is_an_error() -> None:
     watch = Watch()
     with pytest.raises(ValueError, match="before the first reading"):
-        watch.book.restore(manually_separated=0, reasons={}, awaiting=0, network_awaiting=0, harmless={}, at=moment(1))
+        watch.book.restore(EarlierState(), moment(1))
 
 
 def test_a_reset_ends_faults_known_by_events_only() -> None:
@@ -520,14 +520,8 @@ def restored(
     watch: Watch, separated: int = 0, *reasons: UpgradeReason, awaiting: int = 0, harmless: Collection[int] = ()
 ) -> Watch:
     """A watch that starts at 0 s with this state of an earlier plugin."""
-    watch.book.restore(
-        manually_separated=separated,
-        reasons={0: reasons} if reasons else {},
-        awaiting=awaiting,
-        network_awaiting=awaiting,
-        harmless={0: harmless},
-        at=moment(0),
-    )
+    reasons_by_chip = {0: reasons} if reasons else {}
+    watch.book.restore(EarlierState(separated, reasons_by_chip, awaiting, awaiting, {0: harmless}), moment(0))
     watch.discover(0)
     return watch
 

@@ -20,10 +20,10 @@ from ascend.errors import DriverError
 from ascend.products import ASCEND_910A
 from device_plugin.cli import main
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
-from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.inventory.command import print_table
 from device_plugin.inventory.entries import EventEntry, ScanEntry, scan_entry, virtual_name
 from device_plugin.inventory.inspector import Inspector
+from sandbox.simulated_chips import full_server, save_server
 from tests.device_plugin.api import running, until
 from tests.device_plugin.test_scanner import ScriptedDriver
 
@@ -187,9 +187,9 @@ async def test_the_table_has_everything_and_cuts_no_name(driver: ScriptedDriver,
 
 
 def test_a_piped_table_has_one_line_per_chip(tmp_path: Path) -> None:
-    server = SimulatedServer.full(ASCEND_910A)
+    server = full_server(ASCEND_910A)
     server.chips[3].fault_codes = ["80E18402", "80E18005", "80CB8009", "81078603"]
-    server.save(state := tmp_path / "chips.json")
+    save_server(server, state := tmp_path / "chips.json")
     flags = ("--driver=simulated", f"--simulated-state={state}")
     done = subprocess.run(command(*flags), capture_output=True, check=True, timeout=60, text=True)
     rows = [line for line in done.stdout.splitlines() if line.startswith("Ascend910-")]
@@ -215,7 +215,7 @@ def command(*arguments: object) -> list[str]:
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     path = tmp_path / "chips.json"
-    SimulatedServer.full(ASCEND_910A).save(path)
+    save_server(full_server(ASCEND_910A), path)
     return path
 
 
@@ -275,9 +275,9 @@ async def test_watch_prints_the_scan_and_then_a_line_per_fault(state: Path) -> N
         while not text.endswith(b"\n}\n"):
             text += await process.stdout.readline()
         assert [chip["name"] for chip in msgspec.json.decode(text)["chips"]] == NAMES
-        server = SimulatedServer.full(ASCEND_910A)
+        server = full_server(ASCEND_910A)
         server.chips[3].fault_codes = ["80E18402"]
-        server.save(state)
+        save_server(server, state)
         event = msgspec.json.decode(await process.stdout.readline(), type=EventEntry)
         assert (event.name, event.code, event.assertion) == ("Ascend910-3", "80E18402", "occur")
         process.send_signal(signal.SIGTERM)

@@ -15,6 +15,7 @@ import msgspec
 from ascend.observe.probes import GRACE_S, loop_is_turning
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated import SimulatedServer
+from sandbox.simulated_chips import save_server
 from tests.device_plugin.api import running, until
 from tests.device_plugin.whole import Whole, whole_node
 
@@ -77,7 +78,7 @@ async def test_a_broken_driver_makes_it_unready_but_stays_live(folder: Path) -> 
     async with settled(folder) as (whole, plugin):
         server = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
         server.error = "dcmi_init: -8005"
-        server.save(whole.node.state_file)
+        save_server(server, whole.node.state_file)
         await answers(plugin, "/readyz", 503, "[-] driver: dcmi_init: -8005")
         assert await statuses(plugin) == (200, 200, 503)
 
@@ -130,6 +131,6 @@ async def test_a_hanging_driver_does_not_stop_the_scanners_loop(folder: Path) ->
     async with settled(folder) as (whole, plugin):
         server = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
         server.delay_s = 30.0
-        server.save(whole.node.state_file)
+        save_server(server, whole.node.state_file)
         await answers(plugin, "/readyz", 503, "[-] driver: the driver does not answer")
         assert (await ask(plugin, "/livez"))[0] == 200

@@ -6,10 +6,11 @@ from collections.abc import Awaitable
 
 import pytest
 
+from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.publish import order as order_module
-from device_plugin.publish.order import AdvertisedChips, PublishingOrder
+from device_plugin.publish.order import PublishingOrder
 from tests.device_plugin.builders import snapshot
 
 
@@ -17,6 +18,12 @@ from tests.device_plugin.builders import snapshot
 def no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_module, "REPORT_WAIT_S", 1000.0)
     monkeypatch.setattr(order_module, "KUBELET_WAIT_S", 1000.0)
+
+
+def offered_at(now_s: float, order: PublishingOrder, advertised: ChipSet) -> ChipSet:
+    """What the report may list as free, with these healthy chips in the kubelet's last list."""
+    order.advertised.set(advertised)
+    return order.offered(now_s)
 
 
 async def waits(waiting: Awaitable[None]) -> bool:
@@ -82,37 +89,37 @@ async def test_both_waits_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_list_is_offered_at_once() -> None:
-    offered = AdvertisedChips(1.5)
-    assert offered.at(10.0, 0) == 0
-    assert offered.at(11.0, 0xFF) == 0xFF
-    assert offered.due_s == math.inf
+    order = PublishingOrder()
+    assert offered_at(10.0, order, 0) == 0
+    assert offered_at(11.0, order, 0xFF) == 0xFF
+    assert order.due_s == math.inf
 
 
 def test_a_recovered_chip_is_offered_after_the_delay() -> None:
-    offered = AdvertisedChips(1.5)
-    offered.at(10.0, 0b11)
-    assert offered.at(20.0, 0b01) == 0b01
-    assert offered.at(21.0, 0b11) == 0b01
-    assert offered.due_s == 22.5
-    assert offered.at(22.4, 0b11) == 0b01
-    assert offered.at(22.5, 0b11) == 0b11
-    assert offered.due_s == math.inf
+    order = PublishingOrder()
+    offered_at(10.0, order, 0b11)
+    assert offered_at(20.0, order, 0b01) == 0b01
+    assert offered_at(21.0, order, 0b11) == 0b01
+    assert order.due_s == 22.5
+    assert offered_at(22.4, order, 0b11) == 0b01
+    assert offered_at(22.5, order, 0b11) == 0b11
+    assert order.due_s == math.inf
 
 
 def test_the_delay_starts_anew_after_a_relapse() -> None:
-    offered = AdvertisedChips(1.5)
-    offered.at(10.0, 0b11)
-    offered.at(20.0, 0b01)
-    offered.at(21.0, 0b11)
-    assert offered.at(21.5, 0b01) == 0b01
-    assert offered.at(22.0, 0b11) == 0b01
-    assert offered.at(23.0, 0b11) == 0b01
-    assert offered.at(23.5, 0b11) == 0b11
+    order = PublishingOrder()
+    offered_at(10.0, order, 0b11)
+    offered_at(20.0, order, 0b01)
+    offered_at(21.0, order, 0b11)
+    assert offered_at(21.5, order, 0b01) == 0b01
+    assert offered_at(22.0, order, 0b11) == 0b01
+    assert offered_at(23.0, order, 0b11) == 0b01
+    assert offered_at(23.5, order, 0b11) == 0b11
 
 
 def test_a_node_that_lost_all_its_chips_does_not_start_over() -> None:
-    offered = AdvertisedChips(1.5)
-    offered.at(10.0, 0b11)
-    assert offered.at(11.0, 0) == 0
-    assert offered.at(12.0, 0b11) == 0
-    assert offered.at(13.5, 0b11) == 0b11
+    order = PublishingOrder()
+    offered_at(10.0, order, 0b11)
+    assert offered_at(11.0, order, 0) == 0
+    assert offered_at(12.0, order, 0b11) == 0
+    assert offered_at(13.5, order, 0b11) == 0b11

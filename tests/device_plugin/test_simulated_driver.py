@@ -15,7 +15,8 @@ from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from ascend.products import ASCEND_910A
 from device_plugin.driver import ChipFacts, ChipState, VirtualNpu
-from device_plugin.driver.simulated import NETWORK_FAULT, SimulatedDriver, SimulatedServer
+from device_plugin.driver.simulated import NETWORK_FAULT, SimulatedDriver
+from sandbox.simulated_chips import full_server, save_server
 
 
 def write(path: Path, chips: str = "[]", **fields: str) -> None:
@@ -25,7 +26,7 @@ def write(path: Path, chips: str = "[]", **fields: str) -> None:
 
 def test_a_default_server_is_read_completely(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
-    SimulatedServer.full(ASCEND_910A).save(path)
+    save_server(full_server(ASCEND_910A), path)
     driver = SimulatedDriver(path)
     inventory = driver.discover()
     assert (inventory.chip_type, inventory.ai_cores) == ("Ascend910", 32)
@@ -98,11 +99,11 @@ def test_an_edit_is_seen_at_the_next_reading(tmp_path: Path) -> None:
 
 def test_every_save_is_seen_even_in_fast_succession(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
-    server = SimulatedServer.full(ASCEND_910A)
+    server = full_server(ASCEND_910A)
     driver = SimulatedDriver(path)
     for number in range(300):
         server.chips[0].fault_codes = [f"{number + 1000:X}"]
-        server.save(path)
+        save_server(server, path)
         assert driver.read(ChipFacts(0)).codes == (number + 1000,)
 
 
@@ -205,8 +206,8 @@ def test_a_simulated_failure_has_the_text_of_the_file(tmp_path: Path) -> None:
 
 def test_a_save_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
-    server = SimulatedServer.full(ASCEND_910A)
-    server.save(path)
+    server = full_server(ASCEND_910A)
+    save_server(server, path)
     failures: list[Exception] = []
     ended = threading.Event()
 
@@ -222,7 +223,7 @@ def test_a_save_is_atomic(tmp_path: Path) -> None:
     reader.start()
     for number in range(300):
         server.chips[0].fault_codes = ["80E18402"] * (number % 100)
-        server.save(path)
+        save_server(server, path)
     ended.set()
     reader.join()
     assert failures == []
@@ -232,9 +233,9 @@ def test_a_save_is_atomic(tmp_path: Path) -> None:
 def test_a_failed_save_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
     write(path, '[{"id": 3}]')
-    server = SimulatedServer.full(ASCEND_910A)
+    server = full_server(ASCEND_910A)
     server.chips[0].ip = object()  # type: ignore[assignment]  # can't be encoded
     with pytest.raises((TypeError, msgspec.EncodeError)):
-        server.save(path)
+        save_server(server, path)
     assert [chip.phy_id for chip in SimulatedDriver(path).discover().chips] == [3]
     assert [each.name for each in tmp_path.iterdir()] == ["chips.json"]

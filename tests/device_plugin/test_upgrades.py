@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ascend.chips import chip_set
 from device_plugin.health.damping import Damper, Damping
-from device_plugin.health.debounce import Debounce
 from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
 from device_plugin.health.levels import LINK_DOWN, Level
 from device_plugin.health.snapshot import UpgradeReason
+from device_plugin.health.upgrades import Debounce
 from tests.device_plugin.builders import server
 from tests.device_plugin.watch import FREQUENT, NOT_HANDLE, PRE_SEPARATE, WALL_MS, Watch, moment
 

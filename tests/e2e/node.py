@@ -12,6 +12,7 @@ from ascend.kube.objects import Pod
 from ascend.products import Product
 from device_plugin.driver.simulated import SimulatedServer
 from device_plugin.kubelet.pod_resources import read_ledger
+from sandbox.simulated_chips import full_server, save_server
 from tests.e2e.programs import Program
 
 
@@ -47,10 +48,10 @@ class WorldNode(ABC):
 
     async def mend(self, product: Product) -> None:
         """Make all chips healthy, discard the plugin's memory of faults, and start the plugin if it does not run."""
-        healthy = SimulatedServer.full(product)
+        healthy = full_server(product)
         if msgspec.json.decode(self.state_file.read_bytes(), type=SimulatedServer) != healthy:
             await self.plugin.stop()
-            healthy.save(self.state_file)
+            save_server(healthy, self.state_file)
         if not self.plugin.runs:
             await self.plugin.start()
 
@@ -59,4 +60,4 @@ class WorldNode(ABC):
         server = msgspec.json.decode(self.state_file.read_bytes(), type=SimulatedServer)
         for name, value in fields.items():
             setattr(server.chips[chip_id], name, value)
-        server.save(self.state_file)
+        save_server(server, self.state_file)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, Pod
-from device_plugin.driver.simulated import SimulatedServer
+from sandbox.simulated_chips import full_server, save_server
 from tests.cluster import nodes as cluster_nodes
 from tests.cluster.api import free_ports
 from tests.cluster.cluster import Cluster
@@ -121,7 +121,7 @@ def _node(
     world_node = RealNode(node)
     environment = {}
     if driver is None:
-        SimulatedServer.full(setup.product).save(world_node.state_file)
+        save_server(full_server(setup.product), world_node.state_file)
     else:
         library = folder / f"dcmi-{node.name}"
         library.mkdir()

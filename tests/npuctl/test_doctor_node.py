@@ -26,6 +26,7 @@ from npuctl.doctor.chips import check_device_nodes, check_injection, check_libra
 from npuctl.doctor.command import Diagnosis, check_node, render
 from npuctl.doctor.finding import Check, Finding, run_check
 from npuctl.doctor.kubelet import check_readiness
+from sandbox.simulated_chips import save_server
 from tests.device_plugin.api import NODE, until
 from tests.device_plugin.conftest import folder
 from tests.device_plugin.whole import Whole, whole_node
@@ -87,7 +88,7 @@ async def test_a_faulty_chip_is_a_warning_with_its_fault_codes(whole: Whole) -> 
 async def test_a_driver_that_fails_is_a_problem(whole: Whole) -> None:
     server = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
     server.error = "dcmi_init: -8005"
-    server.save(whole.node.state_file)
+    save_server(server, whole.node.state_file)
     found = await doctor(whole.settings())
     assert ("chips", "problem") in bad(found)
     assert "dcmi_init: -8005" in said(found, "chips")

@@ -83,14 +83,6 @@ class SuperPodPlace:
     server_index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """A chip's AI cores, and the ids of its virtual NPUs."""
-
-    ai_cores: int
-    virtual_ids: tuple[int, ...]
-
-
 class Calls:
     """The library's functions. Each raises ``DcmiError`` if the call fails or the library lacks the function.
 
@@ -158,15 +150,13 @@ class Calls:
         """Return the type of the chip's board."""
         info = BoardInfo()
         self._call("dcmi_get_device_board_info", *chip, byref(info), target=chip)
-        board_id: int = info.board_id
-        return board_id
+        return int(info.board_id)
 
     def hbm_mb(self, chip: Place) -> int:
         """Return the size of the chip's memory in MB."""
         info = HbmInfo()
         self._call("dcmi_get_device_hbm_info", *chip, byref(info), target=chip)
-        size: int = info.memory_size
-        return size
+        return int(info.memory_size)
 
     def roce_address(self, chip: Place) -> str:
         """Return the address of the chip's RoCE port; empty if it has no usable one.
@@ -191,13 +181,13 @@ class Calls:
         self._device_info(chip, _CHIP_COMMAND, _SUPER_POD, info)
         return SuperPodPlace(info.sdid, c_int(info.super_pod_id).value, c_int(info.server_id).value)
 
-    def resources(self, chip: Place) -> Resources:
-        """Return the chip's resources."""
+    def resources(self, chip: Place) -> tuple[int, tuple[int, ...]]:
+        """Return the number of the chip's AI cores, 0 if unknown, and the ids of its virtual NPUs."""
         info = TotalResource()
         self._device_info(chip, _VIRTUAL_COMMAND, _TOTAL, info)
         ids = info.vdev_id[: _within(info.vdev_num, len(info.vdev_id))]
         cores = info.computing.aic
-        return Resources(int(cores) if 0 <= cores <= MAX_ID else 0, tuple(ids))  # a NaN fails both comparisons
+        return int(cores) if 0 <= cores <= MAX_ID else 0, tuple(ids)  # a NaN fails both comparisons
 
     def virtual_npu(self, chip: Place, vdev_id: int, phy_id: int) -> VirtualNpu:
         """Return a virtual NPU; ``phy_id`` is the chip it is cut out of."""

@@ -65,7 +65,9 @@ class LinkTool:
         now_s = self._now_s()
         if port.process is not None:
             self._collect(port, port.process, now_s, wait_s=0.0)
-        elif port.started_s is None or now_s - port.started_s >= self._period_of(port):
+        elif port.started_s is None or now_s - port.started_s >= (
+            self._down_period_s if port.up is False else self._period_s
+        ):
             port.started_s = now_s
             process = self._start(phy_id)
             if process is None:
@@ -74,9 +76,6 @@ class LinkTool:
                 port.process = process
                 self._collect(port, process, now_s, wait_s=self._wait_s)
         return port.up
-
-    def _period_of(self, port: _Port) -> float:
-        return self._down_period_s if port.up is False else self._period_s
 
     def _start(self, phy_id: int) -> "subprocess.Popen[bytes] | None":
         if not self._tool.exists():

@@ -193,7 +193,7 @@ def _checked(what: str, value: int, chip: Place) -> int:
 
 
 def _resources(calls: Calls, facts: OptionalFacts, chip: Place, phy_id: int) -> tuple[int, tuple[VirtualNpu, ...]]:
-    resources = calls.resources(chip)
+    ai_cores, virtual_ids = calls.resources(chip)
     vnpus = tuple(
         facts.get(
             f"virtual NPU {vdev_id}",
@@ -201,9 +201,9 @@ def _resources(calls: Calls, facts: OptionalFacts, chip: Place, phy_id: int) -> 
             VirtualNpu(vdev_id, phy_id),
             chip,
         )
-        for vdev_id in resources.virtual_ids
+        for vdev_id in virtual_ids
     )
-    return resources.ai_cores, vnpus
+    return ai_cores, vnpus
 
 
 def _numa_node(calls: Calls, facts: OptionalFacts, chip: Place, sysfs: Path) -> int | None:

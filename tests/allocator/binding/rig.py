@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from allocator.binding.annotations import Stamper
 from allocator.binding.binder import Binder
-from allocator.binding.binding import Assignment, BindingLease, PodRef, unlimited_lease
+from allocator.binding.binding import Assignment, BindingLease, PodRef
 from allocator.state.reservation import Stage
 from ascend.errors import AscendError, Conflict, NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
@@ -87,7 +87,7 @@ class BinderWorld:
     def _lease(self, wanted_s: float) -> BindingLease:
         if not self.leads:
             raise Refusal(Reason.NOT_LEADER, "another allocator leads")
-        return unlimited_lease(wanted_s)
+        return BindingLease(wanted_s)
 
     def stage(self, uid: str = "uid-a") -> Stage | None:
         held = self.world.ledger.get(uid)

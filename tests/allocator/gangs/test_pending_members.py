@@ -1,12 +1,12 @@
-"""The pods of a gang that need a seat are read after every change, and cached in between."""
+"""The pods of a gang that need a seat are read after every change, and cached in between; so are outcomes of plans."""
 
 from unittest import mock
 
 import pytest
 from msgspec.structs import replace
 
-from allocator.gangs import pending_members
-from allocator.gangs.pending_members import PendingMembers
+from allocator.gangs import planning
+from allocator.gangs.planning import PendingMembers
 from allocator.rules.request import ChipRequest
 from allocator.state.job import Job
 from ascend.kube.objects import Condition, Pod, PodStatus
@@ -87,7 +87,7 @@ def test_a_status_update_does_not_invalidate_the_cache() -> None:
 
 
 def test_the_least_recently_used_gang_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_members, "_LIMIT", 2)
+    monkeypatch.setattr(planning, "_MOST_GANGS", 2)
     members = Members()
     jobs = [gang(name, 2) for name in ("one", "two", "three")]
     for pods in jobs:
@@ -96,3 +96,21 @@ def test_the_least_recently_used_gang_is_dropped(monkeypatch: pytest.MonkeyPatch
     assert len(members.pending._cached) == 2
     members.needed(jobs[2][0])
     assert members.read == 6
+
+
+def test_outcomes_of_plans_are_dropped_when_nodes_change() -> None:
+    members = Members()
+    planner = members.world.engine.gangs._planner
+    outcomes = planner._known_outcomes()
+    outcomes[mock.sentinel.key] = None
+    assert planner._known_outcomes() is outcomes
+    members.world.add(node("another"))
+    assert planner._known_outcomes() == {}
+
+
+def test_outcomes_of_many_plans_stay_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_MOST_OUTCOMES", 3)
+    planner = Members().world.engine.gangs._planner
+    for key in range(5):
+        planner._known_outcomes()[key] = None  # type: ignore[index]  # any key
+    assert len(planner._known_outcomes()) == 2

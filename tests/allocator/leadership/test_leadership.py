@@ -6,11 +6,12 @@ import itertools
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
 
-from allocator.binding.binding import unlimited_lease
+from allocator.binding.binding import BindingLease
 from allocator.leadership.leader import Leader
 from ascend.annotations import ALLOCATED, FENCE
 from ascend.errors import LeadershipLost, Refusal
@@ -172,7 +173,7 @@ class FixedElection:
 
 async def test_a_binding_lease_ends_before_another_can_lead() -> None:
     election = FixedElection()
-    leader = Leader(election)  # type: ignore[arg-type]  # the parts that it uses
+    leader = Leader(election, AsyncMock())  # type: ignore[arg-type]  # the parts that it uses
     assert leader.missing() is not None
     await leader.won()
     lease = leader.lease(2.5)
@@ -185,14 +186,14 @@ async def test_a_binding_lease_ends_before_another_can_lead() -> None:
     with pytest.raises(Refusal) as refused:
         leader.lease(1.0)
     assert refused.value.reason is Reason.NOT_LEADER
-    assert unlimited_lease(2.0).annotations == {}
+    assert BindingLease(2.0).annotations == {}
 
 
 @pytest.mark.looptime
 async def test_a_leader_that_inherits_the_lease_waits_before_listing_pods() -> None:
     election = FixedElection()
     election.inherited = True
-    leader = Leader(election)  # type: ignore[arg-type]  # the parts that it uses
+    leader = Leader(election, AsyncMock())  # type: ignore[arg-type]  # the parts that it uses
     before_s = asyncio.get_running_loop().time()
     await leader.won()
     assert asyncio.get_running_loop().time() - before_s == 4.0
@@ -207,7 +208,7 @@ async def test_a_leader_that_has_not_settled_does_not_release_the_lease(
 ) -> None:
     election = FixedElection()
     election.inherited = inherited
-    leader = Leader(election)  # type: ignore[arg-type]  # the parts that it uses
+    leader = Leader(election, AsyncMock())  # type: ignore[arg-type]  # the parts that it uses
     waiting = asyncio.create_task(leader.won())
     await asyncio.sleep(after_s)
     await leader.release()

@@ -94,7 +94,7 @@ def test_no_pod_is_remembered_after_its_reminder_is_due(steps: list[tuple[int, i
         recorder.refuse(str(pod), reason)
     recorder.now_s += REMIND_S
     recorder.refuse("last")
-    assert len(recorder.events) == 1
+    assert len(recorder.events._posted) == 1
 
 
 async def test_a_pod_that_fits_on_no_node_gets_an_event(tmp_path: Path) -> None:

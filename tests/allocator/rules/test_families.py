@@ -20,9 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.rules import dies, meshes, pool
-from allocator.rules.families import RULES
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.vacancy import RULES, Fit, Vacancy, judge
 from allocator.rules.validity import JobShape, invalidity
 from ascend.chips import chip_ids, chip_set
 from ascend.errors import Refusal

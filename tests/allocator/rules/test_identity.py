@@ -10,9 +10,10 @@ from ascend.errors import Refusal
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
 from device_plugin.driver import ChipFacts, Inventory
-from device_plugin.driver.simulated import SimulatedDriver, SimulatedServer
+from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.publish.node_object import node_annotations, node_labels
+from sandbox.simulated_chips import full_server, save_server
 from tests.allocator.builders import node
 
 CHIP_NAME = "node.kubernetes.io/npu.chip.name"
@@ -126,6 +127,6 @@ def test_every_product_with_known_chips_can_be_simulated(tmp_path_factory: pytes
     path = tmp_path_factory.mktemp("driver") / "chips.json"
     for product in PRODUCTS.values():
         if product.chip:
-            SimulatedServer.full(product).save(path)
+            save_server(full_server(product), path)
             labels, _ = node_labels(SimulatedDriver(path).discover())
             assert identify("n1", labels, {}, product.all_chips) is product

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import settings
 
-from allocator.rules.families import RULES
+from allocator.rules.vacancy import RULES
 from ascend.chips import chip_ids
 from ascend.products import ASCEND_910B_16, ASCEND_A3_8, ASCEND_A3_16, MESH_8, MESH_16, Product
 

@@ -120,7 +120,7 @@ def test_the_hundred_states_of_the_spec() -> None:
 def test_order_keys_rank_the_states_as_the_spec_does(request_: int) -> None:
     cells = [case for case in CASES["executed_grid"] if case["req"] == request_ and case["fits"]]
     fits = [place(ASCEND_910A, chip_set(sides(case["left"], case["right"])), request_) for case in cells]
-    keys = [ring.key(fit, 8, 0) for fit in fits if fit is not None]
+    keys = [ring.RULE.key(fit, 8, 0) for fit in fits if fit is not None]
     assert [1 + sorted(set(keys)).index(key) for key in keys] == [case["rank"] for case in cells]
 
 
@@ -152,14 +152,14 @@ def test_selected_chips_are_free_and_within_one_ring(free: int, request_: int) -
 def test_mirrored_rings_fit_equally_well(free: int, request_: int) -> None:
     fit = place(ASCEND_910A, free, request_)
     mirrored = place(ASCEND_910A, (free >> 4) | (free & 0xF) << 4, request_)
-    assert (fit and ring.key(fit, 8, 0)) == (mirrored and ring.key(mirrored, 8, 0))
+    assert (fit and ring.RULE.key(fit, 8, 0)) == (mirrored and ring.RULE.key(mirrored, 8, 0))
 
 
 @given(states=st.lists(st.tuples(masks, st.integers(0, 8)), max_size=8), request_=requests)
 def test_order_keys_agree_with_reference_scores(states: list[tuple[int, int]], request_: int) -> None:
     fits = [(place(ASCEND_910A, free, request_), max(healthy, free.bit_count())) for free, healthy in states]
     known = [(fit, healthy) for fit, healthy in fits if fit is not None]
-    by_key = sorted(known, key=lambda each: ring.key(each[0], each[1], 0))
+    by_key = sorted(known, key=lambda each: ring.RULE.key(each[0], each[1], 0))
     assert [ring.score(ASCEND_910A, fit, healthy, 0) for fit, healthy in by_key] == sorted(
         (ring.score(ASCEND_910A, fit, healthy, 0) for fit, healthy in known), reverse=True
     )

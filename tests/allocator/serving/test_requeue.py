@@ -120,9 +120,9 @@ async def test_bound_finished_and_deleted_pods_are_forgotten() -> None:
         world.add(pod("bound", node="n1", chips=[0]))
         world.add(pod("done", phase="Failed"))
         await asyncio.sleep(1)
-        assert len(requeuer) == 1
+        assert len(requeuer._refused) == 1
         await asyncio.sleep(FORGET_S)
-        assert len(requeuer) == 0
+        assert len(requeuer._refused) == 0
 
 
 async def test_a_failed_annotation_is_retried() -> None:
@@ -144,7 +144,7 @@ async def test_a_pod_found_deleted_is_forgotten() -> None:
     async with requeuing(world, api) as requeuer:
         requeuer.refused(pod("deleted"))
         await asyncio.sleep(3)
-        assert len(requeuer) == 0
+        assert len(requeuer._refused) == 0
 
 
 async def test_the_last_pod_of_a_gang_requeues_the_others_at_once() -> None:

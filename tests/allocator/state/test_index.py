@@ -77,7 +77,7 @@ def test_the_best_node_is_the_one_a_full_scan_finds(changes: list[tuple[str, Off
             assert index.best(request) == scan(current, request)
     for request in REQUESTS:
         assert index.best(request) == scan(current, request)
-    assert len(index) == len(current)
+    assert len(index.entries) == len(current)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the same for all examples

@@ -56,6 +56,11 @@ def test_an_invalid_minimum_is_refused(text: str) -> None:
         stated_minimum(marked("p", annotations={MIN_AVAILABLE: text}))
 
 
+def is_distributed(jobs: Jobs, pod: Pod) -> bool:
+    """Whether the pod's job is distributed."""
+    return jobs.job_of(pod).is_distributed_with(pod)
+
+
 def test_a_group_minimum_above_1_overrides_that_of_the_pods() -> None:
     jobs = Jobs()
     each = marked("p", annotations={GROUP: "g", MIN_AVAILABLE: "4"})
@@ -102,9 +107,9 @@ def test_only_pods_with_chips_make_a_job_distributed(none: int | None) -> None:
     worker, launcher = (marked(*each, annotations=annotations, owner="PyTorchJob") for each in (("a", 1), ("b", none)))
     jobs.pod_applied(worker)
     jobs.pod_applied(launcher)
-    assert not jobs.is_distributed(worker)
+    assert not is_distributed(jobs, worker)
     assert (jobs.job_of(worker).present, jobs.job_of(worker).size) == (2, 1)
-    assert jobs.is_distributed(marked("not-seen-yet", annotations=annotations, owner="PyTorchJob"))
+    assert is_distributed(jobs, marked("not-seen-yet", annotations=annotations, owner="PyTorchJob"))
 
 
 def stateful(replicas: int) -> StatefulSet:
@@ -162,10 +167,10 @@ def test_the_job_size_does_not_depend_on_which_peers_exist(
     for each in pods:
         for peer in pods:
             assert jobs.job_of(peer).cooperation_with(peer).known == cooperating
-            assert jobs.is_distributed(peer) == distributed
+            assert is_distributed(jobs, peer) == distributed
         jobs.pod_applied(each)
     assert jobs.job_of(pods[0]).cooperation_with(pods[0]).known == cooperating
-    assert jobs.is_distributed(pods[0]) == distributed
+    assert is_distributed(jobs, pods[0]) == distributed
 
 
 def test_an_owner_may_come_late_grow_and_be_deleted() -> None:
@@ -202,9 +207,9 @@ def test_replicas_are_distributed_only_with_a_minimum(owner: str) -> None:
     for each in pods:
         jobs.pod_applied(each)
     assert jobs.job_of(pods[0]).size == 2
-    assert not jobs.is_distributed(pods[0])
+    assert not is_distributed(jobs, pods[0])
     jobs.pod_applied(marked("p-a", owner=owner, annotations={MIN_AVAILABLE: "2"}))
-    assert jobs.is_distributed(pods[0])
+    assert is_distributed(jobs, pods[0])
 
 
 names = st.sampled_from(["a", "b", "c", "d"])
@@ -258,7 +263,7 @@ def test_any_events_lead_to_the_jobs_of_the_present_pods(events: list[tuple[str,
         assert len(set(assigned)) == len(assigned)
         assert not set(assigned) & {own_rank(one) for one in mine.pods.values()}
     if not pods:
-        assert len(jobs) == 0
+        assert len(jobs.by_key) == 0
 
 
 @pytest.mark.parametrize("name", ["train", "my train", "a/b c/d"])

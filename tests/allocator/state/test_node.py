@@ -77,7 +77,7 @@ def test_a_deleted_node_without_pods_leaves_no_state() -> None:
     world.cluster.report_deleted(report("n1"))
     world.cluster.node_deleted(node("n1"))
     assert not world.cluster.nodes
-    assert len(world.cluster.index) == 0
+    assert len(world.cluster.index.entries) == 0
 
 
 def test_chips_claimed_by_the_device_plugin_override_the_decision() -> None:

@@ -129,6 +129,6 @@ def test_previous_nodes_of_old_jobs_are_dropped() -> None:
     previous = PreviousNodes()
     for number in range(100):
         previous.remember(JobKey("default", f"job-{number}", VOLCANO), 0, "n1", now_s=number * TTL_S / 10)
-    assert len(previous) == 11
+    assert len(previous._jobs) == 11
     assert previous.of(JobKey("default", "job-99", VOLCANO)) == {0: "n1"}
     assert previous.of(JobKey("default", "job-1", VOLCANO)) == {}
