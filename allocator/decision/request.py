@@ -3,7 +3,8 @@
 Every decision of every front end starts here, so that all of them refuse the same pod with the same sentence.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
@@ -89,7 +90,7 @@ class RequestReader:
             raise refusal
         if together.known != 1:
             there = self._cluster.labels.products(pod.spec.node_selector)
-            products = one_product(f"job {job.key}", request.products, there, self._default_product)
+            products = one_product(f"job {job.key}", request.products, there, self._preferred_products(pod, job))
             if products != request.products:
                 request = replace(request, products=products)
         if request.network_sensitive and job.may_be_alone(pod):
@@ -98,6 +99,17 @@ class RequestReader:
                     # A pod without peers needs no network: chips with an unhealthy network are better than none.
                     request = replace(request, network_sensitive=False)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job))
+
+    def _preferred_products(self, pod: Pod, job: Job) -> Iterator[str]:
+        """The product of the pod's own reservation, those of the placed pods of its job, and the default."""
+        own = (pod.uid,) if self._ledger.get(pod.uid) is not None else ()
+        for uid in chain(own, job.placed):
+            reservation = self._ledger.get(uid)
+            node = reservation.node if reservation is not None else job.pods[uid].spec.node_name
+            record = self._cluster.nodes.get(node)
+            if record is not None and record.product is not None:
+                yield record.product.name
+        yield self._default_product
 
     def _excess_vnpus(self, pod: Pod) -> Refusal | None:
         job = self._cluster.jobs.job_of(pod)

@@ -6,10 +6,10 @@ not ignored.
 
 All pods of a job of several pods are placed on servers of one product: chips of different products differ in speed,
 memory and network. On a cluster of several products such a job names its product, or an administrator names one for all
-jobs that don't (``default_product``).
+jobs that don't (``default_product``). A job with placed pods stays on their product.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from allocator.rules.identity import ACCELERATOR_TYPE, product_of_type
 from ascend.errors import Refusal
@@ -50,14 +50,16 @@ def wanted_products(pod: Pod) -> frozenset[str] | None:
     return by_type & by_policy
 
 
-def one_product(job: str, named: frozenset[str] | None, there: Collection[str], default: str) -> frozenset[str] | None:
+def one_product(
+    job: str, named: frozenset[str] | None, there: Collection[str], preferred: Iterable[str]
+) -> frozenset[str] | None:
     """The one product for all pods of a job of several pods.
 
     Args:
         job: the job, for the sentence, as in ``job default/train``.
         named: names of the products that the job names; None if it names none.
         there: names of the products of the nodes that the pod's node selector matches.
-        default: name of the product for jobs that don't name one; empty for none.
+        preferred: names of the products to choose from if several remain: the first of them that remains is taken.
 
     Returns:
         One name; ``named`` if no such product is there.
@@ -70,8 +72,9 @@ def one_product(job: str, named: frozenset[str] | None, there: Collection[str], 
         return remaining
     if not remaining:
         return named
-    if default in remaining:
-        return frozenset({default})
+    for each in preferred:
+        if each in remaining:
+            return frozenset({each})
     raise Refusal(
         Reason.PRODUCT_NOT_NAMED,
         f"{job} has several pods and does not name its product; its nodes are {_join(remaining)} servers",

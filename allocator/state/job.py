@@ -4,7 +4,7 @@ Every event takes constant time, however large the job is. A pod is *present* un
 its controller replaces such a pod, and counting both would make half a job look complete.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -71,7 +71,7 @@ class Job:
         self._stated_last: _Statement | None = None
         self._owners = owners
         self._pods: dict[str, Pod] = {}
-        self._placed: set[str] = set()
+        self._placed: dict[str, None] = {}  # a set in the order of placement
         self._own: dict[str, int] = {}
         self._vnpus: dict[str, int] = {}
         self._ranks: dict[int, str] = {}
@@ -195,6 +195,11 @@ class Job:
             ((self.rank_of(pod), pod) for pod in self._pods.values()), key=lambda each: (each[0], each[1].name)
         )
 
+    @property
+    def placed(self) -> Iterable[str]:
+        """The uids of its live pods that request chips and are bound or reserved, in the order of placement."""
+        return self._placed
+
     def placed_beside(self, uid: str) -> int:
         """The number of its other live pods that request chips and are bound or have a reservation."""
         return len(self._placed) - (uid in self._placed)
@@ -204,9 +209,9 @@ class Job:
         if placed is (uid in self._placed):
             return
         if placed:
-            self._placed.add(uid)
+            self._placed[uid] = None
         else:
-            self._placed.discard(uid)
+            del self._placed[uid]
         self.version = next(_VERSIONS)
 
     def note_minimum(self, pod: Pod) -> None:
@@ -247,7 +252,7 @@ class Job:
     def remove(self, uid: str) -> None:
         """Remove a pod that is no longer present."""
         self._forget_minimum(uid)
-        self._placed.discard(uid)
+        self._placed.pop(uid, None)
         if self._remove(uid) is not None:
             self.version = next(_VERSIONS)
         self._free(self._assigned.pop(uid, None), uid)

@@ -155,6 +155,9 @@ def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tupl
     cures = {
         Reason.GANG_INCOMPLETE: f"create {count(job.min_available - job.present, 'missing pod')} of job {job.key}",
         Reason.GROUP_MISSING: f"create the {job.kind} {job.key}, or correct the name in the pod",
+        Reason.PRODUCT_NOT_NAMED: (
+            f"set the node selector accelerator-type in the pods of job {job.key}, or default_product"
+        ),
         Reason.NODE_SELECTOR_MISMATCH: f"label a node that has room with {labels}, or change the pod's node selector",
     }
     found = {waiting.reason, *(each.reason for each in waiting.groups)}

@@ -198,8 +198,9 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
     Raises:
         InvalidValue: a workload is invalid; the message has file, document number and field.
     """
-    controllers = ((pod.metadata.namespace, pod.metadata.controller) for pod in objects.pods)
-    owners = {(namespace, owner.kind, owner.name) for namespace, owner in controllers if owner is not None}
+    owners = _owners(objects.pods)
+    # The name of a Deployment's ReplicaSet is the Deployment's with a hash.
+    owners |= {(space, "Deployment", name.rpartition("-")[0]) for space, kind, name in owners if kind == "ReplicaSet"}
     made: list[KubeObject] = []
     taken = {pod.key for pod in objects.pods}
     unplanned, without_chips, kinds = [], [], Counter[str]()
@@ -223,11 +224,20 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
             message = "it is suspended, so its controller creates no pods"
             unplanned.append(UnplannedWorkload(kind, namespace, name, message))
         else:
-            for created in create(_Controller(each.version, kind, namespace, name), manifest.spec):
+            pods = list(create(_Controller(each.version, kind, namespace, name), manifest.spec))
+            if not owners.isdisjoint(_owners(pods)):
+                continue  # the objects have pods that its controller created through another workload, such as a Job
+            for created in pods:
                 made.append(_renamed(created, kind) if created.key in taken and isinstance(created, Pod) else created)
                 taken.add(made[-1].key)
     groups = [each for each in made if isinstance(each, PodGroup)]
     return Expansion(objects.plus(made, {VOLCANO: groups}), tuple(unplanned), tuple(without_chips), kinds)
+
+
+def _owners(objects: Iterable[KubeObject]) -> set[tuple[str, str, str]]:
+    """Return namespace, kind and name of the controllers of these objects."""
+    controllers = ((each.metadata.namespace, each.metadata.controller) for each in objects)
+    return {(namespace, owner.kind, owner.name) for namespace, owner in controllers if owner is not None}
 
 
 def _renamed(pod: Pod, kind: str) -> Pod:

@@ -163,4 +163,6 @@ def _container(pid: int) -> str:
 
 def _container_cgroups(folder: Path) -> list[Path]:
     ids = {path.name for path in folder.glob("*/containerd/state/io.containerd.runtime.v2.task/k8s.io/*")}
-    return [group for group in reaper.CGROUPS.glob("**/k8s.io/*") if group.name in ids]
+    # Not "**": other clusters of this machine remove their own while it would descend into them.
+    groups = [*reaper.CGROUPS.glob("k8s.io/*"), *reaper.CGROUPS.glob("*/k8s.io/*")]
+    return [group for group in groups if group.name in ids]

@@ -142,12 +142,20 @@ def test_a_request_that_fits_no_server_has_no_remedy(tmp_path: Path) -> None:
             "create the PodGroup.scheduling.volcano.sh default/gang, or correct the name in the pod",
         ),
         (
+            [
+                *(node("n1"), node("n2", kind="module-910b-8")),
+                *(pod_group("train", 2), member("train", "train"), member("peer", "train")),
+            ],
+            "ProductNotNamed",
+            "set the node selector accelerator-type in the pods of job default/train, or default_product",
+        ),
+        (
             [node("n1"), node("n2", kind="module"), pod("train", 8, selector={"zone": "a", "rack": "1"})],
             "NodeSelectorMismatch",
             "label a node that has room with rack=1,zone=a, or change the pod's node selector",
         ),
     ],
-    ids=["pods", "pod", "group", "selector"],
+    ids=["pods", "pod", "group", "product", "selector"],
 )
 def test_an_obstacle_outside_the_nodes_gets_advice(
     objects: list[Json], reason: str, advice: str, tmp_path: Path

@@ -49,6 +49,7 @@ def distributed(answer: dict[str, Any]) -> set[str]:
     return {each["annotations"]["distributed-job"] for each in answer["pods"]}
 
 
+JOB_SET = {"replicatedJobs": [{"name": "w", "template": {"spec": {"template": template(1)}}}]}
 INDEXED = {"completionMode": "Indexed"}
 
 
@@ -162,6 +163,28 @@ def test_a_workload_of_a_cluster_is_not_expanded(tmp_path: Path, change: str) ->
         manifest["metadata"]["uid"] = "u"
     answer = plan(tmp_path, manifest, *pods)
     assert (names(answer), answer["unplanned"]) == ([each["metadata"]["name"] for each in pods], [])
+
+
+@pytest.mark.parametrize(
+    ("manifest", "kind", "owner"),
+    [
+        (workload("Deployment", "apps/v1", {"template": template(1)}), "ReplicaSet", "train-5d4f"),
+        (workload("JobSet", "jobset.x-k8s.io/v1alpha2", JOB_SET), "Job", "train-w-0"),
+    ],
+)
+def test_a_workload_whose_pods_have_another_owner_is_not_expanded(
+    tmp_path: Path, manifest: Json, kind: str, owner: str
+) -> None:
+    owners = [{"apiVersion": "v1", "kind": kind, "name": owner, "uid": "u", "controller": True}]
+    answer = plan(tmp_path, manifest, pod("train-xyz", 1, ownerReferences=owners))
+    assert (names(answer), answer["unplanned"]) == (["train-xyz"], [])
+
+
+def test_a_deployment_is_expanded_beside_one_whose_name_begins_alike(tmp_path: Path) -> None:
+    owners = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "train-5d4f", "uid": "u", "controller": True}]
+    deployment = workload("Deployment", "apps/v1", {"template": template(1)}, name="train-b")
+    answer = plan(tmp_path, deployment, pod("train-5d4f-xyz", 1, ownerReferences=owners))
+    assert sorted(names(answer)) == ["train-5d4f-xyz", "train-b-0"]
 
 
 @pytest.mark.parametrize(

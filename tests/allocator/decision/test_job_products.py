@@ -176,6 +176,41 @@ def test_a_successor_waits_for_servers_of_its_product(minimum: int) -> None:
     assert filtered.refused["a"].reason is Reason.WRONG_PRODUCT
 
 
+@pytest.mark.parametrize("default", ["", "910A", "910B-8"])
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_a_successor_joins_its_peers_whatever_the_default(minimum: int, default: str) -> None:
+    world = world_of(default, a=A, b1=B, b2=B)
+    successor = peer(1, minimum=minimum)
+    world.add(peer(0, minimum=minimum, on="b1"), successor)
+    assert world.engine.place(successor).node == "b2"
+
+
+@pytest.mark.parametrize("default", ["", "910B-8"])
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_a_started_job_is_completed_after_a_second_product_registers(minimum: int, default: str) -> None:
+    world = world_of(default, a1=A, a2=A)
+    pods = [peer(number, minimum=minimum) for number in range(2)]
+    world.add(*pods)
+    first = world.engine.place(pods[0]).node
+    world.add(node("b", labels=B))
+    assert [world.engine.place(each).node for each in pods] == [first, {"a1": "a2", "a2": "a1"}[first]]
+
+
+def test_the_pod_that_was_placed_first_names_the_product_of_a_spread_job() -> None:
+    world = world_of(a1=A, a2=A, b1=B, b2=B)
+    successor = peer(2)
+    world.add(peer(0, on="b1"), peer(1, on="a1"), successor)
+    assert world.engine.place(successor).node == "b2"
+
+
+def test_peers_on_a_product_that_is_gone_name_none() -> None:
+    world = world_of("910A", a1=A, a2=A, b=B, c=CARD)
+    successor = peer(1)
+    world.add(peer(0, on="b"), successor)
+    world.cluster.node_deleted(node("b", labels=B))
+    assert world.engine.place(successor).node in {"a1", "a2"}
+
+
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -245,10 +280,10 @@ def test_the_product_is_unique_or_the_job_is_refused(
     remaining = there if named is None else there & named
     if len(remaining) > 1 and default not in remaining:
         with pytest.raises(Refusal) as refused:
-            one_product("job default/train", named, there, default)
+            one_product("job default/train", named, there, [default])
         assert refused.value.reason is Reason.PRODUCT_NOT_NAMED
         return
-    found = one_product("job default/train", named, there, default)
+    found = one_product("job default/train", named, there, [default])
     if not remaining:
         assert found == named
     else:
