@@ -1,1 +1,1 @@
-"""Measurements: `python -m tests.bench [name …] [--quick] [--json FILE]`; never part of an assertion."""
+"""Measurements: `python -m tests.bench [name …] [--quick] [--json FILE]`; no test asserts a measured value."""

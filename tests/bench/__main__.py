@@ -38,19 +38,21 @@ def main() -> int:
     """Run the named benches, or all; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"a bench: {', '.join(BENCHES)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="takes a minute for all; the numbers mean little")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", default=PLOTS, help=f"save plots there ({PLOTS})")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"of every random choice (default: {SEED})")
+    parser.add_argument("--quick", action="store_true", help="small sizes, not for comparisons; about a minute for all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples to this file")
+    parser.add_argument(
+        "--plots", type=Path, metavar="FOLDER", default=PLOTS, help=f"the plots' folder (default: {PLOTS})"
+    )
+    parser.add_argument("--seed", type=int, default=SEED, help=f"seed of all random choices (default: {SEED})")
     arguments = parser.parse_args()
     names: list[str] = arguments.names or list(BENCHES)
     if unknown := [name for name in names if name not in BENCHES]:
-        parser.error(f"no such bench: {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+        parser.error(f"no such bench: {', '.join(unknown)}; the benches are {', '.join(BENCHES)}")
     configure_logs("bench", level="WARNING", stream=sys.stderr)
     logging.getLogger("sandbox").setLevel(logging.ERROR)
     out = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    kept = {"conditions": _conditions(arguments.seed, quick=arguments.quick)}
-    out.print(" · ".join(f"{key} {value}" for key, value in kept["conditions"].items()), highlight=False)
+    results = {"conditions": _conditions(arguments.seed, quick=arguments.quick)}
+    out.print(" · ".join(f"{key} {value}" for key, value in results["conditions"].items()), highlight=False)
     for name in names:
         with Progress(console=Console(stderr=True), transient=True) as progress:
             run = Run(name, arguments.quick, arguments.seed, progress, arguments.plots)
@@ -58,9 +60,9 @@ def main() -> int:
         out.print()
         for each in outcome.shown:
             out.print(each, highlight=False)
-        kept[name] = outcome.raw
+        results[name] = outcome.raw
         if arguments.json is not None:
-            arguments.json.write_text(json.dumps(kept, indent=1))
+            arguments.json.write_text(json.dumps(results, indent=1))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How long the kubelet waits for the device plugin and a pod for its chips: a plugin process on the sandbox."""
+"""Measure the plugin's answers to the kubelet and the time from Binding to claim: a plugin process on the sandbox."""
 
 import random
 import time
@@ -10,14 +10,14 @@ from unittest.mock import patch
 
 from ascend.products import ASCEND_910A
 from sandbox.kubelet.endpoint import Endpoint
+from tests.bench.observations import seen
 from tests.bench.outcome import Outcome, Run, ms, p50, p99, table
 from tests.bench.rig import Rig, one_node, some_chips
-from tests.bench.sightings import seen
 
 _FULL: Final = (400, 40)
 _QUICK: Final = (12, 2)
 _WARM_UP: Final = 8
-_CROWD: Final = ASCEND_910A.chips
+_AT_ONCE: Final = ASCEND_910A.chips
 
 
 @dataclass(slots=True)
@@ -33,31 +33,31 @@ class _Times:
             each.clear()
 
     @property
-    def answered(self) -> list[float]:
-        """Record both calls of a pod: the kubelet makes them one after the other, for one pod at a time."""
+    def both_calls(self) -> list[float]:
+        """Both calls of each pod together: the kubelet makes them one after the other, for one pod at a time."""
         return [sum(pair) for pair in zip(self.prefer, self.allocate, strict=True)]
 
 
 async def measure(run: Run) -> Outcome:
-    singles, crowds = _QUICK if run.quick else _FULL
+    singles, batches = _QUICK if run.quick else _FULL
     rng = random.Random(run.seed)
-    alone, crowded = _Times(), _Times()
+    alone, at_once = _Times(), _Times()
     async with one_node(seed=run.seed) as rig:
         with _stopwatch(alone):
             for number in run.steps("one pod after another", singles + _WARM_UP):
                 if number == _WARM_UP:
                     alone.clear()
                 await _one(rig, number, rng, alone)
-        with _stopwatch(crowded):
-            for number in run.steps(f"{_CROWD} pods at once", crowds + 1):
+        with _stopwatch(at_once):
+            for number in run.steps(f"{_AT_ONCE} pods at once", batches + 1):
                 if number == 1:
-                    crowded.clear()
-                await _crowd(rig, number, rng, crowded)
+                    at_once.clear()
+                await _all_at_once(rig, number, rng, at_once)
     spans = ("prefer", "Allocate", "both", "bind→claim")
     shown = table("pods", "n", *(head for span in spans for head in (f"{span}\np50", "\np99")))
     outcome = Outcome()
-    for what, times in (("in turn, 1/2/4/8", alone), (f"{_CROWD} at once, 1 chip", crowded)):
-        columns = (times.prefer, times.allocate, times.answered, times.claimed)
+    for what, times in (("one by one, 1/2/4/8", alone), (f"{_AT_ONCE} at once, 1 chip", at_once)):
+        columns = (times.prefer, times.allocate, times.both_calls, times.claimed)
         shown.add_row(what, str(len(times.claimed)), *(ms(f(column)) for column in columns for f in (p50, p99)))
         outcome.raw[f"{what}, prefer, s"] = times.prefer
         outcome.raw[f"{what}, allocate, s"] = times.allocate
@@ -67,7 +67,7 @@ async def measure(run: Run) -> Outcome:
         shown,
         "prefer: GetPreferredAllocation; it waits for the plugin's own watch to show the pod.",
         "bind→claim: from the start of POST Binding until a watch shows AscendReal on the pod. 8 at once: the kubelet",
-        "admits one pod at a time, so the last waits for seven others.",
+        "admits one pod at a time, so the last one waits for seven others.",
     )
     return outcome
 
@@ -83,16 +83,16 @@ async def _one(rig: Rig, number: int, rng: random.Random, times: _Times) -> None
     await rig.delete(pod)
 
 
-async def _crowd(rig: Rig, number: int, rng: random.Random, times: _Times) -> None:
-    chips = rng.sample(range(_CROWD), _CROWD)
-    pods = [await rig.create(f"crowd-{number}-{which}", 1) for which in range(_CROWD)]
+async def _all_at_once(rig: Rig, number: int, rng: random.Random, times: _Times) -> None:
+    chips = rng.sample(range(_AT_ONCE), _AT_ONCE)
+    pods = [await rig.create(f"at-once-{number}-{which}", 1) for which in range(_AT_ONCE)]
     claimed = [rig.claimed(pod, (chip,)) for pod, chip in zip(pods, chips, strict=True)]
     started = []
     for pod, chip in zip(pods, chips, strict=True):
         started.append(time.perf_counter())
         await rig.bind(pod, (chip,))
-    for pod, sighting, started_s in zip(pods, claimed, started, strict=True):
-        times.claimed.append(await seen(sighting, f"{pod.key} is claimed") - started_s)
+    for pod, observation, started_s in zip(pods, claimed, started, strict=True):
+        times.claimed.append(await seen(observation, f"{pod.key} is claimed") - started_s)
     await rig.delete(*pods)
 
 

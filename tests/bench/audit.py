@@ -1,4 +1,4 @@
-"""What is wrong with the chips of bound pods: the reason for having an allocator at all."""
+"""Count the bound pods whose chips violate the affinity rules."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,10 +15,11 @@ class Audit:
     """Counts of bound pods.
 
     Attributes:
-        bound: all of them.
-        nodes: how many nodes they are on.
-        violations: pods with chips of two rings where one would do, with a wrong number, or with another pod's.
-        without: pods on which no chips are written, so that any rings may be theirs.
+        bound: all bound pods.
+        nodes: the number of nodes with bound pods.
+        violations: pods with chips of two rings although one suffices, with a wrong number of chips, or with chips of
+            another pod.
+        without: pods whose annotations name no chips, so that their chips may be of any rings.
     """
 
     bound: int
@@ -28,7 +29,7 @@ class Audit:
 
 
 def audit(pods: Iterable[Pod]) -> Audit:
-    """Look at every bound pod."""
+    """Check the chips of all bound pods."""
     bound = [pod for pod in pods if pod.spec.node_name]
     taken: defaultdict[str, int] = defaultdict(int)
     violations = without = 0

@@ -1,4 +1,4 @@
-"""How long the allocator takes to decide: in memory against a walk over all nodes, and as kube-scheduler asks it."""
+"""Measure the allocator's decisions: in memory, next to evaluating all nodes, and as kube-scheduler's extender."""
 
 import tempfile
 import time
@@ -31,12 +31,12 @@ class _Size:
     nodes: tuple[int, ...]
     names: tuple[int, ...]
     indexed: int
-    looked_at: int
-    asked: int
+    evaluated: int
+    requests: int
 
 
-_FULL: Final = _Size((100, 1_000, 10_000), (1_000, 5_000), indexed=20_000, looked_at=2_000_000, asked=400)
-_QUICK: Final = _Size((100, 1_000), (1_000,), indexed=2_000, looked_at=100_000, asked=40)
+_FULL: Final = _Size((100, 1_000, 10_000), (1_000, 5_000), indexed=20_000, evaluated=2_000_000, requests=400)
+_QUICK: Final = _Size((100, 1_000), (1_000,), indexed=2_000, evaluated=100_000, requests=40)
 
 
 async def measure(run: Run) -> Outcome:
@@ -46,10 +46,10 @@ async def measure(run: Run) -> Outcome:
     for count in size.nodes:
         _in_process(run, size, count, in_process, outcome)
     outcome.show(
-        "decisions: one pod, in process: choose node and chips, keep them, give them back (1/2/4/8 chips in turn)",
+        "decisions: one pod, in process: choose node and chips, reserve them, release them (1/2/4/8 chips in turn)",
         in_process,
-        "walk: filter and rank over all names by the same rules, then keep and give back; the winner is the same.",
-        f"The reference's best on these inputs, quoted, not raced: {_REFERENCE_BEST}.",
+        "walk: filter and rank all names by the same rules, then reserve and release; the chosen node is the same.",
+        f"The reference's best on these inputs, quoted, not measured here: {_REFERENCE_BEST}.",
         "Its source: docs/spec/measurements.md#decisions-in-process.",
     )
     extender = table(
@@ -59,10 +59,10 @@ async def measure(run: Run) -> Outcome:
     for count in size.names:
         await _extender(run, size, count, extender, outcome)
     outcome.show(
-        "decisions: as kube-scheduler asks: filter over all names, answered with the one whose chips are kept",
+        "decisions: as kube-scheduler's extender: filter over all names; the answer is the node with reserved chips",
         extender,
-        "Same free sets. In process: from the question's bytes to the answer's. Over HTTP allocator and asking client",
-        "share one thread, so the client's part is in the numbers. Fits nowhere: 8 chips on nodes in use, over HTTP.",
+        "Same free chips. In process: from the request's bytes to the response's. Over HTTP: allocator and client",
+        "share one thread, so the client's part is included. Fits nowhere: 8 chips on nodes in use, over HTTP.",
     )
     return outcome
 
@@ -70,12 +70,12 @@ async def measure(run: Run) -> Outcome:
 def _in_process(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome) -> None:
     engine = in_memory(count, run.seed, Ledger(ttl_s=30.0, monotonic=time.monotonic))
     names = [node_name(number) for number in range(count)]
-    pods = [pod(f"asks-{request}", request) for request in REQUESTS]
+    pods = [pod(f"pod-{request}", request) for request in REQUESTS]
     for each in pods:
-        assert _indexed(engine, each) == _walk(engine, each, names), "the walk found another place"
+        assert _indexed(engine, each) == _walk(engine, each, names), "the walk chose other chips"
     indexed: list[float] = []
     walked: list[float] = []
-    per_round = max(size.looked_at // count // _ROUNDS, 4)
+    per_round = max(size.evaluated // count // _ROUNDS, 4)
     for number in run.steps(f"{count:,} nodes", _ROUNDS + 1):
         warm_up = number == 0
         _timed(lambda each: _indexed(engine, each), pods, size.indexed // _ROUNDS, [] if warm_up else indexed)
@@ -98,16 +98,16 @@ def _timed(decide: Callable[[Pod], object], pods: list[Pod], times: int, into: l
 
 
 def _indexed(engine: DecisionEngine, each: Pod) -> tuple[str, tuple[int, ...]]:
-    kept = engine.place(each)
+    reservation = engine.place(each)
     engine.release(each.uid)
-    return kept.node, kept.chips
+    return reservation.node, reservation.chips
 
 
 def _walk(engine: DecisionEngine, each: Pod, names: list[str]) -> tuple[str, tuple[int, ...]]:
     fitting = engine.filter(each, names).fitting
-    kept = engine.place(each, [engine.rank(each, fitting)[0].nodes[0]])
+    reservation = engine.place(each, [engine.rank(each, fitting)[0].nodes[0]])
     engine.release(each.uid)
-    return kept.node, kept.chips
+    return reservation.node, reservation.chips
 
 
 async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Outcome) -> None:
@@ -118,20 +118,20 @@ async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Ou
             await on_server(server, count, run.seed)
             async with running(server, Path(folder)) as allocator:
                 engine, names = allocator.app.engine, [node_name(number) for number in range(count)]
-                pods = [pod_manifest(f"asks-{request}", request, uid=f"uid-{request}") for request in REQUESTS]
-                questions = [_question(each, names) for each in pods]
+                pods = [pod_manifest(f"pod-{request}", request, uid=f"uid-{request}") for request in REQUESTS]
+                requests = [_arguments(each, names) for each in pods]
                 in_use = sorted(engine.filter(pod("whole", 8), names).refused)
-                hopeless = _question(pods[-1], in_use)
+                hopeless = _arguments(pods[-1], in_use)
                 url = f"http://{allocator.app.extender_address}/scheduler/filter"
-                for number in run.steps(f"{count:,} names", size.asked + 8):
+                for number in run.steps(f"{count:,} names", size.requests + 8):
                     which = number % len(pods)
                     started_s = time.perf_counter()
-                    inside = msgspec.json.encode(allocator.app.extender.filter(questions[which]))
+                    inside = msgspec.json.encode(allocator.app.extender.filter(requests[which]))
                     inside_s = time.perf_counter() - started_s
                     engine.release(pods[which]["metadata"]["uid"])
-                    over_http_s, answer = await _post(http, url, questions[which])
+                    over_http_s, answer = await _post(http, url, requests[which])
                     engine.release(pods[which]["metadata"]["uid"])
-                    assert answer == inside, "the same question was answered in two ways"
+                    assert answer == inside, "the responses in process and over HTTP differ"
                     refused_s, refusal = await _post(http, url, hopeless)
                     answered = len(refusal)
                     if number >= 8:
@@ -142,8 +142,8 @@ async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Ou
     outcome.raw |= {f"{count} names, filter {where}, s": samples for where, samples in taken.items()}
 
 
-def _question(asking: dict[str, Any], names: list[str]) -> bytes:
-    return msgspec.json.encode({"Pod": asking, "Nodes": None, "NodeNames": names})
+def _arguments(manifest: dict[str, Any], names: list[str]) -> bytes:
+    return msgspec.json.encode({"Pod": manifest, "Nodes": None, "NodeNames": names})
 
 
 async def _post(http: aiohttp.ClientSession, url: str, body: bytes) -> tuple[float, bytes]:

@@ -1,4 +1,4 @@
-"""Nodes that nobody runs and pods for them, on a real API server (docs/spec/measurements.md#fake-nodes)."""
+"""Nodes without a kubelet, and pods for them, on a real API server (docs/spec/measurements.md#fake-nodes)."""
 
 import asyncio
 import time
@@ -40,19 +40,19 @@ def fake_node(name: str) -> JsonObject:
 
 
 async def create_nodes(client: KubeClient, count: int) -> None:
-    """Create so many fake nodes."""
+    """Create fake nodes."""
     async with _at_most(CONNECTIONS) as start:
         for number in range(count):
             await start(client.create(NODES, fake_node(f"fake-{number:05}")))
 
 
 class PodWatch:
-    """What the API server has of all pods, and when each was first seen bound; a reflector's handler."""
+    """A reflector's handler that keeps all pods, and when each was first seen bound."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
         self.bound_s: dict[str, float] = {}
-        """By pod name, perf_counter."""
+        """perf_counter by pod name."""
         self._changed = asyncio.Event()
 
     def applied(self, obj: Pod) -> None:
@@ -67,7 +67,7 @@ class PodWatch:
         self._changed.set()
 
     async def bound(self, count: int, *, quiet_s: float) -> None:
-        """Wait until so many pods are bound, or no further one has been for a while."""
+        """Wait until ``count`` pods are bound, or no further pod was bound for ``quiet_s``."""
         before = -1
         while len(self.bound_s) < count and len(self.bound_s) != before:
             before = len(self.bound_s)
@@ -104,7 +104,7 @@ async def watching_pods(client: KubeClient) -> AsyncIterator[PodWatch]:
 
 
 async def create_pods(client: KubeClient, prefix: str, requests: Iterable[int]) -> dict[str, float]:
-    """Create pods that ask for so many chips each; when each was sent (perf_counter), by name."""
+    """Create pods that request these numbers of chips; return when each was sent (perf_counter), by name."""
     sent_s: dict[str, float] = {}
 
     async def create(name: str, chips: int) -> None:
@@ -127,12 +127,12 @@ async def delete_pods(client: KubeClient, watch: PodWatch) -> None:
 
 @asynccontextmanager
 async def _at_most(count: int) -> AsyncIterator[Any]:
-    """Run coroutines, so many at a time, started in order; the block ends when all have."""
-    room = asyncio.Semaphore(count)
+    """Run at most ``count`` coroutines at a time, started in order; the block ends when all have ended."""
+    slots = asyncio.Semaphore(count)
     async with asyncio.TaskGroup() as tasks:
 
         async def start(work: Any) -> None:
-            await room.acquire()
-            tasks.create_task(work).add_done_callback(lambda _: room.release())
+            await slots.acquire()
+            tasks.create_task(work).add_done_callback(lambda _: slots.release())
 
         yield start

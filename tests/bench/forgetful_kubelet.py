@@ -15,31 +15,31 @@ from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 PATIENCE_S: Final = 30.0
 _CHANNEL: Final = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
 
-_Asked = asyncio.Queue[tuple[str, float]]
+_Registrations = asyncio.Queue[tuple[str, float]]
 """Endpoint and time (perf_counter) of each registration."""
 
 
 class _Registrar(pb_grpc.RegistrationServicer):
     def __init__(self) -> None:
-        self.asked: _Asked = asyncio.Queue()
+        self.registrations: _Registrations = asyncio.Queue()
 
     async def Register(  # noqa: N802 - gRPC's name
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.Empty:
         del context
-        self.asked.put_nowait((request.endpoint, time.perf_counter()))
+        self.registrations.put_nowait((request.endpoint, time.perf_counter()))
         return pb.Empty()
 
 
 async def forget_once(folder: Path) -> float:
-    """Play the kubelet; return the seconds from the first registration until the list, which follows a second one.
+    """Act as the kubelet; return the seconds from the first registration until the list, which follows a second one.
 
     Args:
-        folder: of ``kubelet.sock``; there is none there afterwards.
+        folder: the folder of ``kubelet.sock``, which is removed at the end.
     """
-    async with asyncio.timeout(PATIENCE_S), _registering(folder) as asked:
-        _, forgotten_s = await asked.get()
-        endpoint, _ = await asked.get()
+    async with asyncio.timeout(PATIENCE_S), _registering(folder) as registrations:
+        _, forgotten_s = await registrations.get()
+        endpoint, _ = await registrations.get()
         async with grpc.aio.insecure_channel(f"unix:{folder / endpoint}", options=_CHANNEL) as channel:
             stream = pb_grpc.DevicePluginStub(channel).ListAndWatch(pb.Empty())
             await stream.read()
@@ -49,7 +49,7 @@ async def forget_once(folder: Path) -> float:
 
 
 @asynccontextmanager
-async def _registering(folder: Path) -> AsyncIterator[_Asked]:
+async def _registering(folder: Path) -> AsyncIterator[_Registrations]:
     registrar, socket = _Registrar(), folder / "kubelet.sock"
     server = grpc.aio.server()
     pb_grpc.add_RegistrationServicer_to_server(registrar, server)
@@ -57,7 +57,7 @@ async def _registering(folder: Path) -> AsyncIterator[_Asked]:
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     try:
-        yield registrar.asked
+        yield registrar.registrations
     finally:
         await server.stop(None)
         socket.unlink(missing_ok=True)

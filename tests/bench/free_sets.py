@@ -1,4 +1,4 @@
-"""Servers with random free chips, as the reference was measured on.
+"""Servers with random free chips, as in the reference's measurements.
 
 See docs/spec/measurements.md#decisions-in-process, "random".
 """
@@ -21,7 +21,7 @@ def node_name(number: int) -> str:
 
 
 def held_chips(count: int, seed: int) -> list[tuple[int, ...]]:
-    """The chips held on each of so many servers: how many are free is uniform from 0 to 8, which is random."""
+    """Return the used chips of each server: the number of free chips is uniform from 0 to 8, their choice random."""
     rng = random.Random(seed)
     chips = range(ASCEND_910A.chips)
     free = [set(rng.sample(chips, rng.randint(0, ASCEND_910A.chips))) for _ in range(count)]
@@ -29,7 +29,7 @@ def held_chips(count: int, seed: int) -> list[tuple[int, ...]]:
 
 
 def in_memory(count: int, seed: int, ledger: Ledger) -> DecisionEngine:
-    """An engine that sees such servers."""
+    """Return an engine with these servers."""
     cluster = Cluster(ledger)
     for number, held in enumerate(held_chips(count, seed)):
         name = node_name(number)
@@ -40,7 +40,7 @@ def in_memory(count: int, seed: int, ledger: Ledger) -> DecisionEngine:
 
 
 async def on_server(server: ApiServer, count: int, seed: int) -> None:
-    """Put such servers, and the pods that hold their chips, into an API server."""
+    """Create these servers, and the pods that use their chips, on an API server."""
     for number, held in enumerate(held_chips(count, seed)):
         name = node_name(number)
         await server.create(node_manifest(name))

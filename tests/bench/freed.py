@@ -1,4 +1,4 @@
-"""How soon the chips of a deleted pod are free again: for the allocator's next decision, and in the node's report."""
+"""Measure how soon the chips of a deleted pod are free: for the allocator's next decision, and in the node's report."""
 
 import asyncio
 import random
@@ -12,9 +12,9 @@ from ascend.kube.objects import CONFIG_MAPS, ConfigMap
 from ascend.products import ASCEND_910A
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorStub
+from tests.bench.observations import PATIENCE_S, Observations, seen, watching
 from tests.bench.outcome import Outcome, Run, ms, p50, table
 from tests.bench.rig import NODE, Rig, one_node, some_chips
-from tests.bench.sightings import PATIENCE_S, Sightings, seen, watching
 
 if TYPE_CHECKING:
     from protos.ascend.allocator.v1.allocator_pb2_grpc import AllocatorAsyncStub
@@ -42,11 +42,11 @@ async def measure(run: Run) -> Outcome:
                 allocator.append(allocator_s)
                 report.append(report_s)
     shown = table("seen by", "n", "p50 ms", "max ms")
-    for who, samples in (("the allocator (GetState)", allocator), ("the node's ConfigMap", report)):
-        shown.add_row(who, str(len(samples)), ms(p50(samples)), ms(max(samples)))
+    for reader, samples in (("the allocator (GetState)", allocator), ("the node's ConfigMap", report)):
+        shown.add_row(reader, str(len(samples)), ms(p50(samples)), ms(max(samples)))
     outcome = Outcome(raw={"allocator, s": allocator, "report, s": report})
     outcome.show(
-        "freed: from a pod's disappearance from the API server until its chips are seen free",
+        "freed: from the removal of a pod from the API server until its chips are seen free",
         shown,
         f"Pods of 1/2/4/8 chips, deleted up to {_LONGEST_LIFE_S:g} s after the report showed them taken.",
         "The report is written at most once a second.",
@@ -55,7 +55,7 @@ async def measure(run: Run) -> Outcome:
 
 
 async def _one(
-    rig: Rig, reports: Sightings[ConfigMap], stub: "AllocatorAsyncStub", number: int, rng: random.Random
+    rig: Rig, reports: Observations[ConfigMap], stub: "AllocatorAsyncStub", number: int, rng: random.Random
 ) -> tuple[float, float]:
     chips = some_chips(rng, ASCEND_910A.requests[number % len(ASCEND_910A.requests)])
     pod = await rig.create(f"freed-{number}", len(chips))

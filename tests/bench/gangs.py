@@ -1,4 +1,4 @@
-"""How long the allocator takes to plan a gang: all of its pods placed and reserved in one step, or refused."""
+"""Measure how long the allocator takes to plan a gang: all its pods placed and reserved in one step, or refused."""
 
 import gc
 import random
@@ -45,10 +45,10 @@ async def measure(run: Run) -> Outcome:
                 *(ms(p50(busy)), f"{ms(single_s)} ({single_word})"),
             )
     outcome.show(
-        f"gangs: {nodes:,} nodes, pods of {_CHIPS} chips, from the first pod's question until all are reserved",
+        f"gangs: {nodes:,} nodes, pods of {_CHIPS} chips, from the first pod's request until all are reserved",
         shown,
         f"The goal is {_BUDGET_S:g} s for 5,000 pods; it includes ranks, validity and every reservation.",
-        "one by one: as many single pods placed one after the other, which may end with half a gang placed.",
+        "one by one: the same number of single pods, placed one after the other; some may stay unplaced.",
     )
     return outcome
 
@@ -66,8 +66,8 @@ def _cluster(nodes: int, fill: float, seed: int) -> tuple[Cluster, DecisionEngin
 
 
 def _gang(count: int) -> list[Pod]:
-    marks = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: str(count)}
-    return [pod(f"train-{number}", _CHIPS, annotations=marks) for number in range(count)]
+    annotations = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: str(count)}
+    return [pod(f"train-{number}", _CHIPS, annotations=annotations) for number in range(count)]
 
 
 def _plan(cluster: Cluster, engine: DecisionEngine, count: int) -> tuple[float, float, str]:

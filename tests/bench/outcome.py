@@ -1,4 +1,4 @@
-"""The arguments and results of a bench: every sample is kept, and tables are made from them."""
+"""The arguments and results of a bench: all samples, and tables of them."""
 
 import math
 import statistics
@@ -20,14 +20,14 @@ LINE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of one bench. It reports on standard error what the bench does and how far it is.
+    """A run of one bench. It reports the bench's progress on standard error.
 
     Attributes:
         bench: the name of the bench.
-        quick: only show that everything works; the numbers mean little.
-        seed: of every random choice.
+        quick: small sizes that only show that the bench works.
+        seed: the seed of all random choices.
         progress: shows bars if standard error is a terminal.
-        plots: the folder that plots are saved in.
+        plots: the folder for plots.
     """
 
     bench: str
@@ -50,7 +50,7 @@ class Run:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Report something that has no steps while it is done."""
+        """Report work without steps while it runs."""
         if not self.progress.console.is_terminal:
             self._print_line(what)
             yield

@@ -1,4 +1,4 @@
-"""The rules that are compared: the allocator's, and the two that need no thought."""
+"""The placement rules that are compared: the allocator, first fit and random."""
 
 import random
 from abc import ABC, abstractmethod
@@ -14,29 +14,29 @@ from tests.bench.free_sets import node_name
 from tests.bench.trace import Job
 
 Place: TypeAlias = tuple[int, tuple[int, ...]]
-"""The number of a node, and the chips taken there."""
+"""The number of a node, and the chips used there."""
 
 _RINGS: Final = ((0, 1, 2, 3), (4, 5, 6, 7))
 _ALL: Final = (*_RINGS[0], *_RINGS[1])
 
 
 class Placer(ABC):
-    """Places jobs on so many idle servers of 8 chips."""
+    """Places jobs on servers of 8 chips, which are idle at first."""
 
     @abstractmethod
     def place(self, job: Job) -> Place | None:
-        """Where the job goes, from now on; None where it has to wait."""
+        """Place a job and return where; None if it has to wait."""
 
     @abstractmethod
     def end(self, job: Job) -> None:
-        """A job that was placed is over."""
+        """Release the chips of a placed job."""
 
 
 class Allocator(Placer):
-    """The allocator's own engine, cluster and ledger, told of pods as its watch would tell them."""
+    """The allocator's engine, cluster and ledger, which get pods as from the informers."""
 
     def __init__(self, nodes: int) -> None:
-        # Time stands still for it: what is placed is bound at once.
+        # No reservation expires: a placed pod is bound at once.
         ledger = Ledger(ttl_s=30.0, monotonic=lambda: 0.0)
         self._cluster = Cluster(ledger)
         self._engine = DecisionEngine(self._cluster, ledger)
@@ -48,11 +48,11 @@ class Allocator(Placer):
     def place(self, job: Job) -> Place | None:
         name = f"job-{job.number}"
         try:
-            kept = self._engine.place(pod(name, job.chips))
+            reservation = self._engine.place(pod(name, job.chips))
         except Refusal:
             return None
-        self._cluster.pod_applied(pod(name, job.chips, node=kept.node, chips=kept.chips, phase="Running"))
-        place = self._bound[job.number] = self._numbers[kept.node], kept.chips
+        self._cluster.pod_applied(pod(name, job.chips, node=reservation.node, chips=reservation.chips, phase="Running"))
+        place = self._bound[job.number] = self._numbers[reservation.node], reservation.chips
         return place
 
     def end(self, job: Job) -> None:
@@ -62,11 +62,11 @@ class Allocator(Placer):
 
 
 class _Counting(Placer):
-    """What first-fit and random have in common: sets of free chips, and nothing known of anything else.
+    """The common part of first fit and random: the sets of free chips.
 
     Args:
-        nodes: how many.
-        keeps_rings: whether chips of one ring are looked for; otherwise only their number counts.
+        nodes: the number of nodes.
+        keeps_rings: whether the chips must be of one ring; otherwise only their number counts.
     """
 
     def __init__(self, nodes: int, *, keeps_rings: bool) -> None:
@@ -87,10 +87,10 @@ class _Counting(Placer):
 
     @abstractmethod
     def _choose(self, request: int) -> Place | None:
-        """The place for a request."""
+        """Choose node and chips for a request; None if it does not fit."""
 
     def _choices(self, number: int, request: int) -> Sequence[Sequence[int]]:
-        """The groups of free chips of a node from which the request may be taken."""
+        """Return the groups of free chips of a node from which the request can be served."""
         groups = _RINGS if self._keeps_rings and request < len(_ALL) else (_ALL,)
         free = self._free[number]
         found = ([chip for chip in group if chip in free] for group in groups)
@@ -98,7 +98,7 @@ class _Counting(Placer):
 
 
 class FirstFit(_Counting):
-    """The first node that has room, the lowest chips."""
+    """The first node with enough free chips, and its lowest chips."""
 
     def _choose(self, request: int) -> Place | None:
         for number in range(len(self._free)):
@@ -108,22 +108,22 @@ class FirstFit(_Counting):
 
 
 class AtRandom(_Counting):
-    """Any node that has room, any of its chips."""
+    """A random node with enough free chips, and random chips of it."""
 
     def __init__(self, nodes: int, rng: random.Random, *, keeps_rings: bool) -> None:
         super().__init__(nodes, keeps_rings=keeps_rings)
         self._rng = rng
 
     def _choose(self, request: int) -> Place | None:
-        rooms = [(number, found) for number in range(len(self._free)) if (found := self._choices(number, request))]
-        if not rooms:
+        candidates = [(number, found) for number in range(len(self._free)) if (found := self._choices(number, request))]
+        if not candidates:
             return None
-        number, choices = self._rng.choice(rooms)
+        number, choices = self._rng.choice(candidates)
         return number, tuple(self._rng.sample(self._rng.choice(choices), request))
 
 
 def placers(seed: int) -> dict[str, Callable[[int], Placer]]:
-    """The rules by name; each is made for a number of nodes."""
+    """Return the rules by name, as functions of the number of nodes."""
     return {
         "the allocator": Allocator,
         "first fit, in rings": lambda nodes: FirstFit(nodes, keeps_rings=True),

@@ -13,7 +13,7 @@ _PANEL: Final = (400, 300)
 _LEFT, _TOP, _GAP, _BELOW, _LINE = 56, 66, 70, 52, 20
 _STEPS: Final = 6
 _INK, _FAINT, _GRID = "#222222", "#666666", "#e2e2e2"
-# Okabe and Ito's colours, which people of every colour vision tell apart; in black and white the dashes help.
+# Okabe and Ito's colours are distinguishable with every colour vision; the dashes help in black and white.
 _STYLES: Final = (
     ("#0072b2", "", 3.0),
     ("#e69f00", "", 2.0),
@@ -28,9 +28,9 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: what is shown.
-        across: what the x axis is.
-        up: what the y axis is.
+        title: the title of the panel.
+        across: the label of the x axis.
+        up: the label of the y axis.
         series: points by name, in ascending order of x.
     """
 
@@ -41,11 +41,11 @@ class Panel:
 
 
 def save(path: Path, title: str, panels: Sequence[Panel]) -> None:
-    """Write the chart; the folder is made where it is missing.
+    """Write the chart; create the folder if it is missing.
 
     Args:
-        path: where.
-        title: above everything.
+        path: the file.
+        title: the title of the chart.
         panels: from left to right; the same series in each, at most five.
     """
     width = len(panels) * (_LEFT + _PANEL[0]) + (len(panels) - 1) * (_GAP - _LEFT) + 24

@@ -15,11 +15,11 @@ from rich.text import Text
 
 from ascend.chips import ChipSet
 from ascend.deviceinfo import NAMESPACE, config_map_name
+from tests.bench.observations import seen
 from tests.bench.outcome import Outcome, Run, p50, table
-from tests.bench.plugin_returns import NOTES, another, identity, measure_returns, watched_s
+from tests.bench.plugin_returns import NOTES, identity, measure_returns, wait_until_recreated, watched_s
 from tests.bench.plugin_rig import PluginRig, plugin_rig
 from tests.bench.reference import REFERENCE
-from tests.bench.sightings import seen
 from tests.bench.usage import cpu_s, rss_mib
 from tests.cluster import requirements
 from tests.conformance.node import PluginNode, written_set
@@ -58,7 +58,7 @@ class _Samples:
 async def measure(run: Run) -> Outcome:
     size = _QUICK if run.quick else _FULL
     if sentences := [*requirements.missing(), *requirements.missing_compiler().values()]:
-        lines = ("!" * 100, "PLUGIN NOT MEASURED: the real cluster cannot run here.", *sentences, "!" * 100)
+        lines = ("!" * 100, "PLUGIN NOT MEASURED: the real cluster can't run here.", *sentences, "!" * 100)
         return Outcome([Text("\n".join(lines), style="bold red")])
     samples = _Samples()
     rng = random.Random(run.seed)
@@ -82,7 +82,7 @@ async def _start(rig: PluginRig, samples: _Samples) -> None:
     node = rig.node
     await asyncio.to_thread(node.plugin.process.stop)
     node.cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{config_map_name(node.node.name)}")
-    await asyncio.sleep(1.5)  # the kubelet shows 0 for a while, and there is no report
+    await asyncio.sleep(1.5)  # the Node has 0 allocatable chips for a while, and there is no report
     reported, offered, requests = rig.reported(lambda free, _: free == ALL), rig.offered(8), rig.audit.end
     await asyncio.to_thread(node.plugin.process.start)
     started_s = time.perf_counter()
@@ -180,13 +180,13 @@ async def _faults(run: Run, rig: PluginRig, size: _Size, rng: random.Random, sam
     node, chips = rig.node, rig.node.chips
     chip = itertools.count(rng.randrange(8))
 
-    async def series(what: str, count: int, breaks: Callable[[int], None]) -> None:
+    async def series(what: str, count: int, fail: Callable[[int], None]) -> None:
         for _ in run.steps(what, count):
             which = next(chip) % 8
-            await asyncio.sleep(1.0 + rng.uniform(0, 4.0))  # the last report is over a second old, as is usual
+            await asyncio.sleep(1.0 + rng.uniform(0, 4.0))  # so that the last report is over a second old, as usual
             reported, offered = rig.reported(partial(_is_bad, which)), rig.offered(7)
             started_s = time.perf_counter()
-            breaks(which)
+            fail(which)
             samples.add(f"{what} → ConfigMap", await seen(reported, "it is reported") - started_s)
             samples.add(f"{what} → allocatable 7", await seen(offered, "it is not offered") - started_s)
             chips.repair(which)
@@ -223,17 +223,17 @@ async def _kubelet(rig: PluginRig, rng: random.Random, samples: _Samples) -> Non
     await asyncio.to_thread(node.node.kubelet.kill)
     await asyncio.sleep(0.5 + rng.uniform(0, 0.5))
     await asyncio.to_thread(node.node.kubelet.start)
-    await another(socket, before)
+    await wait_until_recreated(socket, before)
     offered = rig.offered(8)
-    there_s, there_at_s = time.perf_counter(), time.time()
-    while (registered_s := rig.registered_s(there_s - 0.5)) is None:  # noqa: ASYNC110 - another process's log
+    appeared_s, appeared_at_s = time.perf_counter(), time.time()
+    while (registered_s := rig.registered_s(appeared_s - 0.5)) is None:  # noqa: ASYNC110 - another process's log
         await asyncio.sleep(_POLL_S)
-    samples.add("kubelet.sock → registered", registered_s - there_s)
-    samples.add("kubelet.sock → watched", await watched_s(node, there_at_s) - there_at_s)
-    samples.add("kubelet.sock → allocatable 8", max(0.0, await seen(offered, "the chips are offered") - there_s))
-    await asyncio.to_thread(node.wait_until, partial(_has, node), "the kubelet knows its pod")
+    samples.add("kubelet.sock → registered", registered_s - appeared_s)
+    samples.add("kubelet.sock → watched", await watched_s(node, appeared_at_s) - appeared_at_s)
+    samples.add("kubelet.sock → allocatable 8", max(0.0, await seen(offered, "the chips are offered") - appeared_s))
+    await asyncio.to_thread(node.wait_until, partial(_has, node), "the kubelet has its pod")
     await asyncio.to_thread(node.check, "holds", 2, 3)
-    await asyncio.sleep(11.0)  # so that each restart counts as a single one
+    await asyncio.sleep(11.0)  # so that the plugin counts each restart by itself
 
 
 def _has(node: PluginNode) -> bool:
@@ -243,15 +243,15 @@ def _has(node: PluginNode) -> bool:
 def _outcome(size: _Size, samples: _Samples) -> Outcome:
     shown = table("row", "n", "median", "worst", "reference", "worst", "heading")
     for row, values in sorted(samples.rows.items(), key=_order):
-        said = REFERENCE.get(row)
+        quoted = REFERENCE.get(row)
         plain = any(unit in row for unit in ("MiB", "%", "per min", "requests"))
-        told = _number if plain else _seconds
-        quoted: Sequence[str] = (
-            (told(said.median), "" if said.worst is None else told(said.worst), said.section)
-            if said is not None
+        shown_as = _number if plain else _seconds
+        columns: Sequence[str] = (
+            (shown_as(quoted.median), "" if quoted.worst is None else shown_as(quoted.worst), quoted.section)
+            if quoted is not None
             else ("", "", "")
         )
-        shown.add_row(row, str(len(values)), told(p50(values)), told(max(values)), *quoted)
+        shown.add_row(row, str(len(values)), shown_as(p50(values)), shown_as(max(values)), *columns)
     outcome = Outcome(raw=dict[str, Any](samples.rows))
     outcome.show(
         "plugin: on a real kubelet with the fake driver of 8 × 910B3, under the reference's conditions",
@@ -261,7 +261,7 @@ def _outcome(size: _Size, samples: _Samples) -> Outcome:
         "allocatable: includes up to 1 s of the kubelet's own delay, so the median is no guarantee.",
         *NOTES,
         *samples.notes,
-        *(() if size is _FULL else ("Quick: these numbers mean little.",)),
+        *(() if size is _FULL else ("Quick mode: not for comparisons.",)),
     )
     return outcome
 

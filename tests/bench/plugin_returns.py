@@ -1,7 +1,7 @@
-"""How soon the kubelet watches the plugin again after each way of losing the connection.
+"""Measure how soon the kubelet watches the plugin again after each way of losing the connection.
 
 Watched means: registered, the kubelet's stream open and the list of chips sent on it, by the plugin's own clock. The
-node's allocatable follows at the kubelet's next tick, up to a second later, and so does not belong to it.
+node's allocatable follows at the kubelet's next tick, up to a second later, and is not included.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench.forgetful_kubelet import forget_once
+from tests.bench.observations import PATIENCE_S
 from tests.bench.outcome import Run
 from tests.bench.plugin_rig import PluginRig
-from tests.bench.sightings import PATIENCE_S
 from tests.conformance.node import PluginNode
 
 _POLL_S: Final = 0.002
@@ -25,25 +25,25 @@ _STEADY_S: Final = 11.0
 
 NOTES: Final = (
     "watched: registered, and the list of chips sent on the kubelet's stream; allocatable follows at its 1 s tick.",
-    "never watched: a fake kubelet on the real one's socket registers the plugin, and watches it the second time.",
+    "never watched: a fake kubelet on the real one's socket watches the plugin only after a second registration.",
 )
 
 
 async def measure_returns(run: Run, rig: PluginRig, count: int, add: Callable[[str, float], None]) -> None:
-    """Lose the connection in every way except the kubelet's restart, which has rows of its own.
+    """Break the connection in every way except the kubelet's restart, which has rows of its own.
 
     Args:
         run: reports the progress.
-        rig: the node, without pods that have chips.
-        count: samples of each way.
-        add: takes a row's name and seconds.
+        rig: the node, without pods that use chips.
+        count: the number of samples of each way.
+        add: called with a row's name and seconds.
     """
     node = rig.node
     numbers = itertools.count(1)
     ways: dict[str, Callable[[], Awaitable[float]]] = {
-        "own socket removed → watched": lambda: _socket_wiped(node),
-        "folder recreated → watched": lambda: _folder_made_anew(node),
-        "kubelet starts later → watched": lambda: _kubelet_comes_later(node),
+        "own socket removed → watched": lambda: _socket_removed(node),
+        "folder recreated → watched": lambda: _folder_recreated(node),
+        "kubelet starts later → watched": lambda: _kubelet_starts_later(node),
         "old plugin ends → new one watched": lambda: _upgraded(node, f"device-plugin-{next(numbers)}"),
     }
     for row, lose in ways.items():
@@ -68,7 +68,7 @@ async def watched_s(node: PluginNode, after_s: float) -> float:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Identifies a file that may be recreated; None if there is none."""
+    """Return the identity of a file, which changes if it is recreated; None if it does not exist."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -76,21 +76,21 @@ def identity(path: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_ctime_ns
 
 
-async def another(path: Path, before: tuple[int, int] | None) -> None:
-    """Wait until there is another file than before."""
+async def wait_until_recreated(path: Path, before: tuple[int, int] | None) -> None:
+    """Wait until the file exists and is another one than before."""
     async with asyncio.timeout(PATIENCE_S):
         while identity(path) in {before, None}:  # noqa: ASYNC110 - another process's file
             await asyncio.sleep(_POLL_S)
 
 
-async def _socket_wiped(node: PluginNode) -> float:
+async def _socket_removed(node: PluginNode) -> float:
     (socket,) = node.plugin_sockets()
     lost_s = time.time()
     socket.unlink()
     return lost_s
 
 
-async def _folder_made_anew(node: PluginNode) -> float:
+async def _folder_recreated(node: PluginNode) -> float:
     await asyncio.to_thread(node.node.kubelet.stop)
     folder = node.node.device_plugin_dir
     # At once, because the plugin may be creating another socket in the folder.
@@ -98,12 +98,12 @@ async def _folder_made_anew(node: PluginNode) -> float:
     return await _kubelet_started(node)
 
 
-async def _kubelet_comes_later(node: PluginNode) -> float:
+async def _kubelet_starts_later(node: PluginNode) -> float:
     await asyncio.to_thread(node.plugin.process.stop)
     await asyncio.to_thread(node.node.kubelet.stop)
     (node.node.device_plugin_dir / "kubelet.sock").unlink(missing_ok=True)
     await asyncio.to_thread(node.plugin.process.start)
-    await asyncio.to_thread(node.wait_until, lambda: "kubelet.sock" in node.plugin.problems(), "it waits for it")
+    await asyncio.to_thread(node.wait_until, lambda: "kubelet.sock" in node.plugin.problems(), "the plugin waits")
     return await _kubelet_started(node)
 
 
@@ -113,7 +113,7 @@ async def _kubelet_started(node: PluginNode) -> float:
     async with asyncio.TaskGroup() as tasks:
         before = identity(socket)
         tasks.create_task(asyncio.to_thread(node.node.start_kubelet))
-        await another(socket, before)
+        await wait_until_recreated(socket, before)
         return time.time()  # the block ends once the kubelet is ready
 
 

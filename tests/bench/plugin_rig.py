@@ -1,4 +1,4 @@
-"""A node with a real kubelet and the device plugin, as in the reference's measurements: pods are bound by hand."""
+"""A node with a real kubelet and the device plugin, as in the reference's measurements: the bench binds the pods."""
 
 import asyncio
 import json
@@ -17,8 +17,8 @@ from ascend.deviceinfo import NAMESPACE, config_map_name, decode_report
 from ascend.errors import InvalidReport
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, ConfigMap, Node, Pod
+from tests.bench.observations import Observations, watching
 from tests.bench.requests import AuditLog
-from tests.bench.sightings import Sightings, watching
 from tests.cluster.cluster import Cluster
 from tests.conformance.chips import Chips
 from tests.conformance.node import PluginNode, ServiceAccount
@@ -29,26 +29,26 @@ USER: Final = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
 
 @dataclass(frozen=True, slots=True)
 class PluginRig:
-    """The node and watches on it.
+    """The node, and watches of its objects.
 
     Attributes:
-        node: kubelet, chips, plugin.
-        client: the API server, over kept connections.
-        nodes: what a watch of Nodes shows.
-        reports: what a watch of ConfigMaps shows.
-        pods: what a watch of pods shows.
-        audit: the plugin's requests.
+        node: kubelet, chips and plugin.
+        client: a client of the API server.
+        nodes: a watch of Nodes.
+        reports: a watch of ConfigMaps.
+        pods: a watch of pods.
+        audit: the plugin's requests to the API server.
     """
 
     node: PluginNode
     client: KubeClient
-    nodes: Sightings[Node]
-    reports: Sightings[ConfigMap]
-    pods: Sightings[Pod]
+    nodes: Observations[Node]
+    reports: Observations[ConfigMap]
+    pods: Observations[Pod]
     audit: AuditLog
 
     def offered(self, count: int) -> asyncio.Future[float]:
-        """When the Node next offers this number of chips."""
+        """When the Node next has this number of allocatable chips."""
         return self.nodes.when(lambda each, _gone: each.name == self.node.node.name and each.allocatable_chips == count)
 
     def reported(self, expected: Callable[[ChipSet, ChipSet], bool]) -> asyncio.Future[float]:
@@ -81,12 +81,12 @@ class PluginRig:
         return self.pods.when(lambda each, _gone: each.name == name and each.status.phase == "Running")
 
     def registered_s(self, after_s: float) -> float | None:
-        """When the plugin last registered, by its log, if that was after this time (perf_counter)."""
+        """When the plugin last registered according to its log; None if not after this time (both perf_counter)."""
         to_perf_counter = time.perf_counter() - time.time()
         for line in reversed(self.node.plugin.process.log.read_text().splitlines()):
             if '"event": "registered"' in line:
-                said: dict[str, Any] = json.loads(line)
-                moment_s = datetime.fromisoformat(said["timestamp"]).timestamp() + to_perf_counter
+                entry: dict[str, Any] = json.loads(line)
+                moment_s = datetime.fromisoformat(entry["timestamp"]).timestamp() + to_perf_counter
                 return moment_s if moment_s > after_s else None
         return None
 

@@ -22,15 +22,15 @@ class AuditLog:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def since(self, position: int) -> Counter[str]:
-        """Requests after a position, by verb and resource, without watches that only ended after it."""
-        begun: set[str] = set()
+        """Count requests after a position by verb and resource; a watch that started before it is not counted."""
+        known: set[str] = set()
         found: Counter[str] = Counter()
         with self.path.open("rb") as file:
             before, after = file.read(position), file.read()
-        begun.update(json.loads(line)["auditID"] for line in before.splitlines())
+        known.update(json.loads(line)["auditID"] for line in before.splitlines())
         for line in after.splitlines():
             event = json.loads(line)
-            if event["auditID"] not in begun:
-                begun.add(event["auditID"])
+            if event["auditID"] not in known:
+                known.add(event["auditID"])
                 found[f"{event['verb']} {event.get('objectRef', {}).get('resource', event['requestURI'])}"] += 1
         return found

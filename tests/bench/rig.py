@@ -19,7 +19,7 @@ from device_plugin.driver.simulated import SimulatedServer
 from sandbox.apiserver import ApiServer
 from sandbox.kubelet import Kubelet
 from tests.allocator.harness import pod_manifest
-from tests.bench.sightings import PATIENCE_S, Sightings, seen, watching
+from tests.bench.observations import PATIENCE_S, Observations, seen, watching
 from tests.cluster.api import free_ports
 from tests.e2e.programs import BIN, DEVICE_NODES, is_ready, plugin_command, write_kubeconfig
 from tests.e2e.sandboxed import SandboxProgram
@@ -32,13 +32,13 @@ class Rig:
     """A node with 8 chips and no scheduler: the bench binds the pods.
 
     Attributes:
-        client: the API server.
+        client: a client of the API server.
         pods: a watch of pods.
         grpc_address: the allocator's gRPC address.
     """
 
     client: KubeClient
-    pods: Sightings[Pod]
+    pods: Observations[Pod]
     grpc_address: str
 
     async def create(self, name: str, count: int) -> Pod:
@@ -52,28 +52,28 @@ class Rig:
         await self.client.bind(namespace="default", name=pod.name, uid=pod.uid, node=NODE, annotations=annotations)
 
     def claimed(self, pod: Pod, chips: tuple[int, ...]) -> asyncio.Future[float]:
-        """When the pod's claim has these chips."""
+        """When the pod is first seen with a claim of these chips."""
 
         def is_claimed(each: Pod, gone: bool) -> bool:  # noqa: FBT001 - called by position
             real = each.metadata.annotations.get(REAL)
             if each.uid != pod.uid or real is None or gone:
                 return False
-            assert chip_set(parse_names(real)) == chip_set(chips), f"{pod.key} was handed {real}, not {chips}"
+            assert chip_set(parse_names(real)) == chip_set(chips), f"{pod.key} has {real}, expected {chips}"
             return True
 
         return self.pods.when(is_claimed)
 
     async def delete(self, *pods: Pod) -> list[float]:
-        """Delete pods; return when the API server no longer had each."""
-        going = [self.pods.when(lambda each, gone, uid=pod.uid: gone and each.uid == uid) for pod in pods]  # type: ignore[misc]  # bound
+        """Delete pods; return when each was removed from the API server (perf_counter)."""
+        removed = [self.pods.when(lambda each, gone, uid=pod.uid: gone and each.uid == uid) for pod in pods]  # type: ignore[misc]  # bound
         for pod in pods:
             await self.client.delete(PODS, pod.name, "default")
-        return [await seen(each, f"{pod.key} is gone") for each, pod in zip(going, pods, strict=True)]
+        return [await seen(each, f"{pod.key} is gone") for each, pod in zip(removed, pods, strict=True)]
 
 
 @asynccontextmanager
 async def one_node(*, seed: int, with_allocator: bool = False) -> AsyncIterator[Rig]:
-    """The node, once all programs are ready and its chips are offered."""
+    """Start the node; the block begins once all programs are ready and the node's chips are allocatable."""
     http, grpc, plugin_http = (f"127.0.0.1:{port}" for port in free_ports(3))
     async with AsyncExitStack() as stack:
         # The path of a unix socket must be short.
@@ -100,7 +100,7 @@ async def one_node(*, seed: int, with_allocator: bool = False) -> AsyncIterator[
 
 
 def some_chips(rng: random.Random, count: int) -> tuple[int, ...]:
-    """Chips that an allocator may choose on an idle server: within one ring, unless all are requested."""
+    """Return random chips that an allocator can choose on an idle server: of one ring, unless all are requested."""
     rings: Sequence[int] = ASCEND_910A.rings if count < ASCEND_910A.chips else (ASCEND_910A.all_chips,)
     return tuple(sorted(rng.sample(chip_ids(rng.choice(rings)), count)))
 

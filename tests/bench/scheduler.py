@@ -1,4 +1,4 @@
-"""Pods per second through the real kube-scheduler, with our allocator as its extender and with counting alone."""
+"""Measure pods per second of the real kube-scheduler, with the allocator as extender and without."""
 
 import asyncio
 import random
@@ -39,7 +39,8 @@ class _Size:
 
 
 _FULL: Final = (
-    # Machines are moody: one round may say 0.7 and the next 1.1. Many short rounds tell more than few long ones.
+    # The ratio varies with the machine's load, from 0.7 to 1.1 between rounds; many short rounds average better
+    # than few long ones.
     _Size(nodes=1_000, pods=700, rounds=12, warm_up=100, singles=10, quiet_s=10.0),
     _Size(nodes=5_000, pods=500, rounds=4, warm_up=50, singles=15, quiet_s=10.0),
 )
@@ -53,9 +54,9 @@ class _Side:
     Attributes:
         pods_per_s: bound pods over the time from the first create to the last seen bound.
         waited_s: from create to seen bound, per pod, in the burst.
-        alone_s: the same of single pods on the idle cluster.
-        cpu_s: of every program in the burst.
-        found: what the pods of the burst got.
+        alone_s: the same for single pods on the idle cluster.
+        cpu_s: CPU time of every program in the burst.
+        found: the check of the burst's chips.
     """
 
     name: str
@@ -116,7 +117,7 @@ class _Bench:
         return waited
 
     async def _switch(self, name: str) -> None:
-        """Restart the scheduler for a side. The allocator runs only on ours: its watches cost, too."""
+        """Restart the scheduler for a side. The allocator runs only on ours, since its watches cost CPU time."""
         await asyncio.to_thread(self.allocator.stop)
         if name == "stock":
             await asyncio.to_thread(self.cluster.restart_scheduler)
@@ -130,7 +131,7 @@ class _Bench:
 
 async def measure(run: Run) -> Outcome:
     if sentences := requirements.missing():
-        lines = ("!" * 100, "SCHEDULER NOT MEASURED: the real cluster cannot run here.", *sentences, "!" * 100)
+        lines = ("!" * 100, "SCHEDULER NOT MEASURED: the real cluster can't run here.", *sentences, "!" * 100)
         return Outcome([Text("\n".join(lines), style="bold red")])
     outcome = Outcome()
     for size in _QUICK if run.quick else _FULL:
@@ -138,7 +139,7 @@ async def measure(run: Run) -> Outcome:
             with run.doing(f"start a real cluster with {size.nodes:,} nodes"):
                 bench = await stack.enter_async_context(_bench(run, size))
             steps = run.steps(f"bursts through kube-scheduler, {size.nodes:,} nodes", size.rounds * len(SIDES))
-            # Every second round begins with the other side, so that a machine that grows slower is slower for both.
+            # Every second round begins with the other side, so that a slower machine affects both.
             turns = [name for number in range(size.rounds) for name in (SIDES if number % 2 == 0 else SIDES[::-1])]
             sides = [await bench.side(turns[step], step // len(SIDES)) for step in steps]
         _show(outcome, size, sides)
@@ -186,10 +187,10 @@ def _show(outcome: Outcome, size: _Size, sides: list[_Side]) -> None:
         f"scheduler: {size.pods:,} pods of 1/2/4/8 chips in turn on {size.nodes:,} fake nodes, real kube-scheduler",
         shown,
         "pods/s: bound pods from the first create to the last seen bound.",
-        "wait: a pod's create to bound in that burst; alone: the same on the idle cluster.",
-        "stock: counting alone, no allocator runs. ours: the allocator is extender and binds. One of each is a round.",
-        "no chips written: bound, but nothing says which chips, so one ring is luck and two pods may get the same.",
-        "ring broken: chips of two rings where one would do, a wrong number, or another pod's.",
+        "wait: a pod's create to bound in that burst; alone: a single pod on the idle cluster.",
+        "stock: kube-scheduler only counts chips, no allocator runs. ours: the allocator is its extender and binds.",
+        "no chips written: bound without chips in the annotations: the ring rule is not applied.",
+        "ring broken: chips of two rings although one suffices, a wrong number of chips, or chips of another pod.",
     )
     outcome.shown.insert(
         -1,

@@ -1,4 +1,4 @@
-"""How long the allocator takes from its start until it answers, what it needs for that, and what a decision costs."""
+"""Measure the start of the allocator until it is ready, and the requests of a decision to the API server."""
 
 import asyncio
 import tempfile
@@ -19,8 +19,8 @@ from ascend.kube.objects import CONFIG_MAPS, NODES, PODS
 from ascend.kube.reflector import PAGE_SIZE
 from sandbox.apiserver import ApiServer
 from tests.allocator.harness import pod_manifest
-from tests.bench.crowd import PODS_PER_NODE, settle
 from tests.bench.free_sets import node_name
+from tests.bench.large_cluster import PODS_PER_NODE, create_objects
 from tests.bench.outcome import Outcome, Run, p50, table
 from tests.bench.usage import cpu_of_pid, peak_mib, rss_mib
 from tests.cluster.api import free_ports
@@ -47,17 +47,17 @@ _QUICK: Final = _Size((0, 50), starts=1, decisions=10)
 
 @dataclass(slots=True)
 class _Samples:
-    """One value for each start, except where they say otherwise.
+    """One value for each start, unless stated otherwise.
 
     Attributes:
-        ready_s: from the start of the process until /readyz.
-        read_s: what a client needs that only reads the same lists.
-        cpu_s: of the process until then.
-        rss_mib: a moment later.
-        peak_mib: the most until then.
-        requests: to the API server until then.
+        ready_s: from the start of the process until /readyz succeeds.
+        read_s: the time of a client that only reads the same lists.
+        cpu_s: CPU time of the process until it is ready.
+        rss_mib: resident memory one second later.
+        peak_mib: peak memory until it is ready.
+        requests: requests to the API server until it is ready.
         read_mb: size of the lists; of the last start.
-        decided: requests to the API server from the first of the decisions until the last one is long over.
+        decided: requests to the API server from before the first decision until some time after the last one.
     """
 
     ready_s: list[float] = field(default_factory=list)
@@ -94,14 +94,14 @@ async def measure(run: Run) -> Outcome:
     outcome.show(
         f"startup: an allocator process on the sandbox's API server, {size.starts} starts each, until /readyz passes",
         shown,
-        "Every node has a report and two pods that hold chips. The API server is Python's and in this process, so its",
-        "part is large; only read: a client that takes the same lists from it, page by page, unseen.",
-        "CPU, RSS and peak are the allocator's alone. requests: lists are read in pages of 500.",
+        "Every node has a report and two pods that hold chips. The sandbox's API server is written in Python and runs",
+        "in this process, so much of the time is its own. only read: a client reads the same pages, undecoded.",
+        "CPU, RSS and peak: of the allocator's process only. requests: lists are read in pages of 500.",
     )
     outcome.show(
         "startup: what a decision (filter and bind, over HTTP) costs the API server, counted there",
         decided,
-        f"All requests of the allocator from the first question until {_QUIET_S:g} s after the last answer.",
+        f"All requests of the allocator from the first filter request until {_QUIET_S:g} s after the last response.",
     )
     return outcome
 
@@ -113,7 +113,7 @@ async def _measured(run: Run, size: _Size, nodes: int) -> _Samples:
         server = await stack.enter_async_context(ApiServer(tokens=_TOKENS))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         with run.doing(f"fill a cluster of {nodes:,} nodes"):
-            await settle(server, nodes, run.seed)
+            await create_objects(server, nodes, run.seed)
         for number in run.steps(f"starts with {nodes:,} nodes", size.starts):
             read_s, read_bytes = await _read_lists(http, server)
             samples.read_s.append(read_s)
@@ -150,24 +150,24 @@ async def _started(server: ApiServer, folder: Path, samples: _Samples) -> AsyncI
 
 
 async def _decide(http: aiohttp.ClientSession, server: ApiServer, url: str, nodes: int, count: int) -> Counter[str]:
-    """Place pods as kube-scheduler would."""
+    """Place pods as kube-scheduler does; return the allocator's requests to the API server."""
     names = [node_name(number) for number in range(nodes)]
-    pods = [await server.create(pod_manifest(f"asks-{number}", 1)) for number in range(count)]
+    pods = [await server.create(pod_manifest(f"pod-{number}", 1)) for number in range(count)]
     await asyncio.sleep(_QUIET_S)
     server.requests.clear()
     for pod in pods:
         meta = pod["metadata"]
-        question = {"Pod": pod, "Nodes": None, "NodeNames": names}
-        (node,) = (await _ask(http, f"{url}/scheduler/filter", question))["NodeNames"]
+        arguments = {"Pod": pod, "Nodes": None, "NodeNames": names}
+        (node,) = (await _post(http, f"{url}/scheduler/filter", arguments))["NodeNames"]
         binding = {"PodName": meta["name"], "PodNamespace": "default", "PodUID": meta["uid"], "Node": node}
-        answer = await _ask(http, f"{url}/scheduler/bind", binding)
+        answer = await _post(http, f"{url}/scheduler/bind", binding)
         assert not answer["Error"], answer["Error"]
     await asyncio.sleep(_QUIET_S)
     return _ours(server)
 
 
-async def _ask(http: aiohttp.ClientSession, url: str, question: dict[str, Any]) -> Any:
-    async with http.post(url, json=question) as response:
+async def _post(http: aiohttp.ClientSession, url: str, arguments: dict[str, Any]) -> Any:
+    async with http.post(url, json=arguments) as response:
         return await response.json()
 
 
@@ -180,7 +180,7 @@ class _List(msgspec.Struct):
 
 
 async def _read_lists(http: aiohttp.ClientSession, server: ApiServer) -> tuple[float, int]:
-    """Seconds and bytes of reading all the allocator reads, without looking at it."""
+    """Read all lists that the allocator reads, without decoding the objects; return seconds and bytes."""
     selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in LABELS.items())}
     lists = {NODES.path(): {}, PODS.path(): {}, CONFIG_MAPS.path(namespace=NAMESPACE): selector}
     headers = {"Authorization": "Bearer mine"}

@@ -1,4 +1,4 @@
-"""What the allocator's places leave over, judged by books that know nothing of it."""
+"""The allocator's placements, checked by a record of used chips that shares no code with it."""
 
 import random
 import xml.etree.ElementTree as ET
@@ -6,55 +6,55 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.books import Books
 from tests.bench.fragmentation import CHIPS, NODES, PODS_IN_TURN, replay
+from tests.bench.occupancy import Occupancy
 from tests.bench.placers import AtRandom, FirstFit, placers
 from tests.bench.plot import Panel, save
 from tests.bench.trace import in_turn, trace
 
 
 def test_at_94_percent_demand_all_200_pods_fit_and_no_ring_is_broken() -> None:
-    tally = replay(placers(0)["the allocator"](NODES), in_turn(PODS_IN_TURN), NODES)
-    assert (tally.books.placed, tally.waiting, tally.books.broken) == (200, 0, 0)
-    assert tally.books.sight().taken == 750
-    assert tally.books.sight().nodes == 94  # the fewest that have so many chips
+    result = replay(placers(0)["the allocator"](NODES), in_turn(PODS_IN_TURN), NODES)
+    assert (result.occupancy.placed, result.waiting, result.occupancy.broken) == (200, 0, 0)
+    assert result.occupancy.snapshot().taken == 750
+    assert result.occupancy.snapshot().nodes == 94  # the fewest nodes with that many chips
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_jobs_that_come_and_go_never_get_a_broken_ring(seed: int) -> None:
     jobs = trace(1_000, chips=20 * 8, demand=0.95, seed=seed)
-    tally = replay(placers(seed)["the allocator"](20), jobs, 20)
-    assert tally.books.broken == 0
-    assert tally.books.placed + tally.waiting == len(jobs)
-    assert max(sight.taken for _, sight in tally.hours) > 0.95 * 20 * 8
+    result = replay(placers(seed)["the allocator"](20), jobs, 20)
+    assert result.occupancy.broken == 0
+    assert result.occupancy.placed + result.waiting == len(jobs)
+    assert max(state.taken for _, state in result.hours) > 0.95 * 20 * 8
 
 
 def test_the_check_finds_rings_that_counting_breaks() -> None:
     jobs = trace(1_000, chips=CHIPS, demand=0.9, seed=1)
-    assert replay(FirstFit(NODES, keeps_rings=False), jobs, NODES).books.broken > 50
-    assert replay(AtRandom(NODES, random.Random(1), keeps_rings=False), jobs, NODES).books.broken > 50
-    assert replay(FirstFit(NODES, keeps_rings=True), jobs, NODES).books.broken == 0
+    assert replay(FirstFit(NODES, keeps_rings=False), jobs, NODES).occupancy.broken > 50
+    assert replay(AtRandom(NODES, random.Random(1), keeps_rings=False), jobs, NODES).occupancy.broken > 50
+    assert replay(FirstFit(NODES, keeps_rings=True), jobs, NODES).occupancy.broken == 0
 
 
 def test_stranded_chips_and_the_largest_placement_are_counted() -> None:
-    books = Books(2)
-    assert books.sight().largest == 16
-    books.take(0, (0,), 1)
-    assert (books.sight().stranded, books.sight().largest, books.sight().nodes) == (3, 8, 1)
-    books.take(1, (2, 3, 4), 3)
-    assert (books.sight().stranded, books.sight().largest, books.broken) == (3 + 2 + 3, 4, 1)
-    books.take(0, (4, 5, 6, 7), 4)
-    assert (books.sight().taken, books.sight().largest) == (8, 2)
-    books.give_back(1, (2, 3, 4))
-    assert (books.sight().taken, books.sight().largest, books.sight().nodes) == (5, 8, 1)
+    occupancy = Occupancy(2)
+    assert occupancy.snapshot().largest == 16
+    occupancy.add(0, (0,), 1)
+    assert (occupancy.snapshot().stranded, occupancy.snapshot().largest, occupancy.snapshot().nodes) == (3, 8, 1)
+    occupancy.add(1, (2, 3, 4), 3)
+    assert (occupancy.snapshot().stranded, occupancy.snapshot().largest, occupancy.broken) == (3 + 2 + 3, 4, 1)
+    occupancy.add(0, (4, 5, 6, 7), 4)
+    assert (occupancy.snapshot().taken, occupancy.snapshot().largest) == (8, 2)
+    occupancy.release(1, (2, 3, 4))
+    assert (occupancy.snapshot().taken, occupancy.snapshot().largest, occupancy.snapshot().nodes) == (5, 8, 1)
 
 
 @pytest.mark.parametrize("chips", [(0,), (0, 0), (7, 8), (1, 2)])
 def test_an_invalid_placement_is_an_error(chips: tuple[int, ...]) -> None:
-    books = Books(1)
-    books.take(0, (2,), 1)
+    occupancy = Occupancy(1)
+    occupancy.add(0, (2,), 1)
     with pytest.raises(AssertionError):
-        books.take(0, chips, 2)
+        occupancy.add(0, chips, 2)
 
 
 def test_a_plot_is_well_formed_and_stays_within_its_frame(tmp_path: Path) -> None:
@@ -66,5 +66,5 @@ def test_a_plot_is_well_formed_and_stays_within_its_frame(tmp_path: Path) -> Non
     lines = root.findall("{http://www.w3.org/2000/svg}polyline")
     points = [point.split(",") for line in lines for point in line.attrib["points"].split()]
     assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in points)
-    words = [text.text for text in root.findall("{http://www.w3.org/2000/svg}text")]
-    assert {"R & D", "a < b", "60", "200"} <= set(words)
+    texts = [text.text for text in root.findall("{http://www.w3.org/2000/svg}text")]
+    assert {"R & D", "a < b", "60", "200"} <= set(texts)

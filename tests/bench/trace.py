@@ -1,4 +1,4 @@
-"""A seeded trace of jobs that come and go, the same for every rule that is compared."""
+"""A random trace of jobs with a seed, the same for every rule that is compared."""
 
 import random
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Job:
 
     Attributes:
         number: in order of arrival.
-        chips: how many it asks for.
+        chips: the number of requested chips.
         arrives_h: when it is submitted, hours.
         lasts_h: how long it runs once it is placed, hours.
     """
@@ -26,13 +26,13 @@ class Job:
 
 
 def trace(count: int, *, chips: int, demand: float, seed: int) -> list[Job]:
-    """Jobs of 1, 2, 4 and 8 chips, equally many of each; arrivals are random, and so is how long each runs.
+    """Return jobs of 1, 2, 4 and 8 chips, equally likely; arrivals and durations are exponentially distributed.
 
     Args:
-        count: how many jobs.
-        chips: how many the cluster has.
-        demand: the share of them that the jobs would hold on average if none had to wait.
-        seed: of the choices.
+        count: the number of jobs.
+        chips: the number of chips of the cluster.
+        demand: the share of these chips that the jobs would use on average if none had to wait.
+        seed: the seed of all random choices.
     """
     rng = random.Random(seed)
     per_hour = demand * chips / (sum(REQUESTS) / len(REQUESTS) * MEAN_LIFE_H)
@@ -44,5 +44,5 @@ def trace(count: int, *, chips: int, demand: float, seed: int) -> list[Job]:
 
 
 def in_turn(count: int) -> list[Job]:
-    """Jobs of 1, 2, 4 and 8 chips in turn that never end: the input of docs/spec/measurements.md#throughput."""
+    """Return jobs of 1, 2, 4 and 8 chips in turn that never end: the input of docs/spec/measurements.md#throughput."""
     return [Job(number, REQUESTS[number % len(REQUESTS)], 0.0, float("inf")) for number in range(count)]

@@ -15,7 +15,7 @@ def cpu_s(process: Process) -> float:
 
 
 def cpu_of(processes: Mapping[str, Process]) -> dict[str, float]:
-    """The same of several programs, by name."""
+    """Return the same for several programs, by name."""
     return {name: cpu_s(process) for name, process in processes.items()}
 
 
@@ -26,12 +26,12 @@ def cpu_of_pid(pid: int) -> float:
 
 
 def rss_mib(pid: int) -> float:
-    """The present memory of a process."""
+    """Return the resident memory of a process."""
     return _mib(pid, "VmRSS")
 
 
 def peak_mib(pid: int) -> float:
-    """The peak memory of a process."""
+    """Return the peak resident memory of a process."""
     return _mib(pid, "VmHWM")
 
 

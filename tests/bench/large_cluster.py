@@ -19,8 +19,8 @@ _IMAGES: Final = 40
 _VARIABLES: Final = 30
 
 
-async def settle(server: ApiServer, nodes: int, seed: int) -> None:
-    """So many servers of 8 chips with their reports, and a pod of 1, 2 or 4 chips in each ring."""
+async def create_objects(server: ApiServer, nodes: int, seed: int) -> None:
+    """Create servers of 8 chips with their reports, and on each ring a pod of 1, 2 or 4 chips."""
     rng = random.Random(seed)
     now_s = int(time.time())
     for number in range(nodes):
@@ -57,7 +57,7 @@ def _pod(name: str, node: str, chips: tuple[int, ...]) -> dict[str, Any]:
     spec = manifest["spec"]
     spec["nodeName"] = node
     spec["containers"][0]["env"] = [
-        {"name": f"VARIABLE_{number}", "value": f"what the training of {name} wants to know, {number}"}
+        {"name": f"VARIABLE_{number}", "value": f"some configuration of the training {name}, {number}"}
         for number in range(_VARIABLES)
     ]
     spec["volumes"] = [{"name": f"volume-{number}", "emptyDir": {}} for number in range(4)]

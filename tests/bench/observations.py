@@ -1,4 +1,4 @@
-"""When a change is first seen on a watch."""
+"""Measure when a change is first seen on a watch."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from ascend.kube.reflector import Reflector
 PATIENCE_S = 30.0
 
 
-class Sightings(Generic[T]):
+class Observations(Generic[T]):
     """A reflector's handler that waits for expected objects."""
 
     def __init__(self) -> None:
@@ -45,26 +45,26 @@ class Sightings(Generic[T]):
 
 
 @asynccontextmanager
-async def watching(client: KubeClient, resource: Resource[T], namespace: str = "") -> AsyncIterator[Sightings[T]]:
+async def watching(client: KubeClient, resource: Resource[T], namespace: str = "") -> AsyncIterator[Observations[T]]:
     """Watch all objects of a kind within the block."""
-    sightings: Sightings[T] = Sightings()
-    reflector = Reflector(client, resource, sightings, namespace=namespace)
+    observations: Observations[T] = Observations()
+    reflector = Reflector(client, resource, observations, namespace=namespace)
     task = asyncio.create_task(reflector.run())
     try:
         await reflector.synced.wait()
-        yield sightings
+        yield observations
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def seen(sighting: asyncio.Future[float], what: str) -> float:
-    """Wait for a sighting; return its time.
+async def seen(observation: asyncio.Future[float], what: str) -> float:
+    """Wait for an observation; return its time.
 
     Raises:
-        AssertionError: it did not come in time.
+        AssertionError: it was not seen in time.
     """
     try:
-        return await asyncio.wait_for(sighting, PATIENCE_S)
+        return await asyncio.wait_for(observation, PATIENCE_S)
     except TimeoutError:
-        raise AssertionError(f"it was not seen within {PATIENCE_S:.0f} s that {what}") from None
+        raise AssertionError(f"not seen within {PATIENCE_S:.0f} s: {what}") from None
