@@ -1,4 +1,4 @@
-"""What all tests share: the event loop of synchronous tests, and the sizes of generated tests."""
+"""Shared by all tests: the event loop of synchronous tests, and the settings of generated tests."""
 
 import asyncio
 import os
@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from tests import parallel
 from tests.cluster import requirements
 
-# `gate` is for every run; `long` is for `HYPOTHESIS_PROFILE=long` or `--hypothesis-profile=long`. Both run beside other
-# work, so that neither a single example nor the generation of data has a time limit.
+# `gate` is the default; `long` needs `HYPOTHESIS_PROFILE=long` or `--hypothesis-profile=long`. Neither examples nor the
+# generation of data have a time limit, because other programs can use the machine at the same time.
 _RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("gate", _RELAXED, max_examples=40, stateful_step_count=30)
 settings.register_profile("long", _RELAXED, max_examples=1000, stateful_step_count=100)
@@ -20,7 +20,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 @pytest.fixture(scope="session", autouse=True)
 def no_stray_event_loop() -> Iterator[None]:
-    """Synchronous tests get no event loop: looptime's hook would otherwise make one that is never closed."""
+    """Give synchronous tests no event loop: looptime's hook would otherwise create one that is never closed."""
     asyncio.set_event_loop(None)
     yield
     asyncio.set_event_loop(None)
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Make it conspicuous that the tests of the real cluster were skipped."""
+    """Report at the end of the run that the tests of the real cluster were skipped."""
     reports = terminalreporter.getreports("skipped")
     if any("real" in report.keywords for report in reports) and (sentences := requirements.missing()):
         terminalreporter.section("THE REAL-CLUSTER TESTS WERE SKIPPED", sep="!", yellow=True, bold=True)

@@ -48,8 +48,8 @@ def test_every_file_that_is_linked_exists(document: str) -> None:
 
 
 def modules_named() -> Iterator[str]:
-    """The paths in docs/architecture.md; in the tables of rooms, a row without a room is of the room above."""
-    program = room = ""
+    """Yield the paths in docs/architecture.md; in its tables, a row without a package belongs to the package above."""
+    program = package = ""
     for line in (ROOT / "docs/architecture.md").read_text().splitlines():
         if line.startswith("## "):
             program = {"## The allocator": "allocator", "## The device plugin": "device_plugin"}.get(line, "")
@@ -59,10 +59,10 @@ def modules_named() -> Iterator[str]:
                 line.strip("| ").split(" | ") if not line.startswith("| |") else ("", *line[3:].split(" | "))
             )
             named = re.fullmatch(r"`([\w.]+/?)`", first)
-            room = named[1] if named else room
+            package = named[1] if named else package
             if named:
-                yield f"{program}/{room}"
-            yield from (f"{program}/{room}{name}" for name in re.findall(r"`(\w+\.py)`", second))
+                yield f"{program}/{package}"
+            yield from (f"{program}/{package}{name}" for name in re.findall(r"`(\w+\.py)`", second))
 
 
 def test_every_module_the_architecture_names_exists() -> None:

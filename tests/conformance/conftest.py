@@ -47,4 +47,4 @@ def shared_node(cluster: Cluster) -> Iterator[GatedNode]:  # noqa: F811 - a fixt
 def node(shared_node: GatedNode) -> Iterator[GatedNode]:
     """The node without pods, offering eight healthy chips."""
     yield shared_node
-    shared_node.mend()
+    shared_node.restore()

@@ -170,7 +170,7 @@ class PluginNode:
         ending.start()
         assert ending.wait(timeout_s=PATIENCE_S) == 0, ending.log_tail()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Return the node to a healthy one without pods that offers all its chips."""
         kubelet, control = self.node.kubelet, self.cluster.control_plane
         for each in (control.apiserver, kubelet, self.plugin.process):

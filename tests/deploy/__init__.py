@@ -1,1 +1,1 @@
-"""What `deploy/` says is tried: with helm, a real API server, a real kube-scheduler, and the rights the chart gives."""
+"""Tests of `deploy/` with helm, a real API server, a real kube-scheduler, and the rights that the chart grants."""

@@ -23,7 +23,7 @@ NAMESPACE: Final = "kube-system"
 _MODULE: Final = Path(__file__).parent / "go" / "helm"
 _PACKAGE: Final = "helm.sh/helm/v3/cmd/helm"
 _MAJOR, _MINOR, _ = binaries.KUBERNETES_VERSION.split(".")
-# Without these, helm takes every cluster it is not connected to for a Kubernetes 1.20.
+# Without these, helm assumes Kubernetes 1.20 if it is not connected to a cluster.
 _VERSIONS: Final = {
     f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}": number
     for package in ("chartutil", "lint/rules")
@@ -32,20 +32,20 @@ _VERSIONS: Final = {
 
 
 class HelmError(ClusterError):
-    """Helm refused; the text is its own."""
+    """Helm failed; the text is helm's output."""
 
 
 def path() -> Path:
-    """The program of exactly these module versions, beside those of the cluster; it may not be built yet."""
+    """Return the path of helm in exactly these module versions; it may not be built yet."""
     digest = hashlib.sha256((_MODULE / "go.sum").read_bytes()).hexdigest()[:16]
     return binaries.folder().parent / f"helm-{digest}" / "helm"
 
 
 def build() -> None:
-    """Build it if it is absent, in a minute or two; two callers at once build once.
+    """Build helm if it is absent, in a minute or two; concurrent callers build it only once.
 
     Raises:
-        ClusterError: `go` is not there, or the build failed; the text ends with what the compiler said.
+        ClusterError: `go` is missing, or the build failed; the text ends with the compiler's output.
     """
     if path().is_file():
         return
@@ -74,21 +74,21 @@ def build() -> None:
 
 
 def run(*arguments: str, kubeconfig: Path | None = None) -> str:
-    """Run helm, and return what it printed.
+    """Run helm, and return its output.
 
     Args:
-        *arguments: its own.
-        kubeconfig: the cluster; none for commands that need none.
+        *arguments: helm's arguments.
+        kubeconfig: the kubeconfig file of the cluster; None for commands without a cluster.
 
     Raises:
-        HelmError: it refused.
+        HelmError: helm failed.
     """
     done = subprocess.run(
         [str(path()), *arguments],
         env={
             **os.environ,
             "KUBECONFIG": str(kubeconfig or os.devnull),
-            # What it learns of the cluster is to go with the cluster.
+            # Helm's cache of the cluster's API is removed with the cluster.
             "KUBECACHEDIR": str((kubeconfig or path()).with_name("kube-cache")),
         },
         stdin=subprocess.DEVNULL,
@@ -102,10 +102,10 @@ def run(*arguments: str, kubeconfig: Path | None = None) -> str:
 
 
 def render(*options: str) -> list[dict[str, Any]]:
-    """The chart's objects, with options such as `--set` and `--kube-version`.
+    """Return the chart's objects, rendered with options such as `--set` and `--kube-version`.
 
     Raises:
-        HelmError: the chart does not take them.
+        HelmError: the chart rejects the options.
     """
     documents = yaml.load_all(_rendered(options), yaml.CSafeLoader)  # written in C: helm renders 1,000 lines
     return [item for item in documents if item is not None]
@@ -117,11 +117,11 @@ def _rendered(options: tuple[str, ...]) -> str:
 
 
 def notes(folder: Path, *options: str) -> str:
-    """What an installation would say, without a cluster: helm itself shows it only where there is one.
+    """Render NOTES.txt without a cluster; helm itself prints it only for an installation.
 
     Args:
-        folder: for a copy of the chart.
-        *options: such as `--set`.
+        folder: a folder for a copy of the chart.
+        *options: options such as `--set`.
     """
     chart = shutil.copytree(CHART, folder / "chart", dirs_exist_ok=True)
     text = (chart / "templates" / "NOTES.txt").read_text()
@@ -131,12 +131,12 @@ def notes(folder: Path, *options: str) -> str:
     wrapped = f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}\nnotes: {{{{ include "notes" . | toJson }}}}\n'
     (chart / "templates" / "notes.yaml").write_text(wrapped)
     rendered = yaml.safe_load(run("template", RELEASE, str(chart), "--namespace", NAMESPACE, *options))
-    said: str = rendered["notes"]
-    return said
+    text_of_notes: str = rendered["notes"]
+    return text_of_notes
 
 
 def find(items: list[dict[str, Any]], kind: str, component: str) -> dict[str, Any]:
-    """The one object of a kind that belongs to `device-plugin` or `allocator`."""
+    """Return the only object of a kind that belongs to a component, `device-plugin` or `allocator`."""
     (found,) = (item for item in items if item["kind"] == kind and _labels(item)["component"] == component)
     return found
 

@@ -1,4 +1,4 @@
-"""What the API server is told to ask us, and to refuse by itself: webhooks and policies, on the real one."""
+"""The chart's webhooks and admission policies, on a real API server."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import pod
 from tests.cluster.processes import wait_until
 from tests.deploy import helm
-from tests.deploy.carried_out import HOLDER, LEASE, READY_S, SLICE, Installed, Running, lead_webhooks_to
+from tests.deploy.installed_chart import HOLDER, LEASE, READY_S, SLICE, Installed, Running, point_webhooks_to
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
 
@@ -42,7 +42,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 def settled(call: Callable[[], object], text: str) -> None:
-    """Wait until the API server goes by a policy that was made just now: it learns of it by a watch."""
+    """Wait until the API server applies a new policy, which it gets by a watch."""
 
     def refuses() -> bool:
         try:
@@ -51,7 +51,7 @@ def settled(call: Callable[[], object], text: str) -> None:
             return text in str(error)
         return False
 
-    wait_until(refuses, timeout_s=READY_S, what=f"the API server says {text!r}")
+    wait_until(refuses, timeout_s=READY_S, what=f"the API server denies it with {text!r}")
 
 
 def label(cluster: Cluster, namespace: str) -> None:
@@ -88,7 +88,7 @@ def test_an_unmodified_scheduler_gets_chips_in_rings_by_the_webhook(
         assert not here & taken
         taken |= here
     assert len(taken) == 16
-    # kube-scheduler counts, and sees by itself that there is nothing left; a client that does not count gets our
+    # kube-scheduler counts chips, and finds by itself that none is free; a client that does not gets the allocator's
     # reason.
     cluster.api.create(pod("d", 1, namespace=kube_namespace))
     refused = refusal(
@@ -101,25 +101,25 @@ def test_only_configured_writers_may_write_chip_annotations(
     cluster: Cluster, running: Running, kube_namespace: str
 ) -> None:
     forged = pod("forged", 1, namespace=kube_namespace, annotations=FORGED)
-    said = "only ascend-affinity writes the annotation"
-    settled(dry_run(cluster.api, forged), said)
+    reason = "only ascend-affinity writes the annotation"
+    settled(dry_run(cluster.api, forged), reason)
     text = refusal(lambda: cluster.api.create(forged))
     keys = "huawei.com/Ascend910, predicate-time"
-    assert f"{said} {keys}, by which chips are counted; admin is not a writer (policies.writers)" in text
+    assert f"{reason} {keys}, by which chips are counted; admin is not a writer (policies.writers)" in text
     plain = pod("plain", 1, namespace=kube_namespace, schedulerName="none", annotations={"note": "a"})
     cluster.api.create(plain)
     path = pod_path(kube_namespace, "plain")
     cluster.api.patch(path, {"metadata": {"annotations": {"note": "b"}}})
     for where in (path, f"{path}/status"):
-        assert said in refusal(lambda where=where: cluster.api.patch(where, {"metadata": {"annotations": FORGED}}))  # type: ignore[misc]
+        assert reason in refusal(lambda where=where: cluster.api.patch(where, {"metadata": {"annotations": FORGED}}))  # type: ignore[misc]
     written = {"metadata": {"annotations": FORGED}}
     for posted_to in (pod_path(kube_namespace, "plain", "binding"), f"/api/v1/namespaces/{kube_namespace}/bindings"):
         call = lambda to=posted_to: cluster.api.request("POST", to, binding("plain", "n1", FORGED))  # noqa: E731
-        assert said in refusal(call)
+        assert reason in refusal(call)
     cluster.server(running.plugin_token).patch(path, written)
-    assert said in refusal(lambda: cluster.api.patch(path, {"metadata": {"annotations": {ALLOCATED: None}}}))
+    assert reason in refusal(lambda: cluster.api.patch(path, {"metadata": {"annotations": {ALLOCATED: None}}}))
     cluster.api.patch(path, {"metadata": {"annotations": {"note": None}}})
-    # In a namespace of the webhook's, what others have put in is replaced instead: schedulers send what they saw along.
+    # In a namespace of the webhook, such annotations are replaced instead: schedulers copy the pod's annotations.
     label(cluster, kube_namespace)
     cluster.api.create(pod("replaced", 2, namespace=kube_namespace, schedulerName="none"))
 
@@ -128,12 +128,12 @@ def test_only_configured_writers_may_write_chip_annotations(
             posted = binding("replaced", "n1", {**FORGED, REAL: "Ascend910-7"})
             cluster.api.request("POST", pod_path(kube_namespace, "replaced", "binding"), posted)
         except HTTPError as error:
-            if said in str(error):  # it has not seen the label yet
+            if reason in str(error):  # the API server has not seen the label yet
                 return False
             raise
         return True
 
-    wait_until(is_bound, timeout_s=READY_S, what="the webhook is asked")
+    wait_until(is_bound, timeout_s=READY_S, what="the webhook is called")
     annotations = cluster.api.get(pod_path(kube_namespace, "replaced"))["metadata"]["annotations"]
     assert len(parse_names(annotations[ALLOCATED])) == 2
     assert REAL not in annotations or set(parse_names(annotations[REAL])) == set(parse_names(annotations[ALLOCATED]))
@@ -142,8 +142,8 @@ def test_only_configured_writers_may_write_chip_annotations(
 def test_only_pods_that_no_node_could_take_are_denied_at_creation(
     cluster: Cluster, running: Running, kube_namespace: str
 ) -> None:
-    senseless = pod("odd", 17, namespace=kube_namespace)
-    settled(dry_run(cluster.api, senseless), "denied the request: InvalidRequest: pod ")
+    too_large = pod("odd", 17, namespace=kube_namespace)
+    settled(dry_run(cluster.api, too_large), "denied the request: InvalidRequest: pod ")
     parts = pod("parts", 2, namespace=kube_namespace, resource="huawei.com/Ascend910-2c")
     assert "requests 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, parts))
     cores = pod("cores", 1, namespace=kube_namespace, resource="huawei.com/npu-core")
@@ -154,7 +154,7 @@ def test_only_pods_that_no_node_could_take_are_denied_at_creation(
     dry_run(cluster.api, cores)()
     for each in running.allocators:
         each.process.kill()
-    # Nobody answers now: pods without chips aren't asked about, those with chips are created all the same.
+    # Without an allocator: the webhook isn't called for pods without chips, and pods with chips are created unchecked.
     before_s = time.monotonic()
     cluster.api.create(pod("plain", namespace=kube_namespace))
     cluster.wait_for_pod("plain", namespace=kube_namespace)
@@ -188,10 +188,10 @@ def test_a_paused_leader_is_replaced_and_its_late_binding_is_denied(
             SLICE,
             lambda found: found["endpoints"][0]["addresses"] == ["10.1.0.2"],
             timeout_s=READY_S,
-            what="the service leads to the new leader",
+            what="the service points to the new leader",
         )
-        lead_webhooks_to(cluster, second)
-        # The new leader gives the chips away; then what the old one had posted arrives.
+        point_webhooks_to(cluster, second)
+        # The new leader grants the chips to another pod; then the old leader's Binding arrives.
         path = pod_path(kube_namespace, "taken", "binding")
         allocator.request("POST", path, binding("taken", "n1", written(new)))
         late = pod_path(kube_namespace, "late", "binding")
@@ -200,16 +200,16 @@ def test_a_paused_leader_is_replaced_and_its_late_binding_is_denied(
         unnamed = {key: value for key, value in written(new).items() if key != FENCE}
         assert "(unnamed)" in refusal(lambda: allocator.request("POST", late, binding("late", "n1", unnamed)))
         assert "nodeName" not in cluster.api.get(pod_path(kube_namespace, "late"))["spec"]
-    # Going on, it finds that it leads no more, and ends.
+    # When it continues, it finds that it is not the leader any more, and ends.
     assert first.process.wait(timeout_s=READY_S) == 1
     assert "could not be renewed" in first.process.log_tail() or "was taken by" in first.process.log_tail()
     assert "forbidden" not in second.process.log.read_text().lower()
     first.process.start()
     first.process.wait_until(lambda: first.answers("/standbyz"), timeout_s=READY_S)
-    second.process.stop()  # in peace: the lease is given up
-    given_up_s = time.monotonic()
+    second.process.stop()  # a regular end: it releases the lease
+    released_s = time.monotonic()
     first.wait_until_ready(timeout_s=5)
-    assert time.monotonic() - given_up_s < 5
+    assert time.monotonic() - released_s < 5
 
 
 def test_an_upgrade_keeps_the_certificate_that_kube_scheduler_trusts(cluster: Cluster, installed: Installed) -> None:

@@ -1,4 +1,4 @@
-"""The chart: what it refuses, what it renders, and that a real API server takes every object of it."""
+"""The chart: the values it rejects, the objects it renders, and that a real API server accepts every object."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from device_plugin.settings import Settings as DevicePluginSettings
 from tests.cluster.api import Server, collection
 from tests.cluster.cluster import Cluster
 from tests.deploy import helm
-from tests.deploy.carried_out import LEASE
+from tests.deploy.installed_chart import LEASE
 
 # The first test to need helm builds it.
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(600)]
@@ -132,12 +132,12 @@ def test_a_writer_may_have_any_name() -> None:
     head, _, names = condition["expression"].partition("[")
     assert head == "!(request.userInfo.username in "
     ours = [f"system:serviceaccount:{helm.NAMESPACE}:{name}" for name in ("allocator", "plugin")]
-    # What JSON and CEL understand by these quotes and escapes is the same.
+    # JSON and CEL interpret these quotes and escapes in the same way.
     assert json.loads(f"[{names.removesuffix(')')}") == [*ours, *WRITERS]
 
 
-@pytest.mark.parametrize(("address", "told"), [("10.0.0.77", "10.0.0.77:443"), ("fd00::4d", "[fd00::4d]:443")])
-def test_the_commands_in_the_notes_name_the_service(tmp_path: Path, address: str, told: str) -> None:
+@pytest.mark.parametrize(("address", "printed"), [("10.0.0.77", "10.0.0.77:443"), ("fd00::4d", "[fd00::4d]:443")])
+def test_the_commands_in_the_notes_name_the_service(tmp_path: Path, address: str, printed: str) -> None:
     lines = helm.notes(tmp_path).splitlines()
     (first,) = (number for number, line in enumerate(lines) if line.strip().startswith("address="))
     kubectl = tmp_path / "kubectl"
@@ -152,17 +152,17 @@ def test_the_commands_in_the_notes_name_the_service(tmp_path: Path, address: str
         check=True,
     )
     (extender,) = yaml.safe_load(typed.stdout)["extenders"]
-    assert extender["urlPrefix"] == f"https://{told}/scheduler"
+    assert extender["urlPrefix"] == f"https://{printed}/scheduler"
 
 
 def test_the_notes_warn_of_webhooks_without_client_names(tmp_path: Path) -> None:
     secret = "allocator.tls.source=secret,allocator.tls.secretName=a,allocator.tls.clientNames={scheduler}"
     without = ("allocator.tls.webhookClientNames={api}", "allocator.webhooks.bindings.enabled=false")
-    said = "clientNames does not cover the webhook paths"
-    assert said in helm.notes(tmp_path, "--set", secret)
+    warning = "clientNames does not cover the webhook paths"
+    assert warning in helm.notes(tmp_path, "--set", secret)
     assert "does not authenticate its clients" in helm.notes(tmp_path)
     for each in without:
-        assert said not in helm.notes(tmp_path, "--set", f"{secret},{each}")
+        assert warning not in helm.notes(tmp_path, "--set", f"{secret},{each}")
 
 
 def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple[str, ...]) -> None:
@@ -177,7 +177,7 @@ def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple
 
 
 def _plugin_settings(items: list[dict[str, Any]], folder: Path) -> DevicePluginSettings:
-    """The settings as the plugin reads them in its pod."""
+    """Return the settings as the plugin reads them in its pod."""
     plugin = _container(helm.find(items, "DaemonSet", "device-plugin"))
     (text,) = (item["data"]["settings.yaml"] for item in items if "settings.yaml" in item.get("data", {}))
     file = folder / "settings.yaml"
@@ -208,7 +208,7 @@ def test_the_programs_accept_the_settings_of_the_chart(
     if read.injection == "cdi":
         wanted.add(str(read.cdi_dir))
     assert mounted == wanted
-    # Without a host: the kubelet asks at the pod's address, which may be an IPv6 one.
+    # Without a host: the kubelet probes the pod's address, which can be an IPv6 address.
     assert read.http_address == f":{plugin['ports'][0]['containerPort']}"
     allocator = _container(helm.find(items, "Deployment", "allocator"))
     monkeypatch.setenv("ASCEND_ALLOCATOR_POD_IP", "10.1.2.3")
@@ -245,7 +245,7 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
     plain = _plugin_settings(helm.render(), tmp_path)
     assert (plain.driver, plain.injection, plain.readmission) == ("dcmi", "auto", "automatic")
-    # The chart's defaults are the program's own, so that the documents need to tell them once.
+    # The chart's defaults are those of the program, so that they are documented only once.
     defaults = DevicePluginSettings(node_name="n1")
     assert plain.model_dump() == defaults.model_dump()
     assert _plugin_settings(helm.render(*SIMULATED), tmp_path).injection == "runtime"
@@ -381,7 +381,7 @@ def test_the_containers_have_a_restrictive_security_context(options: tuple[str, 
         assert context["readOnlyRootFilesystem"]
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         if component == "device-plugin" and not options:
-            # The one exception: Huawei's library opens the device nodes of the chips.
+            # The only exception: Huawei's library opens the device nodes of the chips.
             assert context["privileged"]
             continue
         assert not context.get("privileged")
@@ -394,7 +394,7 @@ def test_only_the_kubelets_folder_and_dev_are_mounted_writable() -> None:
     volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
     writable = {mount["name"] for mount in _container(workload)["volumeMounts"] if not mount.get("readOnly")}
     assert {name for name in writable if "hostPath" in volumes[name]} == {"device-plugins", "dev"}
-    # The kubelet would put the container's last words into the node's /dev.
+    # The kubelet would write the container's termination message into the node's /dev.
     assert not _container(workload)["terminationMessagePath"].startswith("/dev/")
     assert volumes["driver"]["hostPath"]["path"] == "/usr/local/Ascend/driver"
 
@@ -416,7 +416,7 @@ def test_each_probe_has_its_endpoint_and_upgrades_do_not_surge() -> None:
 
 
 def test_the_allocator_passes_the_restricted_pod_security_standard(cluster: Cluster) -> None:
-    # The API server itself judges, in a namespace that demands it; in dry runs it only warns, so it is asked for a pod.
+    # The API server checks it in a namespace that enforces it; for a Deployment it only warns, so the test sends a pod.
     name = "restricted-deploy-test"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})

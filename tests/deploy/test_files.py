@@ -1,4 +1,4 @@
-"""The files beside the chart say nothing that is not so."""
+"""The files beside the chart are consistent with the code."""
 
 import json
 import subprocess

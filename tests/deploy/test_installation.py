@@ -1,7 +1,7 @@
-"""The chart is installed on a real cluster, and its identities do the main job: no right is missing, none is too many.
+"""The chart is installed on a real cluster; its identities have all rights that the programs need, and no others.
 
-There are no controllers and no image here, so its DaemonSet and Deployment are carried out by hand: the same programs,
-with the same arguments, environment, identity and lack of privileges (carried_out.py).
+The cluster has no controllers and no container image, so the programs run as processes with the same arguments,
+environment, identity and lack of privileges as in the chart (installed_chart.py).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.cluster import binaries
 from tests.cluster.api import HTTPError, Server
 from tests.cluster.cluster import Cluster
 from tests.deploy import helm
-from tests.deploy.carried_out import (
+from tests.deploy.installed_chart import (
     HEALTH_NAMESPACE,
     LEASE,
     READY_S,
@@ -66,20 +66,20 @@ def test_the_example_gets_its_chips_under_the_charts_identities(cluster: Cluster
 
 @pytest.mark.usefixtures("running")
 def test_a_node_that_noded_reports_is_avoided_under_the_charts_identities(cluster: Cluster) -> None:
-    ill = cluster.nodes[0]
-    told = {"apiVersion": "v1", "kind": "ConfigMap", "data": {NODE_INFO: noded_says({"NodeStatus": "UnHealthy"})}}
-    meta = {"name": f"{NODE_INFO_PREFIX}{ill.name}", "namespace": HEALTH_NAMESPACE, "labels": LABELS}
-    cluster.api.create({**told, "metadata": meta})
+    unhealthy = cluster.nodes[0]
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "data": {NODE_INFO: noded_says({"NodeStatus": "UnHealthy"})}}
+    meta = {"name": f"{NODE_INFO_PREFIX}{unhealthy.name}", "namespace": HEALTH_NAMESPACE, "labels": LABELS}
+    cluster.api.create({**config_map, "metadata": meta})
     try:
         pod = yaml.safe_load((helm.REPOSITORY / "deploy" / "examples" / "pod.yaml").read_text())
         adapt_to_this_cluster(pod)
-        pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": ill.name}
+        pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": unhealthy.name}
         cluster.api.create(pod)
         path = "/api/v1/namespaces/default/pods/two-chips"
-        cluster.api.wait_for(path, _is_refused, timeout_s=READY_S, what="the pod is refused for what NodeD says")
+        cluster.api.wait_for(path, _is_refused, timeout_s=READY_S, what="the pod is refused because of NodeD's report")
     finally:
         cluster.api.delete(f"/api/v1/namespaces/{HEALTH_NAMESPACE}/configmaps/{meta['name']}")
-    assert cluster.wait_for_pod("two-chips")["spec"]["nodeName"] == ill.name
+    assert cluster.wait_for_pod("two-chips")["spec"]["nodeName"] == unhealthy.name
 
 
 def _is_refused(pod: dict[str, Any]) -> bool:
@@ -124,9 +124,9 @@ def test_neither_identity_has_further_rights(cluster: Cluster, installed: Instal
 
 def test_the_allocator_points_the_service_to_ipv4_and_ipv6_addresses(cluster: Cluster, installed: Installed) -> None:
     token = cluster.service_account_token(pod_spec(installed.allocator)["serviceAccountName"], namespace=helm.NAMESPACE)
-    kubeconfig = cluster.write_kubeconfig("asking-allocator", token)
+    kubeconfig = cluster.write_kubeconfig("allocator-rights", token)
 
-    def leads_to(ip: str) -> bool:
+    def points_to(ip: str) -> bool:
         slices = f"/apis/discovery.k8s.io/v1/namespaces/{helm.NAMESPACE}/endpointslices"
         items = cluster.api.get(slices)["items"]
         return [each["endpoints"] for each in items if each["metadata"]["name"] == f"{LEASE}-leader"] == [
@@ -138,7 +138,7 @@ def test_the_allocator_points_the_service_to_ipv4_and_ipv6_addresses(cluster: Cl
             for ip in ("10.1.1.1", "fd00::5", "10.1.1.2"):
                 here = Endpoint(helm.NAMESPACE, LEASE, ip, {"http": 8443})
                 task = asyncio.create_task(publish(client, here, lambda: True))
-                while not await asyncio.to_thread(leads_to, ip):  # noqa: ASYNC110 - a server can only be asked
+                while not await asyncio.to_thread(points_to, ip):  # noqa: ASYNC110 - a server can only be polled
                     await asyncio.sleep(0.05)
                 task.cancel()
 
@@ -149,9 +149,9 @@ def test_the_api_server_confirms_the_granted_rights(cluster: Cluster, installed:
     token = cluster.service_account_token(
         pod_spec(installed.device_plugin)["serviceAccountName"], namespace=helm.NAMESPACE
     )
-    kubeconfig = cluster.write_kubeconfig("asking-device-plugin", token)
+    kubeconfig = cluster.write_kubeconfig("device-plugin-rights", token)
 
-    async def ask() -> tuple[dict[str, bool], bool]:
+    async def check_rights() -> tuple[dict[str, bool], bool]:
         async with await KubeClient.connect(str(kubeconfig)) as client:
             granted = {
                 str(right): await client.may(
@@ -165,8 +165,8 @@ def test_the_api_server_confirms_the_granted_rights(cluster: Cluster, installed:
             }
             return granted, await client.may("patch", "configmaps", namespace="default")
 
-    granted, elsewhere = asyncio.run(ask())
-    # The two that only manual readmission needs were not asked for.
+    granted, elsewhere = asyncio.run(check_rights())
+    # The chart does not grant the two that only manual readmission needs.
     assert [name for name, given in granted.items() if not given] == ["list nodes", "watch nodes"]
     assert not elsewhere
 
@@ -178,7 +178,7 @@ def test_the_commands_in_the_notes_make_a_valid_scheduler_configuration(
     (first,) = (number for number, line in enumerate(lines) if line.strip().startswith("address="))
     typed = lines[first : lines.index("", first)]
     assert typed[-1].split()[0] == "sed"
-    told = subprocess.run(
+    printed = subprocess.run(
         ["sh", "-euc", "\n".join(typed)],
         cwd=helm.REPOSITORY,
         env={
@@ -191,13 +191,17 @@ def test_the_commands_in_the_notes_make_a_valid_scheduler_configuration(
         check=True,
     ).stdout
     address = cluster.api.get(f"/api/v1/namespaces/{helm.NAMESPACE}/services/{LEASE}")["spec"]["clusterIP"]
-    assert f"https://{address}:443/scheduler" in told
-    given, taken = tmp_path / "given.yaml", tmp_path / "taken.yaml"
-    given.write_text(told.replace("/etc/kubernetes/scheduler.conf", str(cluster.kubeconfig_path)))
-    # It checks its configuration strictly, writes it out with all defaults, and ends.
-    scheduler = [str(binaries.path("kube-scheduler")), f"--config={given}", f"--write-config-to={taken}"]
+    assert f"https://{address}:443/scheduler" in printed
+    configuration, with_defaults = tmp_path / "configuration.yaml", tmp_path / "defaults.yaml"
+    configuration.write_text(printed.replace("/etc/kubernetes/scheduler.conf", str(cluster.kubeconfig_path)))
+    # It validates its configuration strictly, writes it with all defaults, and exits.
+    scheduler = [
+        str(binaries.path("kube-scheduler")),
+        f"--config={configuration}",
+        f"--write-config-to={with_defaults}",
+    ]
     subprocess.run([*scheduler, "--secure-port=0"], capture_output=True, check=True)
-    (extender,) = yaml.safe_load(taken.read_text())["extenders"]
+    (extender,) = yaml.safe_load(with_defaults.read_text())["extenders"]
     assert extender["enableHTTPS"]
     assert extender["tlsConfig"] | {"insecure": False} == {
         "insecure": False,
@@ -206,5 +210,5 @@ def test_the_commands_in_the_notes_make_a_valid_scheduler_configuration(
     }
     assert [extender[f"{verb}Verb"] for verb in ("filter", "preempt", "bind")] == ["filter", "preempt", "bind"]
     assert extender["nodeCacheCapable"]
-    assert "weight" not in extender  # nothing is left to be scored
-    assert "ignorable" not in extender  # false is left out
+    assert "weight" not in extender  # no nodes are left to score
+    assert "ignorable" not in extender  # false is omitted

@@ -1,8 +1,8 @@
-"""The chart, installed and carried out on the real cluster.
+"""The chart, installed on the real cluster, and its programs run as the chart specifies.
 
-There are no controllers and no image here, so its DaemonSet and Deployment are carried out by hand: the same programs,
-with the same arguments, environment, identity and lack of privileges. Nor are there Services, so whom they would lead
-to is called directly.
+The cluster has no controllers and no container image, so the fixtures run the programs of the DaemonSet and the
+Deployment as processes with the same arguments, environment, identity and lack of privileges. Services do not work
+there either, so clients use the programs' own addresses.
 """
 
 import base64
@@ -32,20 +32,20 @@ READY_S = 40.0
 LEASE = "ascend-affinity-allocator"
 HOLDER = f"/apis/coordination.k8s.io/v1/namespaces/{helm.NAMESPACE}/leases/{LEASE}"
 SLICE = f"/apis/discovery.k8s.io/v1/namespaces/{helm.NAMESPACE}/endpointslices/{LEASE}-leader"
-LEFT = (HOLDER, SLICE, f"/apis/ascend-affinity.io/v1alpha1/namespaces/{helm.NAMESPACE}/leaders/{LEASE}")
-"""What the allocators have made; there is no garbage collector here."""
+CREATED = (HOLDER, SLICE, f"/apis/ascend-affinity.io/v1alpha1/namespaces/{helm.NAMESPACE}/leaders/{LEASE}")
+"""Objects that the allocators create; the cluster has no garbage collector."""
 HEALTH_NAMESPACE = "kube-public"
-"""Where NodeD would write: here a namespace that is there."""
+"""The namespace of NodeD's ConfigMaps; one that exists on the cluster."""
 SERVER_NAME = f"{LEASE}.{helm.NAMESPACE}.svc"
 WEBHOOKS = {"bindings": "mutatingwebhookconfigurations", "pods": "validatingwebhookconfigurations"}
-# As the chart's securityContext has it: root without any capability, and a root file system nobody can write to.
+# As in the chart's securityContext: root without capabilities, and a read-only root file system.
 CONFINED = ("unshare", "--mount", "sh", "-ec", 'mount -o remount,bind,ro /; exec setpriv "$@"', "confined")
 NO_CAPABILITIES = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 
 
 @dataclass(frozen=True)
 class Installed:
-    """The chart, installed."""
+    """The objects of the installed chart."""
 
     notes: str
     allocator: dict[str, Any]
@@ -77,13 +77,13 @@ def installed(cluster: Cluster) -> Iterator[Installed]:
         )
     finally:
         helm.run("uninstall", *where, kubeconfig=cluster.kubeconfig_path)
-        for made in LEFT:
-            cluster.api.delete(made)
+        for path in CREATED:
+            cluster.api.delete(path)
 
 
 @dataclass(frozen=True)
 class Allocator:
-    """One of the allocators, running as the chart says."""
+    """An allocator that runs as the chart specifies."""
 
     process: Process
     address: str
@@ -101,7 +101,7 @@ class Allocator:
 
 @dataclass(frozen=True)
 class Running:
-    """Both programs, running as the chart says; of the allocators the first leads."""
+    """Both programs, running as the chart specifies; the first allocator is the leader."""
 
     allocators: tuple[Allocator, Allocator]
     device_plugins: Mapping[str, Process]
@@ -115,32 +115,32 @@ class Running:
 
 @pytest.fixture
 def running(cluster: Cluster, installed: Installed, tmp_path: Path) -> Iterator[Running]:
-    with carried_out(cluster, installed, tmp_path, extender=True) as running:
+    with running_programs(cluster, installed, tmp_path, extender=True) as running:
         yield running
 
 
 @pytest.fixture
 def running_beside_a_stock_scheduler(cluster: Cluster, installed: Installed, tmp_path: Path) -> Iterator[Running]:
-    with carried_out(cluster, installed, tmp_path, extender=False) as running:
+    with running_programs(cluster, installed, tmp_path, extender=False) as running:
         yield running
 
 
 @contextmanager
-def carried_out(cluster: Cluster, installed: Installed, folder: Path, *, extender: bool) -> Iterator[Running]:
-    """Both programs as the chart says.
+def running_programs(cluster: Cluster, installed: Installed, folder: Path, *, extender: bool) -> Iterator[Running]:
+    """Run both programs as the chart specifies.
 
     Args:
-        cluster: where.
-        installed: the chart.
-        folder: for what would be mounted.
-        extender: kube-scheduler asks the allocator; otherwise it is a stock one.
+        cluster: the cluster.
+        installed: the installed chart.
+        folder: a folder for the files that the chart mounts.
+        extender: whether kube-scheduler has the allocator as its extender; otherwise it has none.
     """
     (folder / "simulated.json").write_text(installed.simulated)
     (folder / "settings.yaml").write_text(installed.settings)
     for name, content in installed.certificates.items():
         (folder / name).write_bytes(base64.b64decode(content))
     with ExitStack() as clean_up:
-        clean_up.callback(_remove_traces, cluster)
+        clean_up.callback(_remove_written, cluster)
         plugin_token, allocator_token = (
             cluster.service_account_token(pod_spec(each)["serviceAccountName"], namespace=helm.NAMESPACE)
             for each in (installed.device_plugin, installed.allocator)
@@ -159,18 +159,18 @@ def carried_out(cluster: Cluster, installed: Installed, folder: Path, *, extende
         for node in cluster.nodes:
             address = flags(device_plugins[node.name].command)["--http-address"]
             device_plugins[node.name].wait_until(partial(_is_ready, address), timeout_s=READY_S)
-            device_plugins[node.name].wait_until(partial(_offers_all, cluster, node), timeout_s=READY_S)
+            device_plugins[node.name].wait_until(partial(_has_all_chips, cluster, node), timeout_s=READY_S)
         first.wait_until_ready()
         clean_up.callback(second.process.stop)
         second.process.start()
         second.process.wait_until(partial(second.answers, "/standbyz"), timeout_s=READY_S)
-        lead_webhooks_to(cluster, first)
+        point_webhooks_to(cluster, first)
         clean_up.callback(cluster.delete_pod, "two-chips")
         yield Running((first, second), device_plugins, plugin_token, allocator_token)
 
 
-def lead_webhooks_to(cluster: Cluster, allocator: Allocator) -> None:
-    """What the Service would do."""
+def point_webhooks_to(cluster: Cluster, allocator: Allocator) -> None:
+    """Direct the webhooks to an allocator, as the Service would."""
     for kind, plural in WEBHOOKS.items():
         path = f"/apis/admissionregistration.k8s.io/v1/{plural}/{LEASE}"
         (webhook,) = cluster.api.get(path)["webhooks"]
@@ -221,7 +221,7 @@ def pod_spec(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_of(workload: Mapping[str, Any], **changed: object) -> list[str]:
-    """The container's command line, but for what is another here."""
+    """Return the container's command line, with other values of the flags in ``changed``."""
     (container,) = pod_spec(workload)["containers"]
     (program,) = container["command"]
     given = flags(container.get("args", []))
@@ -250,7 +250,7 @@ def scheduler_configuration() -> dict[str, Any]:
 
 
 def adapt_to_this_cluster(pod: dict[str, Any]) -> None:
-    """Here is one image, no registry, no pod network and nobody who makes ServiceAccounts."""
+    """Adapt to a cluster with one image and without registry, pod network and ServiceAccount controller."""
     (container,) = pod["spec"]["containers"]
     container |= {"image": BUSYBOX_IMAGE, "imagePullPolicy": "Never"}
     container["name"] = "main"
@@ -261,11 +261,11 @@ def _is_ready(address: str) -> bool:
     return Server(f"http://{address}").answers("/readyz")
 
 
-def _offers_all(cluster: Cluster, node: Node) -> bool:
+def _has_all_chips(cluster: Cluster, node: Node) -> bool:
     return bool(cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]["allocatable"].get(RESOURCE) == "8")
 
 
-def _remove_traces(cluster: Cluster) -> None:
+def _remove_written(cluster: Cluster) -> None:
     """Leave the shared cluster as it was: remove what the programs wrote."""
     for node in cluster.nodes:
         cluster.api.delete(f"/api/v1/namespaces/{helm.NAMESPACE}/configmaps/{config_map_name(node.name)}")
