@@ -4,16 +4,16 @@
 
 FROM python:3.11-slim AS build
 RUN pip install --no-cache-dir "uv>=0.11"
-# The interpreter of the image and no other: the final stage has it at the same path.
+# The interpreter of the image: the final stage has it at the same path.
 ENV UV_PROJECT_ENVIRONMENT=/opt/ascend-affinity \
     UV_PYTHON=/usr/local/bin/python3.11 \
     UV_PYTHON_DOWNLOADS=never \
     UV_LINK_MODE=copy \
     UV_COMPILE_BYTECODE=1
 WORKDIR /src
-# The dependencies are a layer of their own, built again only when the lock file changes.
+# The dependencies are a separate layer, which is rebuilt only when the lock file changes.
 COPY pyproject.toml uv.lock ./
-# The lock file covers the sandbox too, so uv has to see what it depends on. The image has none of it.
+# The lock file includes the sandbox, so uv needs its pyproject.toml. The image does not contain the sandbox.
 COPY sandbox/pyproject.toml sandbox/
 RUN uv sync --locked --no-dev --no-editable --no-install-project
 COPY README.md LICENSE ./
@@ -24,20 +24,20 @@ COPY allocator/ allocator/
 COPY npuctl/ npuctl/
 RUN uv sync --locked --no-dev --no-editable
 
-# The environment alone: no compiler, no uv, no sources.
+# Only the environment: no compiler, no uv, no sources.
 FROM python:3.11-slim
-# The build system adds what it knows: --label org.opencontainers.image.source=… and .revision=…
+# The build system adds --label org.opencontainers.image.source=… and .revision=…
 LABEL org.opencontainers.image.title="ascend-affinity" \
       org.opencontainers.image.description="Device plugin and affinity allocator for Huawei Ascend NPUs on Kubernetes" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"
 
 COPY --from=build /opt/ascend-affinity /opt/ascend-affinity
-# The root file system is read-only in the cluster, so nothing is to be compiled (or written) at run time.
+# The root file system is read-only in the cluster, so no bytecode can be written at run time.
 ENV PATH=/opt/ascend-affinity/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-# Nobody in particular. Only the device plugin's DaemonSet asks for root, because the kubelet's folders are root's.
+# An unprivileged user. Only the device plugin's DaemonSet runs as root, which the kubelet's folders require.
 USER 65532:65532
-# No ENTRYPOINT: whoever runs the image names the program, ascend-allocator or ascend-device-plugin.
+# No ENTRYPOINT: the command of the container names the program, ascend-allocator or ascend-device-plugin.
 CMD ["ascend-allocator"]

@@ -83,15 +83,15 @@ async def _start(rig: PluginRig, samples: _Samples) -> None:
     await asyncio.to_thread(node.plugin.process.stop)
     node.cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{config_map_name(node.node.name)}")
     await asyncio.sleep(1.5)  # the Node has 0 allocatable chips for a while, and there is no report
-    reported, offered, requests = rig.reported(lambda free, _: free == ALL), rig.offered(8), rig.audit.end
+    reported, allocatable, requests = rig.reported(lambda free, _: free == ALL), rig.allocatable(8), rig.audit.end
     await asyncio.to_thread(node.plugin.process.start)
     started_s = time.perf_counter()
-    samples.add("start → allocatable 8", await seen(offered, "the chips are offered") - started_s)
+    samples.add("start → allocatable 8", await seen(allocatable, "the chips are allocatable") - started_s)
     samples.add("start → ConfigMap", await seen(reported, "the chips are reported") - started_s)
     registered_s = rig.registered_s(started_s - 1.0)
     assert registered_s is not None
     samples.add("start → registered", registered_s - started_s)
-    await asyncio.to_thread(node.wait_until_offered)
+    await asyncio.to_thread(node.wait_until_allocatable)
     await asyncio.sleep(1.0)
     samples.add("API requests at the start", rig.audit.since(requests).total())
 
@@ -184,13 +184,13 @@ async def _faults(run: Run, rig: PluginRig, size: _Size, rng: random.Random, sam
         for _ in run.steps(what, count):
             which = next(chip) % 8
             await asyncio.sleep(1.0 + rng.uniform(0, 4.0))  # so that the last report is over a second old, as usual
-            reported, offered = rig.reported(partial(_is_bad, which)), rig.offered(7)
+            reported, allocatable = rig.reported(partial(_is_bad, which)), rig.allocatable(7)
             started_s = time.perf_counter()
             fail(which)
             samples.add(f"{what} → ConfigMap", await seen(reported, "it is reported") - started_s)
-            samples.add(f"{what} → allocatable 7", await seen(offered, "it is not offered") - started_s)
+            samples.add(f"{what} → allocatable 7", await seen(allocatable, "it is not allocatable") - started_s)
             chips.repair(which)
-            await asyncio.to_thread(node.wait_until_offered)
+            await asyncio.to_thread(node.wait_until_allocatable)
             await asyncio.to_thread(node.wait_until, lambda: node.report().free == ALL, "all are reported")
 
     async def restart(change: Callable[[], None]) -> None:
@@ -224,13 +224,15 @@ async def _kubelet(rig: PluginRig, rng: random.Random, samples: _Samples) -> Non
     await asyncio.sleep(0.5 + rng.uniform(0, 0.5))
     await asyncio.to_thread(node.node.kubelet.start)
     await wait_until_recreated(socket, before)
-    offered = rig.offered(8)
+    allocatable = rig.allocatable(8)
     appeared_s, appeared_at_s = time.perf_counter(), time.time()
     while (registered_s := rig.registered_s(appeared_s - 0.5)) is None:  # noqa: ASYNC110 - another process's log
         await asyncio.sleep(_POLL_S)
     samples.add("kubelet.sock → registered", registered_s - appeared_s)
     samples.add("kubelet.sock → watched", await watched_s(node, appeared_at_s) - appeared_at_s)
-    samples.add("kubelet.sock → allocatable 8", max(0.0, await seen(offered, "the chips are offered") - appeared_s))
+    samples.add(
+        "kubelet.sock → allocatable 8", max(0.0, await seen(allocatable, "the chips are allocatable") - appeared_s)
+    )
     await asyncio.to_thread(node.wait_until, partial(_has, node), "the kubelet has its pod")
     await asyncio.to_thread(node.check, "holds", 2, 3)
     await asyncio.sleep(11.0)  # so that the plugin counts each restart by itself

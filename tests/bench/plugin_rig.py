@@ -47,7 +47,7 @@ class PluginRig:
     pods: Observations[Pod]
     audit: AuditLog
 
-    def offered(self, count: int) -> asyncio.Future[float]:
+    def allocatable(self, count: int) -> asyncio.Future[float]:
         """When the Node next has this number of allocatable chips."""
         return self.nodes.when(lambda each, _gone: each.name == self.node.node.name and each.allocatable_chips == count)
 
