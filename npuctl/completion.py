@@ -25,7 +25,7 @@ _FILE_OPTIONS: Final = frozenset({"-f", "--filename", "--config", "--kubeconfig"
 def end_in_time(otherwise: str) -> threading.Timer:
     """End this process after ``LIMIT_S``, unless the returned timer is cancelled before.
 
-    The process is not ended in an orderly way: that would wait for the thread in which a name server is asked.
+    The process is not ended in an orderly way: that would wait for the thread that resolves a name.
 
     Args:
         otherwise: what is printed then.

@@ -57,7 +57,7 @@ class Counter:
         self._occurrences.append(at.mono_s)
         self._total += 1
         for rule in rules:
-            # A fault that is raised already is raised anew by every occurrence.
+            # Every occurrence of a raised fault raises it again.
             if rule.level in self._upgrades or self._is_too_often(rule, at.mono_s):
                 self._upgrades[rule.level] = at.wall_ms
                 self._counted[rule] = self._total

@@ -90,7 +90,7 @@ class Inspector:
 
 
 class _Watcher:
-    """Turns what a scanner reads and hears into entries."""
+    """Turns a scanner's readings and events into entries."""
 
     def __init__(
         self,
