@@ -57,10 +57,10 @@ def test_all_invalid_settings_are_reported_at_once(
     with pytest.raises(SystemExit) as ended:
         run(monkeypatch, "--config", str(file), "--http-address", "nowhere", "--driver", "dcmi", "--log-level", "LOUD")
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("ascend-device-plugin: ")
+    printed = capsys.readouterr().err
+    assert printed.startswith("ascend-device-plugin: ")
     wrong = ("node_name", "colour", "scan_period_s", "'magic'", "'nowhere'", "'dcmi'", "'LOUD'")
-    assert [word for word in wrong if word not in said] == []
+    assert [word for word in wrong if word not in printed] == []
 
 
 @pytest.mark.parametrize("given", ["scan_period_s: 6\n", "stale_s: 1.5\n", "scan_period_s: 30\nstale_s: 59\n"])
@@ -108,8 +108,8 @@ class Program:
         """Send a signal; return the exit status and standard error."""
         self._process.send_signal(number)
         async with asyncio.timeout(20.0):
-            _, said = await self._process.communicate()
-        return self._process.returncode or 0, said
+            _, printed = await self._process.communicate()
+        return self._process.returncode or 0, printed
 
 
 @asynccontextmanager
@@ -136,8 +136,8 @@ async def test_sigterm_ends_the_streams_and_exits_with_0(folder: Path, number: s
     async with whole_node(folder) as whole, program(whole) as running:
         kubelet = whole.node.kubelet
         await kubelet.until(lambda: kubelet.devices(RESOURCE) == HEALTHY, timeout_s=20.0)
-        status, said = await running.ended_by(number)
-        assert (status, said) == (0, b"")
+        status, printed = await running.ended_by(number)
+        assert (status, printed) == (0, b"")
         await kubelet.until(lambda: set(kubelet.devices(RESOURCE).values()) == {"Unhealthy"}, timeout_s=1.0)
         assert not list(kubelet.socket_dir.glob("ascend910-*.sock"))
 
@@ -158,10 +158,10 @@ async def test_an_address_in_use_is_one_sentence_and_exit_status_1(folder: Path)
         taken = whole.cluster.server.url.removeprefix("http://")
         async with program(whole, http_address=taken) as running:
             async with asyncio.timeout(20.0):
-                _, said = await running._process.communicate()
+                _, printed = await running._process.communicate()
             assert running._process.returncode == 1
-            assert said.startswith(f"ascend-device-plugin: cannot listen on {taken}:".encode())
-            assert said.count(b"\n") == 1
+            assert printed.startswith(f"ascend-device-plugin: cannot listen on {taken}:".encode())
+            assert printed.count(b"\n") == 1
 
 
 async def test_a_missing_node_object_is_waited_for(folder: Path) -> None:

@@ -45,14 +45,14 @@ def test_the_cluster_is_checked_by_the_allocators_settings(command: tuple[str, .
     path.write_text(json.dumps(as_list(node("n1"), report("n1"))))
     config.write_text("max_report_age_s: 60\n")
 
-    def told(*flags: str) -> str:
+    def output(*flags: str) -> str:
         at = ("--now", "2026-01-01T00:02:00Z")
         return CliRunner().invoke(app, [*command, "-f", str(path), *at, *flags]).stdout
 
-    assert "StaleReport" not in told()
-    assert "StaleReport" in told("--set", "max-report-age-s=60")
-    assert "StaleReport" in told("--config", str(config))
-    assert "StaleReport" not in told("--config", str(config), "--set", "max-report-age-s=600")
+    assert "StaleReport" not in output()
+    assert "StaleReport" in output("--set", "max-report-age-s=60")
+    assert "StaleReport" in output("--config", str(config))
+    assert "StaleReport" not in output("--config", str(config), "--set", "max-report-age-s=600")
 
 
 def test_a_healthy_cluster_has_no_problems(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_a_node_without_base_device_infos_is_a_problem(tmp_path: Path) -> None:
     unnamed = node("n1")
     unnamed["metadata"]["annotations"] = {}
     assert bad(tmp_path, unnamed, report("n1")) == []
-    told = encode_report(DeviceReport(0x7F, 0, 0, update_time_s=1_767_225_600))
-    (found,) = bad(tmp_path, unnamed, {**report("n1"), "data": told})
+    data = encode_report(DeviceReport(0x7F, 0, 0, update_time_s=1_767_225_600))
+    (found,) = bad(tmp_path, unnamed, {**report("n1"), "data": data})
     assert found[:2] == ("nodes", "problem")
     assert found[2].startswith("NoBaseDeviceInfos: node n1 has no annotation baseDeviceInfos")
 
@@ -112,16 +112,18 @@ def test_a_kubelet_that_offers_unhealthy_chips_is_a_warning(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("odd", "severity", "said"),
+    ("odd", "severity", "expected"),
     [
         (pod("a", 2, node="n1", chips=[0, 1]), "problem", "pod default/a on node n1 runs, but has no"),
         (claimed("a", [0, 1], [2, 3]), "warning", "was given Ascend910-2,Ascend910-3 instead of Ascend910-0,"),
     ],
 )
-def test_pods_with_other_chips_than_recorded_are_reported(odd: Json, severity: str, said: str, tmp_path: Path) -> None:
+def test_pods_with_other_chips_than_recorded_are_reported(
+    odd: Json, severity: str, expected: str, tmp_path: Path
+) -> None:
     (found,) = bad(tmp_path, node("n1"), report("n1"), odd)
     assert found[:2] == ("pods", severity)
-    assert said in found[2]
+    assert expected in found[2]
 
 
 def test_a_pod_that_is_still_starting_is_not_reported(tmp_path: Path) -> None:
@@ -132,15 +134,15 @@ def test_a_pod_that_is_still_starting_is_not_reported(tmp_path: Path) -> None:
 def test_pods_bound_without_chips_or_with_invalid_ones_are_problems(tmp_path: Path) -> None:
     senseless = pod("b", 1, node="n1", annotations={"huawei.com/Ascend910": "Ascend910-x"})
     found = bad(tmp_path, node("n1"), report("n1"), pod("a", 2, node="n1"), senseless)
-    told = [sentence for check, severity, sentence in found if (check, severity) == ("pods", "problem")]
-    assert told[0] == "pod default/a on node n1 was bound without chips"
-    assert "'Ascend910-x' is not a chip name" in told[1]
+    sentences = [sentence for check, severity, sentence in found if (check, severity) == ("pods", "problem")]
+    assert sentences[0] == "pod default/a on node n1 was bound without chips"
+    assert "'Ascend910-x' is not a chip name" in sentences[1]
 
 
 def test_a_chip_that_two_pods_hold_is_a_problem(tmp_path: Path) -> None:
     status, diagnosis = doctor(tmp_path, node("n1"), report("n1"), claimed("a", [3], [3]), claimed("b", [2, 3], [2, 3]))
-    told = [each["sentence"] for each in diagnosis["findings"] if each["check"] == "chips"]
-    assert (status, told) == (1, ["Ascend910-3 of node n1: held by default/a and default/b"])
+    sentences = [each["sentence"] for each in diagnosis["findings"] if each["check"] == "chips"]
+    assert (status, sentences) == (1, ["Ascend910-3 of node n1: held by default/a and default/b"])
 
 
 def test_waiting_pods_are_reported_with_the_command_that_explains(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def bad(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     return [(each.check, each.severity) for each in findings if each.severity != "ok"]
 
 
-def said(findings: Sequence[Finding], check: str) -> str:
+def sentence_of(findings: Sequence[Finding], check: str) -> str:
     return " | ".join(f"{each.sentence} -> {each.advice}" for each in findings if each.check == check)
 
 
@@ -71,10 +71,10 @@ async def test_a_healthy_node_has_no_problems(whole: Whole) -> None:
     found = await check_node(whole.settings(), environment={}, begin=lambda check: begun.append(check.name))
     assert bad(found) == [SIMULATED, FILES]
     assert begun == list(dict.fromkeys(each.check for each in found))
-    assert "8 chips" in said(found, "chips")
-    assert "serves on ascend910-" in said(found, "our plugin")
-    assert f"by process {os.getpid()}" in said(found, "our plugin")
-    assert "kubelet and report agree: 8 of 8 chips healthy" in said(found, "report")
+    assert "8 chips" in sentence_of(found, "chips")
+    assert "serves on ascend910-" in sentence_of(found, "our plugin")
+    assert f"by process {os.getpid()}" in sentence_of(found, "our plugin")
+    assert "kubelet and report agree: 8 of 8 chips healthy" in sentence_of(found, "report")
 
 
 async def test_a_faulty_chip_is_a_warning_with_its_fault_codes(whole: Whole) -> None:
@@ -82,7 +82,7 @@ async def test_a_faulty_chip_is_a_warning_with_its_fault_codes(whole: Whole) -> 
     await until(lambda: whole.node.kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
     found = await doctor(whole.settings())
     assert ("chips", "warning") in bad(found)
-    assert "Ascend910-3: 80E18402" in said(found, "chips")
+    assert "Ascend910-3: 80E18402" in sentence_of(found, "chips")
 
 
 async def test_a_driver_that_fails_is_a_problem(whole: Whole) -> None:
@@ -91,26 +91,26 @@ async def test_a_driver_that_fails_is_a_problem(whole: Whole) -> None:
     server.save(whole.node.state_file)
     found = await doctor(whole.settings())
     assert ("chips", "problem") in bad(found)
-    assert "dcmi_init: -8005" in said(found, "chips")
+    assert "dcmi_init: -8005" in sentence_of(found, "chips")
 
 
 async def test_a_stopped_kubelet_is_a_problem_of_each_of_its_sockets(whole: Whole) -> None:
     await whole.node.kubelet.stop()
     found = await doctor(whole.settings())
     assert {("kubelet.sock", "problem"), ("pod-resources", "problem"), ("kubelet's pods", "warning")} <= set(bad(found))
-    assert "systemctl status kubelet" in said(found, "kubelet.sock")
+    assert "systemctl status kubelet" in sentence_of(found, "kubelet.sock")
 
 
 async def test_a_kubelet_with_an_ipv6_address_is_called_at_it(whole: Whole) -> None:
     found = await doctor(whole.settings(host_ip="::1", kubelet_pods_url=None))
-    assert "https://[::1]:10250/pods" in said(found, "kubelet's pods")
+    assert "https://[::1]:10250/pods" in sentence_of(found, "kubelet's pods")
 
 
 async def test_a_missing_folder_of_the_kubelet_is_named(whole: Whole) -> None:
     found = await doctor(whole.settings(device_plugin_dir=Path("/nowhere/device-plugins")))
     assert ("kubelet's folder", "problem") in bad(found)
-    assert "/nowhere/device-plugins does not exist" in said(found, "kubelet's folder")
-    assert "no device plugin of ours serves here" in said(found, "our plugin")
+    assert "/nowhere/device-plugins does not exist" in sentence_of(found, "kubelet's folder")
+    assert "no device plugin of ours serves here" in sentence_of(found, "our plugin")
 
 
 async def test_sockets_without_a_server_and_files_that_are_no_socket_are_named(whole: Whole, folder: Path) -> None:
@@ -120,12 +120,14 @@ async def test_sockets_without_a_server_and_files_that_are_no_socket_are_named(w
         dead.bind(str(directory / "ascend910-1-1.sock"))
     (directory / "kubelet.sock").touch()
     found = await doctor(whole.settings(device_plugin_dir=directory))
-    assert "ascend910-1-1.sock" in said(found, "our plugin")
-    assert "is not a socket" in said(found, "kubelet.sock")
+    assert "ascend910-1-1.sock" in sentence_of(found, "our plugin")
+    assert "is not a socket" in sentence_of(found, "kubelet.sock")
     (directory / "kubelet.sock").unlink()
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(directory / "kubelet.sock"))
-    assert "Connection refused" in said(await doctor(whole.settings(device_plugin_dir=directory)), "kubelet.sock")
+    assert "Connection refused" in sentence_of(
+        await doctor(whole.settings(device_plugin_dir=directory)), "kubelet.sock"
+    )
 
 
 async def test_a_plugin_without_the_lock_and_two_plugins_are_problems(whole: Whole) -> None:
@@ -133,10 +135,10 @@ async def test_a_plugin_without_the_lock_and_two_plugins_are_problems(whole: Who
     (directory / "ascend910.lock").unlink()
     (directory / "ascend910.lock").touch()
     found = await doctor(whole.settings())
-    assert "ascend910.lock is not held, although a plugin serves" in said(found, "our plugin")
+    assert "ascend910.lock is not held, although a plugin serves" in sentence_of(found, "our plugin")
     (own,) = directory.glob("ascend910-*.sock")
     (directory / "ascend910-9-9.sock").symlink_to(own)
-    assert "several plugins serve" in said(await doctor(whole.settings()), "our plugin")
+    assert "several plugins serve" in sentence_of(await doctor(whole.settings()), "our plugin")
 
 
 async def test_what_the_plugin_itself_waits_for_is_reported(folder: Path) -> None:
@@ -146,7 +148,7 @@ async def test_what_the_plugin_itself_waits_for_is_reported(folder: Path) -> Non
 
         async def tells(words: str) -> None:
             async with asyncio.timeout(20.0):
-                while words not in said(await doctor(settings), "our plugin"):  # noqa: ASYNC110 - there is no event to wait for
+                while words not in sentence_of(await doctor(settings), "our plugin"):  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.05)
 
         await tells("it is ready")
@@ -158,11 +160,11 @@ async def test_what_the_plugin_itself_waits_for_is_reported(folder: Path) -> Non
 async def test_missing_rights_are_named_with_their_purpose(whole: Whole) -> None:
     whole.cluster.server.denied |= {("patch", "nodes"), ("get", "nodes/pods"), ("watch", "configmaps")}
     found = await doctor(whole.settings())
-    assert "not granted: patch nodes (annotations and labels" in said(found, "rights")
-    assert "watch configmaps in kube-system" in said(found, "rights")
-    assert "nodes/pods" not in said(found, "rights")  # nodes/proxy is enough
+    assert "not granted: patch nodes (annotations and labels" in sentence_of(found, "rights")
+    assert "watch configmaps in kube-system" in sentence_of(found, "rights")
+    assert "nodes/pods" not in sentence_of(found, "rights")  # nodes/proxy is enough
     whole.cluster.server.denied.add(("get", "nodes/proxy"))
-    assert "get nodes/pods or get nodes/proxy" in said(await doctor(whole.settings()), "rights")
+    assert "get nodes/pods or get nodes/proxy" in sentence_of(await doctor(whole.settings()), "rights")
 
 
 async def test_rights_for_manual_readmission_are_checked_only_then(whole: Whole) -> None:
@@ -174,16 +176,16 @@ async def test_rights_for_manual_readmission_are_checked_only_then(whole: Whole)
 async def test_an_unreachable_api_server_is_one_problem(whole: Whole) -> None:
     path = whole.cluster.write_kubeconfig("away", server="http://127.0.0.1:1")
     found = await doctor(whole.settings(kubeconfig=str(path)))
-    assert "127.0.0.1:1" in said(found, "API server")
-    assert said(found, "rights").startswith("skipped")
+    assert "127.0.0.1:1" in sentence_of(found, "API server")
+    assert sentence_of(found, "rights").startswith("skipped")
     nobody = await doctor(whole.settings(kubeconfig="/nowhere/kubeconfig"))
-    assert "no usable access" in said(nobody, "API server")
+    assert "no usable access" in sentence_of(nobody, "API server")
 
 
 async def test_an_unknown_node_name_says_how_to_correct_it(whole: Whole) -> None:
     found = await doctor(whole.settings(node_name="other"))
-    assert "has no Node 'other'" in said(found, "API server")
-    assert "there is no ConfigMap kube-system/mindx-dl-deviceinfo-other" in said(found, "report")
+    assert "has no Node 'other'" in sentence_of(found, "API server")
+    assert "there is no ConfigMap kube-system/mindx-dl-deviceinfo-other" in sentence_of(found, "report")
 
 
 async def test_reports_that_are_forged_old_ahead_or_final_are_problems(folder: Path) -> None:
@@ -192,10 +194,10 @@ async def test_reports_that_are_forged_old_ahead_or_final_are_problems(folder: P
             await report_there(whole)
         name = config_map_name(NODE)
 
-        async def told() -> str:
-            return said(await doctor(whole.settings()), "report")
+        async def report_sentence() -> str:
+            return sentence_of(await doctor(whole.settings()), "report")
 
-        assert "says that the plugin has ended" in await told()
+        assert "says that the plugin has ended" in await report_sentence()
         data = (await whole.client.get(CONFIG_MAPS, name, NAMESPACE)).data
         for time_s, sentence in (
             (1_000_000, "but is written every 300 s"),
@@ -203,16 +205,16 @@ async def test_reports_that_are_forged_old_ahead_or_final_are_problems(folder: P
         ):
             dated = encode_report(replace(decode_report(data), update_time_s=time_s))
             await whole.client.patch(CONFIG_MAPS, name, {"data": dated}, namespace=NAMESPACE)
-            assert sentence in await told()
+            assert sentence in await report_sentence()
         forged = {DEVICE_INFO: data[DEVICE_INFO].replace("Ascend910-7", "Ascend910-6")}
         await whole.client.patch(CONFIG_MAPS, name, {"data": forged}, namespace=NAMESPACE)
-        assert "CheckCode" in await told()
+        assert "CheckCode" in await report_sentence()
 
 
 async def test_a_kubelet_that_offers_other_chips_than_reported_is_a_warning(whole: Whole) -> None:
     status = {"status": {"allocatable": {RESOURCE: "5"}}}
     await whole.client.patch(NODES, NODE, status, subresource="status")
-    assert "offers 5 chips, the report has 8 healthy of 8" in said(await doctor(whole.settings()), "report")
+    assert "offers 5 chips, the report has 8 healthy of 8" in sentence_of(await doctor(whole.settings()), "report")
 
 
 def settings(**changes: Any) -> Settings:
@@ -237,7 +239,7 @@ async def test_a_file_that_is_no_library_is_a_problem(tmp_path: Path) -> None:
     library.write_text("no library")
     (tmp_path / "nobody.kubeconfig").touch()
     found = await doctor(settings(dcmi_library=library, kubeconfig=str(tmp_path / "nobody.kubeconfig")))
-    assert "can't be loaded" in said(found, "chips")
+    assert "can't be loaded" in sentence_of(found, "chips")
 
 
 def test_device_nodes_that_are_missing_or_closed_are_named(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_workload_of_a_cluster_is_not_expanded(tmp_path: Path, change: str) ->
 
 
 @pytest.mark.parametrize(
-    ("manifest", "said"),
+    ("manifest", "expected"),
     [
         (workload("DaemonSet", "apps/v1", {"template": template()}), "npuctl plan does not expand this kind"),
         (workload("AscendJob", "mindxdl.gitee.com/v1", {"x": [template()]}), "npuctl plan does not expand this kind"),
@@ -173,11 +173,11 @@ def test_a_workload_of_a_cluster_is_not_expanded(tmp_path: Path, change: str) ->
         (job(suspend=True), "it is suspended, so its controller creates no pods"),
     ],
 )
-def test_a_workload_that_can_not_be_planned_is_no_success(tmp_path: Path, manifest: Json, said: str) -> None:
+def test_a_workload_that_can_not_be_planned_is_no_success(tmp_path: Path, manifest: Json, expected: str) -> None:
     (unplanned,) = plan(tmp_path, manifest)["unplanned"]
-    assert unplanned == {"kind": manifest["kind"], "namespace": "default", "name": "train", "message": said}
+    assert unplanned == {"kind": manifest["kind"], "namespace": "default", "name": "train", "message": expected}
     status, out, _ = run(tmp_path, manifest, output="table")
-    assert (status, out) == (3, f"{manifest['kind']} default/train requests chips, but was not planned: {said}\n")
+    assert (status, out) == (3, f"{manifest['kind']} default/train requests chips, but was not planned: {expected}\n")
 
 
 def test_a_workload_without_chips_is_no_failure(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_workload_without_chips_is_no_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "said"),
+    ("manifest", "expected"),
     [
         (job("eight"), "document 1 items[0] (Job train): spec.template.spec.containers[0].resources.limits["),
         (
@@ -212,10 +212,10 @@ def test_a_workload_without_chips_is_no_failure(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_invalid_workload_is_named_with_document_and_field(tmp_path: Path, manifest: Json, said: str) -> None:
+def test_an_invalid_workload_is_named_with_document_and_field(tmp_path: Path, manifest: Json, expected: str) -> None:
     status, out, err = run(tmp_path, manifest, nodes=0)
     assert (status, out) == (2, "")
-    assert said in err
+    assert expected in err
 
 
 def test_other_commands_do_not_expand_workloads(tmp_path: Path) -> None:
