@@ -1,24 +1,24 @@
-# Two targets matter to a user: `make demo` and `make test`. Everything they need is set up by themselves.
+# The main targets are `make demo` and `make test`. They install their own requirements.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-# Tests start hundreds of programs; where nothing may be kept compiled, each of them compiles its libraries anew.
+# Tests start hundreds of processes; with this variable each of them would compile its libraries again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# uv as installed on this machine, else one of our own in .tools/.
+# The installed uv, or else one in .tools/.
 UV_VERSION := 0.11
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 RUN := $(UV) run --locked --quiet
 
-# The distribution's Python where it is new enough: like the image's it is built with profile-guided optimisation; version
-# managers build without, and the same programs take more CPU. UV_PYTHON names another one.
+# The distribution's Python if it is new enough: like the image's it is built with profile-guided optimization, while
+# the builds of version managers are not and use more CPU. UV_PYTHON selects another one.
 DISTRIBUTION_PYTHON := $(shell /usr/bin/python3 -c 'import sys; sys.version_info >= (3, 11) and print(sys.executable)' 2>/dev/null)
 ifneq ($(DISTRIBUTION_PYTHON),)
 export UV_PYTHON ?= $(DISTRIBUTION_PYTHON)
 endif
 
-# Test files run in parallel, more of them than there are cores, because those on a real cluster mostly wait.
+# More test files run in parallel than there are cores, because those on a real cluster mostly wait.
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : 8)))
 
 .PHONY: help setup demo test test-long lint format bench soak docs protos cluster-up cluster-down
@@ -33,14 +33,14 @@ help: ## list the targets
 setup: $(filter .tools/bin/uv,$(UV)) ## install the locked dependencies into .venv
 	@$(UV) sync --locked --quiet
 
-demo: $(filter .tools/bin/uv,$(UV)) ## a whole cluster in one process: two nodes, a few pods, who got which chips
+demo: $(filter .tools/bin/uv,$(UV)) ## run a cluster in one process: two nodes, a few pods, and their chips
 	@$(RUN) --no-dev --extra sandbox python -m sandbox.demo
 
-test: setup lint ## lint, types and all tests; the real-cluster ones where the machine can
+test: setup lint ## lint, type checks and all tests; real-cluster tests if the machine can run them
 	@$(RUN) python -m tests.cluster prepare
 	@$(RUN) pytest --numprocesses=$(WORKERS)
 
-test-long: setup ## what takes too long for `make test`, 40 minutes: 1,000 examples per property, all benches, the soak
+test-long: setup ## long tests, 40 minutes: 1,000 examples per property, all benches, the soak
 	@$(RUN) python -m tests.cluster prepare
 	@$(RUN) pytest --numprocesses=$(WORKERS) -m 'hypothesis or long' --hypothesis-profile=long --timeout=1800
 	@$(RUN) python -m tests.soak
@@ -48,7 +48,7 @@ test-long: setup ## what takes too long for `make test`, 40 minutes: 1,000 examp
 LINTS := ruff-check ruff-format mypy import-contracts protos-current docs-current
 .PHONY: $(LINTS)
 
-lint: setup ## ruff, mypy strict, import contracts, generated stubs and tables current
+lint: setup ## ruff, mypy strict, import contracts, and whether generated files are current
 	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync $(LINTS)
 
 ruff-check:
@@ -69,14 +69,14 @@ protos-current:
 docs-current:
 	@$(RUN) python -m docs.generate --check
 
-format: setup ## format and fix what can be fixed
+format: setup ## format the code and apply automatic fixes
 	@$(RUN) ruff check --fix .
 	@$(RUN) ruff format .
 
-bench: setup ## measure; prints ratios side by side
+bench: setup ## run all benches and print their tables
 	@$(RUN) python -m tests.bench
 
-soak: setup ## restarts and races by the thousand on the sandbox, twenty minutes; a hundredth of it is in `make test`
+soak: setup ## thousands of restarts and races on the sandbox, 20 minutes; `make test` runs a hundredth of it
 	@$(RUN) python -m tests.soak
 
 docs: setup ## generate the tables and command outputs in README.md and docs/
@@ -85,8 +85,8 @@ docs: setup ## generate the tables and command outputs in README.md and docs/
 protos: setup ## generate the stubs in protos/
 	@$(RUN) python -m protos.generate
 
-cluster-up: setup ## a real cluster with both programs, to play with
+cluster-up: setup ## start a real cluster with both programs
 	@$(RUN) python -m tests.cluster up
 
-cluster-down: setup ## stop it and clean up
+cluster-down: setup ## stop the real cluster and clean up
 	@$(RUN) python -m tests.cluster down

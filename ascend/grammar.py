@@ -10,7 +10,7 @@ _AN_NUMBERS: Final = ("11", "18")
 """Eleven and eighteen; of the other numbers those that begin with 8."""
 
 _LIKE_YOU: Final = ("one", "uid", "uni", "use", "usu")
-"""How words begin that are spoken with a consonant: a uid, a unit, a user, a one."""
+"""Beginnings of words that are pronounced with a consonant: a uid, a unit, a user, a one."""
 
 
 def count(number: int, singular: str, plural: str = "") -> str:
@@ -21,8 +21,8 @@ def count(number: int, singular: str, plural: str = "") -> str:
 def a(name: str) -> str:
     """Return a name after its indefinite article: ``an A3-16 server``, ``a 910B-8 server``.
 
-    The article depends on how the first word is spoken: a number as a number, capitals and digits letter by letter, any
-    other word as it is written.
+    The article depends on how the first word is pronounced: a number as a number, capitals and digits letter by
+    letter, any other word as it is written.
     """
     word = re.split(r"[\W_]", name, maxsplit=1)[0]
     return f"{'an' if _begins_with_vowel(word) else 'a'} {name}"

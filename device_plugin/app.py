@@ -168,7 +168,7 @@ class Plugin:
                 try:
                     await self._serve(client, chips, pods, node)
                 finally:
-                    # No task of ours writes any more, and no other plugin does yet: its first report comes after this.
+                    # No task here writes any more, and no other plugin does yet: its first report comes after this.
                     if pods.lock.is_still_ours():
                         await chips.reporter.sign_off()
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from tests import parallel
 from tests.cluster import requirements
 
-# `gate` is for every run; `long` is for `HYPOTHESIS_PROFILE=long` or `--hypothesis-profile=long`. Both run beside other
-# work, so that neither a single example nor the generation of data has a time limit.
+# `gate` is the default; `long` needs `HYPOTHESIS_PROFILE=long` or `--hypothesis-profile=long`. Neither examples nor the
+# generation of data have a time limit, because other programs can use the machine at the same time.
 _RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("gate", _RELAXED, max_examples=40, stateful_step_count=30)
 settings.register_profile("long", _RELAXED, max_examples=1000, stateful_step_count=100)

@@ -1,4 +1,4 @@
-"""Parallel runs (`pytest -n 4`, `make test`): the order of the files, and the lines that show how far the run is.
+"""Parallel runs (`pytest -n 4`, `make test`): the order of the files, and lines that report the progress.
 
 pytest-xdist assigns whole files to workers, in the order of the collection. Files with real-cluster tests come first:
 they mostly wait. Each worker that runs such files has a cluster of its own, and stops it before its first other file.
@@ -35,7 +35,7 @@ def register(config: pytest.Config) -> None:
 
 
 class Worker:
-    """Orders the files, and stops the worker's real cluster when no file of this worker needs it any more.
+    """Orders the files, and stops the worker's real cluster when no further file of this worker needs it.
 
     Args:
         durations: seconds that files took in an earlier run.
@@ -62,10 +62,10 @@ class Worker:
 
 
 class Durations:
-    """Records how long each file takes, and sends the workers what an earlier run recorded.
+    """Records how long each file takes, and sends the workers the durations of earlier runs.
 
     Args:
-        cache: where it is recorded.
+        cache: pytest's cache, which keeps the durations.
         last: seconds that files took in earlier runs.
     """
 
@@ -91,10 +91,10 @@ class _File:
     """The tests of a file.
 
     Attributes:
-        tests: how many there are.
-        done: how many of them have ended.
-        seconds: how long they took.
-        outcomes: how often each outcome occurred.
+        tests: the number of tests.
+        done: the number of tests that have ended.
+        seconds: the time they took.
+        outcomes: the number of tests by outcome.
     """
 
     tests: int = 0
@@ -107,7 +107,7 @@ class Progress:
     """Prints a line per file that has ended, failures at once, and what is running after a silence.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         durations: seconds that files took in an earlier run, from which the percentage is estimated.
     """
 

@@ -1,4 +1,4 @@
-"""Every citation of a documentation page, in code and in documents, leads to a file and to a heading in it."""
+"""Every citation of a documentation page, in code and in documents, points to a file and to a heading in it."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 _NO_TEXT = {"uv.lock", "go.sum", "LICENSE"}
-"""Files with nothing of ours in them."""
+"""Files that the project does not write."""
 _SKIPPED = {"__pycache__", "build", "dist"}
 """Folders of tools, besides the hidden ones."""
 
@@ -20,7 +20,7 @@ _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _FENCE = re.compile(r"^\s*(```|~~~)")
 _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")
 _OLD = re.compile(r"(?<!docs/)(?<!\]\()\bspec/[a-z-]+\.md|\b[Ss]eed 00\d|§\s?\d")
-"""Citations of notes that are not in the repository, in the forms they had; links between pages are none."""
+"""Former citations of notes that are not in the repository; links between pages do not match."""
 
 
 def test_every_citation_leads_to_a_heading() -> None:
@@ -46,11 +46,11 @@ def test_nothing_outside_the_repository_is_cited() -> None:
 @pytest.mark.parametrize(
     ("headings", "anchors"),
     [
-        pytest.param(["910A servers"], ["910a-servers"], id="lower case and blanks"),
+        pytest.param(["910A servers"], ["910a-servers"], id="lower case and spaces"),
         pytest.param(["The life of a pod: `bind`, *now*"], ["the-life-of-a-pod-bind-now"], id="punctuation and markup"),
         pytest.param(["With [a link](page.md#x)"], ["with-a-link"], id="the text of a link"),
-        pytest.param(["ListAndWatch & `kltDev_1`"], ["listandwatch--kltdev_1"], id="blanks around what is dropped"),
-        pytest.param(["Same", "Same", "Same"], ["same", "same-1", "same-2"], id="numbers for repeated ones"),
+        pytest.param(["ListAndWatch & `kltDev_1`"], ["listandwatch--kltdev_1"], id="spaces around dropped characters"),
+        pytest.param(["Same", "Same", "Same"], ["same", "same-1", "same-2"], id="numbers for repeated headings"),
     ],
 )
 def test_anchors_follow_the_rules_of_github(headings: list[str], anchors: list[str]) -> None:
@@ -62,7 +62,7 @@ def test_headings_in_code_blocks_are_none() -> None:
 
 
 def _citations(path: Path) -> Iterator[tuple[str, str, Path, str]]:
-    """Each citation in a file: where it is, how it reads, the page it means, and the anchor, or an empty text."""
+    """Yield each citation in a file: its place, its text, the page, and the anchor or an empty string."""
     links = path.suffix == ".md"
     in_code = False
     for number, line in _lines(path):
@@ -78,9 +78,9 @@ def _citations(path: Path) -> Iterator[tuple[str, str, Path, str]]:
 
 def _problem(page: Path, anchor: str) -> str:
     if not page.exists():
-        return "is no file"
+        return "does not exist"
     if anchor and page.suffix == ".md" and anchor not in _anchors_of(page):
-        return "is no heading there"
+        return "has no such heading"
     return ""
 
 
@@ -90,7 +90,7 @@ def _anchors_of(page: Path) -> frozenset[str]:
 
 
 def _anchors(lines: Iterator[str] | list[str]) -> Iterator[str]:
-    """The anchors GitHub gives to the headings among the lines of a document, in their order."""
+    """Yield GitHub's anchors of the headings in a document's lines, in order."""
     seen: dict[str, int] = {}
     in_code = False
     for line in lines:
@@ -107,7 +107,7 @@ def _anchors(lines: Iterator[str] | list[str]) -> Iterator[str]:
 
 @cache
 def _texts() -> tuple[Path, ...]:
-    """Every text file of the repository."""
+    """Return all text files of the repository."""
     paths = []
     for folder, folders, names in os.walk(ROOT):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)

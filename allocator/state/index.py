@@ -200,7 +200,7 @@ class NodeIndex:
         return ranking.best()
 
     def _sweep(self) -> None:
-        # An empty bucket is kept for its cached verdicts, since another node often gets the same vacancy; not for ever.
+        # An empty bucket is kept for its cached verdicts, since another node often gets the same vacancy; not forever.
         if len(self._buckets) > 2 * len(self._entries) + _SPARE_BUCKETS:
             self._buckets = {vacancy: bucket for vacancy, bucket in self._buckets.items() if bucket}
 

@@ -22,5 +22,5 @@ class Backoff:
         return wait_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
 
     def after(self, error: Exception) -> float:
-        """Return the next waiting time in seconds, at least what the server asked for (Retry-After)."""
+        """Return the next waiting time in seconds, at least the server's Retry-After."""
         return max(self.next_s(), getattr(error, "retry_after_s", None) or 0.0)

@@ -121,7 +121,7 @@ async def _kubeconfig(kubeconfig: str | None, context: str | None) -> Access:
     from kubernetes.aio import client, config
 
     paths = kubeconfig_paths(kubeconfig)
-    # pathlib raises where it can't tell whether a file exists, for example below a folder of somebody else's.
+    # pathlib raises where it can't tell whether a file exists, for example below another user's folder.
     named = (os.path.expanduser(part) for part in paths.split(os.pathsep))  # noqa: PTH111
     files = [Path(each) for each in named if os.path.exists(each)]  # noqa: PTH110
     if not files:

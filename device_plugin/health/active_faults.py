@@ -42,7 +42,7 @@ class ActiveFaults:
         self._events: dict[int, tuple[float, bool]] = {}  # by code: time of the last event, and whether it occurred
         self._severities: dict[int, int] = {}
         self._by_events = False  # this driver reports faults by events only
-        self._link_found = False  # LINK_DOWN was found by asking for the link, not announced
+        self._link_found = False  # LINK_DOWN was found by reading the link state, not announced
         self._unconfirmed: dict[int, Moment] = {}  # announced as over, not read yet; since when they were present
 
     @property
@@ -138,7 +138,7 @@ class ActiveFaults:
         self.read_s = at.mono_s
 
     def _codes(self, state: ChipState) -> set[int]:
-        """Return the codes that a reading stands for."""
+        """Return the fault codes of a reading."""
         codes = set(state.codes or ())
         known = {code for code in self._present if self.is_present(code)}
         if state.dropped:

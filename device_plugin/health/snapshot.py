@@ -119,7 +119,7 @@ class Chip:
 
     @property
     def healthy(self) -> bool:
-        """Whether the chip can be used, as the kubelet is told."""
+        """Whether the chip can be used, as reported to the kubelet."""
         return not self.reason
 
 

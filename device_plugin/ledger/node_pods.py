@@ -78,7 +78,7 @@ def read_pod(pod: Pod, order: int) -> NodePod:
     try:
         held = held_chips(annotations)
     except InvalidValue:
-        # We write AscendReal: if somebody else makes it unreadable, the pod still gets its chips.
+        # The plugin writes AscendReal: if another client makes it unreadable, the pod still gets its chips.
         held = grant.chip_set if grant is not None else 0
     statuses = (*pod.status.container_statuses, *pod.status.init_container_statuses)
     real = _real_chips(annotations)

@@ -65,7 +65,7 @@ class DeviceInfoConfigMap:
         self.was_signed = False
         """Whether this program wrote what ``fetch`` found."""
         self.lost: Observable[None] = Observable(None)
-        """Set when somebody else deleted the ConfigMap, or overwrote the report or the labels."""
+        """Set when another client deleted the ConfigMap, or overwrote the report or the labels."""
 
     @property
     def is_ours(self) -> bool:

@@ -1,4 +1,4 @@
-"""Decides who learns of a change first: the kubelet (ListAndWatch) or the readers of the report.
+"""Decides which is updated first after a change: the kubelet (ListAndWatch) or the report.
 
 The report must never list more free chips than the kubelet offers: Volcano refuses such a node as "not stable"
 (docs/spec/node-report.md#stable-device-count), and a scheduler that relies on the report would still allocate a faulty

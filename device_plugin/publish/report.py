@@ -11,7 +11,7 @@ from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import NO_CODE, Chip, FaultRecord, Snapshot, UpgradeKind, UpgradeReason
 
 AUTOFILL_CODE = "AutofillFaultCode"
-"""Stands for the fault of a chip that an operator separated without one (docs/spec/faults.md#manual-separation)."""
+"""The fault code of a chip that an operator separated without a fault (docs/spec/faults.md#manual-separation)."""
 
 MAX_CODE_DIGITS = 16
 

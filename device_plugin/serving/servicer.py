@@ -159,7 +159,7 @@ def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
     """Return the kubelet's view of a snapshot: every chip, so that one that fails is seen as unhealthy.
 
     The NUMA node is included only if all chips are close to the same one. Otherwise a kubelet with a topology policy
-    narrows the choice to the chips close to the CPUs it plans to use, before it asks for our preferred allocation
+    narrows the choice to the chips close to the CPUs it plans to use, before it calls GetPreferredAllocation
     (docs/spec/kubelet.md#getpreferredallocation). The allocator has already chosen the chips, by rings, so the two
     would disagree, and the kubelet's ledger would have other chips than the pod.
     """

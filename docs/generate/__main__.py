@@ -6,7 +6,7 @@ from docs.generate.pages import PAGES, ROOT, render
 
 
 def main() -> None:
-    """Write all pages; with ``--check`` exit with status 1 where one is not current."""
+    """Write all pages; with ``--check`` exit with status 1 if one is not current."""
     rendered = {path: render(path) for path in PAGES}
     stale = {path: text for path, text in rendered.items() if text != path.read_text()}
     if sys.argv[1:] == ["--check"]:

@@ -16,7 +16,7 @@ _COLUMNS = "110"
 
 
 def with_output(text: str) -> str:
-    """Return the page with the current output of its commands; a last line has the exit status unless it is 0."""
+    """Return the page with the current output of its commands; a last line shows the exit status unless it is 0."""
 
     def run(block: re.Match[str]) -> str:
         status, out = _run(shlex.split(block["arguments"], comments=True))

@@ -1,7 +1,7 @@
-"""Which page has which generated parts, and how a page is put together.
+"""The generated parts of each page, and how a page is rendered.
 
 A generated table is between ``<!-- name -->`` and ``<!-- /name -->``. To add one, write a function that returns its
-lines, and add it to ``TABLES`` below. Output of npuctl needs no entry: each console block of each page that begins with
+lines, and add it to ``TABLES`` below. Output of npuctl needs no entry: each console block that begins with
 ``$ npuctl`` is run.
 """
 
@@ -41,7 +41,7 @@ def render(path: Path) -> str:
     """Return the text of a page with its generated parts regenerated.
 
     Raises:
-        ValueError: the page lacks the markers of a table, or has those of an unknown one.
+        ValueError: the markers of a table are missing, or belong to an unknown table.
     """
     tables = TABLES.get(path.name, {})
     text = path.read_text()

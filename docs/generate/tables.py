@@ -27,8 +27,8 @@ def settings_table(settings: type[BaseSettings], *, reloads: bool) -> Iterator[s
     """Yield the lines of the table of all settings of a program.
 
     Args:
-        settings: the program's.
-        reloads: the program applies some of them without a restart; ``*`` marks these.
+        settings: the settings of the program.
+        reloads: whether the program applies some of them without a restart; ``*`` marks these.
     """
     yield "| setting | default | values | meaning |"
     yield "|---|---|---|---|"
@@ -38,7 +38,7 @@ def settings_table(settings: type[BaseSettings], *, reloads: bool) -> Iterator[s
 
 
 def _text(text: str) -> str:
-    # Else `<node>` is taken for HTML.
+    # Otherwise `<node>` is HTML.
     return text.replace("<", "&lt;")
 
 
@@ -84,7 +84,7 @@ def metrics_table(registry: CollectorRegistry) -> Iterator[str]:
 
 
 def _metrics(registry: CollectorRegistry) -> Iterator[tuple[Metric, tuple[str, ...]]]:
-    # Neither the registry nor a metric has a public name for what it consists of.
+    # Neither the registry nor a metric has a public attribute with its parts.
     for collector in registry._collector_to_names:  # noqa: SLF001
         if isinstance(collector, MetricWrapperBase):
             yield next(iter(collector.describe())), collector._labelnames  # noqa: SLF001
@@ -94,7 +94,7 @@ def _metrics(registry: CollectorRegistry) -> Iterator[tuple[Metric, tuple[str, .
 
 
 def allocator_registry() -> CollectorRegistry:
-    """Return the registry of an allocator that has seen nothing yet."""
+    """Return the registry of an allocator without any objects."""
     empty = OfflineAllocator(ClusterObjects(), fixed_settings(AllocatorSettings, None, {}), 0)
     return AllocatorMetrics(empty.ledger, lambda: 0.0, empty.cluster.index).registry
 

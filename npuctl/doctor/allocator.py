@@ -1,4 +1,4 @@
-"""The checks of a running allocator: whether it serves schedulers, and whether its informers hear the API server."""
+"""The checks of a running allocator: whether it serves schedulers, and whether its informers reach the API server."""
 
 import ssl
 from http import HTTPStatus

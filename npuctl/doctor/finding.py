@@ -47,12 +47,12 @@ def named(check: str, findings: Iterable[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A look at one thing.
+    """A check.
 
     Attributes:
-        name: what is looked at.
-        look: returns what is found.
-        deadline_s: seconds it may take.
+        name: the subject of the check.
+        look: returns the findings.
+        deadline_s: time limit in seconds.
     """
 
     name: str

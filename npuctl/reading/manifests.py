@@ -209,7 +209,7 @@ def _convert(origin: Origin, manifest: Json, resource: Resource[T]) -> T:
         metadata["namespace"] = named.namespace
     else:
         metadata.pop("namespace", None)
-    # Objects are told apart by uid, and one that was never submitted has none.
+    # Objects are distinguished by uid, and objects that were never submitted have none.
     metadata["uid"] = named.uid or f"{metadata.get('namespace', '')}/{named.name}"
     read: T = origin.convert({**manifest, "metadata": metadata}, resource.type)
     return read

@@ -14,7 +14,7 @@ from ascend.grammar import count
 from npuctl.output import full_width
 from npuctl.topo.nodes import ChipView, NodeView
 
-# Pods are told apart by colour; which pod has which colour does not matter.
+# Pods are distinguished by colour; which pod has which colour does not matter.
 _COLOURS: Final = ("cyan", "magenta", "yellow", "blue", "bright_green", "bright_red", "bright_blue", "bright_magenta")
 
 _IN_LINE: Final = 8

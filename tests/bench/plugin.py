@@ -91,7 +91,7 @@ async def _start(rig: PluginRig, samples: _Samples) -> None:
     registered_s = rig.registered_s(started_s - 1.0)
     assert registered_s is not None
     samples.add("start → registered", registered_s - started_s)
-    await asyncio.to_thread(node.wait_until_offered)
+    await asyncio.to_thread(node.wait_until_allocatable)
     await asyncio.sleep(1.0)
     samples.add("API requests at the start", rig.audit.since(requests).total())
 
@@ -190,7 +190,7 @@ async def _faults(run: Run, rig: PluginRig, size: _Size, rng: random.Random, sam
             samples.add(f"{what} → ConfigMap", await seen(reported, "it is reported") - started_s)
             samples.add(f"{what} → allocatable 7", await seen(offered, "it is not offered") - started_s)
             chips.repair(which)
-            await asyncio.to_thread(node.wait_until_offered)
+            await asyncio.to_thread(node.wait_until_allocatable)
             await asyncio.to_thread(node.wait_until, lambda: node.report().free == ALL, "all are reported")
 
     async def restart(change: Callable[[], None]) -> None:

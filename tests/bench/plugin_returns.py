@@ -50,13 +50,13 @@ async def measure_returns(run: Run, rig: PluginRig, count: int, add: Callable[[s
         for _ in run.steps(row, count):
             lost_s = await lose()
             add(row, await watched_s(node, lost_s) - lost_s)
-            await asyncio.to_thread(node.wait_until_offered)
+            await asyncio.to_thread(node.wait_until_allocatable)
             if count > 1:
                 await asyncio.sleep(_STEADY_S)
     for _ in run.steps("never watched", count):
         add("never watched → watched", await forget_once(node.node.device_plugin_dir))
     await asyncio.to_thread(node.restart_kubelet)
-    await asyncio.to_thread(node.wait_until_offered)
+    await asyncio.to_thread(node.wait_until_allocatable)
 
 
 async def watched_s(node: PluginNode, after_s: float) -> float:

@@ -14,10 +14,10 @@ HEALTH: Final = "dcmi_get_device_health"
 
 
 class Chips:
-    """A server with eight 910B3, read by the real driver with a fake library that answers from a file.
+    """A server with eight 910B3, read by the real driver with a fake library whose answers are in a file.
 
     Args:
-        folder: for the library and its file.
+        folder: a folder for the library and its file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class Chips:
         self.changed = True
         self._fake.chip(chip_id).dropped = True
 
-    def take_away(self, chip_id: int) -> None:
+    def remove(self, chip_id: int) -> None:
         """Remove the chip from the driver's list."""
         self.changed = True
         self._fake._chips.remove(self._fake.chip(chip_id))
@@ -79,7 +79,7 @@ class Chips:
         self._broken.enter_context(self._fake.fail("dcmi_init", code))
 
     def calls(self) -> int:
-        """The number of calls the driver has answered."""
+        """The number of calls of the driver's functions."""
         return sum(self._fake.calls().values())
 
     def repair(self, chip_id: int) -> None:

@@ -1,4 +1,4 @@
-"""One node for all tests of a module; each test finds it healthy and empty."""
+"""One node for all tests of a module, which is healthy and has no pods before each test."""
 
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import cluster  # noqa: F401 - a fixture
 from tests.conformance.chips import Chips
 from tests.conformance.node import GatedNode, Kubeconfig
-from tests.conformance.passage import Passage
+from tests.conformance.threaded_proxy import ThreadedProxy
 from tests.dcmi.compiler import require_compiler
 from tests.e2e.programs import write_kubeconfig
 from tests.written_nodes import removal
@@ -30,10 +30,10 @@ def shared_node(cluster: Cluster) -> Iterator[GatedNode]:  # noqa: F811 - a fixt
     node = cluster.nodes[0]
     with (
         tempfile.TemporaryDirectory(prefix="conformance-") as scratch,
-        Passage(cluster.url, cluster.ca) as passage,
+        ThreadedProxy(cluster.url, cluster.ca) as proxy,
     ):
-        kubeconfig = write_kubeconfig(Path(scratch) / "kubeconfig.json", passage.url, cluster.admin_token)
-        made = GatedNode(cluster, node, Chips(node.folder), Kubeconfig(kubeconfig), passage)
+        kubeconfig = write_kubeconfig(Path(scratch) / "kubeconfig.json", proxy.url, cluster.admin_token)
+        made = GatedNode(cluster, node, Chips(node.folder), Kubeconfig(kubeconfig), proxy)
         try:
             made.start_plugin()
             yield made
@@ -45,6 +45,6 @@ def shared_node(cluster: Cluster) -> Iterator[GatedNode]:  # noqa: F811 - a fixt
 
 @pytest.fixture
 def node(shared_node: GatedNode) -> Iterator[GatedNode]:
-    """The node without pods, offering eight healthy chips."""
+    """The node without pods, with eight healthy, allocatable chips."""
     yield shared_node
-    shared_node.mend()
+    shared_node.restore()

@@ -1,4 +1,4 @@
-"""A real node with the device plugin; the test plays the allocator, and compares all records of chips."""
+"""A real node with the device plugin; the test acts as the allocator, and compares all records of chips."""
 
 import contextlib
 import http
@@ -22,7 +22,7 @@ from tests.cluster.manifests import pod as pod_manifest
 from tests.cluster.nodes import Node, make_device_nodes
 from tests.cluster.processes import Process, wait_until
 from tests.conformance.chips import Chips
-from tests.conformance.passage import Passage
+from tests.conformance.threaded_proxy import ThreadedProxy
 from tests.conformance.wire import read_ledger
 from tests.e2e.programs import BIN, DEVICE_NODES
 
@@ -48,7 +48,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
-    """Access of a program on a machine: a kubeconfig.
+    """Credentials of a program outside of a pod: a kubeconfig.
 
     Attributes:
         path: the file.
@@ -57,13 +57,13 @@ class Kubeconfig:
     path: Path
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command with this access."""
+        """Return the command with these credentials."""
         return [*command, "--kubeconfig", str(self.path)]
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceAccount:
-    """Access of a program in a pod: a service account.
+    """Credentials of a program in a pod: a service account.
 
     Attributes:
         folder: contains token and ca.crt.
@@ -74,7 +74,7 @@ class ServiceAccount:
     url: str
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command with this access: folder and variables are as in a pod."""
+        """Return the command with these credentials: folder and variables are as in a pod."""
         server = urlsplit(self.url)
         variables = (f"KUBERNETES_SERVICE_HOST={server.hostname}", f"KUBERNETES_SERVICE_PORT={server.port}")
         return ["unshare", "--mount", "sh", "-ec", _IN_POD, str(self.folder), "env", *variables, *command]
@@ -86,7 +86,7 @@ mkdir -p /run/secrets/kubernetes.io/serviceaccount
 cp "$0"/* /run/secrets/kubernetes.io/serviceaccount
 exec "$@"
 """
-"""Where the command looks for the token: /var/run is /run."""
+"""Puts the token where the command expects it; /var/run is /run."""
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class PluginNode:
         cluster: the cluster it belongs to.
         node: its kubelet and containerd.
         chips: its chips.
-        access: the plugin's access to the API server.
+        access: the plugin's credentials for the API server.
         plugin: the plugin.
     """
 
@@ -140,7 +140,7 @@ class PluginNode:
     # Programs.
 
     def new_plugin(self, name: str, *flags: str) -> PluginProcess:
-        """Another instance of the plugin, not started, with default settings except for what a test machine lacks."""
+        """Return another instance of the plugin, not started, with the default settings except for the test machine."""
         devices = make_device_nodes(self.node.folder / "chips", DEVICE_NODES)
         (port,) = free_ports(1)
         command = [
@@ -154,9 +154,9 @@ class PluginNode:
         return PluginProcess(process, Server(f"http://127.0.0.1:{port}"))
 
     def start_plugin(self) -> None:
-        """Start the plugin and wait until the node offers its chips."""
+        """Start the plugin and wait until all chips are allocatable."""
         self.plugin.process.start()
-        self.wait_until_offered()
+        self.wait_until_allocatable()
 
     def restart_kubelet(self) -> None:
         """Restart the kubelet; containers keep running."""
@@ -170,8 +170,8 @@ class PluginNode:
         ending.start()
         assert ending.wait(timeout_s=PATIENCE_S) == 0, ending.log_tail()
 
-    def mend(self) -> None:
-        """Return the node to a healthy one without pods that offers all its chips."""
+    def restore(self) -> None:
+        """Restore the node: healthy, without pods, all chips allocatable."""
         kubelet, control = self.node.kubelet, self.cluster.control_plane
         for each in (control.apiserver, kubelet, self.plugin.process):
             if each.alive:
@@ -183,12 +183,12 @@ class PluginNode:
         if not self.plugin.process.alive:
             self.plugin.process.start()
         self.clear()
-        self.wait_until_offered()
+        self.wait_until_allocatable()
         self.wait_until(lambda: self.report().free == ALL, "all chips are reported free")
 
-    def wait_until_offered(self) -> None:
-        """Wait until the plugin is ready and its node offers eight chips."""
-        self.wait_until(lambda: self.plugin.is_ready and self.counts() == (8, 8), "the node offers its chips")
+    def wait_until_allocatable(self) -> None:
+        """Wait until the plugin is ready and eight chips are allocatable."""
+        self.wait_until(lambda: self.plugin.is_ready and self.counts() == (8, 8), "all chips are allocatable")
 
     def wait_until(self, condition: Any, what: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait for a condition; the error has the end of the plugin's log."""
@@ -249,7 +249,7 @@ class PluginNode:
             self.cluster.api.delete(f"{PODS}/{name}")
 
     def clear(self) -> None:
-        """Delete all pods without grace: they and their chips are gone at once.
+        """Delete all pods without grace: they and their chips are released at once.
 
         Their containers may take another second.
         """
@@ -339,7 +339,7 @@ class PluginNode:
         return sorted(self.node.device_plugin_dir.glob("ascend910-*.sock"))
 
     def signal_main(self, pod: str, container: str = "main") -> None:
-        """Kill a container's first process."""
+        """Terminate a container's first process."""
         with contextlib.suppress(HTTPError):  # the shell that sends the signal may be killed as well
             self.node.exec(pod, ["sh", "-c", "kill${IFS}-TERM${IFS}1"], container=container)
 
@@ -349,10 +349,10 @@ class GatedNode(PluginNode):
     """A node whose plugin reaches the API server through a proxy with gates.
 
     Attributes:
-        passage: the proxy.
+        proxy: the proxy.
     """
 
-    passage: Passage
+    proxy: ThreadedProxy
 
 
 def written_set(annotations: Mapping[str, str], key: str) -> ChipSet:

@@ -13,7 +13,7 @@ from tests.conformance.node import ALL, GatedNode, PluginNode
 from tests.conformance.wire import plugin_service
 
 CAP_S = 5.0
-"""The plugin's own limit is four seconds; the rest is the test's."""
+"""The plugin's own limit is four seconds; the rest is a margin of the test."""
 PAIRS = 17
 """As in the reference's measurements, in which 7 were swapped (docs/spec/measurements.md#two-pods-of-one-size)."""
 
@@ -37,19 +37,19 @@ def test_an_id_the_node_does_not_have_is_refused(node: PluginNode) -> None:
 
 def test_a_pod_with_an_invalid_annotation_is_refused_with_a_sentence(node: PluginNode) -> None:
     """Scenario A5: the annotation names unhealthy or unknown chips, is missing or has the wrong number."""
-    useless = {
+    refusals = {
         "unhealthy": ((3,), "ChipUnhealthy: Ascend910-3 is unhealthy"),
         "unknown": ((9,), "UnknownChip: this node has no Ascend910-9"),
         "missing": ((), "NotPlaced: annotation huawei.com/Ascend910 is missing"),
         "too-much": ((4, 5), "WrongCount: annotation huawei.com/Ascend910 names 2 chips"),
     }
     node.chips.fail(3)
-    node.wait_until(lambda: node.counts() == (8, 7), "one chip less is offered")
-    for name, (chips, _) in useless.items():
+    node.wait_until(lambda: node.counts() == (8, 7), "one chip is not allocatable")
+    for name, (chips, _) in refusals.items():
         node.create(name, 1)
         node.bind(name, *chips)
     node.place("good", 0)
-    for name, (_, sentence) in useless.items():
+    for name, (_, sentence) in refusals.items():
         assert sentence in node.failed(name)
         assert node.annotations(name).get(PREDICATE_TIME) != str(CLAIMED)
         assert REAL not in node.annotations(name)
@@ -59,30 +59,30 @@ def test_a_pod_with_an_invalid_annotation_is_refused_with_a_sentence(node: Plugi
 def test_without_the_api_server_a_pod_gets_its_chips_and_a_late_claim(
     node: PluginNode,
 ) -> None:
-    """Scenario A6: kubelet and plugin have seen the pod before the API server stops answering."""
+    """Scenario A6: kubelet and plugin have seen the pod before the API server stops responding."""
     with node.node.kubelet.paused():
-        node.place("asks", 4, 5)
+        node.place("train", 4, 5)
         node.wait_until(lambda: node.report().free == ALL & ~0b110000, "the plugin has seen the pod")
         node.cluster.control_plane.apiserver.pause()
-    node.wait_until(lambda: node.ledger().get(("asks", "main")) == 0b110000, "the kubelet has the chips for the pod")
+    node.wait_until(lambda: node.ledger().get(("train", "main")) == 0b110000, "the kubelet has the chips for the pod")
     assert node.plugin.metric("ascend_dp_claims_pending") == 1
     node.cluster.control_plane.apiserver.resume()
-    node.check("asks", 4, 5)
+    node.check("train", 4, 5)
 
 
 def test_without_the_api_server_an_unknown_pod_is_refused_in_time(node: GatedNode) -> None:
     """Scenario A6: only the kubelet has seen the pod."""
     with (
-        node.passage.gate("GET", r"/pods\?.*watch=") as watching,
-        node.passage.gate("GET", r"/pods\?(?!.*watch=)") as listing,
+        node.proxy.gate("GET", r"/pods\?.*watch=") as watching,
+        node.proxy.gate("GET", r"/pods\?(?!.*watch=)") as listing,
     ):
         node.plugin.process.kill()
         node.plugin.process.start()
         listing.wait_until_reached()
         listing.open()
         watching.wait_until_reached()
-        node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "the node offers its chips")
-        with node.passage.gate("GET", r"/pods\?(?!.*watch=)"):
+        node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "all chips are allocatable")
+        with node.proxy.gate("GET", r"/pods\?(?!.*watch=)"):
             started_s = time.monotonic()
             node.place("unseen", 4, 5)
             sentence = node.failed("unseen")
@@ -121,7 +121,7 @@ def test_a_fault_is_reported_while_the_driver_hangs_for_another_chip(node: Plugi
     started_s = time.monotonic()
     node.chips.fail(2)
     node.wait_until(lambda: bool(node.report().unhealthy & 0b100), "the fault is reported")
-    node.wait_until(lambda: node.counts()[1] < 8, "the chip is not offered")
+    node.wait_until(lambda: node.counts()[1] < 8, "the chip is not allocatable")
     assert time.monotonic() - started_s < CAP_S
 
 
@@ -140,7 +140,7 @@ def test_a_preference_includes_the_required_ids_or_is_empty(node: PluginNode) ->
 
     with node.node.kubelet.paused(), plugin_service(socket) as plugin:
         assert preferred(names(*range(8)), []) == []  # no pod waits
-        node.place("asks", 4, 5)
+        node.place("train", 4, 5)
         node.wait_until(lambda: node.report().free == ALL & ~0b110000, "the plugin has seen the pod")
         assert preferred(names(*range(8)), []) == names(4, 5)
         assert preferred(names(*range(8)), names(5)) == names(4, 5)
@@ -148,7 +148,7 @@ def test_a_preference_includes_the_required_ids_or_is_empty(node: PluginNode) ->
         assert preferred(names(*range(8)), names(6)) == []
         assert preferred(names(0, 1, 2), []) == []
         assert preferred(["nonsense", *names(0)], ["Ascend910-99"]) == []
-    node.check("asks", 4, 5)
+    node.check("train", 4, 5)
 
 
 def test_pods_bound_against_their_predicate_times_are_never_swapped(

@@ -1,4 +1,4 @@
-"""Pods with several containers, and the ways of injection."""
+"""Pods with several containers, and the modes of injection."""
 
 import base64
 import json
@@ -45,17 +45,17 @@ def slices(node: PluginNode, name: str, *chips: int) -> dict[str, ChipSet]:
 
 def test_each_container_has_chips_of_its_own_also_after_restarts(node: PluginNode) -> None:
     """Scenario A10."""
-    asking = [container("one", 1), container("without", 0), container("four", 4), container("two", 2)]
-    place(node, "crowd", (7, 6, 5, 4, 3, 2, 1), containers=asking)
-    before = slices(node, "crowd", 7, 6, 5, 4, 3, 2, 1)
+    containers = [container("one", 1), container("without", 0), container("four", 4), container("two", 2)]
+    place(node, "several", (7, 6, 5, 4, 3, 2, 1), containers=containers)
+    before = slices(node, "several", 7, 6, 5, 4, 3, 2, 1)
     assert {name: ids.bit_count() for name, ids in before.items()} == {"one": 1, "four": 4, "two": 2}
     assert not before["one"] & before["four"]
     assert not before["two"] & (before["one"] | before["four"])
-    assert node.container("crowd", "without").devices == ()
+    assert node.container("several", "without").devices == ()
     node.plugin.process.kill()
     node.restart_kubelet()
     node.start_plugin()
-    assert slices(node, "crowd", 7, 6, 5, 4, 3, 2, 1) == before
+    assert slices(node, "several", 7, 6, 5, 4, 3, 2, 1) == before
     node.place("next", 0)
     node.check("next", 0)
 
@@ -90,7 +90,7 @@ def test_a_kubelet_restart_after_an_init_container_affects_no_other_pod(
     node.place("other", 6)
     node.check("other", 6)
     node.restart_kubelet()
-    node.wait_until_offered()
+    node.wait_until_allocatable()
     node.check("other", 6)
     if node.phase("two") == "Running":
         assert slices(node, "two", 4, 5) == {"main": 0b110000}
@@ -114,8 +114,8 @@ def test_the_kubelet_stores_the_answer_unchanged(node: PluginNode, injection: st
     usual.process.stop()
     node.start_plugin()
     try:
-        node.place("asks", 2, 3)
-        node.running("asks")
+        node.place("train", 2, 3)
+        node.running("train")
         (answer,) = answers(node)
         if injection == "cdi":
             names = {each.name for each in answer.cdi_devices}

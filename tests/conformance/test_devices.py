@@ -1,4 +1,4 @@
-"""The kubelet's offer follows the chips' health, and running pods are not affected."""
+"""The node's allocatable chips follow the chips' health, and running pods are not affected."""
 
 from datetime import UTC, datetime
 
@@ -13,9 +13,9 @@ from tests.conformance.wire import pod_resources
 def test_a_node_offers_its_chips_and_a_pod_gets_those_written_on_it(node: PluginNode) -> None:
     """Scenario 1."""
     assert node.counts() == (8, 8)
-    node.place("asks", 6, 5)
-    node.check("asks", 6, 5)
-    assert node.container("asks").visible == (6, 5)
+    node.place("train", 6, 5)
+    node.check("train", 6, 5)
+    assert node.container("train").visible == (6, 5)
     with pod_resources(node.node.pod_resources_socket) as stub:
         listed = stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=10).devices
     assert {each for devices in listed for each in devices.device_ids} == {chip_name(chip) for chip in range(8)}
@@ -24,23 +24,23 @@ def test_a_node_offers_its_chips_and_a_pod_gets_those_written_on_it(node: Plugin
 def test_a_chip_that_fails_is_not_offered_until_it_recovers(node: PluginNode) -> None:
     """Scenario F2."""
     node.chips.fail(3)
-    node.wait_until(lambda: node.counts() == (8, 7), "one chip less is offered")
+    node.wait_until(lambda: node.counts() == (8, 7), "one chip is not allocatable")
     (fault,) = node.report().faults
     assert (fault.npu_name, fault.fault_code, node.report().free) == ("Ascend910-3", SEPARATE, ALL & ~0b1000)
     node.chips.repair(3)
-    node.wait_until(lambda: node.counts() == (8, 8), "all chips are offered again")
+    node.wait_until(lambda: node.counts() == (8, 8), "all chips are allocatable")
 
 
 def test_the_report_never_has_more_free_chips_than_the_kubelet_offers(node: PluginNode) -> None:
     """A part of F2: Volcano would call such a node "not stable" (docs/spec/node-report.md#stable-device-count)."""
     node.chips.fail(3)
 
-    def told() -> bool:
-        offered = node.counts()[1]
-        assert node.report().free.bit_count() <= offered
-        return offered == 7
+    def is_reported() -> bool:
+        allocatable = node.counts()[1]
+        assert node.report().free.bit_count() <= allocatable
+        return allocatable == 7
 
-    node.wait_until(told, "one chip less is offered")
+    node.wait_until(is_reported, "one chip is not allocatable")
 
 
 def test_a_pod_with_a_failed_chip_runs_on_and_the_chip_is_not_reused(node: PluginNode) -> None:
@@ -48,7 +48,7 @@ def test_a_pod_with_a_failed_chip_runs_on_and_the_chip_is_not_reused(node: Plugi
     node.place("holds", 2, 3)
     node.check("holds", 2, 3)
     node.chips.fail(2)
-    node.wait_until(lambda: node.counts() == (8, 7), "one chip less is offered")
+    node.wait_until(lambda: node.counts() == (8, 7), "one chip is not allocatable")
     node.check("holds", 2, 3)
     node.delete("holds")
     node.wait_until(lambda: node.report().free == ALL & ~0b100, "the healthy chip of the pod is free again")
@@ -60,17 +60,17 @@ def test_a_pod_with_a_failed_chip_runs_on_and_the_chip_is_not_reused(node: Plugi
 def test_capacity_and_allocatable_follow_chips_that_fail_and_recover(node: PluginNode) -> None:
     """Scenario F4."""
     steps = [((0, 1, 2, 3), ()), ((), (1, 3)), ((7,), (0,)), ((4, 5, 6), ()), ((), (2, 4, 5, 6, 7))]
-    down: set[int] = set()
+    failed: set[int] = set()
     for failing, recovering in steps:
         for chip in failing:
             node.chips.fail(chip)
         for chip in recovering:
             node.chips.repair(chip)
-        down = (down | set(failing)) - set(recovering)
-        expected = (8, 8 - len(down))
-        node.wait_until(lambda expected=expected: node.counts() == expected, f"the node shows {expected}")
-        free = sum(1 << chip for chip in range(8) if chip not in down)
-        node.wait_until(lambda free=free: node.report().free == free, f"the report shows {free:#x}")
+        failed = (failed | set(failing)) - set(recovering)
+        expected = (8, 8 - len(failed))
+        node.wait_until(lambda expected=expected: node.counts() == expected, f"capacity and allocatable are {expected}")
+        free = sum(1 << chip for chip in range(8) if chip not in failed)
+        node.wait_until(lambda free=free: node.report().free == free, f"the report's free chips are {free:#x}")
 
 
 def test_the_status_of_a_running_pod_names_the_chip_that_failed(node: PluginNode) -> None:
@@ -81,12 +81,12 @@ def test_the_status_of_a_running_pod_names_the_chip_that_failed(node: PluginNode
     node.place("holds", 4, 5)
     node.check("holds", 4, 5)
     node.chips.fail(4)
-    node.wait_until(lambda: health(node, "holds").get("Ascend910-4") == "Unhealthy", "the pod's status says so")
+    node.wait_until(lambda: health(node, "holds").get("Ascend910-4") == "Unhealthy", "its status has the health")
     assert health(node, "holds")["Ascend910-5"] == "Healthy"
     assert set(health(node, "before").values()) == {"Healthy"}
     assert node.report().unhealthy == 0b10000
     node.chips.repair(4)
-    node.wait_until(lambda: health(node, "holds").get("Ascend910-4") == "Healthy", "the pod's status says so")
+    node.wait_until(lambda: health(node, "holds").get("Ascend910-4") == "Healthy", "its status has the health")
 
 
 def test_the_status_of_a_pod_without_its_image_names_the_chip_that_failed(node: PluginNode) -> None:
@@ -95,7 +95,7 @@ def test_the_status_of_a_pod_without_its_image_names_the_chip_that_failed(node: 
     node.bind("stuck", 0)
     node.wait_until(lambda: health(node, "stuck").get("Ascend910-0") == "Healthy", "the pod has its chip")
     node.chips.fail(0)
-    node.wait_until(lambda: health(node, "stuck").get("Ascend910-0") == "Unhealthy", "the pod's status says so")
+    node.wait_until(lambda: health(node, "stuck").get("Ascend910-0") == "Unhealthy", "its status has the health")
 
 
 def test_a_chip_that_drops_off_the_bus_is_unhealthy_and_comes_back(node: PluginNode) -> None:
@@ -103,23 +103,23 @@ def test_a_chip_that_drops_off_the_bus_is_unhealthy_and_comes_back(node: PluginN
     node.place("holds", 6)
     node.check("holds", 6)
     node.chips.drop(6)
-    node.wait_until(lambda: node.counts() == (8, 7), "it counts, and is not offered")
+    node.wait_until(lambda: node.counts() == (8, 7), "it is in the capacity, but not allocatable")
     node.wait_until(lambda: node.report().unhealthy == 0b1000000, "it is reported")
     node.check("holds", 6)
     node.chips.repair(6)
-    node.wait_until(lambda: node.counts() == (8, 8), "it is offered again")
+    node.wait_until(lambda: node.counts() == (8, 8), "it is allocatable again")
 
 
 def test_a_chip_that_was_not_ready_at_the_start_is_offered_once_it_is(node: PluginNode) -> None:
-    """Scenario A11, the other way round."""
+    """Scenario A11 in reverse."""
     node.plugin.process.stop()
     node.chips.drop(7)
     node.plugin.process.start()
-    node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 7), "seven chips are offered")
+    node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 7), "seven chips are allocatable")
     node.chips.repair(7)
-    node.wait_until(lambda: node.counts() == (8, 8), "the eighth is, too")
-    node.place("asks", 7)
-    node.check("asks", 7)
+    node.wait_until(lambda: node.counts() == (8, 8), "the eighth is allocatable, too")
+    node.place("train", 7)
+    node.check("train", 7)
 
 
 def test_a_chip_new_to_the_driver_is_offered_after_a_restart(node: PluginNode) -> None:
@@ -127,12 +127,12 @@ def test_a_chip_new_to_the_driver_is_offered_after_a_restart(node: PluginNode) -
     discovers new chips once a minute.)
     """
     node.plugin.process.stop()
-    node.chips.take_away(7)
+    node.chips.remove(7)
     node.plugin.process.start()
-    node.wait_until(lambda: node.plugin.is_ready and node.counts() == (7, 7), "seven chips are there and offered")
+    node.wait_until(lambda: node.plugin.is_ready and node.counts() == (7, 7), "capacity and allocatable are seven")
     node.chips.repair(7)
     node.plugin.process.restart()
-    node.wait_until_offered()
+    node.wait_until_allocatable()
 
 
 def test_a_fault_is_an_event_of_the_node(node: PluginNode) -> None:
@@ -140,7 +140,7 @@ def test_a_fault_is_an_event_of_the_node(node: PluginNode) -> None:
     started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "")
     node.chips.fail(1)
 
-    def told() -> bool:
+    def is_reported() -> bool:
         events = node.cluster.api.get("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
         return any(
             each["regarding"]["kind"] == "Node" and each["reason"] == "NPUUnhealthy" and "Ascend910-1" in each["note"]
@@ -149,8 +149,8 @@ def test_a_fault_is_an_event_of_the_node(node: PluginNode) -> None:
         )
 
     # After the same fault in an earlier test this Event is a repetition, which can be delayed.
-    node.wait_until(told, "an Event about it", timeout_s=REPEAT_POST_S + PATIENCE_S)
-    node.wait_until(lambda: node.counts() == (8, 7), "one chip less is offered")
+    node.wait_until(is_reported, "an Event about it", timeout_s=REPEAT_POST_S + PATIENCE_S)
+    node.wait_until(lambda: node.counts() == (8, 7), "one chip is not allocatable")
 
 
 def health(node: PluginNode, pod: str) -> dict[str, str]:

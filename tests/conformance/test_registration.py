@@ -27,12 +27,12 @@ def test_a_new_kubelet_socket_is_registered_with_within_a_second(node: PluginNod
         def is_new(before: tuple[int, int] = before) -> bool:
             return socket.exists() and (socket.stat().st_ino, socket.stat().st_ctime_ns) != before
 
-        node.wait_until(is_new, "there is a new kubelet.sock")
+        node.wait_until(is_new, "kubelet.sock was recreated")
         started_s = time.monotonic()
         node.wait_until(lambda times=times: registered(node) >= times, "it has registered again")
         waited_s.append(time.monotonic() - started_s)
-        node.wait_until_offered()
-    node.restart_kubelet()  # the new kubelet has read its pods, unlike perhaps those above
+        node.wait_until_allocatable()
+    node.restart_kubelet()  # unlike the kubelets above, this one has certainly read its pods
     assert statistics.median(waited_s) < 1.0, waited_s
 
 
@@ -42,23 +42,23 @@ def test_a_plugin_started_before_its_kubelet_waits_for_it(node: PluginNode) -> N
     node.node.kubelet.stop()
     (node.node.device_plugin_dir / "kubelet.sock").unlink(missing_ok=True)
     node.plugin.process.start()
-    node.wait_until(lambda: "kubelet.sock" in node.plugin.problems(), "it says what it waits for")
+    node.wait_until(lambda: "kubelet.sock" in node.plugin.problems(), "it reports that it waits for kubelet.sock")
     node.node.start_kubelet()
-    node.wait_until_offered()
-    node.place("asks", 1)
-    node.check("asks", 1)
+    node.wait_until_allocatable()
+    node.place("train", 1)
+    node.check("train", 1)
 
 
 def test_it_registers_in_a_recreated_folder(node: PluginNode) -> None:
-    """A part of A1: not only the socket but its folder was recreated (docs/spec/kubelet.md#kubelet-start)."""
+    """A part of A1: not only the socket but also its folder was recreated (docs/spec/kubelet.md#kubelet-start)."""
     node.node.kubelet.stop()
-    # Renamed first: the plugin serves its socket again as soon as it is missing, perhaps into a folder half removed.
+    # Renamed first: the plugin recreates its socket as soon as it is missing, and could do so during the removal.
     removed = node.node.device_plugin_dir.rename(node.node.device_plugin_dir.with_name("removed"))
     shutil.rmtree(removed)
     node.node.start_kubelet()
-    node.wait_until_offered()
-    node.place("asks", 1)
-    node.check("asks", 1)
+    node.wait_until_allocatable()
+    node.place("train", 1)
+    node.check("train", 1)
 
 
 def test_sockets_of_a_killed_instance_are_removed(node: PluginNode) -> None:
@@ -72,7 +72,7 @@ def test_sockets_of_a_killed_instance_are_removed(node: PluginNode) -> None:
 
 
 def test_a_new_instance_takes_over_from_a_running_one(node: PluginNode) -> None:
-    """Scenario A4: with a kubelet before 1.37, two at once would end each other's streams.
+    """Scenario A4: with a kubelet before 1.37, two plugins at once would end each other's streams.
 
     See docs/spec/kubelet.md#registration-race.
     """
@@ -86,7 +86,7 @@ def test_a_new_instance_takes_over_from_a_running_one(node: PluginNode) -> None:
     node.check("meanwhile", 0)
     node.plugin = new
     old.process.stop()
-    node.wait_until_offered()
+    node.wait_until_allocatable()
     assert node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE) == before + 1
     node.check("holds", 2, 3)
     node.place("afterwards", 4, 5)
@@ -102,9 +102,9 @@ def test_a_plugin_that_cannot_read_its_driver_does_not_register(node: PluginNode
     node.wait_until(lambda: "-8005" in node.plugin.problems(), "it says why")
     assert node.plugin_sockets() == []
     assert node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE) == before
-    node.wait_until(lambda: node.counts()[1] == 0, "no chip is offered")
+    node.wait_until(lambda: node.counts()[1] == 0, "no chip is allocatable")
     node.chips.repair_all()
-    node.wait_until_offered()
+    node.wait_until_allocatable()
     assert node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE) == before + 1
 
 
@@ -116,7 +116,7 @@ def test_after_the_end_of_its_stream_it_registers_again(node: PluginNode) -> Non
     node.wait_until(
         lambda: node.kubelet_metric(REGISTRATIONS, resource_name=RESOURCE) == before + 1, "it has registered again"
     )
-    node.wait_until_offered()
+    node.wait_until_allocatable()
     assert len(node.plugin_sockets()) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_stopped_plugin_leaves_capacity_but_nothing_allocatable(node: PluginNo
     assert time.monotonic() - started_s < 2.0
     assert node.plugin.process.wait(timeout_s=1) == 0
     assert node.plugin_sockets() == []
-    node.wait_until(lambda: node.counts() == (8, 0), "no chip is offered, and all still count")
+    node.wait_until(lambda: node.counts() == (8, 0), "no chip is allocatable, and all still count")
     assert node.phase("holds") == "Running"
     node.place("waits", 1)
     assert "OutOfhuawei.com/Ascend910" in node.failed("waits") or "UnexpectedAdmissionError" in node.failed("waits")

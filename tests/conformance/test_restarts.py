@@ -23,7 +23,7 @@ def test_after_a_kubelet_restart_a_running_pod_has_its_chips(node: PluginNode) -
     node.check("holds", 5, 4)
     before, ledger = container_ids(node, "holds"), node.ledger()
     node.restart_kubelet()
-    node.wait_until_offered()
+    node.wait_until_allocatable()
     node.check("holds", 5, 4)
     assert (container_ids(node, "holds"), node.ledger()) == (before, ledger)
     node.place("next", 6, 7)
@@ -35,7 +35,7 @@ def test_a_container_restarted_after_the_kubelet_has_the_same_chips(node: Plugin
     node.place("crashes", 0, 1, restartPolicy="Always")
     node.check("crashes", 0, 1)
     node.restart_kubelet()
-    node.wait_until_offered()
+    node.wait_until_allocatable()
     crash(node, "crashes")
     node.check("crashes", 0, 1)
 
@@ -48,7 +48,7 @@ def test_a_kubelet_without_the_plugin_offers_nothing(
     node.wait_until(lambda: node.phase("done") == "Succeeded", "the pod has finished")
     node.plugin.process.stop()
     node.restart_kubelet()
-    node.wait_until(lambda: node.counts()[1] == 0, "no chip is offered")
+    node.wait_until(lambda: node.counts()[1] == 0, "no chip is allocatable")
     assert node.phase("done") == "Succeeded"
     node.start_plugin()
     assert node.phase("done") == "Succeeded"
@@ -62,7 +62,7 @@ def test_after_a_plugin_restart_a_running_pod_has_its_chips(node: PluginNode) ->
     node.place("holds", 2, 3)
     node.check("holds", 2, 3)
     node.plugin.process.restart()
-    node.wait_until_offered()
+    node.wait_until_allocatable()
     node.check("holds", 2, 3)
     assert node.report().free == ALL & ~0b1100
     node.place("next", *(0, 1, 4, 5))
@@ -89,8 +89,8 @@ def test_chips_of_a_pod_deleted_while_the_kubelet_was_down_are_reused(node: Plug
     node.node.kubelet.kill()
     node.cluster.api.delete("/api/v1/namespaces/default/pods/orphan", grace_s=0)
     node.node.start_kubelet()
-    node.wait_until_offered()
-    # A kubelet frees nothing before its first list of pods, which it has read once it knows this pod.
+    node.wait_until_allocatable()
+    # A kubelet frees no chips before its first list of pods, which it has received once it knows this pod.
     node.place("seen")
     node.wait_until(lambda: node.phase("seen") == "Running", "the kubelet knows its pods")
     assert ("orphan", "main") not in node.ledger()
@@ -115,7 +115,7 @@ def test_after_a_reboot_a_pod_admitted_too_early_fails_and_a_new_one_works(node:
 
 
 def test_a_container_restarted_after_an_upgrade_gets_the_earlier_answer(node: PluginNode) -> None:
-    """Scenario A12: the kubelet reuses the stored answer, so nothing in the answer may have changed."""
+    """Scenario A12: the kubelet reuses the stored answer, so its content must stay valid."""
     node.place("crashes", 0, 1, restartPolicy="Always")
     node.check("crashes", 0, 1)
     seen = node.container("crashes")
@@ -136,13 +136,13 @@ def test_a_plugin_killed_while_a_pod_runs_restores_its_chips(node: PluginNode) -
     node.check("holds", 6, 7)
     claimed = {key: written_set(node.annotations("holds"), key) for key in (REAL, KUBELET_IDS)}
     node.plugin.process.kill()
-    node.wait_until(lambda: node.counts() == (8, 0), "no chip is offered")
+    node.wait_until(lambda: node.counts() == (8, 0), "no chip is allocatable")
     node.start_plugin()
     assert node.report().free == ALL & ~0b11000000
     assert {key: written_set(node.annotations("holds"), key) for key in (REAL, KUBELET_IDS)} == claimed
-    node.create("takes", 2)
-    node.bind("takes", 6, 7, predicate_time=time.time_ns())
-    assert "ChipHeld: Ascend910-6,Ascend910-7 are held by pod default/holds" in node.failed("takes")
+    node.create("second", 2)
+    node.bind("second", 6, 7, predicate_time=time.time_ns())
+    assert "ChipHeld: Ascend910-6,Ascend910-7 are held by pod default/holds" in node.failed("second")
 
 
 def crash(node: PluginNode, name: str) -> None:
@@ -150,11 +150,11 @@ def crash(node: PluginNode, name: str) -> None:
     (before,) = restarts(node.pod(name))
     node.signal_main(name)
 
-    def again() -> bool:
+    def was_restarted() -> bool:
         (count,) = restarts(node.pod(name))
         return count > before and node.phase(name) == "Running" and started(node, name)
 
-    node.wait_until(again, f"the container of {name} has been started again", timeout_s=60)
+    node.wait_until(was_restarted, f"the container of {name} was restarted", timeout_s=60)
 
 
 def started(node: PluginNode, name: str) -> bool:

@@ -32,7 +32,7 @@ def pod_resources(socket: Path) -> Iterator["PodResourcesListerStub"]:
 
 @contextmanager
 def plugin_service(socket: Path) -> Iterator["DevicePluginStub"]:
-    """The plugin's service, called like the kubelet does."""
+    """The plugin's service, called as the kubelet calls it."""
     with grpc.insecure_channel(f"unix:{socket}", options=_CHANNEL) as channel:
         yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
 
@@ -63,29 +63,29 @@ def _list(stub: "PodResourcesListerStub") -> pb.ListPodResourcesResponse:
 
 
 @dataclass(slots=True)
-class Crowd:
-    """Clients that read the kubelet's ledger all the time; counts the rejected calls."""
+class BusyReaders:
+    """Counts the calls that the kubelet rejects by its rate limit."""
 
     rejected: int = 0
 
 
 @contextmanager
-def crowding(socket: Path) -> Iterator[Crowd]:
+def exceed_rate_limit(socket: Path) -> Iterator[BusyReaders]:
     """Read the kubelet's ledger more often than it allows (100 times a second) until the block ends."""
-    crowd, ending = Crowd(), threading.Event()
+    readers, ending = BusyReaders(), threading.Event()
 
-    def ask() -> None:
+    def read() -> None:
         with pod_resources(socket) as stub:
             while not ending.wait(0.004):
                 try:
                     stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=DEADLINE_S)
                 except grpc.RpcError as error:
-                    crowd.rejected += error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                    readers.rejected += error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=read)
     thread.start()
     try:
-        yield crowd
+        yield readers
     finally:
         ending.set()
         thread.join()

@@ -1,1 +1,1 @@
-"""The driver of real chips, with a fake C library that answers from a file."""
+"""The driver of real chips, with a fake C library whose answers are in a file."""

@@ -16,7 +16,7 @@ WARNINGS: Final = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror")
 
 
 def require_compiler() -> None:
-    """Skip the test with a loud message if nothing can be built; fail it in CI."""
+    """Skip the test with a clear message if nothing can be built; fail it in CI."""
     sentences = requirements.missing_compiler().values()
     if not sentences:
         return
@@ -28,12 +28,12 @@ def require_compiler() -> None:
 
 @functools.cache
 def fake_library() -> Path:
-    """The fake library, built once for this process."""
+    """Return the fake library, built once for this process."""
     return build_library()
 
 
 def build_library(functions: Sequence[str] = ("dcmi_*",)) -> Path:
-    """The fake library with only some functions, as another vendor's may be."""
+    """Build the fake library with only some functions, as in other versions of the driver."""
     folder = _folder()
     script = folder / "exports"
     script.write_text(f"{{ global: {'; '.join(functions)}; local: *; }};")
@@ -68,9 +68,9 @@ def _compile(arguments: list[str]) -> None:
 
 
 @functools.cache
-def _room() -> "tempfile.TemporaryDirectory[str]":
+def _new_folder() -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="fake-dcmi-")  # removed when the process ends
 
 
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(dir=_room().name))
+    return Path(tempfile.mkdtemp(dir=_new_folder().name))

@@ -1,7 +1,6 @@
-/* The driver's C interface, written down from docs/spec/dcmi.md#functions: structures in natural alignment, functions.
+/* The driver's C interface as in docs/spec/dcmi.md#functions: structures in natural alignment, and functions.
  *
- * The fake library is built on this file, and `abi_report.c` prints its sizes and offsets to compare them with what the
- * plugin believes.
+ * The fake library includes this file, and test_abi.py compares its sizes and offsets with the plugin's structures.
  */
 #ifndef DCMI_ABI_H
 #define DCMI_ABI_H

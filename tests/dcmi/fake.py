@@ -27,7 +27,7 @@ _COUNTER: Final = struct.Struct("56sQ")
 
 @dataclass
 class FakeChip:
-    """A chip. Setting an attribute writes the file at once; ``codes`` may be a mapping from code to severity."""
+    """A chip. Setting an attribute writes the file at once; ``codes`` can be a mapping from code to severity."""
 
     card: int = 0
     device: int = 0
@@ -165,13 +165,13 @@ class FakeDcmi:
     def fail(
         self, function: str, code: int, *, card: int | None = None, device: int | None = None
     ) -> "contextlib.AbstractContextManager[None]":
-        """Have a function return a code until the context ends, or for ever without a context."""
+        """Have a function return a code until the context ends, or permanently without a context."""
         return self._rule(f"fail {_about(function, card, device)} {code}")
 
     def delay(
         self, function: str, seconds: float, *, card: int | None = None, device: int | None = None
     ) -> "contextlib.AbstractContextManager[None]":
-        """Delay a function until the context ends, which also ends pending calls."""
+        """Delay a function until the context ends, which also ends delayed calls."""
         return self._rule(f"delay {_about(function, card, device)} {round(seconds * 1000)}")
 
     def hang(

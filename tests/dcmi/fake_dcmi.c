@@ -1,30 +1,30 @@
-/* A libdcmi.so without chips: everything it answers is in a file that may be edited while it is in use.
+/* A libdcmi.so without chips: its answers are in a file that can be replaced while it is in use.
  *
- * The environment variable FAKE_DCMI_STATE names the file. It is read again as soon as another file is in its place
- * (write a new one and rename it). One statement a line, words separated by blanks; '#' begins a comment:
+ * The environment variable FAKE_DCMI_STATE names the file. It is read again as soon as it is replaced (write a
+ * new file and rename it). One statement per line, words separated by spaces; '#' begins a comment:
  *
  *   version TEXT                            dcmi_get_dcmi_version
- *   chip KEY=VALUE ...                      a chip; every key may be left out:
+ *   chip KEY=VALUE ...                      a chip; every key is optional:
  *       card= device= logic= phy=           its ids (default: 0)
  *       name= npu_name= board= aicores= hbm=    board in any base; hbm in MB
- *       ip=                                 of its RoCE port, v4 or v6; without one, asking fails
- *       sdid= pod= server=                  its place in a SuperPod; without pod, asking fails
- *       affinity= bdf=                      CPUs as 0-23; PCI address as 0000:c1:00.0; without them, asking fails
- *       health=                             what dcmi_get_device_health tells, at least: it is that of the worst fault
- *       codes=HEX[:SEVERITY],...            its faults (severity 2 where none is given)
+ *       ip=                                 of its RoCE port, IPv4 or IPv6; if absent, the call fails
+ *       sdid= pod= server=                  its place in a SuperPod; without pod, the call fails
+ *       affinity= bdf=                      CPUs as 0-23; PCI address as 0000:c1:00.0; if absent, the call fails
+ *       health=                             minimum of dcmi_get_device_health, which is that of the worst fault
+ *       codes=HEX[:SEVERITY],...            its faults (default severity: 2)
  *       vnpus=ID[:TEMPLATE],...             virtual chips cut out of it
- *       dropped=1                           health and error codes answer -8012
- *   fail FUNCTION CARD DEVICE CODE          the function answers CODE; FUNCTION, CARD, DEVICE may be *
- *   delay FUNCTION CARD DEVICE MS           the function takes MS longer; taking the line out ends a delay under way
+ *       dropped=1                           health and error codes return -8012
+ *   fail FUNCTION CARD DEVICE CODE          the function returns CODE; FUNCTION, CARD, DEVICE may be *
+ *   delay FUNCTION CARD DEVICE MS           the function takes MS longer; removing the line ends a pending delay
  *   serialise                               a call waits until those before it have ended, as in some drivers
- *   lose_events                             faults come and go without an event
- *   event SERIAL LOGIC HEX ASSERTION SEVERITY [TYPE]    an event of one's own, sent once, in order of rising SERIAL
+ *   lose_events                             faults occur and clear without an event
+ *   event SERIAL LOGIC HEX ASSERTION SEVERITY [TYPE]    an extra event, sent once, in ascending order of SERIAL
  *   count FILE                              count calls in FILE: records of a name (56 bytes) and a number (8 bytes)
  *
- * FUNCTION is a whole name. A function that is about no card matches only *; dcmi_get_device_num_in_card has a card and
- * no device, dcmi_get_device_phyid_from_logicid has those of the chip it is asked for.
+ * FUNCTION is a complete name. A function without card matches only *; dcmi_get_device_num_in_card has a card and no
+ * device, dcmi_get_device_phyid_from_logicid has those of the chip with the logic id.
  *
- * Events are sent by a thread of the library within 20 ms. Faults present when the first subscriber comes are no event.
+ * Events are sent by a thread of the library within 20 ms. Faults from before the first subscription are no events.
  * A refused subscription is `fail dcmi_subscribe_fault_event * * -8255`.
  */
 #define _GNU_SOURCE
@@ -127,13 +127,13 @@ struct counter {
     uint64_t calls;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all variables below */
 static struct state *now;
 static unsigned long generation; /* how often `now` was replaced */
 static struct stat read_from;
 static struct counter *counters;
 static event_handler handler;
-static struct state *announced; /* what the handler has been told */
+static struct state *announced; /* the state as announced to the handler */
 static long last_serial;
 
 static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
@@ -271,11 +271,11 @@ static void map_counters(const char *path) {
     close(file);
 }
 
-/* With the lock held: make `now` what the file says. A file that is not there changes nothing. */
+/* With the lock held: update `now` from the file. A missing file changes nothing. */
 static void refresh(void) {
     static char path[4096];
     struct stat status;
-    if (!*path) { /* once: a library loaded later may be told another file */
+    if (!*path) { /* once: a library that is loaded later can have another file */
         const char *named = getenv("FAKE_DCMI_STATE");
         if (named) copy_text(path, sizeof path, named);
     }
@@ -330,7 +330,7 @@ static const struct chip *chip_of_logic(int logic) {
     return NULL;
 }
 
-/* With the lock held; gives it back while it waits. */
+/* With the lock held; releases it while it waits. */
 static void wait_out(int function, int card, int device) {
     int64_t started = clock_us();
     while (clock_us() - started < 1000 * (int64_t)ruled(now->delays, now->delay_count, function, card, device)) {
@@ -341,7 +341,7 @@ static void wait_out(int function, int card, int device) {
     }
 }
 
-/* Take the lock and begin a call; `chip`, if wanted, is a copy of the chip. The lock is free again when this returns. */
+/* Take the lock and begin a call; `chip`, if not NULL, gets a copy of the chip. Releases the lock before returning. */
 static int begin(int function, int card, int device, struct chip *chip) {
     pthread_mutex_lock(&lock);
     refresh();
@@ -507,7 +507,7 @@ EXPORT int dcmi_get_affinity_cpu_info_by_device_id(int card, int device, char *c
     struct chip chip;
     BEGIN(dcmi_get_affinity_cpu_info_by_device_id, card, device, &chip);
     if (!*chip.affinity) return DCMI_UNSUPPORTED;
-    strcpy(cpus, chip.affinity); /* as the real one: *size is only told, not asked */
+    strcpy(cpus, chip.affinity); /* like the real library: *size is output only */
     *size = (int)strlen(cpus);
     return DCMI_OK;
 }
@@ -543,7 +543,7 @@ EXPORT int dcmi_get_device_errorcode_v2(int card, int device, int *count, unsign
 
 /* ---- events ---- */
 
-/* Room for every fault of every chip to come and go at once. */
+/* Space for every fault of every chip to occur and clear at once. */
 static struct event outbox[MAX_EVENTS + 2 * MAX_CHIPS * MAX_CODES];
 static int outbox_count;
 
@@ -573,7 +573,7 @@ static bool has_code(const struct state *state, int logic, uint32_t code) {
     return false;
 }
 
-/* One event for every fault that `from` has and `to` lacks. */
+/* Post an event for every fault that is in `from` and not in `to`. */
 static void post_difference(const struct state *from, const struct state *to, int assertion) {
     for (int each = 0; each < from->chip_count; each++) {
         const struct chip *chip = &from->chips[each];
@@ -583,7 +583,7 @@ static void post_difference(const struct state *from, const struct state *to, in
     }
 }
 
-/* With the lock held: fill the outbox with what has changed since the handler was last told. */
+/* With the lock held: fill the outbox with the changes since the last announcement. */
 static void collect(void) {
     outbox_count = 0;
     if (!now->lose_events) {
@@ -599,7 +599,7 @@ static void collect(void) {
     }
 }
 
-/* Watches the folder of the file: idle, the library costs its user nothing. -1 where that can't be. */
+/* Watch the folder of the file, so that an idle library uses no CPU. Return -1 if that is not possible. */
 static int watch_folder(void) {
     char path[4096];
     const char *named = getenv("FAKE_DCMI_STATE");
@@ -613,7 +613,7 @@ static int watch_folder(void) {
     return watch;
 }
 
-/* Return when something has happened in the folder, or after a while. */
+/* Return when something has changed in the folder, or after a while. */
 static void wait_for_change(int watch) {
     char events[4096];
     if (watch < 0 || read(watch, events, sizeof events) <= 0) sleep_ms(TICK_MS);
@@ -621,17 +621,17 @@ static void wait_for_change(int watch) {
 
 static void *announce(void *unused) {
     unsigned long seen = 0;
-    int watch = watch_folder(); /* before the first look, so that no change falls in between */
+    int watch = watch_folder(); /* before the first reading, so that no change is missed */
     for (;;) {
         pthread_mutex_lock(&lock);
         refresh();
-        event_handler told = handler;
+        event_handler receiver = handler;
         outbox_count = 0;
         if (generation != seen) collect();
         seen = generation;
         pthread_mutex_unlock(&lock);
-        /* The outbox is this thread's alone; the handler may call the library. */
-        for (int each = 0; each < outbox_count; each++) told(&outbox[each]);
+        /* Only this thread uses the outbox; the handler may call the library. */
+        for (int each = 0; each < outbox_count; each++) receiver(&outbox[each]);
         wait_for_change(watch);
     }
     return unused;

@@ -79,7 +79,7 @@ def test_chips_are_ordered_by_physical_id_whatever_the_cards_are(make_fake: Make
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "ip"),
     [
         ("10.20.0.1", "10.20.0.1"),
         ("2001:db8::7", "2001:db8::7"),
@@ -90,9 +90,9 @@ def test_chips_are_ordered_by_physical_id_whatever_the_cards_are(make_fake: Make
         ("", ""),
     ],
 )
-def test_the_address_is_ipv4_or_else_ipv6_and_never_link_local(make_fake: MakeFake, address: str, told: str) -> None:
+def test_the_address_is_ipv4_or_else_ipv6_and_never_link_local(make_fake: MakeFake, address: str, ip: str) -> None:
     make_fake([FakeChip(ip=address)])
-    assert DcmiDriver().discover().chips[0].address.ip == told
+    assert DcmiDriver().discover().chips[0].address.ip == ip
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,9 @@ def test_a_card_without_readable_ids_affects_no_other_card(make_fake: MakeFake, 
             assert [chip.phy_id for chip in found.chips] == [0, 2]
             fresh.discover()
         assert experienced.discover() == before
-    said = [line for line in logs if line["event"] == "a card can't be read"]
-    assert [line["card"] for line in said] == [1]
-    assert "-8012 (the device is not ready)" in said[0]["error"]
+    warnings = [line for line in logs if line["event"] == "a card can't be read"]
+    assert [line["card"] for line in warnings] == [1]
+    assert "-8012 (the device is not ready)" in warnings[0]["error"]
     assert fresh.discover() == before
 
 
@@ -311,15 +311,15 @@ def test_an_unreadable_fact_keeps_its_value_and_is_logged_once(make_fake: MakeFa
 def test_every_call_is_observed_with_its_duration(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(2))
     lock = threading.Lock()
-    told: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
 
     def observe(call: str, seconds: float) -> None:
         with lock:
-            told.setdefault(call, []).append(seconds)
+            durations.setdefault(call, []).append(seconds)
 
     with fake.delay("dcmi_get_device_hbm_info", 0.05, card=1):
         DcmiDriver(observe=observe).discover()
-    assert {call: len(times) for call, times in told.items()} == {
+    assert {call: len(times) for call, times in durations.items()} == {
         call: count for call, count in fake.calls().items() if count
     }
-    assert max(told["dcmi_get_device_hbm_info"]) >= 0.05
+    assert max(durations["dcmi_get_device_hbm_info"]) >= 0.05

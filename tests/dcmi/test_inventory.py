@@ -79,7 +79,7 @@ async def test_every_fault_is_one_line_whether_announced_or_polled(tmp_path: Pat
             text = b""
             while not text.endswith(b"\n}\n"):
                 text += await process.stdout.readline()
-            while fake.calls().get("dcmi_subscribe_fault_event", 0) == 0:  # noqa: ASYNC110 - a state of another process
+            while fake.calls().get("dcmi_subscribe_fault_event", 0) == 0:  # noqa: ASYNC110 - another process's state
                 await asyncio.sleep(0.01)
             lines = []
             for codes in ((0x80E18402,), ()):

@@ -74,16 +74,16 @@ def test_with_a_tool_that_cannot_be_run_the_link_state_is_unknown(tmp_path: Path
 
 
 def test_the_link_of_each_chip_is_read_every_five_minutes(tmp_path: Path) -> None:
-    asked, clock = tmp_path / "asked", Clock()
-    links = LinkTool(tool(tmp_path, f'echo "$*" >> {asked}; {ANSWER}'), wait_s=10, now_s=clock)
+    calls, clock = tmp_path / "calls", Clock()
+    links = LinkTool(tool(tmp_path, f'echo "$*" >> {calls}; {ANSWER}'), wait_s=10, now_s=clock)
     for now_s in (1000.0, 1001.0, 1299.9):
         clock.now_s = now_s
         assert [links.up(3), links.up(4)] == [True, True]
-    assert asked.read_text().splitlines() == ["-i 3 -link -g", "-i 4 -link -g"]
-    tool(tmp_path, f'echo "$*" >> {asked}; echo "link status: DOWN"')
+    assert calls.read_text().splitlines() == ["-i 3 -link -g", "-i 4 -link -g"]
+    tool(tmp_path, f'echo "$*" >> {calls}; echo "link status: DOWN"')
     clock.now_s = 1300.0
     assert links.up(3) is False
-    assert len(asked.read_text().splitlines()) == 3
+    assert len(calls.read_text().splitlines()) == 3
 
 
 def test_a_link_that_is_down_is_read_again_soon(tmp_path: Path) -> None:

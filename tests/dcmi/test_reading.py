@@ -212,11 +212,11 @@ def test_the_link_of_a_chip_is_read_by_its_physical_id(make_fake: MakeFake, tmp_
 
 def test_the_link_of_a_dropped_chip_is_not_read(make_fake: MakeFake, tmp_path: Path) -> None:
     fake: FakeDcmi = make_fake([FakeChip(dropped=True)])
-    asked = tmp_path / "asked"
-    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, f"touch {asked}"), wait_s=10))
+    called = tmp_path / "called"
+    driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, f"touch {called}"), wait_s=10))
     chip = discovered(driver)[0]
     assert driver.read(chip).link_up is None
-    assert not asked.exists()
+    assert not called.exists()
     fake.chip(0).dropped = False
     driver.read(chip)
-    assert asked.exists()
+    assert called.exists()

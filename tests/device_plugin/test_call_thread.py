@@ -20,18 +20,18 @@ async def test_calls_run_in_order_in_one_thread_other_than_the_loops() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "message"),
     [
         (Refusal(Reason.NOT_READY, "not yet"), Refusal, "not yet"),
         (OSError(5, "broken"), DriverError, "broken"),
     ],
 )
-async def test_an_error_is_raised_by_the_call(error: Exception, kind: type[Exception], said: str) -> None:
+async def test_an_error_is_raised_by_the_call(error: Exception, kind: type[Exception], message: str) -> None:
     def fail() -> None:
         raise error
 
     worker = CallThread("one")
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         await worker.call(fail)
     assert await worker.call(lambda: 1) == 1
     worker.close()

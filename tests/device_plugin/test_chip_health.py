@@ -45,9 +45,9 @@ class Site:
             while True:
                 # Before the plugin's first report there may be none.
                 with contextlib.suppress(NotFound, InvalidReport):
-                    told = decode_report((await self.config_map()).data)
-                    if all(getattr(told, name) == value for name, value in wanted.items()):
-                        return told
+                    latest = decode_report((await self.config_map()).data)
+                    if all(getattr(latest, name) == value for name, value in wanted.items()):
+                        return latest
                 await asyncio.sleep(0.01)
 
     async def offered(self, count: int) -> None:
@@ -107,16 +107,16 @@ async def site(folder: Path) -> AsyncIterator[Site]:
 
 async def test_a_fault_and_its_end_reach_report_kubelet_event_and_metric(site: Site) -> None:
     site.whole.node.edit_chip(3, fault_codes=["80E18402"])
-    told = await site.reported(unhealthy=0b1000)
-    assert told.free == 0xF7
-    (fault,) = told.faults
+    latest = await site.reported(unhealthy=0b1000)
+    assert latest.free == 0xF7
+    (fault,) = latest.faults
     assert (fault.npu_name, fault.fault_code, fault.fault_level) == ("Ascend910-3", "80E18402", "SeparateNPU")
     await site.offered(7)
     assert await site.announced("NPUUnhealthy") == "Ascend910-3: 80E18402 (SeparateNPU)"
     assert site.counted("unhealthy", "Fault") == 1
     site.whole.node.edit_chip(3, fault_codes=[])
-    told = await site.reported(unhealthy=0, free=0xFF)
-    assert told.faults == ()
+    latest = await site.reported(unhealthy=0, free=0xFF)
+    assert latest.faults == ()
     await site.offered(8)
     assert await site.announced("NPURecovered") == "Ascend910-3 is healthy again"
 
@@ -145,16 +145,16 @@ async def test_the_report_never_has_more_free_chips_than_the_node(site: Site) ->
 
 async def test_a_network_fault_is_reported_but_not_to_the_kubelet(site: Site) -> None:
     site.whole.node.edit_chip(1, network_health="Unhealthy")
-    told = await site.reported(network_unhealthy=0b10)
-    assert (told.unhealthy, told.free) == (0, 0xFF)
+    latest = await site.reported(network_unhealthy=0b10)
+    assert (latest.unhealthy, latest.free) == (0, 0xFF)
     assert "Ascend910-1" in await site.announced("NPUNetworkUnhealthy")
     assert site.whole.node.kubelet.allocatable(RESOURCE) == 8
 
 
 async def test_an_operator_separates_a_chip_and_puts_it_back(site: Site) -> None:
     await site.edit("Ascend910-5")
-    told = await site.reported(unhealthy=0b10_0000)
-    assert told.manually_separated == 0b10_0000
+    latest = await site.reported(unhealthy=0b10_0000)
+    assert latest.manually_separated == 0b10_0000
     await site.offered(7)
     assert "Ascend910-5" in await site.announced("NPUUnhealthy")
     assert site.counted("unhealthy", "ManuallySeparated") == 1
@@ -176,8 +176,8 @@ async def test_a_separated_entry_that_is_no_chip_is_kept_and_announced(folder: P
                 assert "is not a chip of this node" in await site.announced("NPUSeparationUnknown")
                 await site.edit("Ascend910-77,Ascend910-x")
                 await site.reported(unhealthy=0)
-                told = [note for reason, note in await site.all_events() if reason == "NPUSeparationUnknown"]
-                assert sorted(note.split(" ")[1] for note in told) == ["'Ascend910-77'", "'Ascend910-x'"]
+                latest = [note for reason, note in await site.all_events() if reason == "NPUSeparationUnknown"]
+                assert sorted(note.split(" ")[1] for note in latest) == ["'Ascend910-77'", "'Ascend910-x'"]
         assert sum("a chip this node does not have" in line["event"] for line in logs) == 2
         listed = "Ascend910-77,Ascend910-x"
         assert (await site.config_map()).data["ManuallySeparateNPU"] == listed
@@ -198,8 +198,8 @@ async def test_a_separated_chip_stays_separated_over_a_restart(folder: Path) -> 
             await site.reported(free=0xFF)
             await site.edit("Ascend910-2")
             await site.reported(unhealthy=0b100)
-        told = decode_report((await site.config_map()).data)
-        assert (told.update_time_s, told.manually_separated) == (0, 0b100)
+        latest = decode_report((await site.config_map()).data)
+        assert (latest.update_time_s, latest.manually_separated) == (0, 0b100)
         # Put back while no plugin runs: this counts as well.
         await site.edit("Ascend910-2,Ascend910-6")
         second = Plugin(whole.settings())
@@ -227,8 +227,8 @@ async def test_a_fault_harmless_by_its_event_stays_so_over_a_restart(folder: Pat
     async with whole_node(folder) as whole:
         await told_harmless_before(whole, **SIGNATURE)
         async with whole.plugin() as plugin:
-            told = await Site(whole, plugin).reported(free=0xFF, unhealthy=0)
-            assert [(each.npu_name, each.fault_level) for each in told.faults] == [("Ascend910-3", "NotHandleFault")]
+            latest = await Site(whole, plugin).reported(free=0xFF, unhealthy=0)
+            assert [(each.npu_name, each.fault_level) for each in latest.faults] == [("Ascend910-3", "NotHandleFault")]
 
 
 async def test_a_fault_another_plugin_called_harmless_bars_the_chip(folder: Path) -> None:
@@ -236,8 +236,8 @@ async def test_a_fault_another_plugin_called_harmless_bars_the_chip(folder: Path
         await told_harmless_before(whole)
         plugin = Plugin(whole.settings())
         async with running(plugin.run()):
-            told = await Site(whole, plugin).reported(free=0xF7, unhealthy=0b1000)
-            assert [(each.npu_name, each.fault_level) for each in told.faults] == [("Ascend910-3", "SeparateNPU")]
+            latest = await Site(whole, plugin).reported(free=0xF7, unhealthy=0b1000)
+            assert [(each.npu_name, each.fault_level) for each in latest.faults] == [("Ascend910-3", "SeparateNPU")]
 
 
 async def test_an_unreadable_earlier_report_does_not_prevent_the_start(folder: Path) -> None:
@@ -275,8 +275,8 @@ async def test_a_sites_rules_apply_at_once_and_the_defaults_once_they_are_delete
         "data": harmless,
     }
     await site.whole.client.create(CONFIG_MAPS, body, KUBE_SYSTEM)
-    told = await site.reported(unhealthy=0)
-    assert told.faults[0].fault_level == "NotHandleFault"
+    latest = await site.reported(unhealthy=0)
+    assert latest.faults[0].fault_level == "NotHandleFault"
     assert '"no code"' in await site.announced("NPUFaultRulesInvalid")
     await site.whole.client.delete(CONFIG_MAPS, FAULT_RULES, KUBE_SYSTEM)
     await site.reported(unhealthy=0b1)

@@ -109,8 +109,8 @@ class Program:
         """Send a signal; return the exit status and standard error."""
         self._process.send_signal(number)
         async with asyncio.timeout(20.0):
-            _, said = await self._process.communicate()
-        return self._process.returncode or 0, said
+            _, printed = await self._process.communicate()
+        return self._process.returncode or 0, printed
 
 
 @asynccontextmanager
@@ -137,8 +137,8 @@ async def test_sigterm_ends_the_streams_and_exits_with_0(folder: Path, number: s
     async with whole_node(folder) as whole, program(whole) as running:
         kubelet = whole.node.kubelet
         await kubelet.until(lambda: kubelet.devices(RESOURCE) == HEALTHY, timeout_s=20.0)
-        status, said = await running.ended_by(number)
-        assert (status, said) == (0, b"")
+        status, printed = await running.ended_by(number)
+        assert (status, printed) == (0, b"")
         await kubelet.until(lambda: set(kubelet.devices(RESOURCE).values()) == {"Unhealthy"}, timeout_s=1.0)
         assert not list(kubelet.socket_dir.glob("ascend910-*.sock"))
 
@@ -159,10 +159,10 @@ async def test_an_address_in_use_is_one_sentence_and_exit_status_1(folder: Path)
         taken = whole.cluster.server.url.removeprefix("http://")
         async with program(whole, http_address=taken) as running:
             async with asyncio.timeout(20.0):
-                _, said = await running._process.communicate()
+                _, printed = await running._process.communicate()
             assert running._process.returncode == 1
-            assert said.startswith(f"ascend-device-plugin: cannot listen on {taken}:".encode())
-            assert said.count(b"\n") == 1
+            assert printed.startswith(f"ascend-device-plugin: cannot listen on {taken}:".encode())
+            assert printed.count(b"\n") == 1
 
 
 async def test_a_missing_node_object_is_waited_for(folder: Path) -> None:

@@ -25,7 +25,7 @@ class Keeping:
 
     keeper: HealthMonitor
     snapshots: Observable[Snapshot | None]
-    said: list[tuple[str, str]] = field(default_factory=list)
+    announced: list[tuple[str, str]] = field(default_factory=list)
 
     def find(self, *cut: int) -> None:
         """Discover the chips and read each."""
@@ -33,7 +33,7 @@ class Keeping:
         for chip_id in (0, 1):
             self.keeper.polled(chip_id, ChipState(), present_moment())
 
-    async def told(self, *, offered: int, healthy: int) -> None:
+    async def wait_for_counts(self, *, offered: int, healthy: int) -> None:
         def is_so() -> bool:
             found = self.snapshots.value
             return found is not None and (found.all_chips, found.healthy) == (offered, healthy)
@@ -50,31 +50,31 @@ def chips(*cut: int) -> Inventory:
 async def keeping() -> AsyncIterator[Keeping]:
     snapshots: Observable[Snapshot | None] = Observable(None)
     handovers = HandOvers()
-    said: list[tuple[str, str]] = []
+    announced: list[tuple[str, str]] = []
     keeper = HealthMonitor(
         HealthBook(default_rules(), hold_s=0.0),
         snapshots,
         pods=NodePods(handovers.drop),
         handovers=handovers,
         metrics=Metrics(),
-        announce=lambda reason, sentence, _warning: said.append((reason, sentence)),
+        announce=lambda reason, sentence, _warning: announced.append((reason, sentence)),
     )
     async with running(keeper.run()):
-        yield Keeping(keeper, snapshots, said)
+        yield Keeping(keeper, snapshots, announced)
 
 
 async def test_a_chip_cut_before_the_start_is_not_offered_until_it_is_whole(keeping: Keeping) -> None:
     keeping.find(1)
-    await keeping.told(offered=0b01, healthy=0b01)
+    await keeping.wait_for_counts(offered=0b01, healthy=0b01)
     keeping.find()
-    await keeping.told(offered=0b11, healthy=0b11)
+    await keeping.wait_for_counts(offered=0b11, healthy=0b11)
 
 
 async def test_a_chip_cut_later_is_unhealthy_until_it_is_whole(keeping: Keeping) -> None:
     keeping.find()
-    await keeping.told(offered=0b11, healthy=0b11)
+    await keeping.wait_for_counts(offered=0b11, healthy=0b11)
     keeping.find(1)
-    await keeping.told(offered=0b11, healthy=0b01)
-    assert keeping.said == [("NPUUnhealthy", "Ascend910-1: it is cut into virtual chips")]
+    await keeping.wait_for_counts(offered=0b11, healthy=0b01)
+    assert keeping.announced == [("NPUUnhealthy", "Ascend910-1: it is cut into virtual chips")]
     keeping.find()
-    await keeping.told(offered=0b11, healthy=0b11)
+    await keeping.wait_for_counts(offered=0b11, healthy=0b11)

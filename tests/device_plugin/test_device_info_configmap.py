@@ -13,8 +13,8 @@ from tests.device_plugin.api import NODE, RecordingClient, running, until
 NAME = config_map_name(NODE)
 
 
-def written(*separated: int, told: str = "") -> dict[str, str]:
-    return {"DeviceInfoCfg": told, "ManuallySeparateNPU": ",".join(f"Ascend910-{each}" for each in separated)}
+def written(*separated: int, content: str = "") -> dict[str, str]:
+    return {"DeviceInfoCfg": content, "ManuallySeparateNPU": ",".join(f"Ascend910-{each}" for each in separated)}
 
 
 class Rig:
@@ -72,11 +72,11 @@ async def test_a_write_after_an_edit_conflicts_and_reports_the_edit(
     await rig.board.write(written(1, 2))
     await rig.edit(text)
     with pytest.raises(Conflict):
-        await rig.board.write(written(1, 2, told="newer"))
+        await rig.board.write(written(1, 2, content="newer"))
     assert rig.edits == [edit]
     assert (await rig.there()).data.get("ManuallySeparateNPU") == text
-    await rig.board.write(written(5, told="newest"))
-    assert (await rig.there()).data == written(5, told="newest")
+    await rig.board.write(written(5, content="newest"))
+    assert (await rig.there()).data == written(5, content="newest")
     assert rig.edits == [edit]
 
 

@@ -12,26 +12,26 @@ BODY = {
 
 
 async def test_rules_deleted_before_the_watch_starts_no_longer_apply(client: RecordingClient) -> None:
-    told: list[FaultRules] = []
-    rules = FaultConfig(told.append, lambda *_: None)
+    applied: list[FaultRules] = []
+    rules = FaultConfig(applied.append, lambda *_: None)
     await client.create(CONFIG_MAPS, BODY, "kube-system")
     await rules.fetch(client)
-    assert told != [default_rules()]
+    assert applied != [default_rules()]
     await client.delete(CONFIG_MAPS, NAME, "kube-system")
     async with running(rules.follow(client)):
-        await until(lambda: told[-1] == default_rules())
+        await until(lambda: applied[-1] == default_rules())
         await client.create(CONFIG_MAPS, BODY, "kube-system")
-        await until(lambda: told[-1] == told[0])
-    assert len(told) == 3
+        await until(lambda: applied[-1] == applied[0])
+    assert len(applied) == 3
 
 
 async def test_rules_unchanged_when_the_watch_starts_are_announced_once(client: RecordingClient) -> None:
-    told: list[FaultRules] = []
-    rules = FaultConfig(told.append, lambda *_: None)
+    applied: list[FaultRules] = []
+    rules = FaultConfig(applied.append, lambda *_: None)
     await client.create(CONFIG_MAPS, BODY, "kube-system")
     await rules.fetch(client)
     async with running(rules.follow(client)):
         await until(lambda: len(client.to("configmaps", "GET")) > 1)
         await client.delete(CONFIG_MAPS, NAME, "kube-system")
-        await until(lambda: len(told) > 1)
-    assert told == [told[0], default_rules()]
+        await until(lambda: len(applied) > 1)
+    assert applied == [applied[0], default_rules()]

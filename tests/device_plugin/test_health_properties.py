@@ -96,7 +96,7 @@ ANYTHING = steps("occur", "recover", "once", "read", "drop", "separate", "releas
 def tell(watch: Watch, step: Step, now_s: float) -> None:
     """Do a step; a late report is ``late_s`` old."""
     at_s = max(0.0, now_s - step.late_s)
-    told: dict[Kind, Callable[[], object]] = {
+    calls: dict[Kind, Callable[[], object]] = {
         "read": lambda: watch.read(at_s, *step.codes),
         "drop": lambda: watch.read(at_s, dropped=True),
         "separate": lambda: watch.book.separate(1, moment(now_s)),
@@ -108,7 +108,7 @@ def tell(watch: Watch, step: Step, now_s: float) -> None:
     if assertion is not None:
         watch.event(at_s, step.code, assertion, severity=step.severity)
     else:
-        told[step.kind]()
+        calls[step.kind]()
 
 
 def play(watch: Watch, script: Sequence[Step]) -> list[tuple[float, bool, Snapshot]]:

@@ -133,46 +133,46 @@ async def test_a_driver_that_hangs_or_fails_is_an_error_in_a_sentence(driver: Sc
 async def watching(driver: ScriptedDriver) -> AsyncIterator[list[EventEntry]]:
     inspector = Inspector(driver)
     await inspector.scan()
-    told: list[EventEntry] = []
-    async with running(inspector.watch(told.append, period_s=0.01)):
+    transitions: list[EventEntry] = []
+    async with running(inspector.watch(transitions.append, period_s=0.01)):
         await until(lambda: driver.subscribed is not None or not driver.announces)
-        yield told
+        yield transitions
 
 
 async def test_an_announced_fault_is_one_line_although_polling_finds_it_too(driver: ScriptedDriver) -> None:
-    async with watching(driver) as told:
+    async with watching(driver) as transitions:
         assert driver.subscribed is not None
         driver.subscribed(FaultEvent(1, 0x80E18402, "occur", 2))
         driver.states[0] = ChipState((0x80E18402,))
-        await until(lambda: told)
+        await until(lambda: transitions)
         reads = len(driver.calls)
         await until(lambda: len(driver.calls) > reads + 10)
         # A fault that polling finds first is not repeated either.
         driver.states[1] = ChipState((0x80E18402,))
-        await until(lambda: len(told) == 2)
+        await until(lambda: len(transitions) == 2)
         driver.subscribed(FaultEvent(0, 0x80E18402, "occur", 2))
         driver.subscribed(FaultEvent(0, 0x80CB8009, "once", 1))
-        await until(lambda: len(told) == 3)
-    assert [(each.name, each.code, each.assertion, each.source) for each in told] == [
+        await until(lambda: len(transitions) == 3)
+    assert [(each.name, each.code, each.assertion, each.source) for each in transitions] == [
         ("Ascend910-0", "80E18402", "occur", "event"),
         ("Ascend910-1", "80E18402", "occur", "poll"),
         ("Ascend910-1", "80CB8009", "once", "event"),
     ]
-    assert (told[0].severity, told[0].level, told[0].health) == (2, "SeparateNPU", "Unhealthy")
+    assert (transitions[0].severity, transitions[0].level, transitions[0].health) == (2, "SeparateNPU", "Unhealthy")
 
 
 async def test_faults_are_found_without_events(driver: ScriptedDriver) -> None:
     driver.announces = False
-    async with watching(driver) as told:
+    async with watching(driver) as transitions:
         driver.states[1] = ChipState((0x80E18402,))
-        await until(lambda: told)
+        await until(lambda: transitions)
         driver.states[1] = ChipState()
-        await until(lambda: len(told) == 2)
-    assert [(each.name, each.assertion, each.source, each.severity) for each in told] == [
+        await until(lambda: len(transitions) == 2)
+    assert [(each.name, each.assertion, each.source, each.severity) for each in transitions] == [
         ("Ascend910-1", "occur", "poll", None),
         ("Ascend910-1", "recover", "poll", None),
     ]
-    assert (told[1].level, told[1].health) == ("NormalNPU", "Healthy")
+    assert (transitions[1].level, transitions[1].health) == ("NormalNPU", "Healthy")
 
 
 @pytest.mark.parametrize("columns", [140, 80, 20])
@@ -228,7 +228,7 @@ def test_the_command_needs_no_cluster_and_no_node_name(state: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (("--driver=simulated", "--simulated-state=/nowhere/chips.json"), 1, b"/nowhere/chips.json"),
         (("--driver=dcmi", "--dcmi-library=/nowhere/libdcmi.so"), 1, b"/nowhere/libdcmi.so"),
@@ -236,21 +236,22 @@ def test_the_command_needs_no_cluster_and_no_node_name(state: Path, tmp_path: Pa
     ],
 )
 def test_driver_and_usage_errors_have_different_exit_statuses(
-    arguments: tuple[str, ...], status: int, said: bytes
+    arguments: tuple[str, ...], status: int, message: bytes
 ) -> None:
     done = subprocess.run(command(*arguments), capture_output=True, check=False, timeout=60)
     assert done.returncode == status
-    assert said in done.stderr
+    assert message in done.stderr
     assert b"Traceback" not in done.stderr
     assert done.stdout == b""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(("--driver=magic",), "'magic'"), (("--colour=red",), "--colour"), (("-o", "xml"), "xml")]
+    ("arguments", "message"),
+    [(("--driver=magic",), "'magic'"), (("--colour=red",), "--colour"), (("-o", "xml"), "xml")],
 )
 def test_invalid_arguments_are_named(
     arguments: tuple[str, ...],
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -259,7 +260,7 @@ def test_invalid_arguments_are_named(
         main()
     assert ended.value.code == 2
     shown = capsys.readouterr()
-    assert said in shown.err
+    assert message in shown.err
     assert shown.out == ""
 
 
@@ -281,8 +282,8 @@ async def test_watch_prints_the_scan_and_then_a_line_per_fault(state: Path) -> N
         event = msgspec.json.decode(await process.stdout.readline(), type=EventEntry)
         assert (event.name, event.code, event.assertion) == ("Ascend910-3", "80E18402", "occur")
         process.send_signal(signal.SIGTERM)
-        _, said = await process.communicate()
-    assert (process.returncode, said) == (0, b"")
+        _, message = await process.communicate()
+    assert (process.returncode, message) == (0, b"")
 
 
 async def test_a_chip_discovered_later_is_watched_as_well(driver: ScriptedDriver) -> None:
@@ -290,7 +291,7 @@ async def test_a_chip_discovered_later_is_watched_as_well(driver: ScriptedDriver
     inspector = Inspector(driver)
     await inspector.scan()
     driver.server, driver.states[1] = SERVER, ChipState((0x80E18402,))
-    told: list[EventEntry] = []
-    async with running(inspector.watch(told.append, period_s=0.01)):
-        await until(lambda: told)
-    assert (told[0].name, told[0].assertion) == ("Ascend910-1", "occur")
+    transitions: list[EventEntry] = []
+    async with running(inspector.watch(transitions.append, period_s=0.01)):
+        await until(lambda: transitions)
+    assert (transitions[0].name, transitions[0].assertion) == ("Ascend910-1", "occur")

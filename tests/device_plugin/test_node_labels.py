@@ -40,10 +40,10 @@ def test_labels_and_annotations_are_those_of_the_reference() -> None:
         },
         [],
     )
-    told = node_annotations(snapshot(of=EIGHT))
+    found = node_annotations(snapshot(of=EIGHT))
     infos = {f"Ascend910-{number}": {"IP": f"10.20.0.{number + 1}", "SuperDeviceID": 0} for number in range(8)}
-    assert told.pop("baseDeviceInfos") == json.dumps(infos, separators=(",", ":"))
-    assert told == {"serverIndex": "-2", "serverType": "", "superPodID": "-2"}
+    assert found.pop("baseDeviceInfos") == json.dumps(infos, separators=(",", ":"))
+    assert found == {"serverIndex": "-2", "serverType": "", "superPodID": "-2"}
 
 
 def test_an_a3_server_has_its_superpod_and_an_inference_server_its_type() -> None:

@@ -123,8 +123,8 @@ async def test_a_loop_that_no_longer_turns_is_not_live() -> None:
     now_s = asyncio.get_running_loop().time()
     assert loop_is_turning(lambda: now_s, lambda: 1.0)() is None
     assert loop_is_turning(lambda: now_s - GRACE_S - 2.0, lambda: 1.0)() is None
-    said = loop_is_turning(lambda: now_s - GRACE_S - 4.0, lambda: 1.0)()
-    assert said == "it has not turned for 34 s"
+    problem = loop_is_turning(lambda: now_s - GRACE_S - 4.0, lambda: 1.0)()
+    assert problem == "it has not turned for 34 s"
 
 
 async def test_a_hanging_driver_does_not_stop_the_scanners_loop(folder: Path) -> None:

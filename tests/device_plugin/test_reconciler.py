@@ -30,7 +30,7 @@ class Books:
         self.handovers = HandOvers()
         self.pods = NodePods(self.handovers.drop)
         self.claimed: list[HandOver] = []
-        self.told: list[tuple[str, str, str]] = []
+        self.announced: list[tuple[str, str, str]] = []
         self.metrics = Metrics()
         self.reconciler = Reconciler(
             socket,
@@ -38,7 +38,7 @@ class Books:
             handovers=self.handovers,
             claim=self.claimed.append,
             metrics=self.metrics,
-            announce=lambda pod, reason, sentence: self.told.append((pod.key, reason, sentence)),
+            announce=lambda pod, reason, sentence: self.announced.append((pod.key, reason, sentence)),
         )
 
     @property
@@ -335,7 +335,7 @@ async def test_swapped_pods_are_claimed_with_the_chips_they_have(folder: Path, m
     for number, name in enumerate(("first", "second", "third")):
         books.pods.applied(pod(name, 2, 2 * number, 2 * number + 1, time=1, started=True))
     async with running(books.reconciler.run()):
-        await until(lambda: len(books.told) == 2)
+        await until(lambda: len(books.announced) == 2)
     apart = {"default/first": ((2, 3), (2, 3)), "default/second": ((0, 1), (0, 1)), "default/third": ((4, 5), (4, 5))}
     assert books.entries == apart
     assert {each.pod: each.chips for each in books.claimed} == {"default/first": (2, 3), "default/second": (0, 1)}
@@ -343,7 +343,7 @@ async def test_swapped_pods_are_claimed_with_the_chips_they_have(folder: Path, m
         "it was given Ascend910-2,Ascend910-3, but the allocator wrote Ascend910-0,Ascend910-1 on it: the kubelet "
         "could not be asked which of several pods it admitted"
     )
-    assert books.told[0] == ("default/first", "NPUAllocationMismatch", sentence)
+    assert books.announced[0] == ("default/first", "NPUAllocationMismatch", sentence)
     assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 2
     assert not books.handovers.guessed
 
@@ -355,7 +355,7 @@ async def test_a_right_guess_is_checked_once_and_changes_nothing(folder: Path, m
     books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
     async with running(books.reconciler.run()):
         await until(lambda: not books.handovers.guessed)
-    assert (books.entries, books.claimed, books.told) == ({"default/first": ((0, 1), (0, 1))}, [], [])
+    assert (books.entries, books.claimed, books.announced) == ({"default/first": ((0, 1), (0, 1))}, [], [])
 
 
 async def test_a_hand_over_to_a_pod_not_admitted_moves_to_the_pod_that_has_it(
@@ -369,7 +369,7 @@ async def test_a_hand_over_to_a_pod_not_admitted_moves_to_the_pod_that_has_it(
         books.pods.applied(pod(name, 2, *chips, time=1))
     books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
     async with running(books.reconciler.run()):
-        await until(lambda: books.told)
+        await until(lambda: books.announced)
     assert books.entries == {"default/real": ((0, 1), (0, 1)), "default/other": ((6, 7), (6, 7))}
     assert [(each.pod, each.chips) for each in books.claimed] == [("default/real", (0, 1))]
 
@@ -386,7 +386,7 @@ async def test_a_hand_over_to_a_deleted_pod_moves_to_the_pod_that_has_it(
     assert [part.chips for part in books.handovers.misattributed] == [(0, 1)]
     books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
     async with running(books.reconciler.run()):
-        await until(lambda: books.told)
+        await until(lambda: books.announced)
     assert books.entries == {"default/real": ((0, 1), (0, 1))}
     assert books.handovers.misattributed == []
 
@@ -408,7 +408,7 @@ async def test_a_misattributed_answer_moves_to_a_pod_found_admitted_meanwhile(
     monkeypatch.setattr(reconcile_module, "RETRY_S", 0.001)
     monkeypatch.setattr(reconcile_module, "read_ledger", read)
     async with running(books.reconciler.run()):
-        await until(lambda: len(books.told) == 2)
+        await until(lambda: len(books.announced) == 2)
     assert books.entries == {"default/real": ((0, 1), (0, 1)), "default/guess": ((2, 3), (2, 3))}
 
 
@@ -422,9 +422,9 @@ async def test_a_misattributed_answer_is_kept_until_its_pod_is_admitted(
     books.pods.applied(pod("first", 2, 0, 1, time=1))
     books.pods.applied(pod("second", 2, 2, 3, time=2, started=True))
     async with running(books.reconciler.run()):
-        await until(lambda: len(books.told) == 1)
+        await until(lambda: len(books.announced) == 1)
         books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
-        await until(lambda: len(books.told) == 2)
+        await until(lambda: len(books.announced) == 2)
     assert books.entries == {"default/first": ((2, 3), (2, 3)), "default/second": ((0, 1), (0, 1))}
 
 
@@ -437,7 +437,7 @@ async def test_a_chain_of_wrong_guesses_is_resolved(folder: Path, monkeypatch: p
     books.pods.applied(pod("first", 2, 0, 1, time=1, started=True))
     books.pods.applied(pod("last", 2, 4, 5, time=3, started=True))
     async with running(books.reconciler.run()):
-        await until(lambda: len(books.told) == 2)
+        await until(lambda: len(books.announced) == 2)
     assert books.entries["default/first"] == ((2, 3), (2, 3))
     assert books.entries["default/last"] == ((0, 1), (0, 1))
 
@@ -519,13 +519,13 @@ async def test_other_ids_in_the_kubelets_ledger_are_counted_and_announced_once(
         async with running(books.reconciler.run()):
             for _ in range(3):
                 books.pods.applied(one)
-                await until(lambda: books.told)
+                await until(lambda: books.announced)
                 await asyncio.sleep(0)
         sentence = (
             "it was given Ascend910-0,Ascend910-1 as the allocator decided, but the kubelet's ledger has "
             "Ascend910-6,Ascend910-7"
         )
-        assert books.told == [("default/one", "NPUAllocationMismatch", sentence)]
+        assert books.announced == [("default/one", "NPUAllocationMismatch", sentence)]
         assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 1
 
 
@@ -542,14 +542,14 @@ async def test_a_pod_that_runs_without_chips_is_announced_once(folder: Path, mon
         async with running(books.reconciler.run()):
             for number in range(20):
                 books.pods.applied(one)
-                await until(lambda: books.told)
+                await until(lambda: books.announced)
                 await asyncio.sleep(0.001)
                 if number == 0:
                     reads.clear()
             assert without(books) == 1
             books.pods.deleted(one)
             await until(lambda: without(books) == 0)
-        ((key, reason, sentence),) = books.told
+        ((key, reason, sentence),) = books.announced
         assert (key, reason) == ("default/one", "NPURunsWithoutChips")
         assert sentence.startswith("container main requests chips and runs without")
         assert len(reads) <= 1

@@ -84,8 +84,8 @@ async def test_an_unknown_pod_is_refused_while_the_api_server_is_away(
             await bind_as(whole, "unseen", 1, chip_name(0))
             loop = asyncio.get_running_loop()
             started_s = loop.time()
-            said = await refusal(whole, "unseen")
-            assert "ApiServerAway: no pod waits for 1 chip, and the API server can't be asked" in said
+            refused_with = await refusal(whole, "unseen")
+            assert "ApiServerAway: no pod waits for 1 chip, and the API server can't be asked" in refused_with
             assert loop.time() - started_s < handover_module.CAP_S
 
 
@@ -145,9 +145,9 @@ async def test_a_chip_a_restarted_kubelet_has_not_freed_is_refused_to_found_pods
         await kubelet.restart()
         await until(lambda: kubelet.registrations and whole.offers_chips())
         kubelet.release_admission()
-        said = await refusal(whole, "found")
-        assert "desc = ChipNotFreed: the kubelet does not offer Ascend910-1 yet: after a restart" in said
-        assert said.endswith("a new pod can get it, which is unexpected")
+        refused_with = await refusal(whole, "found")
+        assert "desc = ChipNotFreed: the kubelet does not offer Ascend910-1 yet: after a restart" in refused_with
+        assert refused_with.endswith("a new pod can get it, which is unexpected")
         check_hand_over(whole, await whole.claimed("unconcerned"))
         await whole.bind("again", 1)
         check_hand_over(whole, await whole.claimed("again"))

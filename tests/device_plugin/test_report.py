@@ -25,7 +25,7 @@ CONFIG_MAP_LIMIT = 1 << 20
 
 def test_network_and_chip_faults_are_separate_entries() -> None:
     link = fault("81078603", Level.PRE_SEPARATE, since_ms=77)
-    told = make_report(
+    found = make_report(
         snapshot(
             chips={
                 0: judged_chip(
@@ -49,13 +49,13 @@ def test_network_and_chip_faults_are_separate_entries() -> None:
         ),
         1,
     )
-    assert [(each.npu_name, each.fault_type, each.fault_level, each.fault_code) for each in told.faults] == [
+    assert [(each.npu_name, each.fault_type, each.fault_level, each.fault_code) for each in found.faults] == [
         ("Ascend910-0", "CardNetworkUnhealthy", "PreSeparateNPU", "81078603"),
         ("Ascend910-4", "CardNetworkUnhealthy", "PreSeparateNPU", "81078603"),
         ("Ascend910-4", "CardUnhealthy", "SeparateNPU", "80E18402"),
         ("Ascend910-5", "CardUnhealthy", "NotHandleFault", "80E18401"),
     ]
-    assert told.faults[0].fault_time_and_level_map["81078603"].fault_time == 77
+    assert found.faults[0].fault_time_and_level_map["81078603"].fault_time == 77
 
 
 def test_an_unhealthy_chip_without_a_code_is_an_entry_with_its_level() -> None:
@@ -74,17 +74,17 @@ def test_a_report_distinguishes_faulty_chips_from_silent_or_waiting_ones() -> No
         3: silent,
         4: judged_chip(network_healthy=False),
     }
-    told = decode_report(encode_report(make_report(snapshot(5, chips=chips), 1)))
-    assert read_faulty(told) == (0b10, 0b1)
-    nowhere = [msgspec.structs.replace(each, npu_name="x") for each in told.faults]
-    assert read_faulty(replace(told, faults=tuple(nowhere))) == (0, 0)
+    found = decode_report(encode_report(make_report(snapshot(5, chips=chips), 1)))
+    assert read_faulty(found) == (0b10, 0b1)
+    nowhere = [msgspec.structs.replace(each, npu_name="x") for each in found.faults]
+    assert read_faulty(replace(found, faults=tuple(nowhere))) == (0, 0)
 
 
 def test_upgrade_reasons_have_the_format_of_the_reference() -> None:
     reason = UpgradeReason(0x81078603, Level.PRE_SEPARATE, "FaultDuration", 1795250167592)
-    told = make_report(snapshot(upgrade_reasons={1: (reason,)}), 1)
+    found = make_report(snapshot(upgrade_reasons={1: (reason,)}), 1)
     # See docs/spec/node-report.md#network-fault.
-    assert encode_report(told)["UpgradeFaultReason"] == (
+    assert encode_report(found)["UpgradeFaultReason"] == (
         '{"Ascend910-1":[{"upgrade_time":1795250167592,"fault_code":"81078603",'
         '"fault_level":"PreSeparateNPU","upgrade_type":"FaultDuration"}]}'
     )
@@ -98,9 +98,9 @@ def test_upgrade_reasons_are_read_back_and_invalid_ones_ignored() -> None:
             UpgradeReason(0, Level.MANUALLY_SEPARATE, "FaultAutofill", 7),
         ),
     }
-    told = make_report(snapshot(upgrade_reasons=reasons), 1).upgrades
-    assert told[7][1].fault_code == AUTOFILL_CODE
-    assert read_reasons(told) == reasons
+    found = make_report(snapshot(upgrade_reasons=reasons), 1).upgrades
+    assert found[7][1].fault_code == AUTOFILL_CODE
+    assert read_reasons(found) == reasons
     odd = (
         Upgrade(1, "xyz", "SeparateNPU", "FaultFrequency"),
         Upgrade(1, "1", "Nonsense", "FaultFrequency"),
@@ -111,8 +111,8 @@ def test_upgrade_reasons_are_read_back_and_invalid_ones_ignored() -> None:
 
 def test_only_servers_with_switches_report_them() -> None:
     assert "SwitchInfoCfg" not in encode_report(make_report(snapshot(), 1))
-    told = encode_report(make_report(snapshot(of=server(chip_type="Ascend910A3")), 1))
-    assert told["SwitchInfoCfg"] == (
+    found = encode_report(make_report(snapshot(of=server(chip_type="Ascend910A3")), 1))
+    assert found["SwitchInfoCfg"] == (
         '{"FaultCode":null,"FaultLevel":"","UpdateTime":0,"NodeStatus":"","FaultTimeAndLevelMap":null}'
     )
 
@@ -127,9 +127,9 @@ def test_a_report_with_all_faults_is_small_enough() -> None:
         faults=many,
         network_faults=many,
     )
-    told = make_report(snapshot(chips=dict.fromkeys(range(16), worst), of=_sixteen()), 1)
-    assert len(told.faults[0].fault_time_and_level_map) == MAX_CODES
-    assert len(json.dumps(encode_report(told))) < CONFIG_MAP_LIMIT / 2
+    found = make_report(snapshot(chips=dict.fromkeys(range(16), worst), of=_sixteen()), 1)
+    assert len(found.faults[0].fault_time_and_level_map) == MAX_CODES
+    assert len(json.dumps(encode_report(found))) < CONFIG_MAP_LIMIT / 2
 
 
 def _sixteen() -> Inventory:
@@ -144,8 +144,8 @@ def test_harmless_codes_are_read_back_and_invalid_ones_ignored() -> None:
         faults=(fault("BEEF"), unknown, known),
         network_faults=(fault("81078603", Level.NOT_HANDLE),),
     )
-    told = decode_report(encode_report(make_report(snapshot(chips={3: judged}), 1)))
-    assert read_harmless(told.faults) == {3: {0xDEAD, 0x80CD8003, 0x81078603}}
+    found = decode_report(encode_report(make_report(snapshot(chips={3: judged}), 1)))
+    assert read_harmless(found.faults) == {3: {0xDEAD, 0x80CD8003, 0x81078603}}
     (entry,) = make_report(snapshot(chips={4: judged_chip(faults=(unknown,))}), 1).faults
     nowhere = msgspec.structs.replace(entry, npu_name="chip4")
     times = {"no code": FaultTime(1, "NotHandleFault")}

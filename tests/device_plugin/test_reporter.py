@@ -123,9 +123,9 @@ async def test_the_config_map_is_created_with_all_keys(reporting: Rig) -> None:
     assert made.metadata.labels == LABELS == {"mx-consumer-cim": "true"}
     assert set(made.data) == {"DeviceInfoCfg", "ManuallySeparateNPU", "UpgradeFaultReason", "Description"}
     assert (made.data["ManuallySeparateNPU"], made.data["UpgradeFaultReason"]) == ("", "{}")
-    told = decode_report(made.data)  # raises on a wrong CheckCode
-    assert (told.free, told.unhealthy, told.network_unhealthy, told.faults) == (0xFF, 0, 0, ())
-    assert told.update_time_s >= 1_700_000_000
+    latest = decode_report(made.data)  # raises on a wrong CheckCode
+    assert (latest.free, latest.unhealthy, latest.network_unhealthy, latest.faults) == (0xFF, 0, 0, ())
+    assert latest.update_time_s >= 1_700_000_000
 
 
 async def test_used_chips_are_not_free_and_unhealthy_ones_have_their_faults(reporting: Rig) -> None:
@@ -133,9 +133,9 @@ async def test_used_chips_are_not_free_and_unhealthy_ones_have_their_faults(repo
     chips = {7: broken, 3: judged_chip(healthy=True, network_healthy=False)}
     reporting.snapshots.set(snapshot(chips=chips, used=0b0011_0011))
     await until(lambda: reporting.order.reported_unhealthy.value == 0b1000_0000)
-    told = await reporting.report()
-    assert (told.free, told.unhealthy, told.network_unhealthy) == (0b0100_1100, 0b1000_0000, 0b1000)
-    network, own = told.faults
+    latest = await reporting.report()
+    assert (latest.free, latest.unhealthy, latest.network_unhealthy) == (0b0100_1100, 0b1000_0000, 0b1000)
+    network, own = latest.faults
     assert (network.npu_name, network.fault_type) == ("Ascend910-3", "CardNetworkUnhealthy")
     assert (network.fault_level, network.fault_code) == ("PreSeparateNPU", "")
     assert (own.npu_name, own.fault_code, own.fault_level) == ("Ascend910-7", "A2", "RestartNPU")
@@ -177,8 +177,8 @@ async def test_a_chip_that_was_not_sent_to_the_kubelet_is_not_reported_free(repo
     written = len(reporting.writes)
     reporting.snapshots.set(snapshot())
     await reporting.written(written + 1)
-    told = await reporting.report()
-    assert (told.free, told.unhealthy) == (0xFD, 0)
+    latest = await reporting.report()
+    assert (latest.free, latest.unhealthy) == (0xFD, 0)
     reporting.order.advertised.set(0xFF)
     await reporting.written(written + 2)
     assert (await reporting.report()).free == 0xFF
@@ -186,15 +186,15 @@ async def test_a_chip_that_was_not_sent_to_the_kubelet_is_not_reported_free(repo
 
 async def test_the_last_report_says_that_it_is_no_longer_updated(reporting: Rig) -> None:
     await reporting.reporter.sign_off()
-    told = await reporting.report()
-    assert (told.free, told.update_time_s) == (0xFF, 0)
+    latest = await reporting.report()
+    assert (latest.free, latest.update_time_s) == (0xFF, 0)
 
 
 async def test_the_last_report_does_not_undo_an_operators_edit(reporting: Rig, client: RecordingClient) -> None:
     await client.patch(CONFIG_MAPS, NAME, {"data": {"ManuallySeparateNPU": "Ascend910-2"}}, namespace=NAMESPACE)
     await reporting.reporter.sign_off()
-    told = await reporting.report()
-    assert (told.manually_separated, told.update_time_s) == (0b100, 0)
+    latest = await reporting.report()
+    assert (latest.manually_separated, latest.update_time_s) == (0b100, 0)
 
 
 async def test_the_last_report_is_written_after_an_interrupted_write(rig: Rig, server: ApiServer) -> None:
@@ -207,8 +207,8 @@ async def test_the_last_report_is_written_after_an_interrupted_write(rig: Rig, s
     server.delay(MAPS, 0.0)
     await rig.client.patch(CONFIG_MAPS, NAME, {"data": {"theirs": "of the same moment"}}, namespace=NAMESPACE)
     await rig.reporter.sign_off()
-    told = await rig.report()
-    assert (told.unhealthy, told.update_time_s) == (0b10, 0)
+    latest = await rig.report()
+    assert (latest.unhealthy, latest.update_time_s) == (0b10, 0)
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -225,8 +225,8 @@ async def test_the_last_report_does_not_overwrite_that_of_another_plugin(
     if seen:
         reporting.board.applied(await reporting.config_map())
     await reporting.reporter.sign_off()
-    told = await reporting.report()
-    assert (told.unhealthy, told.update_time_s > 0) == (0b100, True)
+    latest = await reporting.report()
+    assert (latest.unhealthy, latest.update_time_s > 0) == (0b100, True)
 
 
 async def test_refused_reports_do_not_look_like_those_of_another_plugin(reporting: Rig, server: ApiServer) -> None:
@@ -490,12 +490,12 @@ async def test_the_node_has_its_chips_and_their_addresses(reporting: Rig, client
     reporting.snapshots.set(addressed("10.0.0.1"))
     await until(lambda: len(client.to("/nodes/")) == 3)
     await reporting.written(2)
-    told = await node_annotations(client)
-    assert json.loads(told.pop(BASE_DEVICE_INFOS)) == {
+    latest = await node_annotations(client)
+    assert json.loads(latest.pop(BASE_DEVICE_INFOS)) == {
         "Ascend910-0": {"IP": "10.0.0.1", "SuperDeviceID": 7},
         "Ascend910-1": {"IP": "10.0.0.1", "SuperDeviceID": 7},
     }
-    assert told == {"of": "others", SUPER_POD_ID: "4", SERVER_INDEX: "5", SERVER_TYPE: ""}
+    assert latest == {"of": "others", SUPER_POD_ID: "4", SERVER_INDEX: "5", SERVER_TYPE: ""}
     reporting.snapshots.set(addressed("10.0.0.2"))
     await until(lambda: len(client.to("/nodes/")) == 4)
 

@@ -173,13 +173,13 @@ async def test_one_unreadable_chip_is_no_problem_of_the_driver(rig: Rig) -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [(DriverError("no such device"), "no such device"), (KeyError("dcmi"), "KeyError: 'dcmi'")],
 )
-async def test_a_missing_driver_is_retried_until_it_answers(rig: Rig, error: Exception, said: str) -> None:
+async def test_a_missing_driver_is_retried_until_it_answers(rig: Rig, error: Exception, message: str) -> None:
     rig.driver.server = error
     async with running(rig.scanner.run()):
-        await until(lambda: rig.scanner.problem == said)
+        await until(lambda: rig.scanner.problem == message)
         rig.driver.server = server()
         await until(lambda: rig.heard.count(0))
 

@@ -206,10 +206,10 @@ async def test_a_refusal_is_short_and_starts_with_its_reason(
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await allocate(stub, *ids)
     assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-    said = refused.value.details() or ""
-    assert said.startswith(f"{reason}: ")
-    assert len(said) <= 200
-    assert "\n" not in said
+    details_text = refused.value.details() or ""
+    assert details_text.startswith(f"{reason}: ")
+    assert len(details_text) <= 200
+    assert "\n" not in details_text
     assert face.allocated(reason) == 1
     assert not list(face.handovers)
 

@@ -141,7 +141,7 @@ def test_simulated_chips_announce_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "sentence"),
     [
         (b"", "truncated"),
         (b"{ not json", "malformed"),
@@ -175,10 +175,10 @@ def test_simulated_chips_announce_nothing(tmp_path: Path) -> None:
         (b'{"product": "910A", "colour": ' + b"[" * 100_000, "colour"),
     ],
 )
-def test_a_malformed_file_is_refused_with_its_path_and_the_field(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_malformed_file_is_refused_with_its_path_and_the_field(tmp_path: Path, content: bytes, sentence: str) -> None:
     path = tmp_path / "chips.json"
     path.write_bytes(content)
-    with pytest.raises(DriverError, match=re.escape(said)) as refused:
+    with pytest.raises(DriverError, match=re.escape(sentence)) as refused:
         SimulatedDriver(path).discover()
     assert str(path) in refused.value.message
 

@@ -27,13 +27,13 @@ async def report(whole: Whole) -> DeviceReport | None:
 async def all_reported(whole: Whole) -> None:
     """Wait until all chips are free in the report, after which nothing more is written."""
     async with asyncio.timeout(20.0):
-        while (told := await report(whole)) is None or told.free != 0xFF:  # noqa: ASYNC110 - no event to wait for
+        while (found := await report(whole)) is None or found.free != 0xFF:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.01)
 
 
 async def has_signed_off(whole: Whole) -> bool:
-    told = await report(whole)
-    return told is not None and told.update_time_s == 0
+    found = await report(whole)
+    return found is not None and found.update_time_s == 0
 
 
 def is_held(lock: Path) -> bool:

@@ -44,4 +44,4 @@ async def shared_world(
 async def world(shared_world: World) -> AsyncIterator[World]:
     """The world without pods, with all chips healthy and allocatable, and both programs running."""
     yield shared_world
-    await shared_world.mend()
+    await shared_world.restore()

@@ -46,7 +46,7 @@ class WorldNode(ABC):
         pods = (await read_ledger(self.pod_resources_socket)).pods
         return {key: tuple(sorted(chip for ids in held.values() for chip in ids)) for key, held in pods.items() if held}
 
-    async def mend(self, product: Product) -> None:
+    async def restore(self, product: Product) -> None:
         """Make all chips healthy, discard the plugin's memory of faults, and start the plugin if it does not run."""
         healthy = full_server(product)
         if msgspec.json.decode(self.state_file.read_bytes(), type=SimulatedServer) != healthy:

@@ -17,7 +17,7 @@ LEFT, RIGHT = ASCEND_910A.rings
 
 
 async def check_hand_over(world: World, name: str, count: int) -> Pod:
-    """Check that annotations, kubelet and container agree on the pod's chips, and that a ring links them."""
+    """Check that annotations, kubelet and container have the same chips of the pod, and that they are in one ring."""
     pod = await world.running(name)
     chips = annotated(pod, RESOURCE)
     assert chips.bit_count() == count
@@ -83,7 +83,7 @@ async def test_twelve_pods_created_at_once_share_two_nodes(world: World) -> None
     names = [f"pod-{number}" for number in range(12)]
     await asyncio.gather(*(world.create(name, size) for name, size in zip(names, sizes, strict=True)))
 
-    async def settled() -> list[Pod] | None:
+    async def all_settled() -> list[Pod] | None:
         pods = await world.pods()
         placed = [pod for pod in pods if KUBELET_IDS in pod.metadata.annotations and pod.status.phase == "Running"]
         bound = [pod for pod in pods if pod.spec.node_name]
@@ -95,7 +95,7 @@ async def test_twelve_pods_created_at_once_share_two_nodes(world: World) -> None
         waiting = [sizes[names.index(pod.name)] for pod in pods if not pod.spec.node_name]
         return placed if not any(fits(size, mask) for size in waiting for mask in free.values()) else None
 
-    placed = await world.eventually(settled, "no pending pod fits")
+    placed = await world.eventually(all_settled, "no pending pod fits")
     taken: dict[str, int] = {}
     for pod in placed:
         await check_hand_over(world, pod.name, sizes[names.index(pod.name)])
@@ -141,20 +141,20 @@ async def test_a_chip_that_fails_in_use_keeps_its_pod_and_is_not_reallocated(wor
     node, other = world.nodes
     await world.create("other", 8, nodeSelector={"kubernetes.io/hostname": other.name})
     await world.running("other")
-    await world.create("uses", 1)
-    chips = annotated(await world.running("uses"), REAL)
+    await world.create("user", 1)
+    chips = annotated(await world.running("user"), REAL)
     node.edit_chip(chip_ids(chips)[0], health="Unhealthy", fault_codes=["80E18402"])
 
     async def reported() -> bool:
         return (await world.report(node.name)).unhealthy == chips and await world.allocatable(node.name) == 7
 
     await world.eventually(reported, "the failure is reported")
-    assert (await world.pod("uses")).status.phase == "Running"
-    await world.delete("uses")
+    assert (await world.pod("user")).status.phase == "Running"
+    await world.delete("user")
     for number in range(7):
         await world.create(f"next-{number}", 1)
-    given = [annotated(await check_hand_over(world, f"next-{number}", 1), REAL) for number in range(7)]
-    assert chips not in given
+    allocated = [annotated(await check_hand_over(world, f"next-{number}", 1), REAL) for number in range(7)]
+    assert chips not in allocated
 
 
 async def test_a_forged_annotation_does_not_get_chips_of_another_pod(world: World) -> None:

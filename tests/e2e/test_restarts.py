@@ -1,4 +1,4 @@
-"""A program or the kubelet is killed at the worst moment: no chip is allocated twice, and none is lost."""
+"""A program or the kubelet is killed during an allocation: no chip is allocated twice, and none is lost."""
 
 import asyncio
 import time

@@ -223,10 +223,10 @@ class World(ABC):
         while self._fakes:
             await self.client.delete(NODES, self._fakes.pop())
 
-    async def mend(self) -> None:
-        """Undo what a test did: both programs run again, and all nodes are healthy and empty."""
+    async def restore(self) -> None:
+        """Restore the initial state after a test: both programs run, all chips are healthy, and there are no pods."""
         await self.clear()
-        await asyncio.gather(*(node.mend(self.setup.product) for node in self.nodes))
+        await asyncio.gather(*(node.restore(self.setup.product) for node in self.nodes))
         for allocator in self.allocators:
             if not allocator.runs:
                 await allocator.start()

@@ -41,8 +41,8 @@ def test_output_that_can_not_be_written_is_one_line(command: tuple[str, ...]) ->
         done = subprocess.run(
             [program("npuctl"), *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    said = "npuctl: standard output can't be written to: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    sentence = "npuctl: standard output can't be written to: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
 
 
 def test_completion_for_kubectl_that_can_not_be_written_is_one_line() -> None:
@@ -81,9 +81,9 @@ def test_gbk_shows_the_characters_it_has() -> None:
     "command", [("plan",), ("explain", "train-c"), ("topo",), ("doctor", "--cluster")], ids=lambda command: command[0]
 )
 def test_reports_older_than_the_clock_are_a_hint_to_give_the_time(command: tuple[str, ...]) -> None:
-    said = CliRunner().invoke(app, [*command, "-f", CLUSTER]).stderr
-    assert said.startswith("npuctl: the newest device report in the files is of 2026-01-01T00:00:00Z, ")
-    assert said.endswith(
+    sentence = CliRunner().invoke(app, [*command, "-f", CLUSTER]).stderr
+    assert sentence.startswith("npuctl: the newest device report in the files is of 2026-01-01T00:00:00Z, ")
+    assert sentence.endswith(
         " days before now, so all are stale; give the time of the files by --now 2026-01-01T00:00:00Z\n"
     )
     assert CliRunner().invoke(app, [*command, *OBJECTS]).stderr == ""
@@ -115,7 +115,7 @@ def test_a_missing_default_kubeconfig_says_where_it_was_searched(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("root:x:0:0:root:/root:/bin/bash\n", "{path} is not a kubeconfig"),
         ("- a\n", "{path} is not a kubeconfig"),
@@ -125,10 +125,10 @@ def test_a_missing_default_kubeconfig_says_where_it_was_searched(
         ("clusters: []\n", "Invalid kube-config file. Expected key current-context in {path}"),
     ],
 )
-def test_a_file_that_is_no_kubeconfig_is_named(text: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_kubeconfig_is_named(text: str, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(text)
-    assert topo_error(path).startswith(f" from {path}: {said.format(path=path)}")
+    assert topo_error(path).startswith(f" from {path}: {sentence.format(path=path)}")
 
 
 def test_a_kubeconfig_below_a_file_does_not_exist(tmp_path: Path) -> None:

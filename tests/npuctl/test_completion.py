@@ -125,9 +125,9 @@ def test_an_invalid_kubeconfig_offers_nothing_and_prints_nothing(text: str, tmp_
     assert complete(["explain", "--kubeconfig", str(path), ""]) == [":4"]
 
 
-@pytest.mark.parametrize(("program", "said"), [("kubectl_complete-npu", ":4\n"), ("npuctl", "")])
+@pytest.mark.parametrize(("program", "expected"), [("kubectl_complete-npu", ":4\n"), ("npuctl", "")])
 async def test_completion_does_not_wait_for_a_server_without_an_answer(
-    program: str, said: str, server: ApiServer, kubeconfig: Path
+    program: str, expected: str, server: ApiServer, kubeconfig: Path
 ) -> None:
     server.delay("/pods", 300)
     words = ["explain", "--kubeconfig", str(kubeconfig), ""] if program != "npuctl" else []
@@ -135,7 +135,7 @@ async def test_completion_does_not_wait_for_a_server_without_an_answer(
     typed = {} if words else {"COMP_WORDS": line, "COMP_CWORD": "4", "_NPUCTL_COMPLETE": "complete_bash"}
     # The client itself would wait 15 s and then report an error.
     async with asyncio.timeout(12):
-        assert await run(program, *words, **typed) == (0, said, "")
+        assert await run(program, *words, **typed) == (0, expected, "")
     server.delay("/pods", 0)
 
 

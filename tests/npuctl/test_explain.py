@@ -47,8 +47,8 @@ def helps(answer: dict[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
 def test_a_pod_with_two_vnpus_waits_because_it_may_have_one(tmp_path: Path) -> None:
     answer = explain(tmp_path, node("n1"), parts("train", "2"))
     assert (answer["state"], answer["reason"], answer["remedies"]) == ("waits", "InvalidRequest", [])
-    said = people(tmp_path, node("n1"), parts("train", "2"))
-    assert said.startswith(
+    printed = people(tmp_path, node("n1"), parts("train", "2"))
+    assert printed.startswith(
         "pod default/train waits: InvalidRequest: pod default/train requests 2 vNPUs; a job may have"
     )
     for other in (parts("train", "1"), parts("train", "2", node="n1"), pod("train", 0)):
@@ -70,8 +70,8 @@ def test_a_chip_whose_recovery_would_make_room_is_named(tmp_path: Path) -> None:
 
 def test_a_separating_chip_helps_only_after_its_recovery(tmp_path: Path) -> None:
     fault = chip_fault(chip_id=1, level="PreSeparateNPU", codes={})
-    told = DeviceReport(0xFF, 0, 0, update_time_s=1_767_225_600, faults=(fault,))
-    answer = explain(tmp_path, node("n1"), {**report("n1"), "data": encode_report(told)}, pod("train", 8))
+    faulty = DeviceReport(0xFF, 0, 0, update_time_s=1_767_225_600, faults=(fault,))
+    answer = explain(tmp_path, node("n1"), {**report("n1"), "data": encode_report(faulty)}, pod("train", 8))
     assert helps(answer) == [("repair", "n1", ("Ascend910-1",))]
 
 
@@ -162,8 +162,8 @@ def test_an_obstacle_outside_the_nodes_gets_advice(
 ) -> None:
     answer = explain(tmp_path, *objects)
     assert (answer["reason"], answer["advice"]) == (reason, [advice])
-    said = people(tmp_path, *objects).split("what would help:\n")[1]
-    assert said == f"  {advice}\n"
+    printed = people(tmp_path, *objects).split("what would help:\n")[1]
+    assert printed == f"  {advice}\n"
 
 
 def test_a_label_is_advised_only_if_nothing_else_helps(tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_a_label_is_advised_only_if_nothing_else_helps(tmp_path: Path) -> None:
     assert (helps(answer), answer["advice"]) == ([("ready", "n2", ())], [])
     answer = explain(tmp_path, node("n1"), node("n2", zone="a", chips=0, ready=False), wanted)
     assert answer["remedies"] == []
-    said = people(tmp_path, node("n1"), node("n2", zone="a", chips=0, ready=False), wanted)
-    assert "nothing that was tried on 1 node: " in said
-    assert "label a node that has room with zone=a" in said
+    printed = people(tmp_path, node("n1"), node("n2", zone="a", chips=0, ready=False), wanted)
+    assert "nothing that was tried on 1 node: " in printed
+    assert "label a node that has room with zone=a" in printed
 
 
 def test_a_pod_that_is_being_deleted_waits_for_nothing(tmp_path: Path) -> None:
@@ -224,9 +224,9 @@ def test_a_pod_that_fits_gets_its_best_nodes(tmp_path: Path) -> None:
     waiting["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes: 2 tainted"}]}
     answer = explain(tmp_path, node("n1"), node("n2"), busy, waiting)
     assert (answer["state"], [each["node"] for each in answer["candidates"]]) == ("fits", ["n2", "n1"])
-    said = people(tmp_path, node("n1"), node("n2"), busy, waiting)
-    assert "fits on 2 nodes now" in said
-    assert "its scheduler says: 0/2 nodes: 2 tainted" in said
+    printed = people(tmp_path, node("n1"), node("n2"), busy, waiting)
+    assert "fits on 2 nodes now" in printed
+    assert "its scheduler says: 0/2 nodes: 2 tainted" in printed
 
 
 def test_placed_finished_and_chipless_pods_are_described(tmp_path: Path) -> None:
@@ -259,10 +259,10 @@ def test_a_pod_of_a_gang_gets_the_remedies_of_its_job(tmp_path: Path) -> None:
 
 
 def test_nodes_are_grouped_by_reason(tmp_path: Path) -> None:
-    said = people(
+    printed = people(
         tmp_path, *(node(f"n{number}", ready=False) for number in range(5)), node("full", chips=1), pod("train", 4)
     )
-    lines = [line.rstrip() for line in said.splitlines()]
+    lines = [line.rstrip() for line in printed.splitlines()]
     assert lines[0].startswith("pod default/train requests 4 chips and waits: NoNodeFits: ")
     groups = lines[lines.index("why not:") + 1 :]
     assert groups[0] == "  5 nodes NodeNotReady: node n0 is not Ready"
@@ -272,19 +272,19 @@ def test_nodes_are_grouped_by_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (("none",), "there is no pod default/none"),
         (("train", "-n", "team"), "there is no pod team/train; there is default/train"),
         (("default/train", "-n", "team"), "is not in the namespace team"),
     ],
 )
-def test_a_pod_that_does_not_exist_is_an_error(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_a_pod_that_does_not_exist_is_an_error(arguments: tuple[str, ...], printed: str, tmp_path: Path) -> None:
     path = tmp_path / "objects.json"
     path.write_text(json.dumps(as_list(pod("train", 1))))
     done = CliRunner().invoke(app, ["explain", *arguments, "-f", str(path)])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert printed in done.stderr
 
 
 async def test_a_live_cluster_is_read_in_the_namespace_of_the_context(tmp_path: Path) -> None:
@@ -341,12 +341,12 @@ def test_a_gated_pod_names_its_gates(tmp_path: Path) -> None:
     gates = ("kueue.x-k8s.io/admission", "example.com/quota")
     answer = explain(tmp_path, node("n1"), gated("train", *gates))
     assert (answer["state"], answer["gates"]) == ("fits", list(gates))
-    said = people(tmp_path, node("n1"), gated("train", *gates))
-    assert said.splitlines()[-1] == (
+    printed = people(tmp_path, node("n1"), gated("train", *gates))
+    assert printed.splitlines()[-1] == (
         "it is gated: no scheduler looks at it before somebody removes its scheduling gates: "
         "kueue.x-k8s.io/admission, example.com/quota"
     )
-    assert "its scheduler" not in said
+    assert "its scheduler" not in printed
     waits = people(tmp_path, node("n1", ready=False), gated("train", gates[0]))
     assert "train requests 4 chips and waits: NodeNotReady" in waits
     assert waits.splitlines()[-1].endswith("removes its scheduling gate: kueue.x-k8s.io/admission")
@@ -403,8 +403,8 @@ def test_pods_of_a_job_with_the_same_explanation_are_printed_once(tmp_path: Path
     members = [owned(f"big-{at}", "Job", "big") for at in range(6)]
     placed = owned("big-7", "Job", "big", node="n1", chips=range(8))
     launcher = owned("launcher", "Job", "big", None)
-    said = people(tmp_path, node("n1"), *members, placed, launcher, name="job/big")
-    lines = [line.rstrip() for line in said.splitlines()]
+    printed = people(tmp_path, node("n1"), *members, placed, launcher, name="job/big")
+    lines = [line.rstrip() for line in printed.splitlines()]
     assert lines[0] == "job default/big, 7 pods: 6 waiting, 1 placed"
     assert [line.partition(":")[0] for line in lines if line.startswith("pod ")] == [
         "pod default/big-0 requests 8 chips and waits",
@@ -414,7 +414,7 @@ def test_pods_of_a_job_with_the_same_explanation_are_printed_once(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "printed"),
     [
         ("job/none", "there are no pods of job default/none"),
         (
@@ -425,9 +425,9 @@ def test_pods_of_a_job_with_the_same_explanation_are_printed_once(tmp_path: Path
         ("deployment/none", "there is no pod deployment/none; give a pod as"),
     ],
 )
-def test_a_job_that_does_not_exist_says_what_is_accepted(argument: str, said: str, tmp_path: Path) -> None:
+def test_a_job_that_does_not_exist_says_what_is_accepted(argument: str, printed: str, tmp_path: Path) -> None:
     path = tmp_path / "objects.json"
     path.write_text(json.dumps(as_list(pod("train", 1))))
     done = CliRunner().invoke(app, ["explain", argument, "-f", str(path)])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert printed in done.stderr

@@ -60,8 +60,8 @@ def test_the_last_of_two_objects_with_one_name_counts(folder: Path) -> None:
 
 def test_an_object_with_the_uid_of_another_object_is_refused(folder: Path) -> None:
     holders = [pod("h1", 4, node="n1", chips=range(4), uid="u"), pod("h2", 4, node="n1", chips=range(4, 8), uid="u")]
-    told = "document 2 (Pod default/h2): metadata.uid: 'u' is also the uid of default/h1"
-    assert refusal(folder, yaml.safe_dump_all(holders)) == told
+    sentence = "document 2 (Pod default/h2): metadata.uid: 'u' is also the uid of default/h1"
+    assert refusal(folder, yaml.safe_dump_all(holders)) == sentence
     assert refusal(folder, yaml.safe_dump_all([node("n1"), *holders])).startswith("document 3 ")
     assert "uid-n1" in refusal(folder, yaml.safe_dump_all([node("n1"), pod("p", uid="uid-n1")]))
 
@@ -139,20 +139,20 @@ def test_flow_style_yaml_is_not_taken_for_json(folder: Path) -> None:
 
 def test_deeply_nested_json_is_refused_by_item(folder: Path) -> None:
     deep = json.loads("[" * 900 + "]" * 900)
-    told = refusal(folder, json.dumps(as_list(node("n1"), pod("p") | {"spec": {"foo": deep}})), "a.json")
-    assert told.startswith("document 1 items[1] (Pod default/p): spec.foo[0][0]")
-    assert len(told) < 500
+    sentence = refusal(folder, json.dumps(as_list(node("n1"), pod("p") | {"spec": {"foo": deep}})), "a.json")
+    assert sentence.startswith("document 1 items[1] (Pod default/p): spec.foo[0][0]")
+    assert len(sentence) < 500
 
 
 def test_a_name_of_thousands_of_characters_is_not_repeated(folder: Path) -> None:
-    told = refusal(folder, json.dumps(pod("a-" + "1" * 5000)))
-    assert told.endswith("metadata.name: Expected `str` of length <= 253")
-    assert len(told) < 500
+    sentence = refusal(folder, json.dumps(pod("a-" + "1" * 5000)))
+    assert sentence.endswith("metadata.name: Expected `str` of length <= 253")
+    assert len(sentence) < 500
 
 
 def test_a_string_that_can_not_be_printed_is_refused(folder: Path) -> None:
-    told = refusal(folder, json.dumps(pod("a") | {"spec": {"nodeName": "\ud800"}}), "a.json")
-    assert told.startswith("document 1 (Pod default/a): 'utf-8' codec can't encode")
+    sentence = refusal(folder, json.dumps(pod("a") | {"spec": {"nodeName": "\ud800"}}), "a.json")
+    assert sentence.startswith("document 1 (Pod default/a): 'utf-8' codec can't encode")
     assert read(folder, json.dumps(pod("a") | {"spec": {"nodeName": "ü"}})).objects.pods[0].spec.node_name == "ü"
 
 
@@ -217,8 +217,8 @@ def test_a_fraction_or_huge_quantity_of_chips_is_kept_as_it_is(folder: Path, wri
     "written", ["1_0", "NaN", "inf", " 8", "8 ", "\u0663", "8K", "8ki", "8mi", "e1", "1e", "+", ".", ""]
 )
 def test_a_quantity_that_the_api_server_refuses_is_refused(folder: Path, written: str) -> None:
-    said = refusal(folder, json.dumps(pod("p", written)))
-    assert said.endswith(f'spec.containers[0].resources.limits["{RESOURCE}"]: {written!r} is not a quantity')
+    sentence = refusal(folder, json.dumps(pod("p", written)))
+    assert sentence.endswith(f'spec.containers[0].resources.limits["{RESOURCE}"]: {written!r} is not a quantity')
 
 
 def _pod(**changes: Any) -> str:
@@ -226,7 +226,7 @@ def _pod(**changes: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         (_pod(metadata={"namespace": "x"}), "document 1 (Pod x): metadata: Object missing required field `name`"),
         (_pod(metadata=[1]), "document 1 (Pod): metadata: Expected `object`, got `array`"),
@@ -287,8 +287,8 @@ def _pod(**changes: Any) -> str:
         ),
     ],
 )
-def test_an_invalid_object_is_named_with_document_and_field(folder: Path, text: str, said: str) -> None:
-    assert said in refusal(folder, text)
+def test_an_invalid_object_is_named_with_document_and_field(folder: Path, text: str, sentence: str) -> None:
+    assert sentence in refusal(folder, text)
 
 
 def test_files_that_can_not_be_read_are_named(folder: Path) -> None:
@@ -346,8 +346,8 @@ def test_any_value_in_any_field_is_read_or_refused(
         reading = read_manifests([str(path)])
         objects = expand(reading.unsubmitted, reading.objects).objects
     except InvalidValue as refused:
-        told = refused.message
-        assert f"{path}: document 1" in told
+        sentence = refused.message
+        assert f"{path}: document 1" in sentence
         return
     source = Source.of(now="2026-01-01T00:00:00Z")
     plan_pods(objects, source.settings, source.now_ns, candidates=True)

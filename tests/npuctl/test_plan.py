@@ -101,10 +101,10 @@ def test_only_pods_with_more_than_one_vnpu_are_refused(npuctl: Npuctl) -> None:
     pods = [parts(f"train-{number}", "1", ownerReferences=[owner], labels={index: str(number)}) for number in range(2)]
     answer = npuctl.plan(node("node-a"), parts("one", "1"), parts("two", "2"), *pods, pod("whole", 8))
     assert [each["name"] for each in answer["pods"]] == ["whole"]
-    said = {each["name"]: (each["message"], each["nodes"]["node-a"]["message"]) for each in answer["pending"]}
+    expected = {each["name"]: (each["message"], each["nodes"]["node-a"]["message"]) for each in answer["pending"]}
     job = "job default/train requests 2 vNPUs; a job may have one"
     alone = "pod default/two requests 2 vNPUs; a job may have one"
-    assert said == {"train-0": (job, job), "train-1": (job, job), "two": (alone, alone)}
+    assert expected == {"train-0": (job, job), "train-1": (job, job), "two": (alone, alone)}
     bound = npuctl.plan(node("node-a"), parts("two", "2", node="node-a"), parts("done", "2", phase="Succeeded"))
     assert bound["pending"] == []
 
@@ -257,10 +257,12 @@ def test_pods_that_state_their_minimum_need_no_group(npuctl: Npuctl) -> None:
 )
 def test_every_command_warns_about_a_group_of_unknown_version(command: tuple[str, ...], npuctl: Npuctl) -> None:
     file = npuctl.write(node("n1"), member("train-0", "train"), pod_group("train", 2, group="scheduling.volcano.sh/v9"))
-    told = CliRunner().invoke(app, [*command, "-f", file]).stderr
-    assert f"npuctl: {file}: document 1 items[2] (PodGroup default/train): apiVersion: " in told
+    errors = CliRunner().invoke(app, [*command, "-f", file]).stderr
+    assert f"npuctl: {file}: document 1 items[2] (PodGroup default/train): apiVersion: " in errors
     supported = "scheduling.volcano.sh/v1beta1 and scheduling.x-k8s.io/v1alpha1"
-    assert f"'scheduling.volcano.sh/v9' is not supported, only {supported} are; pods of this group are treated" in told
+    assert (
+        f"'scheduling.volcano.sh/v9' is not supported, only {supported} are; pods of this group are treated" in errors
+    )
 
 
 def test_a_pod_is_placed_on_a_node_that_matches_its_selector(npuctl: Npuctl) -> None:
@@ -403,7 +405,7 @@ def test_the_node_health_that_noded_reports_is_used(npuctl: Npuctl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         (("--set", "max-report-age-s"), "is not key=value"),
         (("--set", "no-such-setting=1"), "no_such_setting"),
@@ -413,10 +415,10 @@ def test_the_node_health_that_noded_reports_is_used(npuctl: Npuctl) -> None:
         (("--config", "/nowhere.yaml"), "/nowhere.yaml"),
     ],
 )
-def test_an_invalid_flag_is_named(npuctl: Npuctl, flags: tuple[str, ...], said: str) -> None:
+def test_an_invalid_flag_is_named(npuctl: Npuctl, flags: tuple[str, ...], expected: str) -> None:
     status, out, err = npuctl.run("-f", npuctl.write(node("node-a")), *flags)
     assert (status, out) == (2, "")
-    assert said in err
+    assert expected in err
 
 
 def test_people_get_a_table(npuctl: Npuctl) -> None:

@@ -109,8 +109,8 @@ def test_unhealthy_chips_have_marks_and_fault_codes() -> None:
 
 def test_a_separating_chip_has_a_mark_and_is_not_free() -> None:
     fault = chip_fault(chip_id=3, level="PreSeparateNPU", codes={})
-    told = report("n1", data=encode_report(DeviceReport(0xF7, 0, 0, update_time_s=1, faults=(fault,))))
-    (view,) = views(node("n1"), told, pod("train", 1, node="n1", chips=(3,)))
+    stale = report("n1", data=encode_report(DeviceReport(0xF7, 0, 0, update_time_s=1, faults=(fault,))))
+    (view,) = views(node("n1"), stale, pod("train", 1, node="n1", chips=(3,)))
     assert (view.chips[3].health, view.chips[3].healthy, view.chips[3].holders) == (
         "separating",
         False,

@@ -196,11 +196,11 @@ def test_a_deployment_is_expanded_beside_one_whose_name_begins_alike(tmp_path: P
         (job(suspend=True), "it is suspended, so its controller creates no pods"),
     ],
 )
-def test_a_workload_that_can_not_be_planned_is_no_success(tmp_path: Path, manifest: Json, said: str) -> None:
+def test_a_workload_that_can_not_be_planned_is_no_success(tmp_path: Path, manifest: Json, expected: str) -> None:
     (unplanned,) = plan(tmp_path, manifest)["unplanned"]
-    assert unplanned == {"kind": manifest["kind"], "namespace": "default", "name": "train", "message": said}
+    assert unplanned == {"kind": manifest["kind"], "namespace": "default", "name": "train", "message": expected}
     status, out, _ = run(tmp_path, manifest, output="table")
-    assert (status, out) == (3, f"{manifest['kind']} default/train requests chips, but was not planned: {said}\n")
+    assert (status, out) == (3, f"{manifest['kind']} default/train requests chips, but was not planned: {expected}\n")
 
 
 def test_a_workload_without_chips_is_no_failure(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_workload_without_chips_is_no_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "said"),
+    ("manifest", "expected"),
     [
         (job("eight"), "document 1 items[0] (Job train): spec.template.spec.containers[0].resources.limits["),
         (
@@ -235,10 +235,10 @@ def test_a_workload_without_chips_is_no_failure(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_invalid_workload_is_named_with_document_and_field(tmp_path: Path, manifest: Json, said: str) -> None:
+def test_an_invalid_workload_is_named_with_document_and_field(tmp_path: Path, manifest: Json, expected: str) -> None:
     status, out, err = run(tmp_path, manifest, nodes=0)
     assert (status, out) == (2, "")
-    assert said in err
+    assert expected in err
 
 
 def test_other_commands_do_not_expand_workloads(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ RESTARTS: Final = 1_000
 RACES: Final = 100_000
 SEED: Final = 910
 LANES: Final = 6
-"""Per process: a lane mostly waits, for timers and for other programs."""
-_EVERY_S: Final = 10.0
+"""Nodes per process: a node mostly waits, for timers and for other programs."""
+_REPORT_PERIOD_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -40,18 +40,18 @@ class Results:
     races: Counter[str] = field(default_factory=Counter)
     wrong: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, said: dict[str, Any]) -> None:
-        """Add a line of a worker."""
-        if "wrong" in said:
-            self.wrong.append(said)
-        elif "done" in said:
-            for total, part in ((self.restarts, said["done"]["restarts"]), (self.races, said["done"]["races"])):
+    def add(self, message: dict[str, Any]) -> None:
+        """Add a message of a worker."""
+        if "wrong" in message:
+            self.wrong.append(message)
+        elif "done" in message:
+            for total, part in ((self.restarts, message["done"]["restarts"]), (self.races, message["done"]["races"])):
                 for name, value in part.items():
                     total.update(
                         {name: value} if isinstance(value, int) else {f"{name}: {k}": n for k, n in value.items()}
                     )
         else:
-            self.done.update(said)
+            self.done.update(message)
 
 
 def main() -> int:
@@ -100,33 +100,35 @@ async def _soak(arguments: argparse.Namespace, each: tuple[int, int], logs: Path
         if count
     }
 
-    def hear(said: dict[str, Any]) -> None:
-        found.add(said)
-        for name in bars.keys() & said.keys():
-            progress.advance(bars[name], said[name])
+    def receive(message: dict[str, Any]) -> None:
+        found.add(message)
+        for name in bars.keys() & message.keys():
+            progress.advance(bars[name], message[name])
 
     with progress:
-        telling = asyncio.create_task(_tell(found, out)) if progress.disable else None
+        reporting = asyncio.create_task(_report_progress(found, out)) if progress.disable else None
         seeds = [arguments.seed + number for number in range(lanes)]
         shares = [seeds[number :: arguments.workers] for number in range(arguments.workers)]
         async with asyncio.TaskGroup() as workers:
             for share in shares:
-                workers.create_task(_worker(share, each, logs, hear))
-        if telling is not None:
-            telling.cancel()
+                workers.create_task(_worker(share, each, logs, receive))
+        if reporting is not None:
+            reporting.cancel()
     return found
 
 
-async def _tell(found: Results, out: Console) -> None:
+async def _report_progress(found: Results, out: Console) -> None:
     """Print the progress as lines, if standard error is not a terminal."""
     started_s = time.monotonic()
     while True:
-        await asyncio.sleep(_EVERY_S)
+        await asyncio.sleep(_REPORT_PERIOD_S)
         seconds = time.monotonic() - started_s
         out.print(f"{seconds:5.0f} s  {found.done['restarts']:,} restarts  {found.done['races']:,} races")
 
 
-async def _worker(seeds: list[int], each: tuple[int, int], logs: Path, hear: Callable[[dict[str, Any]], None]) -> None:
+async def _worker(
+    seeds: list[int], each: tuple[int, int], logs: Path, receive: Callable[[dict[str, Any]], None]
+) -> None:
     environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
     with (logs / f"worker-{seeds[0]}.log").open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -140,16 +142,16 @@ async def _worker(seeds: list[int], each: tuple[int, int], logs: Path, hear: Cal
     ended = False
     try:
         async for line in process.stdout:
-            said = json.loads(line)
-            ended = ended or "done" in said or "wrong" in said
-            hear(said)
+            message = json.loads(line)
+            ended = ended or "done" in message or "wrong" in message
+            receive(message)
         await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if not ended:
-        hear({"wrong": f"the process ended with {process.returncode}", "seed": seeds[0], "log": str(logs)})
+        receive({"wrong": f"the process ended with {process.returncode}", "seed": seeds[0], "log": str(logs)})
 
 
 def _table(found: Results, took_s: float) -> Table:
@@ -164,8 +166,8 @@ def _table(found: Results, took_s: float) -> Table:
         ("  running pods that kept their chips", restarts["kept"]),
         (refused, restarts["refused"]),
         *((f"  {name.removeprefix('killed_at: ')}", n) for name, n in sorted(restarts.items()) if "killed_at" in name),
-        ("races (admissions while another pod of the same size waited)", races["races"]),
-        ("  admissions without another waiting pod, checked as well", races["alone"]),
+        ("races (admissions while other pods of the same size were pending)", races["races"]),
+        ("  admissions without other pending pods, checked as well", races["alone"]),
         (refused, races["refused"]),
         *(
             (f"  batches: {name.removeprefix('batches: ')}", n)
@@ -173,7 +175,7 @@ def _table(found: Results, took_s: float) -> Table:
             if "batches" in name
         ),
         ("admissions without the kubelet's list of pods, counted separately", races["apart"]),
-        ("  of these with other ids in the kubelet's ledger", races["swapped"]),
+        ("  of these with other chips in the kubelet's ledger", races["swapped"]),
         ("mismatches", len(found.wrong)),
     ]
     for what, count in rows:

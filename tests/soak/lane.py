@@ -1,6 +1,6 @@
-"""A sandbox node with the plugin as a process; pods are created on it, and all records of their chips compared.
+"""A sandbox node with the plugin as a process; pods are created on it, and all records of their chips are compared.
 
-Pods are created bound and with their chips written on them, as after an allocator's Binding but without its HTTP
+Pods are created bound and with their chips in the annotations, as after an allocator's Binding but without its HTTP
 requests, so that a soak spends its time on admissions.
 """
 
@@ -39,7 +39,7 @@ class Lane:
         rng: makes all random choices.
 
     Attributes:
-        granted: chips written on each pod, by name.
+        granted: the chips in each pod's annotations, by pod name.
     """
 
     def __init__(self, cluster: SandboxCluster, plugin: PluginProcess, rng: random.Random) -> None:
@@ -69,7 +69,7 @@ class Lane:
 
     @property
     def free(self) -> ChipSet:
-        """The chips that are written on no pod."""
+        """The chips that no pod's annotations name."""
         return ALL & ~chip_set(chip for chips in self.granted.values() for chip in chips)
 
     def find(self, name: str) -> Pod | None:
@@ -87,14 +87,14 @@ class Lane:
             raise Mismatch(f"not within {timeout_s:.0f} s: {what}") from None
 
     async def place(self, name: str, chips: tuple[int, ...], *, grace_s: int = 0) -> None:
-        """Create a pod as it is after its Binding; its decision has a random time."""
+        """Create a pod as it is after its Binding, with a random decision time."""
         self.granted[name] = chips
         body = pod_manifest(name, len(chips), nodeName=NODE, terminationGracePeriodSeconds=grace_s)
         body["metadata"]["annotations"] = Grant(chips, self.rng.randrange(1, 1_000_000)).annotations()
         await self.cluster.server.create(body)
 
     async def delete(self, *names: str) -> None:
-        """Delete pods and wait until they are gone; their chips can then be written on others."""
+        """Delete pods and wait until they are gone; their chips can then be granted to others."""
         for name in names:
             await self.cluster.client.delete(PODS, name, "default")
         for name in names:
@@ -108,13 +108,13 @@ class Lane:
             Mismatch: neither happened in time.
         """
 
-        def there() -> bool:
+        def is_settled() -> bool:
             pod = self.find(name)
             if pod is None:
                 return False
             return pod.status.phase == "Failed" or (pod.status.phase == "Running" and REAL in pod.metadata.annotations)
 
-        await self.until(there, f"pod {name} runs with its claim, or is refused: {self.describe(name)}")
+        await self.until(is_settled, f"pod {name} runs with its claim, or is refused: {self.describe(name)}")
         pod = self.find(name)
         assert pod is not None
         return pod
@@ -140,11 +140,11 @@ class Lane:
         """Check that annotation, kubelet's ledger, Allocate's answer and claim have the same chips.
 
         Raises:
-            Mismatch: they have not.
+            Mismatch: they differ.
         """
         notes = pod.metadata.annotations
         container = self.container(pod)
-        told = {
+        records = {
             ALLOCATED: chip_set(self.granted[pod.name]),
             "the annotation": chip_set(parse_names(notes[ALLOCATED])),
             REAL: chip_set(parse_names(notes[REAL])),
@@ -152,9 +152,9 @@ class Lane:
             "the kubelet's ledger": self.ledger(pod),
             "the answer": chip_set(visible(container)),
         }
-        if len(set(told.values())) > 1 or notes[PREDICATE_TIME] != str(CLAIMED):
-            books = ", ".join(f"{who} {chip_ids(chips)}" for who, chips in told.items())
-            raise Mismatch(f"pod {pod.name}: {books}; {notes}")
+        if len(set(records.values())) > 1 or notes[PREDICATE_TIME] != str(CLAIMED):
+            text = ", ".join(f"{record} {chip_ids(chips)}" for record, chips in records.items())
+            raise Mismatch(f"pod {pod.name}: {text}; {notes}")
         if visible(container) != self.granted[pod.name]:
             raise Mismatch(
                 f"pod {pod.name}: the order of its chips is {visible(container)}, not {self.granted[pod.name]}"
@@ -228,7 +228,7 @@ class Lane:
 
 
 def visible(container: Container | None) -> tuple[int, ...]:
-    """The chips of a container, in order; none without a container."""
+    """Return the chips of a container in order; empty without a container."""
     return () if container is None else tuple(map(int, container.env["ASCEND_VISIBLE_DEVICES"].split(",")))
 
 

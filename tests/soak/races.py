@@ -1,4 +1,4 @@
-"""Pods of one size come and go together under disturbances: their chips are never swapped."""
+"""Pods of one size are created and deleted together under disturbances: their chips are never swapped."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +28,7 @@ EVENTS: Final = {
 """Disturbances of a batch of pods during admission, with their weights."""
 
 APART: Final = {"/pods forbidden": 1.5, "/pods slow": 0.1}
-"""Without the kubelet's list, the documented rule (oldest decision first) can err: counted separately."""
+"""Without the kubelet's list of pods, the documented rule (oldest decision first) can be wrong: counted separately."""
 
 _KILLS: Final = frozenset({"plugin killed", "kubelet restarted"})
 
@@ -38,12 +38,12 @@ class RaceTally:
     """Counts of what was done.
 
     Attributes:
-        races: admissions of a pod while others of its size waited, after each of which all records agreed.
+        races: admissions of a pod while others of its size were pending; all records agreed after each.
         alone: admissions of a pod that was the only one of its size, checked as well.
         refused: pods the kubelet failed because plugin or kubelet was killed around their admission.
-        batches: by their disturbance.
-        apart: admissions without the kubelet's list.
-        swapped: those of them whose records differ.
+        batches: batches by disturbance.
+        apart: admissions without the kubelet's list of pods.
+        swapped: the number of these whose records differ.
     """
 
     races: int = 0
@@ -59,13 +59,13 @@ class Races:
 
     Args:
         lane: the node.
-        tally: counts.
+        tally: the counts to update.
     """
 
     def __init__(self, lane: Lane, tally: RaceTally) -> None:
         self._lane = lane
         self._tally = tally
-        # Names are reused: a pod of the same name is another pod.
+        # Names are reused, so that pods are recreated under the same name.
         self._names = [f"p{number}" for number in range(12)]
 
     async def one(self) -> int:
@@ -95,7 +95,7 @@ class Races:
         if event in _KILLS:
             await lane.until_registered()
         sizes = Counter(len(chips) for chips in wanted.values())
-        # A machine that is too busy has the same effect as a slow kubelet.
+        # A busy machine has the same effect as a slow kubelet.
         apart = event in APART or lane.unanswered > unanswered
         races = 0
         for pod in pods:
@@ -192,7 +192,7 @@ class Races:
             answer.release()
 
     async def _check_apart(self, name: str, *, killed: bool) -> None:
-        """Check that the claim has the pod's real chips, possibly another's, unless only a killed program knew them."""
+        """Check that the claim has the real chips, even if those of another pod, unless a killed program lost them."""
 
         def is_true() -> bool:
             pod = self._lane.find(name)
@@ -210,10 +210,10 @@ class Races:
 
 
 async def race_many(lane: Lane, races: int, tally: RaceTally, progress: Callable[[int], None]) -> None:
-    """Run batches until there were that many races.
+    """Run batches until there were ``races`` races.
 
     Raises:
-        Mismatch: the records do not agree; says where.
+        Mismatch: the records do not agree; the text names the race.
     """
     batches, done = Races(lane, tally), 0
     while done < races:

@@ -20,7 +20,7 @@ STATES: Final = (*REGISTERING, *ADMITTING, *OTHER)
 VICTIMS: Final = ("kubelet", "plugin", "both")
 
 _RUNNING: Final = 3
-"""The number of pods that run meanwhile."""
+"""The number of pods that run during the restarts."""
 _REACHED_S: Final = 10.0
 
 
@@ -72,7 +72,7 @@ class Breakpoint:
         """Wait until a program is stopped.
 
         Raises:
-            Mismatch: none was.
+            Mismatch: none was in time.
         """
         state = self._state
         try:
@@ -87,7 +87,7 @@ class Restarts:
 
     Args:
         lane: the node.
-        tally: counts.
+        tally: the counts to update.
     """
 
     def __init__(self, lane: Lane, tally: Tally) -> None:
@@ -244,7 +244,7 @@ class Restarts:
         endpoint.allocate = allocated  # type: ignore[method-assign,assignment]  # of this instance only
 
     async def _during(self, state: str, call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """Make a call and stop while it lasts."""
+        """Make a call, and stop at the breakpoint while it is in progress."""
         calling = asyncio.ensure_future(call(*arguments))
         try:
             await asyncio.sleep(self._lane.rng.uniform(0, 0.002))
@@ -256,10 +256,10 @@ class Restarts:
 
 
 async def restart_many(lane: Lane, kubelets: int, tally: Tally, progress: Callable[[int], None]) -> None:
-    """Restart the kubelet that many times, and the plugin as well, in all states and with all victims.
+    """Restart the kubelet ``kubelets`` times, and the plugin as well, in all states and with all victims.
 
     Raises:
-        Mismatch: the records do not agree; says where.
+        Mismatch: the records do not agree; the text names victim and state.
     """
     restarts = Restarts(lane, tally)
     combinations = [(state, victim) for state in STATES for victim in VICTIMS]

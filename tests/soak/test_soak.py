@@ -8,7 +8,7 @@ import pytest
 from tests.soak.__main__ import RACES, RESTARTS
 
 
-@pytest.mark.timeout(300)  # the machine may be busy with other tests
+@pytest.mark.timeout(300)  # the machine can be busy with other tests
 def test_after_restarts_and_races_all_records_of_chips_agree() -> None:
     # One process: a node mostly waits, and other tests run at the same time.
     numbers = ["--seed", "4", "--restarts", str(RESTARTS // 25), "--races", str(RACES // 100), "--workers", "1"]

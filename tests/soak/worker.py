@@ -1,4 +1,4 @@
-"""A process of a soak: several lanes at once, because a lane mostly waits; reports its progress on standard output.
+"""A process of a soak: several lanes at once, because a lane mostly waits; it reports its progress on standard output.
 
 Every line is a JSON object: ``{"restarts": n, "races": n}`` since the last line, and at the end ``{"done": …}`` with
 the counts or ``{"wrong": …, "seed": …, "log": …}``.
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--races", type=int, required=True, help="races per lane")
     parser.add_argument("--logs", type=Path, required=True, help="the folder of the plugins' logs")
     arguments = parser.parse_args()
-    # The sandbox logs every failure it injects, which is all the time here.
+    # The sandbox logs every failure it injects, and there are many of them here.
     logging.disable(logging.CRITICAL)
     return asyncio.run(_soak(arguments.seeds, arguments.restarts, arguments.races, arguments.logs))
 
@@ -37,10 +37,10 @@ async def _soak(seeds: list[int], restarts: int, races: int, logs: Path) -> int:
     async def one(seed: int) -> None:
         async with lane(seed, _log(logs, seed)) as made:
             if restarts:
-                await restart_many(made, restarts, killed, lambda count: _say(restarts=count))
+                await restart_many(made, restarts, killed, lambda count: _send(restarts=count))
             if races:
                 await made.delete(*made.granted)
-                await race_many(made, races, raced, lambda count: _say(races=count))
+                await race_many(made, races, raced, lambda count: _send(races=count))
 
     tasks = {asyncio.create_task(one(seed)): seed for seed in seeds}
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -49,10 +49,10 @@ async def _soak(seeds: list[int], restarts: int, races: int, logs: Path) -> int:
     await asyncio.gather(*pending, return_exceptions=True)
     for task in done:
         if (error := task.exception()) is not None:
-            said = str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
-            _say(wrong=said, seed=tasks[task], log=str(_log(logs, tasks[task])))
+            text = str(error) if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
+            _send(wrong=text, seed=tasks[task], log=str(_log(logs, tasks[task])))
             return 1
-    _say(done={"restarts": _plain(killed), "races": _plain(raced)})
+    _send(done={"restarts": _plain(killed), "races": _plain(raced)})
     return 0
 
 
@@ -61,7 +61,7 @@ def _log(logs: Path, seed: int) -> Path:
 
 
 def _plain(tally: Tally | RaceTally) -> dict[str, Any]:
-    """The counts with keys that are valid in JSON."""
+    """Return the counts with keys that are valid in JSON."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Counter):
@@ -71,8 +71,8 @@ def _plain(tally: Tally | RaceTally) -> dict[str, Any]:
     return {each.name: plain(getattr(tally, each.name)) for each in fields(tally)}
 
 
-def _say(**said: Any) -> None:
-    sys.stdout.write(json.dumps(said) + "\n")
+def _send(**message: Any) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 

@@ -18,7 +18,7 @@ def resolve_protected(path: Path) -> Path:
     """Return the file of a path, with every symbolic link followed.
 
     The file and every folder and link on the path must belong to root or to this user, and neither group nor others may
-    write to it. A sticky folder such as ``/tmp`` may be writable: others can't replace an entry of somebody else there,
+    write to it. A sticky folder such as ``/tmp`` may be writable: others can't replace another user's entry there,
     and the owner of the entry is checked.
 
     Args:

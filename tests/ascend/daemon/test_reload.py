@@ -82,8 +82,8 @@ async def test_all_errors_of_a_file_are_logged_and_the_old_settings_stay(
     program = Program(file)
     file.write_text("hold_s: -5\nport: many\ncolour: red\n")
     assert await program.reload.reload() == "refused"
-    said = capsys.readouterr().out
-    assert [word for word in ("hold_s", "'many'", "colour") if word not in said] == []
+    logged = capsys.readouterr().out
+    assert [word for word in ("hold_s", "'many'", "colour") if word not in logged] == []
     assert (program.reload.settings.hold_s, program.applied) == (1, [])
     for broken in ("{", "\x00", "- a list"):
         file.write_text(broken)

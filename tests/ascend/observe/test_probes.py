@@ -10,14 +10,14 @@ from ascend.observe.probes import add_probes, serve_http
 
 
 async def test_each_page_has_its_own_checks_and_names_the_failed_ones() -> None:
-    said: dict[str, str | None] = {"start": "no chips yet", "live": None, "ready": "no kubelet"}
+    problems: dict[str, str | None] = {"start": "no chips yet", "live": None, "ready": "no kubelet"}
     app = web.Application()
     add_probes(
         app,
         registry=CollectorRegistry(),
-        ready={"kubelet": lambda: said["ready"]},
-        live={"scanner": lambda: said["live"]},
-        started={"chips": lambda: said["start"], "lock": lambda: None},
+        ready={"kubelet": lambda: problems["ready"]},
+        live={"scanner": lambda: problems["live"]},
+        started={"chips": lambda: problems["start"], "lock": lambda: None},
     )
     async with serve_http(app, "127.0.0.1:0") as address, aiohttp.ClientSession() as session:
 
@@ -28,12 +28,12 @@ async def test_each_page_has_its_own_checks_and_names_the_failed_ones() -> None:
         assert await ask("/startupz") == (503, "[-] chips: no chips yet\n[+] lock: ok\n")
         assert await ask("/livez") == (200, "[+] scanner: ok\n")
         assert await ask("/readyz") == (503, "[-] kubelet: no kubelet\n")
-        said |= {"start": None, "live": "it stands still", "ready": None}
+        problems |= {"start": None, "live": "it stands still", "ready": None}
         assert (await ask("/startupz"))[0] == 200
         assert await ask("/livez") == (503, "[-] scanner: it stands still\n")
         assert (await ask("/readyz"))[0] == 200
         # A program starts only once.
-        said["start"] = "chips are gone"
+        problems["start"] = "chips are gone"
         assert (await ask("/startupz"))[0] == 200
 
 

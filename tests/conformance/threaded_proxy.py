@@ -1,4 +1,4 @@
-"""A proxy between the plugin and the API server, with gates that hold single requests back; all calls block."""
+"""A proxy between the plugin and the API server, with gates that hold single requests; all calls block."""
 
 import asyncio
 import threading
@@ -18,39 +18,39 @@ _PATIENCE_S: Final = 30.0
 class HeldGate:
     """A gate, used from outside its event loop."""
 
-    def __init__(self, passage: "Passage", gate: Gate) -> None:
-        self._passage = passage
+    def __init__(self, proxy: "ThreadedProxy", gate: Gate) -> None:
+        self._proxy = proxy
         self._gate = gate
 
     def wait_until_reached(self) -> None:
-        """Return when a request waits here.
+        """Wait until a request is held here.
 
         Raises:
-            TimeoutError: there is none.
+            TimeoutError: there was none in time.
         """
-        self._passage.run(asyncio.wait_for(self._gate.reached.wait(), _PATIENCE_S))
+        self._proxy.run(asyncio.wait_for(self._gate.reached.wait(), _PATIENCE_S))
 
     def open(self) -> None:
-        """Let waiting and later requests pass."""
+        """Let held and later requests continue."""
 
         async def opening() -> None:
             self._gate.opened.set()
 
-        self._passage.run(opening())
+        self._proxy.run(opening())
 
 
-class Passage:
+class ThreadedProxy:
     """A proxy in a thread. Use as a context manager.
 
     Args:
         upstream: base address of the API server.
-        ca: verifies its certificate.
+        ca: the certificate authority of the API server.
     """
 
     def __init__(self, upstream: str, ca: Path) -> None:
         self._proxy = ApiProxy(upstream, ca)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="the way to the API server")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="api-server-proxy")
 
     @property
     def url(self) -> str:
@@ -75,7 +75,7 @@ class Passage:
 
     @contextmanager
     def gate(self, method: str, path: str, *, after: bool = False) -> Iterator[HeldGate]:
-        """Hold matching requests back until the block ends, or the gate is opened."""
+        """Hold matching requests until the block ends or the gate is opened."""
         context = self._proxy.gate(method, path, after=after)
         held = HeldGate(self, self.run(context.__aenter__()))
         try:

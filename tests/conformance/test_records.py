@@ -1,24 +1,25 @@
-"""The records the reference got wrong (docs/spec/measurements.md#wrong-books); rows not here are in `test_restarts` and
-`test_devices`.
+"""Records that were wrong with the reference (docs/spec/measurements.md#wrong-books).
+
+The other rows are in `test_restarts` and `test_devices`.
 """
 
 import json
 
 from ascend.annotations import CLAIMED, CONFIGURATION, PREDICATE_TIME, REAL
 from tests.conformance.node import ALL, GatedNode, PluginNode
-from tests.conformance.wire import crowding
+from tests.conformance.wire import exceed_rate_limit
 
 
 def test_a_plugin_killed_before_its_answer_consumes_no_predicate_time(node: GatedNode) -> None:
     """First row: the kubelet fails such a pod (it can't do otherwise), and its chips are free for the next."""
-    with node.passage.gate("GET", r"/pods\?.*watch=") as watching:
+    with node.proxy.gate("GET", r"/pods\?.*watch=") as watching:
         node.plugin.process.kill()
         node.plugin.process.start()
         watching.wait_until_reached()
-        node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "the node offers its chips")
-        with node.passage.gate("GET", r"/pods\?(?!.*watch=)") as asking:
+        node.wait_until(lambda: node.plugin.is_ready and node.counts() == (8, 8), "all chips are allocatable")
+        with node.proxy.gate("GET", r"/pods\?(?!.*watch=)") as listing:
             node.place("admitted", 2, 3)
-            asking.wait_until_reached()  # Allocate has waited for the watch, and lists the pods now
+            listing.wait_until_reached()  # Allocate has waited for the watch, and lists the pods now
             node.plugin.process.kill()
     assert "UnexpectedAdmissionError" in node.failed("admitted")
     assert node.annotations("admitted")[PREDICATE_TIME] != str(CLAIMED)
@@ -30,8 +31,8 @@ def test_a_plugin_killed_before_its_answer_consumes_no_predicate_time(node: Gate
 
 
 def test_a_plugin_killed_after_its_answer_writes_the_claim_once_restarted(node: GatedNode) -> None:
-    """Second row: the reference never did, and reported the pod's chips as free."""
-    with node.passage.gate("PATCH", "/pods/admitted") as claiming:
+    """Second row: the reference never wrote it, and reported the pod's chips as free."""
+    with node.proxy.gate("PATCH", "/pods/admitted") as claiming:
         node.place("admitted", 2, 3)
         claiming.wait_until_reached()
         node.plugin.process.kill()
@@ -44,7 +45,7 @@ def test_a_plugin_killed_after_its_answer_writes_the_claim_once_restarted(node: 
 def test_a_whole_node_pod_of_a_fresh_plugin_is_claimed_with_all_chips(node: PluginNode) -> None:
     """Fourth row: the reference wrote nothing."""
     node.plugin.process.restart()
-    node.wait_until_offered()
+    node.wait_until_allocatable()
     node.place("whole", *range(8))
     node.check("whole", *range(8))
     configuration = json.loads(node.annotations("whole")[CONFIGURATION])
@@ -72,8 +73,8 @@ def test_the_ledger_is_read_despite_the_kubelets_rate_limit(node: PluginNode) ->
     node.place("holds", 2, 3)
     node.check("holds", 2, 3)
     node.plugin.process.kill()
-    with crowding(node.node.pod_resources_socket) as crowd:
-        node.wait_until(lambda: crowd.rejected > 0, "the kubelet rejects by rate limit")
+    with exceed_rate_limit(node.node.pod_resources_socket) as readers:
+        node.wait_until(lambda: readers.rejected > 0, "the kubelet rejects by rate limit")
         node.start_plugin()
     node.check("holds", 2, 3)
     assert node.report().free == ALL & ~0b1100
