@@ -188,7 +188,7 @@ def test_a_deployment_is_expanded_beside_one_whose_name_begins_alike(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("manifest", "message"),
+    ("manifest", "expected"),
     [
         (workload("DaemonSet", "apps/v1", {"template": template()}), "npuctl plan does not expand this kind"),
         (workload("AscendJob", "mindxdl.gitee.com/v1", {"x": [template()]}), "npuctl plan does not expand this kind"),
