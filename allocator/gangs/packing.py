@@ -226,11 +226,9 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
     if is_single:
         what = f"one of its pods ({count(request.chips, 'chip')}) must join its peers and does not fit;"
     else:
-        fit = "fits" if misfit.fitting == 1 else "fit"
-        what = (
-            f"{len(gang.members)} pods must be placed together and only {misfit.fitting} {fit} at once; "
-            f"for another one ({count(request.chips, 'chip')})"
-        )
+        fitting = f"only {count(misfit.fitting, 'fits', 'fit')} at once" if misfit.fitting else "none fits"
+        next_one = f"{'another' if misfit.fitting else 'the first'} one ({count(request.chips, 'chip')})"
+        what = f"{len(gang.members)} pods must be placed together and {fitting}; for {next_one}"
     reasons = misfit.board.reasons(request, misfit.allowed, is_full=misfit.is_full)
     # In a defined order, so that the same state gives the same sentence.
     ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))

@@ -271,7 +271,11 @@ class Reflector(Generic[T]):
                 # One object that can't be decoded must not hide the others.
                 log.error(  # noqa: TRY400 - the traceback of a decoder is not useful
                     "ignoring an object",
-                    extra={"resource": self._resource.plural, "error": str(error), "object": bytes(raw)[:200]},
+                    extra={
+                        "resource": self._resource.plural,
+                        "error": str(error),
+                        "object": bytes(raw)[:200].decode(errors="replace"),
+                    },
                 )
 
     def _contacted(self) -> None:

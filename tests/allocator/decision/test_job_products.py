@@ -257,6 +257,15 @@ def test_a_member_without_a_product_holds_up_its_gang() -> None:
     assert world.refusal(named).reason is Reason.PRODUCT_NOT_NAMED
 
 
+def test_a_waiting_gang_moves_to_the_default_product_as_a_whole() -> None:
+    world = world_of(default_product="910B-8", a1=A, a2=A)
+    pods = [peer(number, minimum=3) for number in range(3)]
+    world.add(*pods)
+    assert world.refusal(pods[0]).reason is Reason.GANG_DOES_NOT_FIT
+    world.add(*(node(name, labels=B) for name in ("b1", "b2", "b3")))
+    assert {world.engine.place(each).node for each in pods} == {"b1", "b2", "b3"}
+
+
 def test_a_gang_planned_again_after_a_restart_joins_its_bound_pods() -> None:
     world = world_of(a1=A, a2=A, b1=B, b2=B)
     world.add(*(selecting(peer(number, minimum=2, on=on), B) for number, on in ((0, "b1"), (1, ""))))

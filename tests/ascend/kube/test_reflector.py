@@ -155,13 +155,17 @@ async def test_a_failed_list_is_retried(server: ApiServer, client: KubeClient, s
         assert set(reflector.objects) == {"default/one"}
 
 
-async def test_an_unreadable_object_does_not_hide_the_others(server: ApiServer, client: KubeClient) -> None:
+async def test_an_unreadable_object_does_not_hide_the_others(
+    server: ApiServer, client: KubeClient, caplog: pytest.LogCaptureFixture
+) -> None:
     odd = pod("odd")
     odd["spec"]["containers"][0]["resources"] = {"limits": {"cpu": 1}}  # a number, as an admission webhook may leave it
     await server.create(odd)
     await server.create(pod("fine"))
     async with watching(client, RecordingHandler()) as reflector:
         assert "default/fine" in reflector.objects
+    (logged,) = (each for each in caplog.records if each.message == "ignoring an object")
+    assert vars(logged)["object"].startswith('{"')
 
 
 async def test_the_age_is_the_time_since_the_server_was_heard_from(server: ApiServer, client: KubeClient) -> None:
