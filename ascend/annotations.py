@@ -30,6 +30,13 @@ CONFIGURATION = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
 REQUEUED = "ascend-affinity.io/requeued"
 """On a pending pod, by the allocator: when it last made the scheduler requeue the pod, in Unix nanoseconds."""
 
+PLACEMENT_GATE = "ascend-affinity.io/placement"
+"""In a pod's scheduling gates, by the allocator's webhook: removed once the pod's chips are reserved. A pod without any
+other gate waits for chips; one with another gate is not there for the allocator."""
+
+NOMINATED = "ascend-affinity.io/nominated"
+"""On a pending pod, by the allocator: the node that it wrote as ``status.nominatedNodeName``, in the same request."""
+
 DISTRIBUTED = "distributed-job"
 """On a pod, by the allocator: whether its job has several pods that request chips, ``true`` or ``false``."""
 
