@@ -81,6 +81,7 @@ class AllocatorApp:
             now_s=lambda: now_ns() / 1e9,
             max_report_age_s=settings.max_report_age_s,
             previous=PreviousNodes() if settings.prefer_previous_node else None,
+            ignored=_log_ignored,
         )
         self.engine = DecisionEngine(
             self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s, default_product=settings.default_product
@@ -237,6 +238,10 @@ class AllocatorApp:
             for node in self.cluster.age_reports():
                 log.warning("the report of a node is too old", node=node)
             await binder.verify()
+
+
+def _log_ignored(node: str, names: tuple[str, ...]) -> None:
+    log.warning("devices of a node are not whole chips of a known name: ignored", node=node, devices=list(names))
 
 
 def _guards(settings: Settings, clients: AllowedClients | None) -> list[Middleware]:

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ascend.chips import ChipSet, chip_name, chip_set, join_names, join_names_sorted, parse_chip_name, parse_names
+from ascend.chips import (
+    ChipSet,
+    chip_name,
+    chip_of_vnpu,
+    chip_set,
+    join_names,
+    join_names_sorted,
+    parse_chip_name,
+    parse_names,
+)
 from ascend.errors import UNREADABLE, InvalidValue
 
 ALLOCATED = "huawei.com/Ascend910"
@@ -147,6 +156,26 @@ class ChipAddress(msgspec.Struct, frozen=True):
     super_device_id: int = msgspec.field(default=0, name="SuperDeviceID")
 
 
+class BaseDeviceInfos(msgspec.Struct, frozen=True):
+    """The chips of a node according to its annotation ``baseDeviceInfos``.
+
+    Attributes:
+        addresses: the whole chips, by physical id.
+        withheld: chips that the node has, but that can't be given to pods as a whole: they are cut into vNPUs, or their
+            entry is malformed.
+        ignored: the names that are not whole chips: vNPUs, malformed entries, and devices of other kinds.
+    """
+
+    addresses: dict[int, ChipAddress]
+    withheld: ChipSet = 0
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def chips(self) -> ChipSet:
+        """The whole chips as a set."""
+        return chip_set(self.addresses)
+
+
 def write_base_device_infos(chips: Mapping[int, ChipAddress]) -> str:
     """The node annotation ``baseDeviceInfos``: JSON from chip name to address, keys in string order.
 
@@ -156,17 +185,40 @@ def write_base_device_infos(chips: Mapping[int, ChipAddress]) -> str:
     return msgspec.json.encode(dict(sorted(infos.items()))).decode()
 
 
-def read_base_device_infos(text: str) -> dict[int, ChipAddress]:
-    """The chips of a node from its annotation, by physical id.
+def read_base_device_infos(text: str) -> BaseDeviceInfos:
+    """The chips of a node from its annotation. An entry that is not a whole chip costs that chip at most, not the node.
 
     Raises:
-        InvalidValue: the annotation is not a JSON object of this form, or a key is not the name of a physical chip.
+        InvalidValue: the annotation is not a JSON object of objects.
     """
     try:
-        infos = msgspec.json.decode(text, type=dict[str, ChipAddress])
-        return {parse_chip_name(name): address for name, address in sorted(infos.items())}
-    except (*UNREADABLE, InvalidValue) as error:
+        try:
+            addresses = msgspec.json.decode(text, type=dict[str, ChipAddress])
+            return BaseDeviceInfos({parse_chip_name(name): each for name, each in sorted(addresses.items())})
+        except (msgspec.ValidationError, InvalidValue):
+            return _read_entries(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
+    except UNREADABLE as error:
         raise InvalidValue(f"annotation {BASE_DEVICE_INFOS}: {error}") from error
+
+
+def _read_entries(entries: Mapping[str, msgspec.Raw]) -> BaseDeviceInfos:
+    addresses: dict[int, ChipAddress] = {}
+    withheld: ChipSet = 0
+    ignored: list[str] = []
+    for name, entry in sorted(entries.items()):
+        chip = chip_of_vnpu(name)
+        if chip is None:
+            try:
+                chip = parse_chip_name(name)
+                addresses[chip] = msgspec.json.decode(entry, type=ChipAddress)
+                continue
+            except (*UNREADABLE, InvalidValue):
+                pass
+        if chip is not None:
+            withheld |= 1 << chip
+        ignored.append(name)
+    whole = {chip: each for chip, each in addresses.items() if not withheld >> chip & 1}
+    return BaseDeviceInfos(whole, withheld, tuple(ignored))
 
 
 def write_configuration(

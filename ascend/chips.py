@@ -22,6 +22,8 @@ MAX_CHIP_ID = 255
 """The largest physical id that the driver can report (docs/spec/dcmi.md#functions)."""
 
 _NAME = re.compile(r"Ascend910-(0|[1-9][0-9]{0,2})")
+_VNPU_NAME = re.compile(r"Ascend910-[^-]+-[0-9]+-(0|[1-9][0-9]{0,2})")
+"""``<device type>-<vdev id>-<physical id>`` (docs/spec/vnpu.md#names-and-templates)."""
 
 
 def chip_set(ids: Iterable[int]) -> ChipSet:
@@ -57,6 +59,22 @@ def parse_chip_name(name: str) -> int:
     if match is None or int(match[1]) > MAX_CHIP_ID:
         raise InvalidValue(f"{name!r} is not a chip name (expected {NAME_PREFIX}<0..{MAX_CHIP_ID}>)")
     return int(match[1])
+
+
+def chip_of_vnpu(name: str) -> int | None:
+    """The physical id of the chip that a vNPU is a part of; None if the text is not the name of a vNPU."""
+    match = _VNPU_NAME.fullmatch(name)
+    return int(match[1]) if match is not None and int(match[1]) <= MAX_CHIP_ID else None
+
+
+def parse_chip_or_vnpu(name: str) -> int:
+    """The physical id of the chip that a name stands for, its own or that of one of its vNPUs.
+
+    Raises:
+        InvalidValue: the text is neither.
+    """
+    chip = chip_of_vnpu(name)
+    return parse_chip_name(name) if chip is None else chip
 
 
 def count_chips(count: int) -> str:

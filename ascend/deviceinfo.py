@@ -21,6 +21,7 @@ from ascend.chips import (
     join_names,
     join_names_sorted,
     parse_chip_name,
+    parse_chip_or_vnpu,
 )
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue
 from ascend.faults import FAULT_LIST, Fault, read_faults
@@ -234,10 +235,13 @@ def read_upgrades(data: Mapping[str, str]) -> dict[int, tuple[Upgrade, ...]]:
 
 
 def _listed(device_list: Mapping[str, str], key: str) -> ChipSet:
-    """Read a list that excludes chips; an invalid entry makes it invalid, since it may stand for any chip."""
+    """Read a list that excludes chips; an invalid entry makes it invalid, since it may stand for any chip.
+
+    An unhealthy vNPU makes its chip unhealthy (docs/spec/vnpu.md#static-vnpus).
+    """
     text = device_list.get(key, "")
     try:
-        return chip_set(map(parse_chip_name, text.split(","))) if text else 0
+        return chip_set(map(parse_chip_or_vnpu, text.split(","))) if text else 0
     except InvalidValue as error:
         raise InvalidValue(f"{key}: {error}") from None
 

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from ascend.chips import RESOURCE, ChipSet, chip_name, chip_set, parse_chip_name
+from ascend.chips import RESOURCE, ChipSet, chip_name, chip_set, parse_chip_or_vnpu
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue
 
 FAULT_LIST: Final = f"{RESOURCE}-Fault"
@@ -97,7 +97,7 @@ def read_pre_separate(faults: Iterable[Fault]) -> ChipSet:
     """
     relevant = (each for each in faults if _PRE_SEPARATE in {each.fault_level, each.fault_handling})
     try:
-        return chip_set(parse_chip_name(each.npu_name) for each in relevant if not each.of_network)
+        return chip_set(parse_chip_or_vnpu(each.npu_name) for each in relevant if not each.of_network)
     except InvalidValue as error:
         raise InvalidReport(f"{FAULT_LIST}: {error}") from error
 

@@ -88,7 +88,7 @@ def _real(pod: Pod, grant: Grant, node: Node) -> dict[str, str]:
     if not by_operator and len(grant.chips) != node.allocatable_chips:
         return {}
     try:
-        addresses = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))
+        addresses = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, "")).addresses
     except InvalidValue:
         # Only this annotation has the addresses; the device plugin writes both annotations later.
         return {}

@@ -14,6 +14,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.node import (
     NodeRecord,
     assess,
+    ignored_devices,
     judge_freshness,
     read_holding,
     read_server,
@@ -23,7 +24,7 @@ from allocator.state.node_labels import NodeLabels
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import NO_REPORT, NodeHealth, node_of_health, read_agent_health, read_report
 from allocator.state.reservation import Reservation
-from ascend.annotations import CLAIMED, read_predicate_time
+from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, read_predicate_time
 from ascend.deviceinfo import node_name
 from ascend.errors import Refusal
 from ascend.kube.objects import ConfigMap, Node, Pod
@@ -44,6 +45,7 @@ class Cluster:
         now_s: wall clock, Unix seconds.
         max_report_age_s: the greatest age of a node's report.
         previous: remembers the nodes of pods for their successors; None to disable this.
+        ignored: called with a node and the names in its annotation that are not whole chips, when these change.
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class Cluster:
         now_s: Callable[[], float] = lambda: 0.0,
         max_report_age_s: float = math.inf,
         previous: PreviousNodes | None = None,
+        ignored: Callable[[str, tuple[str, ...]], None] | None = None,
     ) -> None:
         self.previous = previous
         self._ledger = ledger
         self._now_s = now_s
         self._max_report_age_s = max_report_age_s
+        self._ignored = ignored
         self._ageing: list[tuple[float, str]] = []
         self._due: dict[str, float] = {}
         self._records: dict[str, NodeRecord] = {}
@@ -107,8 +111,18 @@ class Cluster:
         record = self._record(node.name)
         if record.node is None or record.node.metadata.labels != node.metadata.labels:
             self._labels_changed()
+        self._note_ignored(record, node)
         record.node, record.server = node, read_server(node)
         self._refresh(node.name)
+
+    def _note_ignored(self, record: NodeRecord, node: Node) -> None:
+        infos = node.metadata.annotations.get(BASE_DEVICE_INFOS)
+        if record.node is not None and record.node.metadata.annotations.get(BASE_DEVICE_INFOS) == infos:
+            return
+        ignored = ignored_devices(node)
+        if ignored and ignored != record.ignored and self._ignored is not None:
+            self._ignored(node.name, ignored)
+        record.ignored = ignored
 
     def node_deleted(self, node: Node) -> None:
         """Remove a node; what its pods hold is kept, in case the node is created again."""

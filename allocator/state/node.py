@@ -10,7 +10,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -26,12 +26,15 @@ from ascend.annotations import (
     read_grant,
     read_predicate_time,
 )
-from ascend.chips import RESOURCE, ChipSet, chip_set
+from ascend.chips import RESOURCE, ChipSet
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Node, Pod
 from ascend.products import Product
 from ascend.reasons import Reason
+
+_MOST_NAMED: Final = 3
+"""Names of foreign devices in a sentence."""
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -39,7 +42,7 @@ class Server(msgspec.Struct, frozen=True):
 
     Attributes:
         product: the product of the server.
-        reported: the chips it has.
+        reported: the chips that pods can get, healthy or not.
         allocatable: the number of allocatable chips.
         health: the health of the node as a whole, from its annotation.
     """
@@ -81,6 +84,7 @@ class NodeRecord:
         offer: what is left according to all of these and the ledger, or why the node can't be used.
         node: the object as last seen; None if there is none.
         product: its product, also while the node can't be used; None if it is unknown.
+        ignored: the names in its annotation that are not whole chips.
     """
 
     name: str
@@ -92,6 +96,7 @@ class NodeRecord:
     offer: "Offer | None" = None
     node: "Node | None" = None
     product: Product | None = None
+    ignored: tuple[str, ...] = ()
 
     @property
     def unhealthy(self) -> ChipSet | Refusal:
@@ -137,8 +142,8 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
         held: the chips of the pods on it; used if the Node names no chips.
     """
     try:
-        reported = _read_chips(node, report, held)
-        product = identify(node.name, node.metadata.labels, node.metadata.annotations, reported)
+        reported, withheld = _read_chips(node, report, held)
+        product = identify(node.name, node.metadata.labels, node.metadata.annotations, reported | withheld)
         health = read_health(node.metadata.annotations.get(HEALTH_ANNOTATION, ""))
         return Server(product, reported, _read_allocatable(node), health)
     except Refusal as refusal:
@@ -147,20 +152,35 @@ def read_server(node: Node, report: NodeReport | Refusal = NO_REPORT, held: Chip
 
 def _read_product(node: Node, report: NodeReport | Refusal, held: ChipSet) -> Product | None:
     try:
-        reported = _read_chips(node, report, held)
-        return identify(node.name, node.metadata.labels, node.metadata.annotations, reported)
+        reported, withheld = _read_chips(node, report, held)
+        return identify(node.name, node.metadata.labels, node.metadata.annotations, reported | withheld)
     except Refusal:
         return None
 
 
-def _read_chips(node: Node, report: NodeReport | Refusal, held: ChipSet) -> ChipSet:
+def ignored_devices(node: Node) -> tuple[str, ...]:
+    """The names in a Node's annotation that are not whole chips; none if it is missing or malformed."""
+    try:
+        return read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, "{}")).ignored
+    except InvalidValue:
+        return ()
+
+
+def _read_chips(node: Node, report: NodeReport | Refusal, held: ChipSet) -> tuple[ChipSet, ChipSet]:
+    """The chips that pods can get, and those that the node has besides."""
     text = node.metadata.annotations.get(BASE_DEVICE_INFOS)
     if text is None:
-        return _read_chips_without_annotation(node, report, held)
+        return _read_chips_without_annotation(node, report, held), 0
     try:
-        return chip_set(read_base_device_infos(text))
+        infos = read_base_device_infos(text)
     except InvalidValue as error:
         raise Refusal(Reason.INVALID_REPORT, f"node {node.name}: {error}") from None
+    if infos.ignored and not infos.chips | infos.withheld:
+        shown = ", ".join(infos.ignored[:_MOST_NAMED])
+        raise Refusal(
+            Reason.NOT_AN_NPU_NODE, f"node {node.name}: annotation {BASE_DEVICE_INFOS} names no Ascend910 chip: {shown}"
+        )
+    return infos.chips, infos.withheld
 
 
 def _read_chips_without_annotation(node: Node, report: NodeReport | Refusal, held: ChipSet) -> ChipSet:

@@ -140,14 +140,14 @@ def _agreement(report: DeviceReport, node: Node) -> Finding:
         advice = "the plugin is not registered: see kubelet.sock and device plugin above"
         return problem(f"the kubelet offers no {RESOURCE}", advice)
     try:
-        chips = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))
+        chips = read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, "")).chips
     except InvalidValue as error:
         return problem(f"Node {node.name}: {error.message}", "the plugin writes it again when it starts")
-    healthy = len(chips) - report.unhealthy.bit_count()
+    total, healthy = chips.bit_count(), (chips & ~report.unhealthy).bit_count()
     if offered != healthy:
-        sentence = f"the kubelet offers {count(offered, 'chip')}, the report has {healthy} healthy of {len(chips)}"
+        sentence = f"the kubelet offers {count(offered, 'chip')}, the report has {healthy} healthy of {total}"
         return warning(sentence, "check again in a few seconds; if it stays, restart the plugin")
-    return ok(f"kubelet and report agree: {healthy} of {count(len(chips), 'chip')} healthy")
+    return ok(f"kubelet and report agree: {healthy} of {count(total, 'chip')} healthy")
 
 
 def _denied(right: str, why: str) -> Finding:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from ascend.annotations import BASE_DEVICE_INFOS, read_base_device_infos
-from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name, chip_set
+from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_name
 from ascend.deviceinfo import DEVICE_INFO, MANUALLY_SEPARATED, DeviceReport, decode_report, encode_report
 from ascend.errors import InvalidReport, InvalidValue
 from ascend.faults import read_pre_separate
@@ -158,6 +158,6 @@ def _offering(node: Node, chips: int) -> Node:
 
 def _reported(node: Node) -> int:
     try:
-        return chip_set(read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, ""))).bit_count()
+        return len(read_base_device_infos(node.metadata.annotations.get(BASE_DEVICE_INFOS, "")).addresses)
     except InvalidValue:
         return 0

@@ -1,5 +1,7 @@
 """The annotations: chips of pods and nodes, written and read."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from ascend.annotations import (
     CLAIMED,
     PREDICATE_TIME,
     REAL,
+    BaseDeviceInfos,
     ChipAddress,
     Grant,
     held_chips,
@@ -83,13 +86,41 @@ def test_written_base_device_infos_are_read_back() -> None:
     addresses = {0: ChipAddress("10.0.0.1", 3), 10: ChipAddress(), 2: ChipAddress("10.0.0.2", 0)}
     text = write_base_device_infos(addresses)
     assert text.startswith('{"Ascend910-0":{"IP":"10.0.0.1","SuperDeviceID":3},"Ascend910-10":')
-    assert read_base_device_infos(text) == addresses
+    assert read_base_device_infos(text) == BaseDeviceInfos(addresses)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"Ascend910-2c-100-1":{}}', '{"Ascend910-0":{"IP":7}}', "null", '{"Ascend910-0":' + "[" * 10**5],
+    ["", "[]", "null", '{"Ascend910-0":', '{"Ascend910-0":' + "[" * 10**5],
 )
 def test_malformed_base_device_infos_are_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidValue, match=f"^annotation {BASE_DEVICE_INFOS}: "):
         read_base_device_infos(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "withheld"),
+    [
+        ("Ascend910-2c-100-1", 1 << 1),
+        ("Ascend910-12c.3cpu.32g-100-1", 1 << 1),
+        ("Ascend910-2c-100-0", 1 << 0),  # a chip that is named as a whole as well
+        ("Ascend910-2c-100-256", 0),
+        ("Ascend310P-0", 0),
+        ("Ascend310P-2c-100-1", 0),
+        ("Ascend910-01", 0),
+        ("npu-3", 0),
+        ("", 0),
+        ("\u0663", 0),
+    ],
+)
+def test_an_entry_that_is_no_whole_chip_costs_that_chip_at_most(name: str, withheld: int) -> None:
+    text = json.dumps({"Ascend910-0": {"IP": "10.0.0.1"}, "Ascend910-7": {}, name: {}})
+    read = read_base_device_infos(text)
+    assert (read.withheld, read.ignored) == (withheld, (name,))
+    assert read.chips == (1 << 0 | 1 << 7) & ~withheld
+
+
+@pytest.mark.parametrize("entry", [{"IP": 7}, None, [], "x", {"SuperDeviceID": "1"}])
+def test_a_malformed_entry_costs_its_own_chip(entry: object) -> None:
+    read = read_base_device_infos(json.dumps({"Ascend910-0": entry, "Ascend910-1": {"IP": "10.0.0.1"}}))
+    assert read == BaseDeviceInfos({1: ChipAddress("10.0.0.1")}, withheld=1 << 0, ignored=("Ascend910-0",))

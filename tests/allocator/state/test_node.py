@@ -8,6 +8,8 @@ import pytest
 from msgspec import structs
 
 from allocator.decision.preemption import Preemption, VictimSet
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
 from allocator.state.report import NodeReport, read_report
 from ascend.annotations import ALLOCATED, CLAIMED, PREDICATE_TIME, REAL
 from ascend.chips import RESOURCE, chip_set
@@ -111,7 +113,7 @@ def test_room_is_limited_by_the_kubelets_allocatable_chips() -> None:
     [
         (Node(metadata=Metadata(name="n1")), Reason.NOT_AN_NPU_NODE, "baseDeviceInfos"),
         (node("n1", infos="{"), Reason.INVALID_REPORT, "baseDeviceInfos"),
-        (node("n1", infos='{"Ascend910-0-1":{}}'), Reason.INVALID_REPORT, "Ascend910-0-1"),
+        (node("n1", infos='{"Ascend310P-0":{}}'), Reason.NOT_AN_NPU_NODE, "names no Ascend910 chip: Ascend310P-0"),
         (node("n1", chips=range(9)), Reason.INVALID_REPORT, "Ascend910-8"),
         (node("n1", labels={"accelerator": "huawei-Ascend310"}), Reason.UNKNOWN_PRODUCT, "huawei-Ascend310"),
         (node("n1", ready=False), Reason.NODE_NOT_READY, "n1"),
@@ -304,3 +306,52 @@ def test_without_the_annotation_the_reports_error_is_the_reason() -> None:
     assert found.reason is Reason.NOT_AN_NPU_NODE
     world.add(reporting(0xFF), node("n1", chips=range(4), allocatable=4))
     assert free(world) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [("Ascend910-2c-100-3", [3]), ("Ascend910-0-1", []), ("Ascend310P-0", []), ("Ascend910-4.5", [])],
+)
+def test_an_odd_name_costs_one_chip_at_most_not_the_node(name: str, lost: list[int]) -> None:
+    infos = json.dumps({**{f"Ascend910-{chip}": {} for chip in range(8) if chip not in lost}, name: {}})
+    world = World()
+    world.add(node("n1", infos=infos, allocatable=8 - len(lost)), report("n1"))
+    assert free(world) == [chip for chip in range(8) if chip not in lost]
+    assert (world.vacancy().product, world.vacancy().healthy) == (ASCEND_910A, 8 - len(lost))
+
+
+def test_a_chip_cut_into_vnpus_counts_for_the_product() -> None:
+    """With only chips 0-3 left as a whole, the server still has two rings."""
+    infos = json.dumps(
+        {
+            **{f"Ascend910-{chip}": {} for chip in range(4)},
+            **{f"Ascend910-2c-{100 + chip}-{chip}": {} for chip in range(4, 8)},
+        }
+    )
+    world = World()
+    world.add(node("n1", infos=infos, allocatable=4), report("n1"))
+    assert (world.vacancy().product, free(world)) == (ASCEND_910A, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("key", ["Unhealthy", "NetworkUnhealthy", "Recovering"])
+def test_a_vnpu_in_a_list_of_the_report_stands_for_its_chip(key: str) -> None:
+    data = encode_report(DeviceReport(free=0xFF, unhealthy=0, network_unhealthy=0, update_time_s=1))
+    content = json.loads(data[DEVICE_INFO])
+    listed = content["DeviceInfo"]["DeviceList"]
+    listed[f"{RESOURCE}-{key}"] = "Ascend910-2c-100-3"
+    content["CheckCode"] = check_code(listed, 1)
+    read = read_report(report("n1", data={**data, DEVICE_INFO: json.dumps(content)}))
+    assert isinstance(read, NodeReport)
+    assert read.unhealthy | read.network_unhealthy == 1 << 3
+
+
+def test_odd_names_are_passed_on_once_until_they_change() -> None:
+    seen: list[tuple[str, tuple[str, ...]]] = []
+    cluster = Cluster(Ledger(ttl_s=30.0, monotonic=lambda: 0.0), ignored=lambda name, names: seen.append((name, names)))
+    odd: dict[str, object] = {**{f"Ascend910-{chip}": {} for chip in range(7)}, "Ascend910-2c-100-7": {}}
+    for ready in (True, False, True):
+        cluster.node_applied(node("n1", infos=json.dumps(odd), ready=ready))
+    cluster.node_applied(node("n2"))
+    assert seen == [("n1", ("Ascend910-2c-100-7",))]
+    cluster.node_applied(node("n1", infos=json.dumps(odd | {"npu-9": {}})))
+    assert seen[1:] == [("n1", ("Ascend910-2c-100-7", "npu-9"))]
