@@ -20,6 +20,7 @@ from allocator.decision.preemption import Preemption
 from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.journal import Journal
+from allocator.observe.notices import Notices
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.serving.clients import AllowedClients
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
@@ -131,6 +132,7 @@ class AllocatorApp:
             self._leadership = leadership
             metrics = AllocatorMetrics(self.ledger, lambda: informers.age_s, self.cluster.index, leadership.leads)
             events = EventRecorder(client, COMPONENT, platform.node(), refill_s=REFILL_S, monotonic=self._monotonic)
+            notices = Notices(self.cluster, events.publish, leadership.leads)
             journal = Journal(metrics, RefusalEvents(events.publish, self._monotonic), self._monotonic)
             stamper = Stamper(self.cluster, self.ledger, self._now_ns)
             binder = Binder(
@@ -204,7 +206,7 @@ class AllocatorApp:
             async with asyncio.TaskGroup() as tasks:
                 background = [
                     tasks.create_task(informers.run(), name="informers"),
-                    tasks.create_task(self._housekeep(binder), name="housekeeping"),
+                    tasks.create_task(self._housekeep(binder, notices), name="housekeeping"),
                     tasks.create_task(requeuer.run(), name="requeuer"),
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
@@ -230,13 +232,14 @@ class AllocatorApp:
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods))
         await self._leadership.keep(self.extender_address, self.grpc_address)
 
-    async def _housekeep(self, binder: Binder) -> None:
+    async def _housekeep(self, binder: Binder, notices: Notices) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             for reservation in self.ledger.expire():
                 log.info("a reservation expired", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
             for node in self.cluster.age_reports():
                 log.warning("the report of a node is too old", node=node)
+            notices.post()
             await binder.verify()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from allocator.decision.engine import DecisionEngine
 from allocator.rules.summary import sum_up
+from allocator.rules.unsupported import requests_other_devices
 from allocator.rules.vacancy import Fit
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
@@ -48,7 +49,15 @@ class OfflineAllocator:
 
     def waits(self, pod: Pod) -> bool:
         """Whether a pod waits for the allocator's decision; schedulers ignore pods that are being deleted."""
-        return pod.is_live and not pod.is_terminating and not pod.spec.node_name and self.engine.handles(pod)
+        return self._is_unbound(pod) and self.engine.handles(pod)
+
+    def is_for_others(self, pod: Pod) -> bool:
+        """Whether a pod waits for devices that the allocator does not place."""
+        return self._is_unbound(pod) and not self.engine.handles(pod) and requests_other_devices(pod)
+
+    @staticmethod
+    def _is_unbound(pod: Pod) -> bool:
+        return pod.is_live and not pod.is_terminating and not pod.spec.node_name
 
     def job_of(self, pod: Pod) -> Job:
         """The job that a pod belongs to."""

@@ -9,9 +9,10 @@ from itertools import chain
 import msgspec
 from msgspec.structs import replace
 
-from allocator.rules.job import stated_minimum
+from allocator.rules.job import SINGLE, stated_minimum, works_alone
 from allocator.rules.job_products import avoids_sub_healthy, one_product, wanted_products, wants_super_pod
 from allocator.rules.request import ChipRequest, requested_chips
+from allocator.rules.unsupported import refused_demand
 from allocator.rules.validity import JobShape, excess_vnpus, invalidity, requested_vnpus
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
@@ -70,6 +71,9 @@ class RequestReader:
         stated_minimum(pod)
         job = self._cluster.jobs.job_of(pod)
         together = job.cooperation_with(pod)
+        is_job = together.known == 1 and (job.kind == SINGLE or not works_alone(pod, job.key))
+        if (unsupported := refused_demand(pod, requested_chips(pod) if is_job else None)) is not None:
+            raise unsupported
         request = ChipRequest(
             requested_chips(pod),
             distributed=together.known is not None and together.known > 1,

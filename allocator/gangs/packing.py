@@ -25,7 +25,7 @@ from allocator.state.reservation import Seat
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.grammar import count
-from ascend.reasons import Reason
+from ascend.reasons import Category, Reason
 
 _FEW = 16
 """Up to this number of candidates are examined one by one; with more, all nodes are examined, bucket by bucket."""
@@ -151,6 +151,14 @@ class _Board:
                         reasons[verdict.reason] += change
         return +reasons
 
+    def broken_rule(self, request: ChipRequest, candidates: Collection[str] | None) -> str:
+        """The sentence of the rule by which a product never takes this request, in parentheses; empty without one."""
+        for bucket, _ in self._index.buckets_of(candidates):
+            verdict = judge(bucket.vacancy, request)
+            if isinstance(verdict, Refusal) and _is_of_request(verdict.reason):
+                return f" ({verdict.message})"
+        return ""
+
     def _entries(self, request: ChipRequest, candidates: Collection[str] | None) -> Iterator["_Entry"]:
         ranking = self._index.ranking(request)
         if candidates is not None and len(candidates) <= _FEW:
@@ -220,6 +228,10 @@ class _Misfit(msgspec.Struct, frozen=True):
     is_full: bool = False
 
 
+def _is_of_request(reason: Reason) -> bool:
+    return reason.category is Category.REQUEST
+
+
 def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
     request, is_single = misfit.request, len(gang.members) == 1
     # Without the pod's name: the refusal is cached for peers with an equal request.
@@ -233,7 +245,8 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
     # In a defined order, so that the same state gives the same sentence.
     ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
     if ordered:
-        refusing = f"the nodes refuse: {', '.join(f'{number} {reason}' for reason, number in ordered)}"
+        rule = misfit.board.broken_rule(request, misfit.allowed) if any(map(_is_of_request, reasons)) else ""
+        refusing = f"the nodes refuse: {', '.join(f'{number} {reason}' for reason, number in ordered)}{rule}"
     else:
         refusing = "there is no node" if misfit.allowed is None else "no node matches its node selector"
     return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job}: {what} {refusing}")

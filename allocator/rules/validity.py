@@ -14,6 +14,7 @@ import msgspec
 from allocator.rules.job import JobKey
 from allocator.rules.job_products import wanted_products, wants_super_pod
 from allocator.rules.request import requested_chips
+from allocator.rules.unsupported import refused_demand
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.grammar import a, count
@@ -58,12 +59,15 @@ def job_shape(key: str, pods: Iterable[Pod]) -> JobShape:
         vnpus += requested_vnpus(pod)
         if pod.requests_chips:
             requesting.append(pod)
+    sizes = frozenset(map(requested_chips, requesting))
+    for pod in requesting:
+        if (unsupported := refused_demand(pod, max(sizes) if len(requesting) == 1 else None)) is not None:
+            raise unsupported
     products = None
     for wanted in filter(None, map(wanted_products, requesting)):
         products = wanted if products is None else products & wanted
     if products is not None and not products:
         raise Refusal(Reason.POLICY_MISMATCH, f"{key}: its pods are for different products")
-    sizes = frozenset(map(requested_chips, requesting))
     return JobShape(key, sizes, len(requesting), products, vnpus, any(map(wants_super_pod, requesting)))
 
 

@@ -1,6 +1,7 @@
 """The front end for any scheduler: the calls of ``ascend.allocator.v1.Allocator``."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import chain
 from typing import Final
 
 from allocator.binding.binder import ANSWER_TIMEOUT_S, Binder
@@ -8,6 +9,7 @@ from allocator.binding.binding import Assignment, PodRef
 from allocator.decision.engine import DecisionEngine, Filtered
 from allocator.decision.preemption import Preemption, VictimSet
 from allocator.observe.journal import Journal
+from allocator.rules.unsupported import without_effect
 from allocator.rules.validity import invalidity, job_shape
 from allocator.serving.node_states import NodeStates, refusal_message
 from allocator.serving.rpc_errors import Context, abort
@@ -65,8 +67,12 @@ class AllocatorService(pb_grpc.AllocatorServicer):
 
     async def ValidateJob(self, request: pb.ValidateJobRequest, context: Context) -> pb.ValidateJobResponse:  # noqa: ARG002 - the servicer's signature
         """Whether the request of a job is valid at all."""
-        refusal = _job_refusal(request)
-        return pb.ValidateJobResponse(refusal=refusal_message(refusal) if refusal is not None else None)
+        pods = _pods_of(request)
+        refusal = _job_refusal(f"job {request.job or '(without a name)'}", pods)
+        return pb.ValidateJobResponse(
+            refusal=refusal_message(refusal) if refusal is not None else None,
+            without_effect=dict.fromkeys(chain.from_iterable(map(without_effect, pods))),
+        )
 
     async def Filter(self, request: pb.FilterRequest, context: Context) -> pb.FilterResponse:
         """The nodes on which the pod fits now."""
@@ -147,8 +153,11 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             try:
                 filtered = self._engine.filter(pod, candidates)
             except Refusal as refusal:
-                return pb.ExplainResponse(standing="refused", refusal=refusal_message(refusal))
+                return pb.ExplainResponse(
+                    standing="refused", refusal=refusal_message(refusal), without_effect=without_effect(pod)
+                )
             explained = _explained(filtered)
+            explained.without_effect.extend(without_effect(pod))
             held = self._ledger.get(pod.uid)
             if self._is_bound(pod.uid):
                 explained.standing, explained.node = "bound", self._cluster.pods[pod.uid].spec.node_name
@@ -214,10 +223,10 @@ def _bind_timeout_s(pod: Pod, context: Context) -> float:
     return min(ANSWER_TIMEOUT_S, remaining_s - _ANSWERING_S)
 
 
-def _job_refusal(job: pb.ValidateJobRequest) -> Refusal | None:
+def _job_refusal(job: str, pods: Iterable[Pod]) -> Refusal | None:
     """Why a job is invalid on every node; None if it is valid, or requests no chips."""
     try:
-        shape = job_shape(f"job {job.job or '(without a name)'}", _pods_of(job))
+        shape = job_shape(job, pods)
     except Refusal as refusal:
         return refusal
     return invalidity(shape) if shape.sizes or shape.vnpus else None

@@ -8,7 +8,7 @@ chips reserved.
 """
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from aiohttp import web
 from allocator.binding.binding import PodRef
 from allocator.binding.injection import Injector
 from allocator.observe.journal import Journal
+from allocator.rules.unsupported import without_effect
 from allocator.serving.extender import read_body
 from allocator.serving.extender_wire import text
 from ascend.annotations import OURS
@@ -114,8 +115,8 @@ class Webhook:
         except Refusal as refusal:
             if self._invalid == "deny":
                 return _refused(review, refusal)
-            return _answer(review, {"allowed": True, "warnings": [text(refusal)]})
-        return _answer(review, {"allowed": True})
+            return _answer(review, {"allowed": True, **_warnings([text(refusal), *without_effect(pod)])})
+        return _answer(review, {"allowed": True, **_warnings(without_effect(pod))})
 
 
 async def _read(request: web.Request) -> _Request:
@@ -146,6 +147,11 @@ def _patch(binding: msgspec.Raw, wanted: Mapping[str, str]) -> dict[str, str]:
     steps = [] if "metadata" in document else [{"op": "add", "path": "/metadata", "value": {}}]
     steps.append({"op": "add", "path": "/metadata/annotations", "value": annotations})
     return {"patchType": "JSONPatch", "patch": base64.b64encode(msgspec.json.encode(steps)).decode()}
+
+
+def _warnings(sentences: Sequence[str]) -> dict[str, object]:
+    # kubectl prints them; a controller logs them at most.
+    return {"warnings": list(sentences)} if sentences else {}
 
 
 def _refused(review: _Request, error: AscendError, code: int = _FORBIDDEN) -> web.Response:

@@ -24,6 +24,7 @@ from allocator.state.node_labels import NodeLabels
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import NO_REPORT, NodeHealth, node_of_health, read_agent_health, read_report
 from allocator.state.reservation import Reservation
+from allocator.state.waiting import WaitingPods
 from ascend.annotations import BASE_DEVICE_INFOS, CLAIMED, read_predicate_time
 from ascend.deviceinfo import node_name
 from ascend.errors import Refusal
@@ -71,6 +72,7 @@ class Cluster:
         self.labels = NodeLabels(self._records)
         self.changes = Changes()
         self.jobs = Jobs()
+        self.waiting = WaitingPods()
         ledger.subscribe(self._reserved)
 
     @property
@@ -215,9 +217,11 @@ class Cluster:
         elif not pod.is_live:
             self._ledger.vacate(pod.uid)
         self._note_placed(pod.uid)
+        self.waiting.put(pod)
 
     def pod_deleted(self, pod: Pod) -> None:
         """Remove a pod; its containers have ended."""
+        self.waiting.discard(pod.uid)
         self._pods.pop(pod.uid, None)
         self._gone[pod.uid] = None
         if len(self._gone) > REMEMBERED_GONE:

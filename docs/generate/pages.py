@@ -16,7 +16,14 @@ from ascend.reasons import Category
 from device_plugin.metrics import Metrics as DevicePluginMetrics
 from device_plugin.settings import Settings as DevicePluginSettings
 from docs.generate.console import with_output
-from docs.generate.tables import allocator_registry, metrics_table, reasons_table, rights_table, settings_table
+from docs.generate.tables import (
+    allocator_registry,
+    metrics_table,
+    reasons_table,
+    rights_table,
+    settings_table,
+    unsupported_table,
+)
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -26,6 +33,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
         "settings": lambda: settings_table(AllocatorSettings, reloads=False),
         "metrics": lambda: metrics_table(allocator_registry()),
     },
+    "deviations.md": {"unsupported": unsupported_table},
     "device-plugin.md": {
         "settings": lambda: settings_table(DevicePluginSettings, reloads=True),
         "metrics": lambda: metrics_table(DevicePluginMetrics().registry),

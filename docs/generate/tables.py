@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
 from allocator.metrics import AllocatorMetrics
+from allocator.rules.unsupported import UNSUPPORTED
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.settings import RELOADED, fixed_settings
 from ascend.reasons import Category, Reason
@@ -120,3 +121,11 @@ def reasons_table(category: Category) -> Iterator[str]:
     for (meaning, cure, actor), reasons in rows.items():
         words = ", ".join(f"`{reason}`" for reason in reasons)
         yield f"| {words} | {_text(meaning)} | {_text(cure)} | {actor} |"
+
+
+def unsupported_table() -> Iterator[str]:
+    """Yield the lines of the table of what pods may request and the allocator does not do."""
+    yield "| a pod has | which requests | the pod is | because |"
+    yield "|---|---|---|---|"
+    for row in UNSUPPORTED:
+        yield f"| {row.what} | {row.meaning} | {row.outcome} | {_text(row.sentence)} |"

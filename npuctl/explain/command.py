@@ -20,6 +20,7 @@ _NOTHING_TO_DO: Final = {
     "none": "requests no chips: the allocator does not handle it",
     "terminating": "is being deleted: no scheduler binds it any more",
 }
+_OTHER_DEVICES: Final = "requests no chips that the allocator handles"
 _STATES: Final = {"none": "without chips", "waits": "waiting", "fits": "not bound yet"}
 _TRIED: Final = "the end of up to three pods, the recovery of chips, a node that is Ready, uncordoned and has a report"
 _MOST_REMEDIES: Final = 5
@@ -89,6 +90,9 @@ def render(answer: Explanation) -> RenderableType:
     if answer.gates:
         gates = f"its scheduling {'gate' if len(answer.gates) == 1 else 'gates'}: {', '.join(answer.gates)}"
         parts.append(Text(f"\nit is gated: no scheduler looks at it before somebody removes {gates}", style="yellow"))
+    if answer.without_effect:
+        parts.append(Text("\nwithout effect here:", style="bold"))
+        parts += [Text(f"  {sentence}") for sentence in answer.without_effect]
     return Stack(*parts)
 
 
@@ -96,7 +100,8 @@ def _verdict(answer: Explanation) -> Text:
     requests = f"requests {count(answer.request, 'chip')}"
     match answer.state:
         case "none" | "terminating":
-            return Text(_NOTHING_TO_DO[answer.state])
+            other = answer.state == "none" and answer.without_effect
+            return Text(_OTHER_DEVICES if other else _NOTHING_TO_DO[answer.state])
         case "finished":
             return Text(f"has finished: {answer.reason or 'done'}: {answer.message}")
         case "placed" if answer.reason:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import structs
 
 from allocator.rules.request import ChipRequest, counted_chips
+from allocator.rules.unsupported import without_effect
 from allocator.settings import Settings
 from ascend.annotations import held_chips
 from ascend.chips import chip_ids, chip_name
@@ -51,6 +52,7 @@ class Explanation(msgspec.Struct, frozen=True):
         remedies: the changes that would make it fit, the smallest first.
         examined: the number of nodes on which remedies were searched.
         advice: what to do if there is no remedy: sentences for people.
+        without_effect: what it requests without effect, a sentence for each.
     """
 
     namespace: str
@@ -71,6 +73,7 @@ class Explanation(msgspec.Struct, frozen=True):
     remedies: tuple[Remedy, ...] = ()
     examined: int = 0
     advice: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
 
 
 def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) -> Explanation:
@@ -79,6 +82,8 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
     namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
     says = next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
     explanation = Explanation(namespace, name, job, counted_chips(pod), "none", scheduler=says)
+    if pod.is_live:
+        explanation = structs.replace(explanation, without_effect=without_effect(pod))
     if not pod.requests_chips and not allocator.waits(pod):
         return explanation
     if not pod.is_live:

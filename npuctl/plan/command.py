@@ -6,6 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ascend.daemon.run import EXIT_USAGE
 from ascend.grammar import count
 from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, show, some, warn
 from npuctl.plan.placement import PendingPod, PlacementPlan, plan_pods
@@ -17,7 +18,7 @@ def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
     """Plan and print the answer; ``candidates`` also lists every node that each pod fits on.
 
     Returns:
-        The exit status: 0, or 3 if a pod has no place, or the pods of a workload with chips are not known.
+        The exit status: 0; 2 if something given that requests chips was not planned; 3 if a pod has no place.
 
     Raises:
         InvalidValue: the input is invalid.
@@ -25,13 +26,15 @@ def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
     reading = source.read_files()
     expansion = expand(reading.unsubmitted, reading.objects)
     plan = plan_pods(expansion.objects, source.settings, source.now_ns, candidates=candidates)
-    plan = structs.replace(plan, unplanned=expansion.unplanned)
+    plan = structs.replace(plan, unplanned=expansion.unplanned + plan.unplanned)
     if skipped := reading.ignored - expansion.kinds:
         warn(f"skipped: {', '.join(f'{number} {kind}' for kind, number in sorted(skipped.items()))}")
     if expansion.without_chips:
         warn(f"the pods of {some(expansion.without_chips)} request no chips")
     show(plan, output, lambda: _render(plan))
-    return EXIT_NO_PLACE if plan.pending or plan.unplanned else 0
+    if plan.unplanned:
+        return EXIT_USAGE
+    return EXIT_NO_PLACE if plan.pending else 0
 
 
 def _render(plan: PlacementPlan) -> RenderableType:
@@ -50,6 +53,10 @@ def _render(plan: PlacementPlan) -> RenderableType:
     parts += [
         Text(f"{each.kind} {each.namespace}/{each.name} requests chips, but was not planned: {each.message}", "yellow")
         for each in plan.unplanned
+    ]
+    parts += [
+        Text(f"job {each.job}, without effect here: {each.message} (pod {each.namespace}/{each.name})", "dim")
+        for each in plan.without_effect
     ]
     return Stack(*parts)
 

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from allocator.binding.annotations import Stamper
 from allocator.rules.job import JobKey, own_rank
+from allocator.rules.unsupported import without_effect
 from allocator.settings import Settings
 from allocator.state.reservation import Stage
 from ascend.chips import chip_name
@@ -73,6 +74,15 @@ class UnplannedWorkload(msgspec.Struct, frozen=True):
     message: str
 
 
+class WithoutEffect(msgspec.Struct, frozen=True):
+    """What a job requests without effect, and the first of its pods that does."""
+
+    namespace: str
+    name: str
+    job: str
+    message: str
+
+
 class PlacementPlan(msgspec.Struct, frozen=True):
     """The answer; pods in the order in which they were decided on. No job is rescheduled yet."""
 
@@ -80,6 +90,7 @@ class PlacementPlan(msgspec.Struct, frozen=True):
     pending: tuple[PendingPod, ...]
     rescheduled: tuple[()] = ()
     unplanned: tuple[UnplannedWorkload, ...] = ()
+    without_effect: tuple[WithoutEffect, ...] = ()
 
 
 def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candidates: bool = False) -> PlacementPlan:
@@ -91,8 +102,11 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
     stamper = Stamper(allocator.cluster, allocator.ledger, lambda: now_ns)
     placed: list[Placement] = []
     pending: list[PendingPod] = []
+    ignored: dict[tuple[str, str], WithoutEffect] = {}
     for pod in _in_order(objects.pods, allocator):
         namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
+        for sentence in without_effect(pod):
+            ignored.setdefault((job, sentence), WithoutEffect(namespace, name, job, sentence))
         offered = find_candidates(allocator, pod) if candidates else msgspec.UNSET
         try:
             reservation = allocator.place(pod)
@@ -105,7 +119,12 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
         allocator.cluster.pod_applied(_bound(pod, stamped.node, annotations))
         chips = tuple(map(chip_name, stamped.chips))
         placed.append(Placement(namespace, name, job, reservation.node, chips, annotations, offered))
-    return PlacementPlan(tuple(placed), tuple(pending))
+    unplanned = tuple(
+        UnplannedWorkload("Pod", pod.metadata.namespace, pod.name, "; ".join(without_effect(pod)))
+        for pod in objects.pods
+        if allocator.is_for_others(pod)
+    )
+    return PlacementPlan(tuple(placed), tuple(pending), unplanned=unplanned, without_effect=tuple(ignored.values()))
 
 
 def find_candidates(allocator: OfflineAllocator, pod: Pod) -> tuple[Candidate, ...]:

@@ -43,7 +43,7 @@ class Npuctl:
     def plan(self, *objects: Json, flags: tuple[str, ...] = ()) -> dict[str, Any]:
         status, out, err = self.run("-f", self.write(*objects), "--now", NOW, "-o", "json", *flags)
         answer: dict[str, Any] = json.loads(out)
-        assert status == (3 if answer["pending"] else 0), err
+        assert status == (2 if answer["unplanned"] else 3 if answer["pending"] else 0), err
         return answer
 
 
@@ -67,6 +67,7 @@ def test_a_pod_gets_the_chips_and_annotations_of_its_binding(npuctl: Npuctl) -> 
         "pending": [],
         "rescheduled": [],
         "unplanned": [],
+        "without_effect": [],
     }
 
 
@@ -468,3 +469,22 @@ for output in ("table", "json", "yaml"):
     first = out("1")
     assert first.count(b"exit 3\n") == 3
     assert out("2") == first
+
+
+@pytest.mark.parametrize("resource", ["Ascend910-2c", "npu-core", "npu", "Ascend310P"])
+def test_a_pod_with_other_devices_is_named_and_is_no_success(npuctl: Npuctl, resource: str) -> None:
+    other = pod("other", None)
+    other["spec"]["containers"][0]["resources"] = {"limits": {f"huawei.com/{resource}": "1"}}
+    (unplanned,) = npuctl.plan(node("node-a"), other, pod("train", 8))["unplanned"]
+    assert (unplanned["kind"], unplanned["name"]) == ("Pod", "other")
+    assert unplanned["message"].startswith(f"resource huawei.com/{resource}: the allocator does not place it")
+    done = CliRunner().invoke(app, ["explain", "other", "-f", npuctl.write(node("node-a"), other)])
+    assert (done.exit_code, unplanned["message"] in " ".join(done.stdout.split())) == (0, True)
+
+
+def test_what_has_no_effect_is_named_once_for_each_job(npuctl: Npuctl) -> None:
+    group = pod_group("train", 2)
+    pods = [member(f"train-{number}", "train", labels={"fault-scheduling": "grace"}) for number in range(2)]
+    (named,) = npuctl.plan(node("node-a"), node("node-b"), group, *pods)["without_effect"]
+    assert (named["job"], named["name"]) == ("default/train", "train-0")
+    assert named["message"].startswith("label fault-scheduling=grace: ")

@@ -173,3 +173,10 @@ def test_cached_answers_equal_computed_ones(history: list[tuple[str, int, int]],
             assert {name: str(why) for name, why in cached.refused.items()} == {
                 name: str(why) for name, why in computed.refused.items()
             }
+
+
+def test_a_gang_that_breaks_a_rule_waits_with_the_rules_sentence() -> None:
+    world = World()
+    world.add(*(node(f"n{number}") for number in range(2)), *gang("train", 2, chips=4))
+    message = world.refusal(gang("train", 2, chips=4)[0]).message
+    assert "2 InvalidRequest (a pod of a job of several pods may request 8 chips of a 910A server, not 4)" in message

@@ -284,7 +284,7 @@ def test_pods_of_a_job_with_contradicting_products_are_refused() -> None:
 @pytest.mark.parametrize(
     "super_pod",
     [
-        {"annotations": {"sp-block": "32"}},
+        {"annotations": {"sp-block": "16"}},
         {"policy": "chip2-node16-sp"},
         {"selector": of_type("module-a3-16-super-pod")},
     ],

@@ -269,7 +269,7 @@ async def test_the_second_vnpu_of_a_job_is_denied(allocator: Allocator) -> None:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
     metadata = {"ownerReferences": [owner], "annotations": {"batch.kubernetes.io/job-completion-index": "0"}}
     first, second = (pod_requesting(name, {"huawei.com/npu-core": "10"}, **metadata) for name in "ab")
-    assert await review(allocator, "pods", first) == {"uid": "r1", "allowed": True}
+    assert (await review(allocator, "pods", first))["allowed"]
     created = await allocator.server.create(first)
     await until(lambda: created["metadata"]["uid"] in allocator.app.cluster.pods)
     assert (await allocator.filter(created, ["n1"]))["NodeNames"] == ["n1"]
@@ -309,6 +309,24 @@ async def test_an_invalid_pod_is_only_warned_about_if_configured(tmp_path: Path)
         answer = await review(allocator, "pods", pod_manifest("invalid", 17))
         assert answer["allowed"]
         assert "InvalidRequest: " in answer["warnings"][0]
+
+
+async def test_a_demand_that_can_not_be_met_is_denied_with_the_filters_sentence(allocator: Allocator) -> None:
+    await allocator.node("n1")
+    labels = {"tor-affinity": "normal-schema"}
+    denied = await review(allocator, "pods", pod_manifest("near", 8, labels=labels))
+    sentence = denied["status"]["message"]
+    assert re.search("^UnsupportedPolicy: pod default/near: label tor-affinity=normal-schema: ", sentence)
+    created = await allocator.pod("near", 8, labels=labels)
+    assert (await allocator.filter(created, ["n1"]))["FailedAndUnresolvableNodes"] == {"n1": sentence}
+
+
+@pytest.mark.parametrize("resource", [f"{RESOURCE}-2c", "huawei.com/npu-core", "huawei.com/npu"])
+async def test_what_has_no_effect_is_a_warning(allocator: Allocator, resource: str) -> None:
+    answer = await review(allocator, "pods", pod_requesting("other", {resource: "1"}))
+    assert answer["allowed"]
+    (warning,) = answer["warnings"]
+    assert warning.startswith(f"resource {resource}: the allocator does not place it")
 
 
 @pytest.mark.parametrize("path", ["bindings", "pods"])

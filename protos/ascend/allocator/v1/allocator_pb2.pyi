@@ -181,18 +181,24 @@ class ValidateJobResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REFUSAL_FIELD_NUMBER: _builtins.int
+    WITHOUT_EFFECT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def refusal(self) -> Global___Refusal:
         """Not set if the job is valid."""
+
+    @_builtins.property
+    def without_effect(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the job requests without effect, a sentence for each: docs/deviations.md."""
 
     def __init__(
         self,
         *,
         refusal: Global___Refusal | None = ...,
+        without_effect: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "without_effect", b"without_effect"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -386,6 +392,7 @@ class ExplainResponse(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     FITTING_FIELD_NUMBER: _builtins.int
     OBSTACLES_FIELD_NUMBER: _builtins.int
+    WITHOUT_EFFECT_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """The node where the pod is bound, reserved, or would be placed now; empty if it fits on no node."""
     standing: _builtins.str
@@ -400,6 +407,10 @@ class ExplainResponse(_message.Message):
     def obstacles(self) -> _containers.RepeatedCompositeFieldContainer[Global___Obstacle]:
         """Why it does not fit on the others, the most frequent reason first."""
 
+    @_builtins.property
+    def without_effect(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the pod requests without effect, a sentence for each: docs/deviations.md."""
+
     def __init__(
         self,
         *,
@@ -408,10 +419,11 @@ class ExplainResponse(_message.Message):
         refusal: Global___Refusal | None = ...,
         fitting: _builtins.int = ...,
         obstacles: _abc.Iterable[Global___Obstacle] | None = ...,
+        without_effect: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fitting", b"fitting", "node", b"node", "obstacles", b"obstacles", "refusal", b"refusal", "standing", b"standing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fitting", b"fitting", "node", b"node", "obstacles", b"obstacles", "refusal", b"refusal", "standing", b"standing", "without_effect", b"without_effect"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,216 @@
+"""What a pod or its job may request in the ecosystem and the allocator does not do: the one table of it.
+
+Nothing is ignored in silence. A pod whose demand could only be met by something that is missing here is refused; where
+its job runs just as well, one of its pods is told, by an Event. The webhook, gRPC and ``npuctl`` have the same
+sentences, and the table in ``docs/deviations.md`` is generated from this one.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from ascend.chips import RESOURCE
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+
+_VENDOR: Final = "huawei.com/"
+_SP_BLOCK: Final = "sp-block"
+_TOR_AFFINITY: Final = "tor-affinity"
+_NOTHING: Final = frozenset({"", "null"})
+
+
+class Outcome(StrEnum):
+    """What becomes of such a pod; the value is a cell of ``docs/deviations.md``."""
+
+    REFUSED = "refused"
+    TOLD = "told once"
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """What a pod asks for, besides chips.
+
+    Attributes:
+        labels: its labels.
+        annotations: its annotations.
+        resources: names of the resources of its containers, without those whose quantity is 0.
+        chips: the number of chips of a pod that is a job of its own; None for the pods of other jobs.
+    """
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    resources: frozenset[str] = frozenset()
+    chips: int | None = None
+
+
+Finder: TypeAlias = Callable[[Asking], str | None]
+
+
+class Unsupported(msgspec.Struct, frozen=True):
+    """A row: something that a pod or its job may request, and that the allocator does not do.
+
+    Attributes:
+        what: how it is written on a pod, for the documentation.
+        meaning: what it requests of MindCluster or of another program of the ecosystem.
+        outcome: what becomes of the pod.
+        sentence: what is missing here, and what helps; without the pod.
+        find: how a pod states it, as in ``label tor-affinity=normal-schema``; None if it does not.
+        reason: the reason of the refusal, if pods are refused.
+    """
+
+    what: str
+    meaning: str
+    outcome: Outcome
+    sentence: str
+    find: Finder
+    reason: Reason = Reason.UNSUPPORTED_POLICY
+
+
+def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
+    """Why a pod is refused on every node; None if it asks for nothing that must not be ignored.
+
+    Args:
+        pod: the pod.
+        chips: the number of its chips, if it is a job of its own; else None.
+    """
+    labels, annotations = pod.metadata.labels, pod.metadata.annotations
+    if _TOR_AFFINITY not in labels and _SP_BLOCK not in annotations:  # called by every decision
+        return None
+    asked = Asking(labels, annotations, chips=chips)
+    for row in UNSUPPORTED:
+        if row.outcome is Outcome.REFUSED and (found := row.find(asked)) is not None:
+            return Refusal(row.reason, f"pod {pod.key}: {found}: {row.sentence}")
+    return None
+
+
+def without_effect(pod: Pod) -> tuple[str, ...]:
+    """What a pod asks for without effect, one sentence for each."""
+    asked = Asking(pod.metadata.labels, pod.metadata.annotations, frozenset(_resources(pod)))
+    return tuple(
+        f"{found}: {row.sentence}"
+        for row in UNSUPPORTED
+        if row.outcome is Outcome.TOLD and (found := row.find(asked)) is not None
+    )
+
+
+def requests_other_devices(pod: Pod) -> bool:
+    """Whether a pod requests devices of Huawei that the allocator does not place."""
+    asked = Asking({}, {}, frozenset(_resources(pod)))
+    return any(row.find(asked) is not None for row in UNSUPPORTED) if asked.resources else False
+
+
+def _resources(pod: Pod) -> Iterator[str]:
+    for container, _ in pod.ordered_containers:
+        for quantities in (container.resources.limits, container.resources.requests):
+            for name, quantity in quantities.items():
+                if quantity != "0" and name.startswith(_VENDOR) and name != RESOURCE:
+                    yield name
+
+
+def _resource(pattern: str) -> Finder:
+    matches = re.compile(re.escape(_VENDOR) + pattern).fullmatch
+
+    def find(asked: Asking) -> str | None:
+        found = sorted(filter(matches, asked.resources))
+        return f"resource {found[0]}" if found else None
+
+    return find
+
+
+def _label(key: str, *, but: frozenset[str] = _NOTHING) -> Finder:
+    return lambda asked: None if (value := asked.labels.get(key)) is None or value in but else f"label {key}={value}"
+
+
+def _annotation(key: str) -> Finder:
+    return lambda asked: None if not (value := asked.annotations.get(key)) else f"annotation {key}={value}"
+
+
+def _any_of(*finders: Finder) -> Finder:
+    def find(asked: Asking) -> str | None:
+        return ", ".join(found for finder in finders if (found := finder(asked)) is not None) or None
+
+    return find
+
+
+def _wrong_block(asked: Asking) -> str | None:
+    """A block that no job may have (docs/spec/superpod.md#block-size)."""
+    text = asked.annotations.get(_SP_BLOCK)
+    if text is None or (asked.chips is None and _is_number(text)) or text == str(asked.chips):
+        return None
+    return f"annotation {_SP_BLOCK}={text}"
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and bool(text.strip("0"))
+
+
+def _mind_ie(asked: Asking) -> str | None:
+    labels = asked.labels
+    return f"labels app={labels['app']} and jobID={labels['jobID']}" if {"app", "jobID"} <= labels.keys() else None
+
+
+_SHARE: Final = "huawei.com/scheduler.softShareDev."
+_FAULTS: Final = "jobs are not rescheduled after faults; the job's own controller replaces pods that have ended"
+_COUNTED: Final = (
+    "the allocator does not place it; its scheduler only counts it, and a device plugin has to offer and assign it"
+)
+
+# A table: how it is written; what it requests; what becomes of the pod; the sentence; how it is found.
+# fmt: off
+UNSUPPORTED: Final = (
+    Unsupported("label `tor-affinity`, unless `null`",
+        "nodes below as few switches as possible ([switch affinity](spec/switch-affinity.md))",
+        Outcome.REFUSED, "the allocator does not know the switches of the nodes; remove it, or set it to null",
+        _label(_TOR_AFFINITY, but=frozenset({"null"}))),
+    Unsupported("annotation `sp-block`, unless a number above 0 and, for a single pod, that of its chips",
+        "blocks of nodes of one SuperPod ([block size](spec/superpod.md#block-size))",
+        Outcome.REFUSED, "the block of a single pod is the number of its chips; set it to that, or remove it",
+        _wrong_block, Reason.INVALID_REQUEST),
+    Unsupported("resource `huawei.com/Ascend910-2c`, `huawei.com/npu-core`, …",
+        "a vNPU ([vNPUs](spec/vnpu.md))",
+        Outcome.TOLD, f"{_COUNTED}. A job may have one",
+        _resource(r"(Ascend910[^-]*-[0-9]+c.*|npu-core)")),
+    Unsupported("resource `huawei.com/npu`",
+        "chips of Ascend 950 and Atlas 350 servers",
+        Outcome.TOLD, _COUNTED,
+        _resource("npu")),
+    Unsupported("resource `huawei.com/Ascend310`, `huawei.com/Ascend310P`, …, or any other `huawei.com/Ascend…`",
+        "chips of another kind",
+        Outcome.TOLD, f"{_COUNTED}. Chips of the 910 family are {RESOURCE}",
+        _resource(r"Ascend(?!910[^-]*-[0-9]+c).*")),
+    Unsupported("labels `fault-scheduling`, unless `off`; `pod-rescheduling`, `process-recover-enable`, "
+        "`fault-retry-times`; annotation `huawei.com/recover_policy_path`",
+        "what is deleted and placed again after a fault ([switches](spec/rescheduling.md#job-switches))",
+        Outcome.TOLD, _FAULTS,
+        _any_of(_label("fault-scheduling", but=frozenset({"", "off"})), _label("pod-rescheduling"),
+                _label("process-recover-enable"), _label("fault-retry-times", but=frozenset({"", "0"})),
+                _annotation("huawei.com/recover_policy_path"))),
+    Unsupported("label `subHealthyStrategy`, unless `ignore`",
+        "to avoid sub-healthy nodes, and to leave a node that becomes sub-healthy",
+        Outcome.TOLD, "no new pod is placed on a sub-healthy node, but pods that run on one are left alone",
+        _label("subHealthyStrategy", but=frozenset({"", "ignore"}))),
+    Unsupported("labels `app` and `jobID` together",
+        "the pods of a MindIE service near each other ([MindIE](spec/inference.md#mindie-jobs))",
+        Outcome.TOLD, "pods of one service are not kept near each other, except by affinity that the scheduler applies",
+        _mind_ie),
+    Unsupported("label `inferserviceid`, annotation `huawei.com/infer_service_schedule`",
+        "instances of an inference service near each other ([services](spec/inference.md#inference-services))",
+        Outcome.TOLD, "instances of one service are not kept near each other",
+        _any_of(_label("inferserviceid"), _annotation("huawei.com/infer_service_schedule"))),
+    Unsupported("annotations `sp-fit`, `ra-block`; label `super-pod-affinity`",
+        "which SuperPod or rack is chosen",
+        Outcome.TOLD, "nodes are chosen regardless of SuperPods and racks",
+        _any_of(_annotation("sp-fit"), _annotation("ra-block"), _label("super-pod-affinity"))),
+    Unsupported("annotation `huawei.com/affinity-config`",
+        "blocks of nodes at each level of a topology",
+        Outcome.TOLD, "nodes are chosen regardless of levels of a topology",
+        _annotation("huawei.com/affinity-config")),
+    Unsupported("labels `huawei.com/scheduler.softShareDev.…`",
+        "a share of a chip ([soft-shared chips](spec/vnpu.md#soft-shared-chips))",
+        Outcome.TOLD, "chips are not shared; the pod gets whole ones",
+        _any_of(*(_label(f"{_SHARE}{each}") for each in ("policy", "aicoreQuota", "hbmQuota")))),
+)
+# fmt: on

@@ -1,0 +1,41 @@
+"""The pods that wait for chips, kept current pod by pod: also those that no scheduler has called for yet."""
+
+from collections.abc import Callable, Iterator
+
+from allocator.rules.unsupported import requests_other_devices
+from ascend.kube.objects import Pod
+
+
+class WaitingPods:
+    """The live pods without a node that request chips, or devices that the allocator does not place."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, Pod] = {}
+        self._listeners: list[Callable[[Pod], None]] = []
+
+    def __iter__(self) -> Iterator[Pod]:
+        return iter(self._pods.values())
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def subscribe(self, appeared: Callable[[Pod], None]) -> None:
+        """Have a function called with every pod that begins to wait."""
+        self._listeners.append(appeared)
+
+    def put(self, pod: Pod) -> None:
+        """Add, update or remove a pod, according to its state."""
+        if pod.spec.node_name or not pod.is_live or pod.is_terminating:
+            self._pods.pop(pod.uid, None)
+            return
+        if not (pod.requests_chips or requests_other_devices(pod)):
+            return
+        is_new = pod.uid not in self._pods
+        self._pods[pod.uid] = pod
+        if is_new:
+            for appeared in self._listeners:
+                appeared(pod)
+
+    def discard(self, uid: str) -> None:
+        """Remove a pod."""
+        self._pods.pop(uid, None)

@@ -1,0 +1,102 @@
+"""Events on pods that ask for something without effect: what they say, and that there is one for each job."""
+
+from pathlib import Path
+
+import pytest
+
+from allocator.observe.notices import REASON, Notices
+from allocator.rules.unsupported import without_effect
+from ascend.chips import RESOURCE
+from ascend.kube.events import Regarding
+from ascend.kube.objects import Pod
+from sandbox.apiserver import ApiServer
+from tests.allocator.builders import World, owned_by, pod
+from tests.allocator.harness import events_of, pod_manifest, running, until
+
+FAULTS = {"fault-scheduling": "grace"}
+
+
+class Scene:
+    """A cluster whose notices are recorded."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.leads = True
+        self.most = 1000
+        self.posted: list[tuple[str, str]] = []
+        self.notices = Notices(self.world.cluster, self._publish, lambda: self.leads)
+        self.notices.post()
+
+    def _publish(self, regarding: Regarding, reason: str, note: str, *, action: str) -> bool:
+        assert (regarding.kind, reason, action) == ("Pod", REASON, "Notify")
+        if len(self.posted) >= self.most:
+            return False
+        self.posted.append((regarding.name, note))
+        return True
+
+    def told(self, *pods: Pod) -> list[str]:
+        """The pods that were told after these were seen."""
+        self.world.add(*pods)
+        for _ in range(len(pods) + 1):
+            self.notices.post()
+        return [name for name, _ in self.posted]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def member(name: str, job: str, **labels: str) -> Pod:
+    return owned_by(pod(name, 8, labels=labels or FAULTS), "StatefulSet", name=job)
+
+
+def test_the_first_pod_of_each_job_is_told_once(scene: Scene) -> None:
+    assert scene.told(*(member(f"a-{n}", "a") for n in range(3)), member("b-0", "b")) == ["a-0", "b-0"]
+    assert scene.told(member("a-0", "a"), member("a-3", "a")) == ["a-0", "b-0"]
+    assert scene.posted[0][1] == "; ".join(without_effect(member("a-0", "a")))
+
+
+def test_a_job_that_asks_for_something_else_is_told_again(scene: Scene) -> None:
+    scene.told(member("a-0", "a"))
+    assert scene.told(member("a-1", "a", **{"fault-scheduling": "force"})) == ["a-0", "a-1"]
+
+
+def test_pods_that_ask_for_nothing_else_or_run_already_are_not_told(scene: Scene) -> None:
+    running_one = pod("runs", 8, node="n1", chips=range(8), phase="Running", labels=FAULTS)
+    assert scene.told(pod("a", 8), pod("b", 8, labels={"fault-scheduling": "off"}), running_one) == []
+
+
+def test_a_pod_that_was_placed_meanwhile_is_still_told(scene: Scene) -> None:
+    scene.world.add(member("a-0", "a"), pod("a-0", 8, node="n1", chips=range(8), phase="Running", labels=FAULTS))
+    assert scene.told() == ["a-0"]
+
+
+def test_what_the_rate_of_events_drops_is_posted_later(scene: Scene) -> None:
+    scene.most = 1
+    assert scene.told(member("a-0", "a"), member("b-0", "b")) == ["a-0"]
+    scene.most = 2
+    assert scene.told() == ["a-0", "b-0"]
+
+
+def test_only_the_leader_posts_and_a_new_one_looks_at_all_waiting_pods(scene: Scene) -> None:
+    scene.leads = False
+    scene.notices.post()
+    assert scene.told(member("a-0", "a"), member("b-0", "b")) == []
+    scene.world.add(pod("b-0", 8, node="n1", chips=range(8), phase="Running", labels=FAULTS))
+    scene.leads = True
+    assert scene.told() == ["a-0"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "label"), [(RESOURCE, "fault-scheduling"), ("huawei.com/Ascend310P", ""), ("huawei.com/npu-core", "")]
+)
+async def test_a_pod_that_no_scheduler_asks_about_gets_the_event(tmp_path: Path, resource: str, label: str) -> None:
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        manifest = pod_manifest("a", None, labels={label: "grace"} if label else {})
+        manifest["spec"]["containers"][0]["resources"] = {"limits": {resource: "1"}}
+        created = await server.create(manifest)
+        await until(lambda: created["metadata"]["uid"] in allocator.app.cluster.pods)
+        (event,) = await events_of(allocator)
+        assert (event["reason"], event["type"], event["regarding"]["name"]) == (REASON, "Warning", "a")
+        assert (label or f"resource {resource}") in event["note"]

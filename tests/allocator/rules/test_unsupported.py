@@ -1,0 +1,116 @@
+"""The table of what pods may request and the allocator does not do."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from allocator.rules.unsupported import UNSUPPORTED, Asking, Outcome, requests_other_devices, without_effect
+from ascend.chips import RESOURCE
+from ascend.kube.objects import Container, Pod, Resources
+from ascend.reasons import Reason
+from tests.allocator.builders import World, node, owned_by, pod, stateful_set
+
+
+def requesting(resource: str, quantity: str = "1") -> Pod:
+    return pod("a", containers=[Container("main", Resources(limits={resource: quantity}))])
+
+
+TOLD = (
+    pod("a", 8, labels={"fault-scheduling": "grace"}),
+    pod("a", 8, labels={"fault-scheduling": "external-force", "fault-retry-times": "3"}),
+    pod("a", 8, labels={"pod-rescheduling": "on"}),
+    pod("a", 8, labels={"process-recover-enable": "pause"}),
+    pod("a", 8, annotations={"huawei.com/recover_policy_path": "pod"}),
+    pod("a", 8, labels={"subHealthyStrategy": "graceExit"}),
+    pod("a", 8, labels={"app": "mindie-ms-server", "jobID": "mindie"}),
+    pod("a", 8, labels={"inferserviceid": "s"}),
+    pod("a", 8, annotations={"huawei.com/infer_service_schedule": "x"}),
+    pod("a", 8, annotations={"sp-fit": "idlest"}),
+    pod("a", 8, annotations={"ra-block": "16"}),
+    pod("a", 8, labels={"super-pod-affinity": "soft"}),
+    pod("a", 8, annotations={"huawei.com/affinity-config": "level1=2"}),
+    pod("a", 1, labels={"huawei.com/scheduler.softShareDev.aicoreQuota": "50"}),
+    requesting("huawei.com/Ascend910-2c"),
+    requesting("huawei.com/Ascend910-12c.3cpu.32g"),
+    requesting("huawei.com/npu-core", "4"),
+    requesting("huawei.com/npu"),
+    requesting("huawei.com/Ascend310"),
+    requesting("huawei.com/Ascend310P"),
+    requesting("huawei.com/Ascend310P-4c"),
+    requesting("huawei.com/Ascend910B"),
+)
+REFUSED = (
+    (pod("a", 8, labels={"tor-affinity": "large-model-schema"}), Reason.UNSUPPORTED_POLICY),
+    (pod("a", 8, labels={"tor-affinity": "normal-schema"}), Reason.UNSUPPORTED_POLICY),
+    (pod("a", 8, labels={"tor-affinity": "?"}), Reason.UNSUPPORTED_POLICY),
+    (pod("a", 4, annotations={"sp-block": "16"}), Reason.INVALID_REQUEST),
+    (pod("a", 4, annotations={"sp-block": "abc"}), Reason.INVALID_REQUEST),
+    (pod("a", 4, annotations={"sp-block": "-4"}), Reason.INVALID_REQUEST),
+    (owned_by(pod("a", 4, annotations={"sp-block": "0"}), "ReplicaSet"), Reason.INVALID_REQUEST),
+)
+FINE = (
+    pod("a", 8),
+    pod("a", 8, labels={"app": "web", "team": "x"}),
+    pod("a", 8, labels={"tor-affinity": "null", "fault-scheduling": "off", "subHealthyStrategy": "ignore"}),
+    pod("a", 8, labels={"fault-retry-times": "0"}, annotations={"sp-block": "8"}),
+    pod("a", containers=[Container("main", Resources(limits={RESOURCE: "8", "huawei.com/npu": "0", "cpu": "1"}))]),
+    pod("a", containers=[Container("main", Resources(limits={RESOURCE: "8", "nvidia.com/gpu": "1"}))]),
+)
+
+
+def accepted(each: Pod) -> bool:
+    world = World()
+    world.add(node("n1"))
+    return world.engine.filter(each).fitting == ["n1"]
+
+
+@pytest.mark.parametrize("each", TOLD)
+def test_a_demand_without_effect_has_one_sentence(each: Pod) -> None:
+    (sentence,) = without_effect(each)
+    assert sentence.startswith(("label", "annotation", "resource"))
+    if each.requests_chips:
+        assert accepted(each)
+
+
+@pytest.mark.parametrize(("each", "reason"), REFUSED)
+def test_a_demand_that_must_not_be_ignored_is_refused(each: Pod, reason: Reason) -> None:
+    world = World()
+    world.add(node("n1"))
+    refusal = world.refusal(each)
+    assert (refusal.reason, without_effect(each)) == (reason, ())
+    assert refusal.message.startswith("pod default/a: ")
+
+
+@pytest.mark.parametrize("each", FINE)
+def test_other_pods_are_placed_and_not_told(each: Pod) -> None:
+    assert accepted(each)
+    assert without_effect(each) == ()
+    assert not requests_other_devices(each)
+
+
+def test_a_block_of_one_pod_of_several_is_not_compared_with_its_chips() -> None:
+    world = World()
+    world.add(*(node(f"n{number}") for number in range(2)))
+    world.cluster.jobs.owner_applied(stateful_set(1))
+    assert world.engine.place(owned_by(pod("one", 8, annotations={"sp-block": "8"}), "StatefulSet")).node == "n0"
+    replica = owned_by(pod("replica", 8, annotations={"sp-block": "16"}), "ReplicaSet")
+    assert "requests nodes of one SuperPod" not in str(world.engine.place(replica))
+
+
+def test_every_row_is_shown_by_an_example() -> None:
+    """A new row needs an example above."""
+    shown: Mapping[Outcome, tuple[Pod, ...]] = {
+        Outcome.TOLD: TOLD,
+        Outcome.REFUSED: tuple(each for each, _ in REFUSED),
+    }
+    for row in UNSUPPORTED:
+        examples = [
+            Asking(
+                each.metadata.labels,
+                each.metadata.annotations,
+                frozenset(name for one in each.spec.containers for name in one.resources.limits),
+                4,
+            )
+            for each in shown[row.outcome]
+        ]
+        assert any(row.find(each) is not None for each in examples), row.what
