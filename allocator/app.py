@@ -229,7 +229,7 @@ class AllocatorApp:
         for job in self.engine.gangs.resume():
             log.warning("the rest of a gang does not fit now", job=str(job.key), kind=job.kind)
         await grpc_server.set_serving(serving=True)
-        log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods))
+        log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods) + len(self.cluster.plain))
         await self._leadership.keep(self.extender_address, self.grpc_address)
 
     async def _housekeep(self, binder: Binder, notices: Notices) -> None:

@@ -202,13 +202,20 @@ class Binder:
         held = self._ledger.get(ref.uid)
         if held is not None and held.stage is Stage.ASSUMED:
             return Assignment(held.node, held.grant, repeated=True)
+        if ref.uid in self._cluster.plain:
+            try:
+                return await self._bind_plain(ref, node)
+            except Conflict:
+                pass  # another pod of that name, or it is bound already
         pod = self._cluster.pods.get(ref.uid)
         if pod is None:
             # The scheduler's watch may be ahead of the informer.
             pod = await self._read(ref)
         ref = PodRef.of(pod)
         if not pod.requests_chips:
-            return await self._bind_plain(ref, pod, node)
+            if pod.spec.node_name:
+                return Assignment(pod.spec.node_name, Grant((), None), repeated=True)
+            return await self._bind_plain(ref, node)
         bound = read_assignment(pod)
         if bound is not None:
             return replace(bound, repeated=True)
@@ -221,16 +228,13 @@ class Binder:
                 # The outcome is unknown: reserved for a while, in case the Binding was made.
                 self._ledger.advance(ref.uid, Stage.DOUBTFUL)
 
-    async def _bind_plain(self, ref: PodRef, pod: Pod, node: str) -> Assignment:
+    async def _bind_plain(self, ref: PodRef, node: str) -> Assignment:
         """Bind a pod that requests no chips: it names the resource with 0, or all pods are bound by the extender."""
-        nothing = Grant((), None)
-        if pod.spec.node_name:
-            return Assignment(pod.spec.node_name, nothing, repeated=True)
         async with self._slots:
             await self._client.bind(
                 namespace=ref.namespace, name=ref.name, uid=ref.uid, node=node, annotations={}, timeout_s=POST_TIMEOUT_S
             )
-        return Assignment(node, nothing)
+        return Assignment(node, Grant((), None))
 
     async def _post(self, ref: PodRef, reservation: Reservation, annotations: dict[str, str]) -> Assignment:
         try:

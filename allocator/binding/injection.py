@@ -68,6 +68,8 @@ class Injector:
             ApiError: there is no such pod.
             Unreachable: the informer has not seen the pod, and it can't be read.
         """
+        if ref.uid in self._cluster.plain:
+            return {}
         pod = await self._pod(ref)
         if pod.spec.node_name or not pod.is_live:
             # The API server does not bind a pod that has a node or has ended, and says so itself.

@@ -15,6 +15,7 @@ from allocator.rules.victims import Cost, Occupant, cost, least_important_first,
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Offer, assess, unknown_node
+from allocator.state.plain_pods import PlainPod
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category
@@ -160,8 +161,12 @@ class Preemption:
     def _pods(self, uids: Iterable[str]) -> Iterator[Occupant]:
         for uid in uids:
             pod = self._cluster.pods.get(uid)
-            # A pod that the informers have not seen yet: the scheduler has selected it for its own reasons.
-            yield _occupant(pod, 0, 0) if pod is not None else Occupant(uid, "", 0, "", False, 0, 0)  # noqa: FBT003
+            if pod is not None:
+                yield _occupant(pod, 0, 0)
+            else:
+                # Without priority and age: the informers have not seen it yet.
+                plain = self._cluster.plain.get(uid) or PlainPod(0, "", terminating=False)
+                yield Occupant(uid, "", *plain, 0, 0)
 
 
 def _occupant(pod: Pod, chips: int, counted: int) -> Occupant:

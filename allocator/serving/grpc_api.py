@@ -190,6 +190,9 @@ class AllocatorService(pb_grpc.AllocatorServicer):
     async def _pod(self, ref: pb.PodRef, context: Context) -> Pod:
         await self._require_open(context)
         pod = self._cluster.pods.get(ref.uid)
+        if pod is None and ref.uid in self._cluster.plain:
+            # Every call refuses it for what it is: a pod that requests no chips.
+            return Pod(metadata=Metadata(name=ref.name, namespace=ref.namespace, uid=ref.uid))
         if pod is None:
             refusal = Refusal(
                 Reason.POD_UNKNOWN, f"the informers have not seen a pod with uid {ref.uid!r} ({_key(ref)})"

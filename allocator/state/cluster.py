@@ -21,6 +21,7 @@ from allocator.state.node import (
     unknown_node,
 )
 from allocator.state.node_labels import NodeLabels
+from allocator.state.plain_pods import PlainPods, is_plain
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.state.report import NO_REPORT, NodeHealth, node_of_health, read_agent_health, read_report
 from allocator.state.reservation import Reservation
@@ -68,6 +69,7 @@ class Cluster:
         self._records: dict[str, NodeRecord] = {}
         self._pods: dict[str, Pod] = {}
         self._gone: dict[str, None] = {}
+        self.plain = PlainPods()
         self.index = NodeIndex()
         self.labels = NodeLabels(self._records)
         self.changes = Changes()
@@ -82,7 +84,7 @@ class Cluster:
 
     @property
     def pods(self) -> Mapping[str, Pod]:
-        """Every pod, by uid."""
+        """Every pod except the plain ones, by uid."""
         return self._pods
 
     def suits(self, held: Reservation, request: ChipRequest) -> bool:
@@ -197,6 +199,12 @@ class Cluster:
     def pod_applied(self, pod: Pod) -> None:
         """Add or update a pod."""
         old = self._pods.get(pod.uid)
+        if is_plain(pod):
+            self.plain.put(pod)
+            if old is not None:
+                self._remove(old)  # its labels or its owner have changed
+            return
+        self.plain.discard(pod.uid)
         self._pods[pod.uid] = pod
         self._gone.pop(pod.uid, None)
         self._drop_plan(self.jobs.pod_applied(pod))
@@ -221,11 +229,16 @@ class Cluster:
 
     def pod_deleted(self, pod: Pod) -> None:
         """Remove a pod; its containers have ended."""
-        self.waiting.discard(pod.uid)
-        self._pods.pop(pod.uid, None)
+        if self.plain.discard(pod.uid):
+            return
         self._gone[pod.uid] = None
         if len(self._gone) > REMEMBERED_GONE:
             del self._gone[next(iter(self._gone))]
+        self._remove(pod)
+
+    def _remove(self, pod: Pod) -> None:
+        self.waiting.discard(pod.uid)
+        self._pods.pop(pod.uid, None)
         self._unhold(pod)
         self._ledger.vacate(pod.uid)
         self._drop_plan(self.jobs.pod_deleted(pod))

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from allocator.rules.job import COSCHEDULING, VOLCANO
 from allocator.state.cluster import Cluster
+from allocator.state.plain_pods import PlainPods
 from ascend.deviceinfo import LABELS, NAMESPACE
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Resource
 from ascend.kube.workloads import (
@@ -38,6 +39,7 @@ class WatchedKind:
         label_selector: which objects are watched; empty for all.
         synced: called when the kind is complete, if it may be missing in a cluster: it comes with a custom resource.
         unserved: called when such a kind is no longer served.
+        unkept: the objects of which the reflector keeps no copy; None if it keeps all.
     """
 
     name: str
@@ -48,6 +50,7 @@ class WatchedKind:
     label_selector: str = ""
     synced: Callable[[Cluster], None] | None = None
     unserved: Callable[[Cluster], None] | None = None
+    unkept: Callable[[Cluster], PlainPods] | None = None
 
     @property
     def is_optional(self) -> bool:
@@ -114,6 +117,6 @@ KINDS: Final = (
     _owners("Jobs", BATCH_JOBS),
     _pod_groups(VOLCANO, VOLCANO_POD_GROUPS),
     _pod_groups(COSCHEDULING, COSCHEDULING_POD_GROUPS),
-    WatchedKind("pods", PODS, Cluster.pod_applied, Cluster.pod_deleted),
+    WatchedKind("pods", PODS, Cluster.pod_applied, Cluster.pod_deleted, unkept=lambda cluster: cluster.plain),
 )
 """Pods last: what they mean depends on all others."""

@@ -13,7 +13,8 @@ resourceVersion. A watch can end for many reasons:
 * a caller needs a copy as recent as the server's state (``refresh``): abort the watch, or the wait, and list again.
 
 The handler is called on the event loop, in the order of the server's history, and must neither block nor raise.
-It never gets an object twice in the same version.
+It never gets an object twice in the same version, except one that is not kept (``Unkept``). After a list other tasks
+run between the changes; deleted objects come last, so that what they hold is not free too early.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from ascend.errors import UNREADABLE, ApiError, Expired, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient, Status, decode, error_of
 from ascend.kube.objects import KubeObject, Resource, T
+from ascend.turn import Turn
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,22 @@ class Handler(Protocol[T_contra]):
 
     def deleted(self, obj: T_contra) -> None:
         """The object was deleted; ``obj`` is its last known state."""
+
+
+class Unkept(Protocol[T_contra]):
+    """Objects of which a reflector keeps no copy, because its handler needs little of them and there may be many.
+
+    The handler gets them like all others, but again with every list.
+    """
+
+    def unkept(self, obj: T_contra, /) -> bool:
+        """Whether an object is not kept."""
+
+    def list_started(self) -> None:
+        """The handler will get all of these objects again."""
+
+    def list_ended(self) -> None:
+        """Those that it did not get since the list started no longer exist."""
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -76,6 +94,7 @@ class Reflector(Generic[T]):
         namespace: only objects of this namespace.
         label_selector: only objects that it matches.
         field_selector: only objects that it matches.
+        unkept: the objects of which no copy is kept; None to keep all.
         idle_timeout_s: how long a watch may be silent before its connection counts as broken.
         monotonic: the clock for ``age_s``.
     """
@@ -89,6 +108,7 @@ class Reflector(Generic[T]):
         namespace: str = "",
         label_selector: str = "",
         field_selector: str = "",
+        unkept: Unkept[T] | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,6 +118,7 @@ class Reflector(Generic[T]):
         self._path = resource.path(namespace=namespace)
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self._selectors = {key: value for key, value in selectors.items() if value}
+        self._unkept = unkept
         self._idle_timeout_s = idle_timeout_s
         self._monotonic = monotonic
         self._objects: dict[str, T] = {}
@@ -110,7 +131,7 @@ class Reflector(Generic[T]):
 
     @property
     def objects(self) -> Mapping[str, T]:
-        """The copy, by ``namespace/name`` (by name if the kind is cluster-scoped)."""
+        """The copy, by ``namespace/name`` (by name if the kind is cluster-scoped), without the unkept objects."""
         return self._objects
 
     @property
@@ -173,6 +194,9 @@ class Reflector(Generic[T]):
     async def _list(self) -> None:
         found: dict[str, T] = {}
         version = token = ""
+        turn = Turn()
+        if self._unkept is not None:
+            self._unkept.list_started()
         while True:
             query = {**self._selectors, "limit": str(PAGE_SIZE)}
             if token:
@@ -180,22 +204,34 @@ class Reflector(Generic[T]):
             page = decode(await self._client.request("GET", self._path, query=query, timeout_s=60.0), _List, "answer")
             self._contacted()
             for obj in self._decode_items(page.items or ()):
-                found[obj.key] = obj
+                if self._is_unkept(obj):
+                    self._apply(obj)
+                else:
+                    found[obj.key] = obj
+                await turn.share()
             version, token = page.metadata.resource_version, page.metadata.continue_
             if not token:
                 break
-        self._replace(found)
+        await self._replace(found, turn)
+        if self._unkept is not None:
+            self._unkept.list_ended()
         self._version = version
         self.synced.set()
 
-    def _replace(self, found: Mapping[str, T]) -> None:
-        for key, old in list(self._objects.items()):
-            new = found.get(key)
-            if new is None or new.uid != old.uid:
-                self._delete(old)
+    async def _replace(self, found: Mapping[str, T], turn: Turn) -> None:
+        changed: list[T] = []
+        for new in found.values():
+            if not self._has(new):
+                changed.append(new)
+            await turn.share()
         # In the order of their creation, as on a watch.
-        for new in sorted(found.values(), key=lambda obj: obj.metadata.creation_timestamp or ""):
+        changed.sort(key=lambda obj: obj.metadata.creation_timestamp or "")
+        for new in changed:
             self._apply(new)
+            await turn.share()
+        for old in [old for key, old in self._objects.items() if key not in found]:
+            self._delete(old)
+            await turn.share()
 
     async def _watch(self, version: str) -> bool:
         """Follow one watch to its end; returns whether it made progress: it had an event, or lasted for a second."""
@@ -241,27 +277,38 @@ class Reflector(Generic[T]):
                 # The uid distinguishes a late DELETED of an earlier object from one of the current object.
                 self._delete(obj)
             else:
-                old = self._objects.get(obj.key)
-                if old is not None and old.uid != obj.uid:
-                    self._delete(old)
                 self._apply(obj)
             self._version = obj.metadata.resource_version
 
     def _apply(self, obj: T) -> None:
-        old = self._objects.get(obj.key)
-        if old is not None and old.metadata.resource_version == obj.metadata.resource_version:
+        if self._has(obj):
             return
-        self._objects[obj.key] = obj
+        old = self._objects.get(obj.key)
+        if old is not None and old.uid != obj.uid:
+            self._delete(old)
+        if self._is_unkept(obj):
+            self._objects.pop(obj.key, None)
+        else:
+            self._objects[obj.key] = obj
         if self._handler is not None:
             self._handler.applied(obj)
 
     def _delete(self, obj: T) -> None:
         old = self._objects.get(obj.key)
-        if old is None or old.uid != obj.uid:
+        if old is not None and old.uid == obj.uid:
+            del self._objects[obj.key]
+        elif not self._is_unkept(obj):
             return
-        del self._objects[obj.key]
         if self._handler is not None:
             self._handler.deleted(obj)
+
+    def _has(self, obj: T) -> bool:
+        """Whether the copy has an object in the same version; a version is unique among all objects of a kind."""
+        old = self._objects.get(obj.key)
+        return old is not None and old.metadata.resource_version == obj.metadata.resource_version
+
+    def _is_unkept(self, obj: T) -> bool:
+        return self._unkept is not None and self._unkept.unkept(obj)
 
     def _decode_items(self, items: tuple[msgspec.Raw, ...] | list[msgspec.Raw]) -> Iterator[T]:
         for raw in items:

@@ -78,6 +78,8 @@ def _differences(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iterator
     for uid in cluster.pods.keys() | rebuilt.pods.keys():
         yield from _pod(uid, cluster, rebuilt)
         yield from _placed(uid, cluster, ledger)
+    for uid in {*cluster.plain, *rebuilt.plain}:
+        yield from _differs(f"pod {uid}", "kept as a plain pod", cluster.plain.get(uid), rebuilt.plain.get(uid))
     for key in cluster.jobs._owners.keys() | rebuilt.jobs._owners.keys():
         yield from _owner(key, cluster, rebuilt)
     for key in cluster.jobs._groups.keys() | rebuilt.jobs._groups.keys():

@@ -90,7 +90,8 @@ class Allocator:
         store, cluster = self.server.store, self.app.cluster
         for entry in (*store.objects_in("default"), *store.select(Selection(NODES))):
             store.remove(entry)
-        await until(lambda: not (cluster.pods or cluster.nodes or cluster.jobs._owners or len(self.app.ledger)))
+        await until(lambda: not (cluster.pods or cluster.nodes or cluster.jobs._owners))
+        await until(lambda: not (len(cluster.plain) or len(self.app.ledger)))
 
     async def node(self, name: str, **more: Any) -> None:
         """Create a 910A server and wait until it is seen."""
@@ -100,7 +101,8 @@ class Allocator:
     async def pod(self, name: str, count: int | None, **metadata: Any) -> Json:
         """Create a pod and wait until it is seen."""
         created = await self.server.create(pod_manifest(name, count, **metadata))
-        await until(lambda: created["metadata"]["uid"] in self.app.cluster.pods)
+        uid, cluster = created["metadata"]["uid"], self.app.cluster
+        await until(lambda: uid in cluster.pods or uid in cluster.plain)
         return created
 
     async def read(self, name: str) -> Json:

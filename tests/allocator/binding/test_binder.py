@@ -52,6 +52,18 @@ async def test_bindings_in_flight_are_limited_and_all_are_posted() -> None:
     assert len(rig.server.bindings) == len(pods)
 
 
+async def test_a_plain_pod_is_bound_without_reading_it() -> None:
+    rig = BinderWorld(pod("a", None))
+    first = await rig.binder.bind(REF, "n1")
+    assert (first.node, first.grant.chips, first.repeated) == ("n1", (), False)
+    assert rig.server.bindings == [{"name": "default/a", "node": "n1"}]
+    assert rig.server.reads == 0
+    again = await rig.binder.bind(REF, "n1")
+    assert (again.node, again.repeated) == ("n1", True)
+    with pytest.raises(Refusal, match="n1"):
+        await rig.binder.bind(REF, "n2")
+
+
 async def test_a_waiting_binding_requests_its_lease_when_it_is_posted() -> None:
     pods = [pod(f"p{number}", 1) for number in range(AT_ONCE)]
     late = pod("late", 1)

@@ -84,6 +84,15 @@ async def test_suggested_victims_without_chips_are_kept() -> None:
     assert chosen.pdb_violations == 2
 
 
+async def test_the_priority_of_victims_without_chips_decides_between_nodes() -> None:
+    pods = (holder("a", range(8)), holder("b", range(8), node="n2"))
+    others = (pod("costly", None, node="n1", priority=5), pod("cheap", None, node="n2", priority=2))
+    world, preemption = world_of(*pods, *others)
+    assert len(world.cluster.plain) == len(others)
+    suggested = {"n1": Suggestion(("uid-a", "uid-costly"), 0), "n2": Suggestion(("uid-b", "uid-cheap"), 0)}
+    assert victims_of(await preemption.improve(pod("x", 8, priority=9), suggested)) == ["cheap", "b"]
+
+
 async def test_only_the_node_with_the_cheapest_victims_is_named() -> None:
     _, preemption = world_of(
         holder("a", range(8), 5, node="n1"),

@@ -98,7 +98,10 @@ async def test_the_state_shows_holders_and_reservations(allocator: Allocator) ->
     assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_refusal_is_an_answer_of_filter_and_an_error_of_allocate(allocator: Allocator) -> None:
+@pytest.mark.parametrize("count", [None, 0])
+async def test_a_refusal_is_an_answer_of_filter_and_an_error_of_allocate(
+    allocator: Allocator, count: int | None
+) -> None:
     invalid = ref(await allocator.pod("invalid", 3))
     assert (await allocator.stub.Filter(pb.FilterRequest(pod=invalid))).refused["n1"].reason == Reason.INVALID_REQUEST
     assert not (await allocator.stub.Score(pb.ScoreRequest(pod=invalid))).nodes
@@ -107,7 +110,7 @@ async def test_a_refusal_is_an_answer_of_filter_and_an_error_of_allocate(allocat
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert str(refused.value.details()).startswith("InvalidRequest: ")
 
-    none = ref(await allocator.pod("none", 0))
+    none = ref(await allocator.pod("none", count))
     assert (await allocator.stub.Filter(pb.FilterRequest(pod=none))).refused["n1"].reason == Reason.INVALID_REQUEST
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await allocator.stub.Allocate(pb.AllocateRequest(pod=none, bind=True))

@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -145,6 +147,90 @@ async def test_after_expired_history_missing_objects_are_deleted(server: ApiServ
         assert set(reflector.objects) == {"default/stays", "default/again"}
         assert reflector.objects["default/again"].uid != uid
         assert handler.calls.count(("applied", "stays")) == 1
+
+
+class UnkeptPods:
+    """The pods whose annotation ``kept`` is "no" are not kept."""
+
+    def __init__(self, calls: list[tuple[str, str]]) -> None:
+        self._calls = calls
+
+    def unkept(self, obj: Pod, /) -> bool:
+        return obj.metadata.annotations.get("kept") == "no"
+
+    def list_started(self) -> None:
+        self._calls.append(("list", "started"))
+
+    def list_ended(self) -> None:
+        self._calls.append(("list", "ended"))
+
+
+async def test_of_unkept_objects_the_handler_gets_every_change_and_list(server: ApiServer, client: KubeClient) -> None:
+    await server.create(pod("kept"))
+    await server.create(pod("unkept", kept="no"))
+    handler = RecordingHandler()
+    calls = handler.calls
+    async with watching(client, handler, unkept=UnkeptPods(calls)) as reflector:
+        assert calls == [("list", "started"), ("applied", "unkept"), ("applied", "kept"), ("list", "ended")]
+        assert set(reflector.objects) == {"default/kept"}
+        calls.clear()
+        await reflector.refresh()
+        assert calls == [("list", "started"), ("applied", "unkept"), ("list", "ended")]
+        await server.watches.wait_for_count(1)
+        calls.clear()
+        await client.delete(PODS, "unkept", "default")
+        await handler.until(lambda: ("deleted", "unkept") in calls)
+
+
+async def test_an_object_may_become_unkept_and_kept_again(server: ApiServer, client: KubeClient) -> None:
+    await server.create(pod("changes"))
+    handler = RecordingHandler()
+    async with watching(client, handler, unkept=UnkeptPods([])) as reflector:
+        await server.watches.wait_for_count(1)
+        for times, (value, kept) in enumerate((("no", False), ("yes", True), ("no", False)), start=2):
+            body = {"metadata": {"annotations": {"kept": value}}}
+            await client.patch(PODS, "changes", body, namespace="default")
+            await handler.until(lambda times=times: len(handler.calls) == times)  # type: ignore[misc]  # bound
+            assert bool(reflector.objects) is kept
+        await client.delete(PODS, "changes", "default")
+        await handler.until(lambda: handler.calls[-1][0] == "deleted")
+        assert handler.calls.count(("deleted", "changes")) == 1
+
+
+@pytest.mark.parametrize("recreated", ["no", "yes"])
+async def test_a_list_shows_an_unkept_object_deleted_and_created_again(
+    server: ApiServer, client: KubeClient, recreated: str
+) -> None:
+    await server.create(pod("again"))
+    handler = RecordingHandler()
+    async with watching(client, handler, unkept=UnkeptPods([])) as reflector:
+        await server.watches.wait_for_count(1)
+        server.pause_watches()
+        await client.delete(PODS, "again", "default")
+        await server.create(pod("again", kept=recreated))
+        await reflector.refresh()
+        assert handler.calls == [("applied", "again"), ("deleted", "again"), ("applied", "again")]
+        assert bool(reflector.objects) is (recreated == "yes")
+
+
+async def test_other_tasks_run_while_a_long_list_is_applied(server: ApiServer, client: KubeClient) -> None:
+    count = 3_000
+    for number in range(count):
+        await server.create(pod(f"p{number}"))
+    seen: list[int] = []
+    handler = RecordingHandler()
+
+    async def look() -> None:
+        while len(handler.calls) < count:
+            seen.append(len(handler.calls))
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    handler.applied = lambda obj: (time.sleep(0.0001), handler.calls.append(("applied", obj.name)))  # type: ignore[method-assign, assignment, func-returns-value]  # slow, as a large cluster's state
+    async with watching(client, handler):
+        await looking
+    turns = [after - before for before, after in itertools.pairwise(seen)]
+    assert 0 < max(turns) < count / 10
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

@@ -1,0 +1,141 @@
+"""Pods that request nothing the allocator assigns: most pods of a cluster, so as little as possible is kept of each.
+
+They count only where a scheduler preempts them for another resource, as CPU: then their priority and age decide which
+node is chosen. With 100,000 of them a whole object each would take 600 MB.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from allocator.rules.job import INDEXED_JOB, SINGLE, STATEFUL_SET, find_job, stated_minimum
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+
+_VENDOR: Final = "huawei.com/"
+_ALIKE: Final = frozenset({SINGLE, STATEFUL_SET, INDEXED_JOB, "Job", "ReplicaSet", "ReplicationController"})
+"""Kinds whose pods are made from one template: all of them request chips, or none."""
+_VOLCANO_JOBS: Final = "batch.volcano.sh/"
+
+_UID_LENGTH: Final = 36
+_TIME_BITS: Final = 40
+_PRIORITY_OFFSET: Final = 1 << 31
+
+
+class PlainPod(NamedTuple):
+    """What is kept of a plain pod.
+
+    Attributes:
+        priority: its priority.
+        since: when it was created, RFC 3339; empty if that is unknown.
+        terminating: whether it is terminating.
+    """
+
+    priority: int
+    since: str
+    terminating: bool
+
+
+def is_plain(pod: Pod) -> bool:
+    """Whether a pod requests no chips and no vNPUs, and can't belong to a gang whose other pods do.
+
+    Other pods without chips count in their jobs: the launcher of an MPIJob is one of the pods that its group requires.
+    """
+    for containers in (pod.spec.containers, pod.spec.init_containers):
+        for each in containers:
+            for quantities in (each.resources.limits, each.resources.requests):
+                for name in quantities:
+                    if name.startswith(_VENDOR):
+                        return False
+    try:
+        if find_job(pod).kind not in _ALIKE or stated_minimum(pod) is not None:
+            return False
+    except Refusal:
+        return False
+    owner = pod.metadata.controller
+    # A task of Volcano's Job has a template of its own.
+    return owner is None or not owner.api_version.startswith(_VOLCANO_JOBS)
+
+
+class PlainPods:
+    """The plain pods, by uid; about 150 bytes each.
+
+    They are passed to it by a reflector that keeps no copy of them (``ascend.kube.reflector.Unkept``).
+    """
+
+    def __init__(self) -> None:
+        # A uid as a number takes half the memory of its text, and numbers don't concern the garbage collector.
+        self._pods: dict[int | str, int] = {}
+        self._listed: dict[int | str, int] | None = None
+
+    def __contains__(self, uid: object) -> bool:
+        return isinstance(uid, str) and _key(uid) in self._pods
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(_uid, self._pods)
+
+    def get(self, uid: str) -> PlainPod | None:
+        """What is kept of a pod; None if it is not a plain pod, or unknown."""
+        packed = self._pods.get(_key(uid))
+        return _unpack(packed) if packed is not None else None
+
+    def unkept(self, pod: Pod) -> bool:
+        """Whether a reflector need not keep a pod."""
+        return is_plain(pod)
+
+    def put(self, pod: Pod) -> None:
+        """Add or update a plain pod."""
+        key, packed = _key(pod.uid), _pack(pod)
+        self._pods[key] = packed
+        if self._listed is not None:
+            self._listed[key] = packed
+
+    def discard(self, uid: str) -> bool:
+        """Remove a pod; returns whether it was there."""
+        return self._pods.pop(_key(uid), None) is not None
+
+    def list_started(self) -> None:
+        """All plain pods are about to be put again."""
+        # The first list fills the dictionary itself: two that grow at the same time leave gaps in the memory.
+        self._listed = {} if self._pods else self._pods
+
+    def list_ended(self) -> None:
+        """Those that were not put since the list started no longer exist."""
+        if self._listed is not None:
+            self._pods, self._listed = self._listed, None
+
+
+def _key(uid: str) -> int | str:
+    if len(uid) == _UID_LENGTH:
+        try:
+            key = int(uid.replace("-", ""), 16)
+        except ValueError:
+            return uid
+        if _uid(key) == uid:
+            return key
+    return uid
+
+
+def _uid(key: int | str) -> str:
+    if isinstance(key, str):
+        return key
+    digits = f"{key:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _pack(pod: Pod) -> int:
+    """Priority, time and whether it is terminating, as one number."""
+    try:
+        created_s = int(datetime.fromisoformat(pod.metadata.creation_timestamp or "").timestamp())
+    except ValueError:
+        created_s = 0
+    return (pod.priority + _PRIORITY_OFFSET) << _TIME_BITS | max(created_s, 0) << 1 | pod.is_terminating
+
+
+def _unpack(packed: int) -> PlainPod:
+    created_s = (packed & (1 << _TIME_BITS) - 1) >> 1
+    since = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if created_s else ""
+    return PlainPod((packed >> _TIME_BITS) - _PRIORITY_OFFSET, since, bool(packed & 1))
