@@ -19,6 +19,9 @@ from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
 from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
+from allocator.nomination.nominator import Nominator
+from allocator.nomination.options import NominationOptions
+from allocator.nomination.writes import Writes
 from allocator.observe.journal import Journal
 from allocator.observe.notices import Notices
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
@@ -156,8 +159,29 @@ class AllocatorApp:
                 ready={"leader and informers": self.missing},
                 standby={"informers": informers.missing},
             )
+            writes = Writes(client, per_s=self._settings.nominate_per_s, monotonic=self._monotonic)
+            stack.push_async_callback(writes.close)
+            nominator = Nominator(
+                cluster=self.cluster,
+                ledger=self.ledger,
+                engine=self.engine,
+                writes=writes,
+                metrics=metrics,
+                options=NominationOptions(
+                    mode=self._settings.nominate,
+                    schedulers=frozenset(self._settings.scheduler_names),
+                    window=self._settings.nominate_window,
+                ),
+                monotonic=self._monotonic,
+            )
             requeuer = Requeuer(
-                client, self.cluster, self.engine, metrics, monotonic=self._monotonic, now_ns=self._now_ns
+                client,
+                self.cluster,
+                self.engine,
+                metrics,
+                monotonic=self._monotonic,
+                now_ns=self._now_ns,
+                nominate=nominator.renominate,
             )
             injector = Injector(
                 client=client,
@@ -176,6 +200,7 @@ class AllocatorApp:
                 preemption=preemption,
                 journal=journal,
                 requeuer=requeuer,
+                nominator=nominator,
                 closed=leadership.closed,
             )
             self.extender.add_routes(http)
@@ -211,6 +236,7 @@ class AllocatorApp:
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
                     tasks.create_task(self._lead(grpc_server), name="leadership"),
+                    tasks.create_task(self._nominate(nominator), name="nominations"),
                 ]
                 if certificates is not None:
                     background.append(tasks.create_task(certificates.run(), name="certificates"))
@@ -231,6 +257,12 @@ class AllocatorApp:
         await grpc_server.set_serving(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods) + len(self.cluster.plain))
         await self._leadership.keep(self.extender_address, self.grpc_address)
+
+    async def _nominate(self, nominator: Nominator) -> None:
+        if self._settings.nominate != "off":
+            await self._leadership.opened()
+            self.cluster.follow_pods(nominator.pod_applied, nominator.pod_deleted)
+            await nominator.run()
 
     async def _housekeep(self, binder: Binder, notices: Notices) -> None:
         while True:

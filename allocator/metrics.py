@@ -54,6 +54,12 @@ class AllocatorMetrics(Collector):
         self.requeued = counter(
             "ascend_allocator_requeued_total", "Times a refused pod was annotated so that its scheduler requeues it"
         )
+        self.nominations = counter(
+            "ascend_allocator_nominations_total",
+            "Nominations by what became of them: written, dropped (the pod changed before), bound (on the nominated"
+            " node), elsewhere (bound on another node), cleared",
+            ["outcome"],
+        )
         self.registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:

@@ -82,6 +82,23 @@ class Settings(DaemonSettings):
     invalid_pods: Literal["deny", "warn"] = Field(
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
     )
+    nominate: Literal["off", "pending"] = Field(
+        default="off",
+        description="nominate a node for a pod ahead of kube-scheduler, which then filters that node alone: pending, as"
+        " soon as the pod is seen; off, never",
+    )
+    scheduler_names: list[str] = Field(
+        default=["default-scheduler"],
+        min_length=1,
+        description="the schedulers that call the extender: only pods with one of these names in schedulerName are"
+        " nominated",
+    )
+    nominate_window: int = Field(
+        default=128, ge=2, description="the most pods that are nominated and that kube-scheduler has not filtered yet"
+    )
+    nominate_per_s: float = Field(
+        default=500.0, gt=0, description="the most requests per second by which pods are nominated"
+    )
     leader_election: bool = Field(
         default=False,
         description="elect a leader among several allocators, by a lease; without it only one may run",

@@ -84,6 +84,21 @@ class FullPod(KubeObject, frozen=True, kw_only=True, dict=True):
         return self.spec.get("nodeSelector") or {}
 
     @property
+    def nominated_node(self) -> str:
+        """The node nominated for it; empty if there is none."""
+        return str(self.status.get("nominatedNodeName") or "")
+
+    @property
+    def priority(self) -> int:
+        """Its priority."""
+        return int(self.spec.get("priority") or 0)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether schedulers ignore it until its gates are removed."""
+        return bool(self.spec.get("schedulingGates"))
+
+    @property
     def is_terminating(self) -> bool:
         """Whether it is being deleted; its containers may still run."""
         return bool(self.metadata.deletion_timestamp)

@@ -19,6 +19,7 @@ from allocator.binding.binder import Binder
 from allocator.binding.binding import PodRef
 from allocator.decision.engine import DecisionEngine, Filtered
 from allocator.decision.preemption import Preemption, Suggestion
+from allocator.nomination.nominator import Nominator
 from allocator.observe.journal import Journal
 from allocator.serving.extender_wire import (
     NODE_CACHE,
@@ -51,6 +52,7 @@ class Extender:
         preemption: selects victims.
         journal: records decisions.
         requeuer: requeues refused pods.
+        nominator: nominates pods ahead of the scheduler.
         closed: why calls are refused now; None if they are answered.
     """
 
@@ -62,6 +64,7 @@ class Extender:
         preemption: Preemption,
         journal: Journal,
         requeuer: Requeuer,
+        nominator: Nominator,
         closed: Callable[[], Refusal | None],
     ) -> None:
         self._engine = engine
@@ -69,6 +72,7 @@ class Extender:
         self._preemption = preemption
         self._journal = journal
         self._requeuer = requeuer
+        self._nominator = nominator
         self._closed = closed
 
     def add_routes(self, app: web.Application) -> None:
@@ -104,8 +108,11 @@ class Extender:
         Raises:
             InvalidValue: the names can't be decoded.
         """
+        self._nominator.filtered(pod, names)
         try:
             found = self._engine.place_or_explain(pod, names)
+            if isinstance(found, Filtered) and not found.fitting and self._nominator.make_room(pod):
+                found = self._engine.place_or_explain(pod, names)
         except Refusal as refusal:
             self._journal.refused(pod, refusal)
             return refused_result(Filtered([], dict.fromkeys(names, refusal)), ())

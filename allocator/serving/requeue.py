@@ -10,7 +10,7 @@ they lacked only the last of them, which exists now.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,6 +71,7 @@ class Requeuer:
         metrics: counts requeued pods.
         monotonic: the clock for waits.
         now_ns: the wall clock, Unix nanoseconds; makes the value of the annotation unique.
+        nominate: nominates a node for the pod with a uid, if it fits; called before the pod is requeued.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Requeuer:
         *,
         monotonic: Callable[[], float],
         now_ns: Callable[[], int],
+        nominate: Callable[[str], Awaitable[None]],
     ) -> None:
+        self._nominate = nominate
         self._client = client
         self._cluster = cluster
         self._engine = engine
@@ -147,6 +150,7 @@ class Requeuer:
         pod.tried_s = self._monotonic()
         pod.wait_s = min(2 * pod.wait_s, LONGEST_WAIT_S)
         ref = pod.ref
+        await self._nominate(ref.uid)
         body = {"metadata": {"uid": ref.uid, "annotations": {REQUEUED: str(self._now_ns())}}}
         try:
             await self._client.patch(PODS, ref.name, body, namespace=ref.namespace)

@@ -75,7 +75,13 @@ class Cluster:
         self.changes = Changes()
         self.jobs = Jobs()
         self.waiting = WaitingPods()
+        self._pod_applied: Callable[[Pod], None] = lambda _pod: None
+        self._pod_deleted: Callable[[Pod], None] = lambda _pod: None
         ledger.subscribe(self._reserved)
+
+    def follow_pods(self, applied: Callable[[Pod], None], deleted: Callable[[Pod], None]) -> None:
+        """Set the callbacks for pods: called after each change of a pod, when the state includes it."""
+        self._pod_applied, self._pod_deleted = applied, deleted
 
     @property
     def nodes(self) -> Mapping[str, NodeRecord]:
@@ -226,6 +232,7 @@ class Cluster:
             self._ledger.vacate(pod.uid)
         self._note_placed(pod.uid)
         self.waiting.put(pod)
+        self._pod_applied(pod)
 
     def pod_deleted(self, pod: Pod) -> None:
         """Remove a pod; its containers have ended."""
@@ -242,6 +249,7 @@ class Cluster:
         self._unhold(pod)
         self._ledger.vacate(pod.uid)
         self._drop_plan(self.jobs.pod_deleted(pod))
+        self._pod_deleted(pod)
 
     def _drop_plan(self, job: JobKey | None) -> None:
         if job is not None:

@@ -5,6 +5,7 @@ Decoding into them is about a hundred times faster than into the client library'
 object back.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -137,15 +138,20 @@ class SchedulingGate(msgspec.Struct, frozen=True):
 
 
 class PodSpec(msgspec.Struct, rename="camel", frozen=True):
-    """A pod's spec."""
+    """A pod's spec; the name of the scheduler is kept once for all pods, to save memory."""
 
     node_name: str = ""
+    scheduler_name: str = ""
     node_selector: dict[str, str] = {}
     priority: int | None = None
     preemption_policy: str = ""
     scheduling_gates: list[SchedulingGate] = []
     containers: list[Container] = []
     init_containers: list[Container] = []
+
+    def __post_init__(self) -> None:
+        if self.scheduler_name:
+            msgspec.structs.force_setattr(self, "scheduler_name", sys.intern(self.scheduler_name))
 
 
 class ContainerStatus(msgspec.Struct, rename="camel", frozen=True):

@@ -43,14 +43,21 @@ class SchedulerCache:
         """Whether a pod is assumed on a node."""
         return uid in self._assumed
 
-    def requested(self) -> Mapping[str, Counter[str]]:
-        """Return how much of every extended resource the pods on each node request, including assumed pods."""
+    def requested(self, pod: FullPod | None = None) -> Mapping[str, Counter[str]]:
+        """Return how much of every extended resource the pods on each node request, including assumed pods.
+
+        Args:
+            pod: the pod to be scheduled: others that are nominated for a node count there, unless their priority is
+                lower (k/k:pkg/scheduler/framework/runtime/framework.go, addGENominatedPods).
+        """
         requested: dict[str, Counter[str]] = {name: Counter() for name in self.nodes}
-        for uid, pod in self._pods.items():
-            node = pod.node_name or self._assumed.get(uid, "")
-            if node in requested and pod.phase not in TERMINAL_PHASES:
+        for uid, each in self._pods.items():
+            node = each.node_name or self._assumed.get(uid, "")
+            if not node and pod is not None and uid != pod.uid and each.priority >= pod.priority:
+                node = each.nominated_node
+            if node in requested and each.phase not in TERMINAL_PHASES:
                 try:
-                    requested[node].update(pod.requests)
+                    requested[node].update(each.requests)
                 except InvalidValue:
                     # The real API server accepts no such pod; ignore its requests.
                     continue

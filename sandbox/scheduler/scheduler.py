@@ -8,7 +8,7 @@ between its response for a pod and the bind of that pod, and must assume the pod
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +18,7 @@ from ascend.chips import RESOURCE
 from ascend.errors import ApiError, AscendError, Unreachable
 from ascend.kube.client import STRATEGIC_MERGE_PATCH, KubeClient
 from ascend.kube.events import EventRecorder, Regarding
-from ascend.kube.objects import NODES, Node
+from ascend.kube.objects import NODES, JsonObject, Node
 from ascend.kube.reflector import Reflector
 from sandbox.changes import Changes
 from sandbox.pods import ALL_OF_PODS, TERMINAL_PHASES, FullPod, timestamp_now
@@ -124,6 +124,8 @@ class Scheduler:
         if obj.node_name or obj.phase in TERMINAL_PHASES:
             self._queue.remove(obj.uid)
             self._queue.move_all()
+        elif obj.is_gated:
+            self._queue.remove(obj.uid)
         elif obj.spec.get("schedulerName", "default-scheduler") == self._name and not obj.is_terminating:
             self._queue.add(obj.uid)
             # A change of the status only, such as why the pod is pending, does not let it fit.
@@ -164,15 +166,18 @@ class Scheduler:
             task.add_done_callback(self._bound)
 
     async def _choose(self, pod: FullPod) -> str:
-        requested = self._cache.requested()
-        nodes = list(self._cache.nodes.values())
-        rejected = {each.name: filter_node(pod, each, requested[each.name]) for each in nodes}
-        feasible = [name for name, reasons in rejected.items() if not reasons]
+        nodes, requested = list(self._cache.nodes.values()), self._cache.requested(pod)
         extender = self._extender if _is_managed(pod) else None
-        if extender is not None and feasible:
-            filtered = await extender.filter(pod, feasible)
-            rejected |= {name: [reason] for name, reason in filtered.reasons.items() if name in rejected}
-            feasible = list(filtered.nodes)
+        nominated = self._cache.nodes.get(pod.nominated_node)
+        if nominated is not None:
+            try:
+                feasible, _ = await self._filter(pod, [nominated], requested, extender)
+            except ExtenderFailure as error:
+                log.warning("evaluation failed on nominated node", extra={"pod": pod.key, "error": str(error)})
+                feasible = []
+            if feasible:
+                return feasible[0]
+        feasible, rejected = await self._filter(pod, nodes, requested, extender)
         if not feasible:
             raise _Unschedulable(fit_error(len(nodes), (reason for reasons in rejected.values() for reason in reasons)))
         if len(feasible) == 1:
@@ -180,6 +185,22 @@ class Scheduler:
         scores = await self._score(extender, pod, feasible)
         best = max(scores.values())
         return self._rng.choice([name for name in feasible if scores[name] == best])
+
+    async def _filter(
+        self,
+        pod: FullPod,
+        nodes: list[Node],
+        requested: Mapping[str, Mapping[str, int]],
+        extender: Extender | None,
+    ) -> tuple[list[str], dict[str, list[str]]]:
+        """Return the nodes that fit, and the reasons of the others."""
+        rejected = {each.name: filter_node(pod, each, requested[each.name]) for each in nodes}
+        feasible = [name for name, reasons in rejected.items() if not reasons]
+        if extender is not None and feasible:
+            filtered = await extender.filter(pod, feasible)
+            rejected |= {name: [reason] for name, reason in filtered.reasons.items() if name in rejected}
+            feasible = list(filtered.nodes)
+        return feasible, rejected
 
     async def _score(self, extender: Extender | None, pod: FullPod, nodes: list[str]) -> dict[str, int]:
         scores: dict[str, int] = {}
@@ -227,12 +248,15 @@ class Scheduler:
         message = str(error)
         self._events.publish(_regarding(current), "FailedScheduling", message, action="Scheduling")
         condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
-        if any(condition.items() <= each.items() for each in current.status.get("conditions") or ()):
+        # A pod that may not preempt others never gets as far as having its nomination cleared.
+        clears = bool(pod.nominated_node) and (reason != "Unschedulable" or pod.spec.get("preemptionPolicy") != "Never")
+        known = any(condition.items() <= each.items() for each in current.status.get("conditions") or ())
+        if known and not clears:
             return
-        body = {
-            "metadata": {"uid": current.uid},
-            "status": {"conditions": [{**condition, "lastTransitionTime": timestamp_now()}]},
-        }
+        status: JsonObject = {"conditions": [{**condition, "lastTransitionTime": timestamp_now()}]}
+        if clears:
+            status["nominatedNodeName"] = None
+        body = {"metadata": {"uid": current.uid}, "status": status}
         try:
             await self._client.patch(
                 ALL_OF_PODS,

@@ -111,6 +111,15 @@ class Allocator:
             answer: Json = await response.json()
             return answer
 
+    async def patch(self, name: str, body: Json, *, subresource: str = "") -> Json:
+        """Patch a pod as another client, with a merge patch."""
+        path = f"{self.server.url}/api/v1/namespaces/default/pods/{name}" + (f"/{subresource}" if subresource else "")
+        headers = {"Content-Type": "application/merge-patch+json"}
+        async with self._http.patch(path, json=body, headers=headers) as response:
+            assert response.status == 200
+            answer: Json = await response.json()
+            return answer
+
     async def bind_as_another(self, name: str, uid: str, node: str, annotations: dict[str, str]) -> None:
         """Bind a pod as a scheduler that posts the Binding itself."""
         body = {

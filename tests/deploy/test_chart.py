@@ -324,6 +324,14 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
     }
 
 
+def test_the_status_of_pods_may_be_written_only_if_nodes_are_nominated() -> None:
+    before = _rights(helm.render(), "allocator")
+    items = helm.render("--set", "allocator.nominate=pending", "--set", "allocator.schedulerNames={ours,default}")
+    assert _rights(items, "allocator") == before | {("ClusterRole", "pods/status"): {"patch"}}
+    container = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["containers"][0]
+    assert {"--nominate=pending", '--scheduler-names=["ours","default"]'} <= set(container["args"])
+
+
 @pytest.mark.parametrize("health_namespace", ["", "mindx-dl"])
 def test_the_allocator_may_list_and_watch_every_kind_it_watches(health_namespace: str) -> None:
     items = helm.render("--set", f"allocator.nodeHealthNamespace={health_namespace}")

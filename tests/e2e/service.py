@@ -16,9 +16,13 @@ class Service:
     Attributes:
         backends: base addresses of the allocators.
         address: host and port of this service.
+        requests: what clients have sent, as it was received.
     """
 
     def __init__(self) -> None:
+        self.requests: list[bytes] = []
+        self._open = asyncio.Event()
+        self._open.set()
         self.backends: list[str] = []
         self.address = ""
         self._connections: set[asyncio.Task[None]] = set()
@@ -38,6 +42,15 @@ class Service:
         await asyncio.gather(*self._connections, return_exceptions=True)
         await self._server.wait_closed()
 
+    def hold(self) -> None:
+        """Forward no request until ``release``: a scheduler waits for the answer to its call."""
+        self.requests.clear()
+        self._open.clear()
+
+    def release(self) -> None:
+        """Forward requests again."""
+        self._open.set()
+
     async def leader(self) -> str | None:
         """Return the base address of a ready allocator, or None."""
         for url in self.backends:
@@ -52,13 +65,18 @@ class Service:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            first = await reader.read(_CHUNK)
+            self.requests.append(first)
+            await self._open.wait()
             leader = await self.leader()
             if leader is None:
                 return
             host, port = leader.rpartition("/")[2].split(":")
             back_reader, back_writer = await asyncio.open_connection(host, int(port))
             try:
-                copying = [asyncio.create_task(_copy(*way)) for way in ((reader, back_writer), (back_reader, writer))]
+                back_writer.write(first)
+                forward, back = self._forward(reader, back_writer), _copy(back_reader, writer)
+                copying = [asyncio.create_task(way) for way in (forward, back)]
                 try:
                     # If one end closes, both close, as when a pod behind a Service dies.
                     await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
@@ -72,6 +90,14 @@ class Service:
             return
         finally:
             writer.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(_CHUNK):
+                self.requests.append(chunk)
+                await self._open.wait()
+                writer.write(chunk)
+                await writer.drain()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -40,11 +40,13 @@ class Setup:
         product: the product of both nodes.
         by_webhook: the scheduler has no extender; the API server sends its Bindings to the allocator's webhook.
         allocators: the number of allocators; one of several leads.
+        nominate: the allocators' setting.
     """
 
     product: Product = ASCEND_910A
     by_webhook: bool = False
     allocators: int = 1
+    nominate: str = "off"
 
 
 @dataclass
@@ -203,9 +205,16 @@ class World(ABC):
 
     async def kill_leader(self) -> None:
         """Kill the leading allocator."""
+        await (await self._leader()).kill()
+
+    async def stop_leader(self) -> None:
+        """Stop the leading allocator: it releases its lease."""
+        await (await self._leader()).stop()
+
+    async def _leader(self) -> Program:
         leader = await self.service.leader()
         assert leader is not None, "no allocator leads"
-        await self.allocators[self.service.backends.index(leader)].kill()
+        return self.allocators[self.service.backends.index(leader)]
 
     async def clear(self) -> None:
         """Delete all pods and fake nodes, and wait until they are gone."""
@@ -242,7 +251,7 @@ class World(ABC):
         """Add the allocators of the setup, without starting them."""
         for number in range(1, self.setup.allocators + 1):
             address, grpc_address = (f"127.0.0.1:{port}" for port in free_ports(2))
-            flags: dict[str, str] = {}
+            flags = {"nominate": self.setup.nominate}
             if self.setup.by_webhook:
                 pair = self.authority.sign("allocator", "IP:127.0.0.1")
                 flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key), "webhooks": "bindings"}

@@ -39,6 +39,10 @@ class PatchServer:
         self.taken.append((asyncio.get_running_loop().time(), name, body))
 
 
+async def not_nominated(_uid: str) -> None:
+    """Nominations are off."""
+
+
 @asynccontextmanager
 async def requeuing(
     world: World, api: PatchServer, clock: Callable[[], float] | None = None
@@ -51,6 +55,7 @@ async def requeuing(
         AllocatorMetrics(world.ledger, lambda: None, world.cluster.index),
         monotonic=clock or loop.time,
         now_ns=lambda: int(loop.time() * 1e9),
+        nominate=not_nominated,
     )
     task = asyncio.create_task(requeuer.run())
     try:

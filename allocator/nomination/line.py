@@ -1,0 +1,49 @@
+"""The pods that the scheduler has not filtered yet, in the order of its queue; no I/O."""
+
+import heapq
+from itertools import count
+from typing import Final
+
+from ascend.kube.objects import Pod
+
+_SWEEP: Final = 64
+"""Entries of removed pods are dropped when there are more of them than pods, and more than this."""
+
+
+class Line:
+    """Pods in the order of kube-scheduler's queue: the highest priority first, then the oldest."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, str, int, str]] = []
+        self._uids: dict[str, int] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._uids)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._uids
+
+    def add(self, pod: Pod) -> None:
+        """Add a pod; no effect if it is there."""
+        if pod.uid not in self._uids:
+            number = self._uids[pod.uid] = next(self._numbers)
+            # Creation times have a resolution of one second; the order of events decides within it.
+            heapq.heappush(self._heap, (-pod.priority, pod.metadata.creation_timestamp or "", number, pod.uid))
+
+    def remove(self, uid: str) -> bool:
+        """Remove a pod; returns whether it was there."""
+        there = self._uids.pop(uid, None) is not None
+        if len(self._heap) > 2 * len(self._uids) + _SWEEP:
+            self._heap = [entry for entry in self._heap if self._uids.get(entry[3]) == entry[2]]
+            heapq.heapify(self._heap)
+        return there
+
+    def pop(self) -> str | None:
+        """Remove the first pod and return its uid; None if there is none."""
+        while self._heap:
+            _, _, number, uid = heapq.heappop(self._heap)
+            if self._uids.get(uid) == number:
+                del self._uids[uid]
+                return uid
+        return None

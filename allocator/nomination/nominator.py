@@ -1,0 +1,345 @@
+"""Nominates nodes for pending pods, so that kube-scheduler filters one node instead of all.
+
+kube-scheduler filters a pod with ``status.nominatedNodeName`` on that node alone, extenders included, and looks at the
+others only if it does not fit there. So a pending pod is decided as soon as the informer sees it: its chips are
+reserved, and the node is written on its status. ``filter`` then finds the reservation. If the scheduler turns the node
+down for a reason that the allocator does not know, it calls ``filter`` with other nodes, and the answer is one of them.
+
+Only pods right ahead of the scheduler are nominated: a window of them, in the order of its queue. A longer window would
+reserve chips long before they are used, and a burst of pods would become a burst of requests. The pods that the
+scheduler will have taken before the nomination reaches it are left to it. A nomination that the scheduler has made
+itself, for a pod that preempts others, is never overwritten.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from typing import Final
+
+from allocator.decision.engine import DecisionEngine
+from allocator.metrics import AllocatorMetrics
+from allocator.nomination.candidates import Candidates
+from allocator.nomination.cleaner import Cleaner
+from allocator.nomination.line import Line
+from allocator.nomination.nomination import Nomination, failure_of, is_ours
+from allocator.nomination.options import NominationOptions
+from allocator.nomination.pace import Pace
+from allocator.nomination.writes import Writes
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Stage
+from ascend.annotations import PLACEMENT_GATE
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.turn import Turn
+
+PERIOD_S: Final = 1.0
+"""How often nominations are checked."""
+SETTLE_S: Final = 5.0
+"""After its filter call a pod should be bound within this time; then its nomination of another node is cleared."""
+
+
+class Nominator:
+    """Nominates nodes for the pods of the schedulers that are served.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        engine: decides.
+        writes: writes nominations.
+        metrics: counts them.
+        options: what is nominated.
+        monotonic: the clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        ledger: Ledger,
+        engine: DecisionEngine,
+        writes: Writes,
+        metrics: AllocatorMetrics,
+        options: NominationOptions,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._engine = engine
+        self._writes = writes
+        self._metrics = metrics
+        self._options = options
+        self._monotonic = monotonic
+        self._line = Line()
+        self._taken: dict[str, float] = {}  # pods that the scheduler is about to filter, and since when
+        self._left: dict[str, bool] = {}  # pods left to the scheduler, and whether it has filtered them
+        self._nominations: dict[str, Nomination] = {}
+        self._unfiltered: set[str] = set()
+        self._cleaner = Cleaner(cluster, writes, metrics)
+        self._candidates = Candidates(cluster, engine, monotonic)
+        self._pace = Pace(monotonic)
+        self._runs = False
+        self._wake = asyncio.Event()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the window has room for another pod."""
+        return len(self._unfiltered) < self._options.window
+
+    @property
+    def waiting(self) -> int:
+        """The number of pods that the scheduler has not filtered yet."""
+        return len(self._line) + len(self._taken) + len(self._unfiltered)
+
+    def pod_applied(self, pod: Pod) -> None:
+        """A pod was added or has changed."""
+        known = self._nominations.get(pod.uid)
+        if known is None and self._cleaner.applied(pod):
+            return
+        if not self._waits(pod):
+            self._forget(pod.uid)
+            if known is not None:
+                self._end(pod, known)
+            return
+        nominated = pod.status.nominated_node_name
+        if known is not None:
+            self._follow(pod, known)
+        elif is_ours(pod):
+            self._adopt(pod)
+        elif not (pod.spec.scheduling_gates or pod.uid in self._left or pod.uid in self._taken):
+            if nominated:
+                self._leave(pod.uid)  # the scheduler's own
+            else:
+                self._line.add(pod)
+                self._wake.set()
+
+    def pod_deleted(self, pod: Pod) -> None:
+        """A pod was deleted."""
+        self._cleaner.keep(pod.uid)
+        self._forget(pod.uid)
+        self._drop(pod.uid)
+
+    def filtered(self, pod: Pod, names: Collection[str]) -> None:
+        """The scheduler calls ``filter`` for a pod, with these nodes."""
+        if not self._runs:
+            return
+        self._pace.filtered()
+        self._forget(pod.uid)
+        self._left[pod.uid] = True
+        nomination = self._nominations.get(pod.uid)
+        if nomination is not None:
+            self._unfiltered.discard(pod.uid)
+            nomination.filtered, nomination.since_s = True, self._monotonic()
+            if nomination.node not in names:
+                self._candidates.avoid(nomination.node)
+        self._wake.set()
+
+    def make_room(self, pod: Pod) -> bool:
+        """Release what is reserved for nominated pods of lower priority that the scheduler has not filtered yet.
+
+        kube-scheduler ignores these nominations for a pod of higher priority as well.
+
+        Returns:
+            Whether anything was released.
+        """
+        released = False
+        for uid in tuple(self._unfiltered):
+            seen = self._cluster.pods.get(uid)
+            held = self._ledger.get(uid)
+            if seen is None or held is None or held.plan or seen.priority >= pod.priority:
+                continue
+            self._withdraw(uid)
+            released = True
+        return released
+
+    async def renominate(self, uid: str) -> None:
+        """Nominate a node for a pod that was refused before, if it fits now; the window does not apply."""
+        pod = self._cluster.pods.get(uid)
+        if not self._options.nominates or pod is None or not self._waits(pod) or pod.status.nominated_node_name:
+            return
+        with suppress(Refusal):
+            await self.nominate(pod)
+
+    def nominate(self, pod: Pod) -> "asyncio.Task[bool]":
+        """Reserve chips for a pod and write its nomination in a task; returns the task: whether it was written.
+
+        Raises:
+            Refusal: the pod fits nowhere.
+        """
+        held = self._engine.place(pod, self._candidates.of(pod))
+        return self._write(pod, held.node)
+
+    async def run(self) -> None:
+        """Nominate until cancelled. Call it once this allocator leads."""
+        self._runs = True
+        try:
+            await self._start()
+            checked_s = self._monotonic()
+            while True:
+                self._wake.clear()
+                await self._advance()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PERIOD_S):
+                        await self._wake.wait()
+                if self._monotonic() - checked_s >= PERIOD_S:
+                    self._check()
+                    checked_s = self._monotonic()
+        finally:
+            self._runs = False
+
+    async def _start(self) -> None:
+        turn = Turn()
+        for uid in tuple(self._cluster.pods):
+            if (pod := self._cluster.pods.get(uid)) is not None:
+                self.pod_applied(pod)
+            await turn.share()
+
+    async def _advance(self) -> None:
+        turn = Turn()
+        # The scheduler may have become slower since.
+        while len(self._taken) > self._lead():
+            last = self._cluster.pods.get(self._taken.popitem()[0])
+            if last is not None:
+                self._line.add(last)
+        while self.has_room and (uid := self._line.pop()) is not None:
+            pod = self._cluster.pods.get(uid)
+            if pod is not None and self._waits(pod) and not pod.status.nominated_node_name:
+                self._decide(pod)
+            await turn.share()
+
+    def _decide(self, pod: Pod) -> None:
+        if len(self._unfiltered) + len(self._taken) < self._lead():
+            self._taken[pod.uid] = self._monotonic()
+            return
+        try:
+            self.nominate(pod)
+        except Refusal:
+            self._leave(pod.uid)
+            return
+        for peer in self._peers(pod):
+            # They were refused while the gang was not complete.
+            if self._left.get(peer.uid) is False and self._ledger.get(peer.uid) is not None:
+                del self._left[peer.uid]
+                self._line.add(peer)
+
+    def _lead(self) -> int:
+        return min(self._pace.lead(self._writes.latency_s), self._options.window // 2)
+
+    def _peers(self, pod: Pod) -> Iterator[Pod]:
+        if self._engine.is_of_gang(pod):
+            yield from self._cluster.jobs.job_of(pod).pods.values()
+
+    def _write(self, pod: Pod, node: str) -> "asyncio.Task[bool]":
+        nomination = Nomination(pod.uid, node, self._monotonic(), failure_of(pod))
+        self._forget(pod.uid)
+        self._cleaner.keep(pod.uid)
+        self._nominations[pod.uid] = nomination
+        self._unfiltered.add(pod.uid)
+        return self._writes.start(self._post(nomination), f"nominate {pod.key}")
+
+    async def _post(self, nomination: Nomination) -> bool:
+        def current() -> Pod | None:
+            """The pod, if the nomination is still worth a request."""
+            pod = self._cluster.pods.get(nomination.uid)
+            is_known = self._nominations.get(nomination.uid) is nomination
+            return pod if is_known and nomination.uid in self._unfiltered else None
+
+        written = await self._writes.nominate(current, nomination.node)
+        self._metrics.nominations.labels("written" if written else "dropped").inc()
+        if not written and self._nominations.get(nomination.uid) is nomination:
+            # Its chips stay reserved: the scheduler is about to filter it.
+            self._drop(nomination.uid)
+            self._leave(nomination.uid)
+        return written
+
+    def _adopt(self, pod: Pod) -> None:
+        """Keep the nomination of a former leader, or of a lost answer, if its node still fits; else replace it."""
+        node = pod.status.nominated_node_name
+        try:
+            candidates = None if self._engine.is_of_gang(pod) else (node,)
+            held = self._engine.place(pod, candidates)
+        except Refusal:
+            self._leave(pod.uid)
+            self._cleaner.clear(pod, node, "stale")
+            return
+        if held.node != node:
+            self._write(pod, held.node)
+            return
+        nomination = Nomination(pod.uid, node, self._monotonic(), failure_of(pod), written=True)
+        nomination.filtered = self._left.get(pod.uid, False)
+        self._nominations[pod.uid] = nomination
+        if not nomination.filtered:
+            self._unfiltered.add(pod.uid)
+
+    def _follow(self, pod: Pod, nomination: Nomination) -> None:
+        """A nominated pod has changed."""
+        if pod.status.nominated_node_name == nomination.node:
+            nomination.written = True
+            if failure_of(pod) == nomination.failure:
+                return
+        elif not nomination.written:
+            return
+        # The scheduler found no node for it, and may have nominated one where it preempts others.
+        if not nomination.filtered:
+            self._engine.release(pod.uid)
+        self._drop(pod.uid)
+        self._leave(pod.uid)
+        self._cleaner.clear(pod, nomination.node, "refused")
+
+    def _end(self, pod: Pod, nomination: Nomination) -> None:
+        """A nominated pod was bound, or does not need a node any more."""
+        self._drop(pod.uid)
+        if pod.spec.node_name:
+            is_there = pod.spec.node_name == nomination.node
+            self._metrics.nominations.labels("bound" if is_there else "elsewhere").inc()
+            if not is_there:
+                self._cleaner.clear(pod, nomination.node, "elsewhere")
+
+    def _check(self) -> None:
+        """Clear nominations of which nothing will come."""
+        now_s = self._monotonic()
+        self._cleaner.retry()
+        for uid in [uid for uid, since_s in self._taken.items() if now_s - since_s > self._ledger.ttl_s]:
+            self._leave(uid)
+        for uid in [uid for uid in self._left if uid not in self._cluster.pods]:
+            del self._left[uid]  # the informer has never seen it
+        for nomination in tuple(self._nominations.values()):
+            uid, held = nomination.uid, self._ledger.get(nomination.uid)
+            if nomination.filtered and now_s - nomination.since_s < SETTLE_S:
+                continue
+            if held is not None and held.node == nomination.node:
+                record = self._cluster.nodes.get(held.node)
+                if record is not None and record.node is not None:
+                    continue
+            if held is not None and held.stage not in {Stage.RESERVED, Stage.PLANNED}:
+                continue  # its Binding is in flight
+            self._withdraw(uid)
+
+    def _withdraw(self, uid: str) -> None:
+        """Release what is reserved for a nominated pod, and clear its nomination."""
+        nomination, pod, held = self._nominations[uid], self._cluster.pods.get(uid), self._ledger.get(uid)
+        if held is not None and held.node == nomination.node:
+            self._engine.release(uid)
+        self._drop(uid)
+        self._leave(uid)
+        if pod is not None:
+            self._cleaner.clear(pod, nomination.node, "stale")
+
+    def _drop(self, uid: str) -> None:
+        self._nominations.pop(uid, None)
+        self._unfiltered.discard(uid)
+        self._wake.set()
+
+    def _leave(self, uid: str) -> None:
+        """Leave a pod to the scheduler."""
+        self._taken.pop(uid, None)
+        self._left.setdefault(uid, False)
+
+    def _forget(self, uid: str) -> None:
+        self._line.remove(uid)
+        self._taken.pop(uid, None)
+        self._left.pop(uid, None)
+
+    def _waits(self, pod: Pod) -> bool:
+        """Whether a pod waits for a scheduler that is served, and for nothing else but the allocator's gate."""
+        return self._options.serves(pod) and all(gate.name == PLACEMENT_GATE for gate in pod.spec.scheduling_gates)

@@ -1,0 +1,34 @@
+"""Which pods are nominated, and how many at once."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ascend.kube.objects import Pod
+
+Mode: TypeAlias = Literal["off", "pending", "gated"]
+
+
+@dataclass(frozen=True, slots=True)
+class NominationOptions:
+    """Which pods are nominated.
+
+    Attributes:
+        mode: ``off``, ``pending`` or ``gated``.
+        schedulers: the names of the schedulers that call the extender.
+        window: the most pods that are nominated and not filtered yet.
+        gate_limit_s: seconds after which a gated pod that does not fit is let through; 0 for no limit.
+    """
+
+    mode: Mode = "off"
+    schedulers: frozenset[str] = frozenset({"default-scheduler"})
+    window: int = 128
+    gate_limit_s: float = 0.0
+
+    @property
+    def nominates(self) -> bool:
+        """Whether pods are nominated."""
+        return self.mode != "off"
+
+    def serves(self, pod: Pod) -> bool:
+        """Whether a pod waits for chips and for a scheduler that is served."""
+        return pod.waits_for_chips and not pod.is_terminating and pod.spec.scheduler_name in self.schedulers
