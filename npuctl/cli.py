@@ -96,7 +96,14 @@ def _npuctl(
 @app.command()
 def plan(
     *,
-    files: Annotated[list[str], typer.Option("-f", "--filename", help="YAML or JSON of Kubernetes objects; -: stdin.")],
+    files: Annotated[
+        list[str] | None, typer.Option("-f", "--filename", help="YAML or JSON of Kubernetes objects; -: stdin.")
+    ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Plan the objects of the files into the cluster as it is.")
+    ] = False,
+    kubeconfig: _Kubeconfig = None,
+    context: _Context = None,
     config: _Config = None,
     values: _Values = None,
     now: _Now = None,
@@ -105,15 +112,16 @@ def plan(
     ] = False,
     output: _OutputOption = Output.TABLE,
 ) -> int:
-    """Show what the allocator would do with the pods in these files, without a cluster.
+    """Show what the allocator would do with the pods in these files, without a cluster or in addition to one.
 
-    Exit status 0: every pod has a place; 3: a pod has none; 2: the input is invalid.
+    Exit status 0: every pod has a place; 3: a pod has none; 2: the input is invalid, or something that requests chips
+    was not planned.
     """
     from npuctl.plan.command import run_plan
     from npuctl.reading.source import Source
 
-    source = Source.of(files=files, config=config, values=values, now=now)
-    return run_plan(source, candidates=candidates, output=output)
+    source = Source.of(files=files, kubeconfig=kubeconfig, context=context, config=config, values=values, now=now)
+    return asyncio.run(run_plan(source, cluster=cluster, candidates=candidates, output=output))
 
 
 @app.command()

@@ -10,10 +10,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ascend.annotations import PLACEMENT_GATE
+from ascend.errors import InvalidValue
 from ascend.grammar import count
 from npuctl.explain.explanation import Explanation, explain
 from npuctl.explain.target import find_target
 from npuctl.output import EXIT_NO_PLACE, Output, numbers, show, some
+from npuctl.plan.workloads import expand
+from npuctl.reading.manifests import read_manifests
 from npuctl.reading.source import Source
 
 _NOTHING_TO_DO: Final = {
@@ -42,7 +46,15 @@ async def run_explain(argument: str, namespace: str | None, source: Source, outp
         InvalidValue: there is no such pod, or the input is invalid.
     """
     objects = await source.read()
-    target = find_target(argument, namespace, objects.pods, source.namespace)
+    try:
+        target = find_target(argument, namespace, objects.pods, source.namespace)
+    except InvalidValue:
+        if not source.files:
+            raise
+        # It may be a workload that was not submitted yet.
+        reading = read_manifests(source.files, strict=False)
+        objects = expand(reading.unsubmitted, objects).objects
+        target = find_target(argument, namespace, objects.pods, source.namespace)
     answers = tuple(explain(pod, objects, source.settings, source.now_ns) for pod in target.pods)
     if target.job is None:
         (answer,) = answers
@@ -87,7 +99,9 @@ def render(answer: Explanation) -> RenderableType:
             says = f"its scheduler says: {answer.scheduler}"
             look = "if it stays unbound, look at its scheduler: kubectl describe pod shows its events"
             parts.append(Text(f"\n{says if answer.scheduler else look}"))
-    if answer.gates:
+    if answer.gates == (PLACEMENT_GATE,):
+        parts.append(Text(f"\nthe allocator removes its scheduling gate {PLACEMENT_GATE} once its chips are reserved"))
+    elif answer.gates:
         gates = f"its scheduling {'gate' if len(answer.gates) == 1 else 'gates'}: {', '.join(answer.gates)}"
         parts.append(Text(f"\nit is gated: no scheduler looks at it before somebody removes {gates}", style="yellow"))
     if answer.without_effect:

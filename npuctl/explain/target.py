@@ -1,6 +1,6 @@
 """Finds the pods that an argument names: a pod, or the pods of a job or of another controller, as with kubectl."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from allocator.rules.job import SINGLE, find_job
@@ -17,7 +17,32 @@ _SHORT_NAMES: Final = {
     "sts": "statefulset",
     "deploy": "deployment",
     "pg": "podgroup",
+    "cj": "cronjob",
+    "lws": "leaderworkerset",
+    "acjob": "ascendjob",
 }
+_LEADER_WORKER_SET: Final = "leaderworkerset.sigs.k8s.io/name"
+_RAY_CLUSTER: Final = "-raycluster-"
+_KNOWN: Final = frozenset(
+    {
+        _JOB,
+        "replicaset",
+        "statefulset",
+        "deployment",
+        "podgroup",
+        "cronjob",
+        "jobset",
+        "leaderworkerset",
+        "ascendjob",
+        "raycluster",
+        "rayjob",
+        "rayservice",
+        "pytorchjob",
+        "tfjob",
+        "mpijob",
+        "paddlejob",
+    }
+)
 _FORMS: Final = "give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job as job/NAME"
 
 
@@ -57,11 +82,11 @@ def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], defau
     if kind == _POD:
         return _pod(right, namespace or default(), pods)
     where = namespace or default()
-    owned = [pod for pod in pods if pod.metadata.namespace == where and _is_of(pod, kind, right)]
+    owned = [pod for pod in pods if pod.metadata.namespace == where and (kind, right) in _belongs_to(pod)]
     if owned:
         return Target([pod for pod in owned if pod.requests_chips] or owned, f"{where}/{right}")
-    if kind == _JOB:
-        raise InvalidValue(f"there are no pods of job {where}/{right}")
+    if kind in _KNOWN:
+        raise InvalidValue(f"there are no pods of {kind} {where}/{right}")
     if namespace not in {None, left}:
         raise InvalidValue(f"pod {argument} is not in the namespace {namespace}; {_FORMS}")
     raise InvalidValue(f"there is no pod {argument}{_elsewhere(right, pods)}; {_FORMS}")
@@ -85,12 +110,19 @@ def _kind(typed: str) -> str:
     return _SHORT_NAMES.get(kind, kind.removesuffix("s"))
 
 
-def _is_of(pod: Pod, kind: str, name: str) -> bool:
+def _belongs_to(pod: Pod) -> Iterator[tuple[str, str]]:
+    """Kind and name of the objects whose pods a user may mean by them: its job, its owner, and what created that."""
     job, owner = find_job(pod), pod.metadata.controller
-    if job.name == name and job.kind != SINGLE and kind in {_JOB, job.kind.partition(".")[0].lower()}:
-        return True
+    if job.kind != SINGLE:
+        yield _JOB, job.name
+        yield job.kind.partition(".")[0].lower(), job.name
+    yield "leaderworkerset", pod.metadata.labels.get(_LEADER_WORKER_SET, "")
     if owner is None:
-        return False
-    if kind == "deployment" and owner.kind == "ReplicaSet":
-        return owner.name == f"{name}-{pod.metadata.labels.get('pod-template-hash')}"
-    return (owner.kind.lower(), owner.name) == (kind, name)
+        return
+    yield owner.kind.lower(), owner.name
+    if owner.kind == "ReplicaSet":
+        yield "deployment", owner.name.removesuffix(f"-{pod.metadata.labels.get('pod-template-hash')}")
+    if owner.kind == "Job":
+        yield "cronjob", owner.name.rpartition("-")[0]
+    if owner.kind == "RayCluster":
+        yield from ((kind, owner.name.rpartition(_RAY_CLUSTER)[0]) for kind in ("rayjob", "rayservice"))

@@ -1,32 +1,58 @@
 """Carries out ``npuctl plan`` and lays out its answer."""
 
+from collections.abc import Iterable
+
 from msgspec import structs
 from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from allocator.state.kinds import KINDS
+from ascend.annotations import PLACEMENT_GATE
 from ascend.daemon.run import EXIT_USAGE
+from ascend.errors import InvalidValue
 from ascend.grammar import count
+from ascend.kube.objects import Pod
 from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, show, some, warn
 from npuctl.plan.placement import PendingPod, PlacementPlan, plan_pods
 from npuctl.plan.workloads import expand
-from npuctl.reading.source import Source
+from npuctl.reading.manifests import Reading, Unsubmitted
+from npuctl.reading.objects import ClusterObjects
+from npuctl.reading.source import DEFAULT_NAMESPACE, Source
 
 
-def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
-    """Plan and print the answer; ``candidates`` also lists every node that each pod fits on.
+async def run_plan(source: Source, *, cluster: bool, candidates: bool, output: Output) -> int:
+    """Plan and print the answer.
+
+    Args:
+        source: the files, and the cluster.
+        cluster: plan the objects of the files into the cluster.
+        candidates: also list every node that each pod fits on.
+        output: the format.
 
     Returns:
-        The exit status: 0; 2 if something given that requests chips was not planned; 3 if a pod has no place.
+        The exit status: 0; 2 if something given that requests chips was not planned; 3 if a pod has no place. With a
+        cluster and files only the pods of the files count.
 
     Raises:
         InvalidValue: the input is invalid.
+        ApiError: the API server refused.
+        Unreachable: the API server did not answer.
     """
-    reading = source.read_files()
-    expansion = expand(reading.unsubmitted, reading.objects)
+    if not cluster and not source.files:
+        raise InvalidValue("give the objects to plan with -f, or plan the waiting pods of a cluster with --cluster")
+    reading = source.read_files() if source.files else Reading(ClusterObjects())
+    live = _without_gated(await source.read_cluster()) if cluster else ClusterObjects()
+    there = {pod.key for pod in live.pods}
+    new, known = _sort_out(reading.unsubmitted, live)
+    if known := [*known, *(f"Pod {pod.key}" for pod in reading.objects.pods if pod.key in there)]:
+        warn(f"in the cluster already, so not planned again: {some(known)}")
+    expansion = expand(new, live.with_new(reading.objects) if cluster else reading.objects)
     plan = plan_pods(expansion.objects, source.settings, source.now_ns, candidates=candidates)
-    plan = structs.replace(plan, unplanned=expansion.unplanned + plan.unplanned)
+    of_cluster = there if source.files else set()
+    unplanned = [each for each in plan.unplanned if f"{each.namespace}/{each.name}" not in of_cluster]
+    plan = structs.replace(plan, unplanned=(*expansion.unplanned, *unplanned))
     if skipped := reading.ignored - expansion.kinds:
         warn(f"skipped: {', '.join(f'{number} {kind}' for kind, number in sorted(skipped.items()))}")
     if expansion.without_chips:
@@ -34,7 +60,32 @@ def run_plan(source: Source, *, candidates: bool, output: Output) -> int:
     show(plan, output, lambda: _render(plan))
     if plan.unplanned:
         return EXIT_USAGE
-    return EXIT_NO_PLACE if plan.pending else 0
+    waits = any(f"{each.namespace}/{each.name}" not in of_cluster for each in plan.pending)
+    return EXIT_NO_PLACE if waits else 0
+
+
+def _without_gated(live: ClusterObjects) -> ClusterObjects:
+    """The objects of a cluster without the pods that no scheduler looks at."""
+
+    def is_gated(pod: Pod) -> bool:
+        return any(gate.name != PLACEMENT_GATE for gate in pod.spec.scheduling_gates)
+
+    if gated := [pod.key for pod in live.pods if pod.requests_chips and is_gated(pod)]:
+        warn(f"not planned, because of scheduling gates: {some(gated)}")
+    return live.without(is_gated)
+
+
+def _sort_out(given: Iterable[Unsubmitted], live: ClusterObjects) -> tuple[list[Unsubmitted], list[str]]:
+    """The workloads that are not in the cluster, and the names of those that are."""
+    there = {(kind.resource.kind, each.key) for kind in KINDS for each in live.by_kind.get(kind.name, ())}
+    new, known = [], []
+    for each in given:
+        key = each.origin.key if "/" in each.origin.key else f"{DEFAULT_NAMESPACE}/{each.origin.key}"
+        if (each.origin.kind, key) in there:
+            known.append(f"{each.origin.kind} {key}")
+        else:
+            new.append(each)
+    return new, known
 
 
 def _render(plan: PlacementPlan) -> RenderableType:

@@ -50,6 +50,8 @@ class NamedMetadata(msgspec.Struct, rename="camel"):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
     namespace: str = "default"
     uid: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
     creation_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     deletion_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
@@ -120,10 +122,14 @@ class Reading:
     warnings: list[str] = field(default_factory=list)
 
 
-def read_manifests(files: Iterable[str]) -> Reading:
+def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
     """Read files; ``-`` is standard input.
 
     The files are taken to have all pod groups of the cluster, so a pod that names another one waits for it.
+
+    Args:
+        files: the files.
+        strict: an invalid PodGroup is an error; otherwise it is skipped with a warning, as by the allocator.
 
     Raises:
         InvalidValue: an object is invalid; the message has file, document number and field.
@@ -133,10 +139,12 @@ def read_manifests(files: Iterable[str]) -> Reading:
     found: dict[tuple[str, str], KubeObject] = {}
     unsubmitted: dict[tuple[str, str, str], Unsubmitted] = {}
     owners: dict[str, str] = {}
+    generated: Counter[tuple[str, str]] = Counter()
     for file in files:
         for number, document in enumerate(read_documents(file), start=1):
             for origin, manifest in _objects(Origin(file, number), document):
                 version = origin.convert(manifest, _Kind).api_version
+                origin, manifest = _named(origin, manifest, generated)  # noqa: PLW2901 - its name is part of both
                 resource = _RESOURCES.get((origin.kind, version))
                 metadata = manifest.get("metadata")
                 if resource in _CONTROLLERS and not (isinstance(metadata, dict) and metadata.get("uid")):
@@ -152,7 +160,13 @@ def read_manifests(files: Iterable[str]) -> Reading:
                             f"{origin.error('apiVersion', what)}; pods of this group are treated as without a group",
                         )
                     continue
-                read = _convert(origin, manifest, resource)
+                try:
+                    read = _convert(origin, manifest, resource)
+                except InvalidValue as error:
+                    if strict or resource not in _GROUPS.values():
+                        raise
+                    warnings.setdefault(str(error), f"{error}; the object is ignored")
+                    continue
                 # Chips are booked by uid: of two pods with the same uid, one would lose its chips.
                 owner = owners.setdefault(read.uid, read.key)
                 if owner != read.key:
@@ -200,6 +214,17 @@ def _normalized(origin: Origin, manifest: Json) -> tuple[Origin, Json]:
         return named, normalize(manifest, named.error)
     except UNREADABLE as error:
         raise named.error("", str(error)) from error
+
+
+def _named(origin: Origin, manifest: Json, generated: Counter[tuple[str, str]]) -> tuple[Origin, Json]:
+    """An object with a name: one that has only ``generateName`` gets a number after it."""
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, dict) or metadata.get("name") or not isinstance(metadata.get("generateName"), str):
+        return origin, manifest
+    prefix = metadata["generateName"]
+    number = generated[origin.kind, prefix]
+    generated[origin.kind, prefix] += 1
+    return _normalized(origin, {**manifest, "metadata": {**metadata, "name": f"{prefix}{number}"}})
 
 
 def _convert(origin: Origin, manifest: Json, resource: Resource[T]) -> T:

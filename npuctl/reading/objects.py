@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import chain
@@ -16,7 +16,7 @@ from allocator.settings import Settings
 from allocator.state.kinds import KINDS, WatchedKind, watched_kinds
 from allocator.state.report import node_of_health
 from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
-from ascend.errors import ApiError, InvalidReport, NotFound
+from ascend.errors import ApiError, InvalidReport, NotFound, Unreachable
 from ascend.kube.client import KubeClient, decode
 from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod
 from ascend.kube.workloads import PodGroup
@@ -59,12 +59,23 @@ class ClusterObjects:
 
     def plus(self, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]]) -> Self:
         """Return these objects and more, as for ``of``; of objects with the same kind and name these count."""
-        more = type(self).of(objects, groups).by_kind
+        return self.with_new(type(self).of(objects, groups))
+
+    def with_new(self, new: "ClusterObjects") -> Self:
+        """Return these objects and others; of objects with the same kind and name these count.
+
+        An optional kind of which neither has an object stays as it is here: served or not.
+        """
+        more = {kind: some for kind, some in new.by_kind.items() if some or kind in self.by_kind}
         merged = {
             kind: {each.key: each for each in (*more.get(kind, ()), *self.by_kind.get(kind, ()))}
             for kind in {**self.by_kind, **more}
         }
         return type(self)({kind: tuple(sorted(found.values(), key=_key)) for kind, found in merged.items()})
+
+    def without(self, dropped: Callable[[Pod], bool]) -> Self:
+        """Return the objects without some pods."""
+        return type(self)({**self.by_kind, "pods": tuple(pod for pod in self.pods if not dropped(pod))})
 
     def watched(self, health_namespace: str) -> dict[str, list[Any]]:
         """The objects that an allocator watches, by name of their kind; NodeD's ConfigMaps are in this namespace."""
@@ -119,30 +130,55 @@ class ClusterObjects:
         return tuple(name for name in health if node_of_health(name) is not None)
 
 
-async def list_objects(client: KubeClient, health_namespace: str = "") -> ClusterObjects:
-    """List the objects from an API server; the namespace of NodeD's ConfigMaps is empty if they are not used.
+async def list_objects(
+    client: KubeClient, health_namespace: str = "", *, skipped: Callable[[str], None] | None = None
+) -> ClusterObjects:
+    """List the objects from an API server.
+
+    Args:
+        client: the API server.
+        health_namespace: the namespace of NodeD's ConfigMaps; empty if they are not used.
+        skipped: called with a sentence on each object that can't be decoded, which the allocator ignores as well;
+            without it one is an error.
 
     Raises:
         ApiError: the API server refused.
         Unreachable: it did not answer.
     """
     kinds = watched_kinds(health_namespace)
-    found = await asyncio.gather(*(_list_kind(client, kind, health_namespace) for kind in kinds))
+    found = await asyncio.gather(*(_list_kind(client, kind, health_namespace, skipped) for kind in kinds))
     groups = {kind.name: some for kind, some in zip(kinds, found, strict=True) if kind.is_optional and some is not None}
     fixed = (some for kind, some in zip(kinds, found, strict=True) if not kind.is_optional and some is not None)
     return ClusterObjects.of(chain.from_iterable(fixed), groups)
 
 
-async def _list_kind(client: KubeClient, kind: WatchedKind, health_namespace: str) -> list[Any] | None:
+async def _list_kind(
+    client: KubeClient, kind: WatchedKind, health_namespace: str, skipped: Callable[[str], None] | None
+) -> list[Any] | None:
     """List the objects of a kind; None if it is optional and the cluster does not serve it."""
+    path = kind.resource.path(namespace=kind.namespace(health_namespace))
     try:
-        return await client.list_objects(kind.resource, kind.namespace(health_namespace))
+        return list(_decoded(await client.request("GET", path), kind, skipped))
     except ApiError as error:
         # The API server checks rights first, so a kind it does not serve is forbidden too.
         is_forbidden = error.status == HTTPStatus.FORBIDDEN
         if kind.is_optional and (isinstance(error, NotFound) or (is_forbidden and not await _is_served(client, kind))):
             return None
         raise
+
+
+class _List(msgspec.Struct):
+    items: list[msgspec.Raw] | None = None
+
+
+def _decoded(answer: bytes, kind: WatchedKind, skipped: Callable[[str], None] | None) -> Iterator[Any]:
+    for item in decode(answer, _List, "list").items or ():
+        try:
+            yield decode(item, kind.resource.type)
+        except Unreachable as error:
+            if skipped is None:
+                raise
+            skipped(f"{kind.resource.kind} ignored: {error}")
 
 
 class _Kind(msgspec.Struct):

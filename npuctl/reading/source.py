@@ -21,6 +21,8 @@ from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects, list_object
 
 DEFAULT_NAMESPACE: Final = "default"
 _DAY_S: Final = 86_400
+_OLD_S: Final = 60
+"""Age of a file from which on it is said: what has changed since is not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +77,26 @@ class Source:
             Unreachable: the API server did not answer, or no kubeconfig names one.
         """
         if self.files:
-            return self.read_files().objects
-        async with await self.connect() as client:
-            return await list_objects(client, self.settings.node_health_namespace)
+            return self.read_files(strict=False).objects
+        return await self.read_cluster()
 
-    def read_files(self) -> Reading:
-        """Read the files, and print warnings on standard error.
+    async def read_cluster(self) -> ClusterObjects:
+        """List the objects of the cluster.
+
+        Raises:
+            ApiError: the API server refused.
+            Unreachable: the API server did not answer, or no kubeconfig names one.
+        """
+        async with await self.connect() as client:
+            return await list_objects(client, self.settings.node_health_namespace, skipped=warn)
+
+    def read_files(self, *, strict: bool = True) -> Reading:
+        """Read the files, and print warnings on standard error; see ``read_manifests``.
 
         Raises:
             InvalidValue: a file is invalid.
         """
-        reading = read_manifests(self.files)
+        reading = read_manifests(self.files, strict=strict)
         for sentence in reading.warnings:
             warn(sentence)
         if unused := reading.objects.unused_health_reports(self.settings):
@@ -100,13 +111,15 @@ class Source:
     def _warn_of_the_clock(self, objects: ClusterObjects) -> None:
         newest_s = max((each.update_time_s for each in objects.valid_reports.values()), default=0)
         age_s = self.now_ns // 10**9 - newest_s
-        if newest_s and age_s > self.settings.max_report_age_s:
-            newest = datetime.fromtimestamp(newest_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            age = count(age_s // _DAY_S, "day") if age_s >= _DAY_S else f"{age_s} s"
-            warn(
-                f"the newest device report in the files is of {newest}, {age} before now, so all are stale; give the "
-                f"time of the files by --now {newest}"
-            )
+        if not newest_s or age_s < _OLD_S:
+            return
+        newest = datetime.fromtimestamp(newest_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        age = count(age_s // _DAY_S, "day") if age_s >= _DAY_S else f"{age_s} s"
+        stale = ", so all are stale" if age_s > self.settings.max_report_age_s else ""
+        warn(
+            f"the newest device report in the files is of {newest}, {age} before now{stale}; give the time of the "
+            f"files by --now {newest}"
+        )
 
     async def connect(self) -> KubeClient:
         """Return a client of the cluster.

@@ -32,7 +32,7 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         ([""], ["completion", "doctor", "explain", "plan", "topo", ":4"]),
         (["e"], ["explain", ":4"]),
-        (["plan", "--c"], ["--candidates", "--config", ":4"]),
+        (["plan", "--c"], ["--candidates", "--cluster", "--config", "--context", ":4"]),
         (["plan", "-o", ""], ["json", "table", "yaml", ":4"]),
         (["plan", "-f", ""], [":0"]),
         (["completion", "z"], ["zsh", ":4"]),

@@ -422,7 +422,8 @@ def test_pods_of_a_job_with_the_same_explanation_are_printed_once(tmp_path: Path
             "there is no pod team/none; give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job",
         ),
         ("team/train", "there is no pod team/train; there is default/train; give a pod as NAME"),
-        ("deployment/none", "there is no pod deployment/none; give a pod as"),
+        ("deployment/none", "there are no pods of deployment default/none"),
+        ("lws/none", "there are no pods of leaderworkerset default/none"),
     ],
 )
 def test_a_job_that_does_not_exist_says_what_is_accepted(argument: str, printed: str, tmp_path: Path) -> None:

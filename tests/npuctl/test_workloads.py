@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from allocator.rules.job import VOLCANO
 from npuctl.cli import app
+from npuctl.plan.workloads import expand
+from npuctl.reading.manifests import read_manifests
 from tests.npuctl.manifests import Json, as_list, node, pod
 
 NOW = "2026-01-01T00:00:00Z"
@@ -118,6 +121,8 @@ def test_the_jobs_of_a_job_set_are_one_job(tmp_path: Path) -> None:
         ("TFJob", "kubeflow.org/v1", "tfReplicaSpecs", "Chief"),
         ("MPIJob", "kubeflow.org/v1", "mpiReplicaSpecs", "Launcher"),
         ("MPIJob", "kubeflow.org/v2beta1", "mpiReplicaSpecs", "Launcher"),
+        ("PaddleJob", "kubeflow.org/v1", "paddleReplicaSpecs", "Master"),
+        ("AscendJob", "mindxdl.gitee.com/v1", "replicaSpecs", "Master"),
     ],
 )
 def test_the_replicas_of_a_kubeflow_job_are_one_job(
@@ -138,6 +143,74 @@ def test_a_volcano_job_is_a_gang(tmp_path: Path, minimum: int | None, nodes: int
     every = [each["name"] for each in (*answer["pods"], *answer["pending"])]
     assert sorted(every) == ["train-master-0", "train-worker-0", "train-worker-1"]
     assert distributed(answer) <= {"true"}
+
+
+def test_a_volcano_jobs_group_has_its_labels_and_annotations(tmp_path: Path) -> None:
+    tasks = [{"name": "w", "replicas": 2, "template": template(4)}]
+    made = workload("Job", "batch.volcano.sh/v1alpha1", {"tasks": tasks}, annotations={"a": "b"}, labels={"c": "d"})
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(made))
+    reading = read_manifests([str(path)])
+    (group,) = expand(reading.unsubmitted, reading.objects).objects.by_kind[VOLCANO]
+    assert (group.metadata.annotations, group.metadata.labels) == ({"a": "b"}, {"c": "d"})
+
+
+def test_a_leader_worker_set_has_a_leader_and_workers_in_each_group(tmp_path: Path) -> None:
+    leader_worker = {"size": 3, "leaderTemplate": template(1), "workerTemplate": template(8)}
+    spec = {"replicas": 2, "leaderWorkerTemplate": leader_worker}
+    answer = plan(tmp_path, workload("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1", spec))
+    planned = {each["name"]: len(each["chips"]) for each in (*answer["pods"], *answer["pending"]) if "chips" in each}
+    assert sorted(names(answer) + [each["name"] for each in answer["pending"]]) == [
+        "train-0", "train-0-1", "train-0-2", "train-1", "train-1-1", "train-1-2",
+    ]  # fmt: skip
+    assert planned["train-0-1"] == 8
+    same = {"leaderWorkerTemplate": {"size": 1, "workerTemplate": template(8)}}
+    assert names(plan(tmp_path, workload("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1", same))) == ["train-0"]
+
+
+RAY_CLUSTER = {
+    "headGroupSpec": {"template": template(None)},
+    "workerGroupSpecs": [
+        {"groupName": "big", "replicas": 2, "template": template(8)},
+        {"groupName": "hosts", "minReplicas": 1, "numOfHosts": 2, "template": template(4)},
+        {"groupName": "off", "replicas": 3, "suspend": True, "template": template(8)},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "cluster"),
+    [
+        ("RayCluster", RAY_CLUSTER, "train"),
+        ("RayJob", {"rayClusterSpec": RAY_CLUSTER}, "train-raycluster-0"),
+        ("RayService", {"rayClusterConfig": RAY_CLUSTER}, "train-raycluster-0"),
+    ],
+)
+def test_a_ray_cluster_has_the_workers_of_each_group(tmp_path: Path, kind: str, spec: Json, cluster: str) -> None:
+    answer = plan(tmp_path, workload(kind, "ray.io/v1", spec))
+    every = [each["name"] for each in (*answer["pods"], *answer["pending"])]
+    workers = ("big-worker-0", "big-worker-1", "hosts-worker-0", "hosts-worker-1")
+    assert sorted(every) == [f"{cluster}-{each}" for each in workers]
+
+
+def test_a_cron_job_is_planned_as_one_of_its_jobs(tmp_path: Path) -> None:
+    spec = {"schedule": "0 3 * * *", "jobTemplate": {"spec": {"parallelism": 2, "template": template(4)}}}
+    assert names(plan(tmp_path, workload("CronJob", "batch/v1", spec))) == ["train-0-0", "train-0-1"]
+
+
+def test_an_object_with_only_a_generated_name_gets_a_number(tmp_path: Path) -> None:
+    jobs = [job(8), job(8)]
+    single = pod("x", 1)
+    for each in (*jobs, single):
+        each["metadata"] = {"generateName": "try-"}
+    assert sorted(names(plan(tmp_path, *jobs, single))) == ["try-0", "try-0-0", "try-1-0"]
+
+
+def test_a_workload_with_other_devices_is_no_success(tmp_path: Path) -> None:
+    other = template(None)
+    other["spec"]["containers"][0]["resources"] = {"limits": {"huawei.com/Ascend310P": 1}}
+    (unplanned,) = plan(tmp_path, workload("Deployment", "apps/v1", {"template": other}))["unplanned"]
+    assert (unplanned["kind"], unplanned["name"]) == ("Pod", "train-0")
 
 
 def test_labels_annotations_and_namespace_of_the_template_are_on_the_pods(tmp_path: Path) -> None:
@@ -190,9 +263,14 @@ def test_a_deployment_is_expanded_beside_one_whose_name_begins_alike(tmp_path: P
 @pytest.mark.parametrize(
     ("manifest", "expected"),
     [
-        (workload("DaemonSet", "apps/v1", {"template": template()}), "npuctl plan does not expand this kind"),
-        (workload("AscendJob", "mindxdl.gitee.com/v1", {"x": [template()]}), "npuctl plan does not expand this kind"),
-        (workload("JobSet", "jobset.x-k8s.io/v9", {"x": template()}), "npuctl plan does not expand this kind"),
+        (
+            workload("DaemonSet", "apps/v1", {"template": template()}),
+            "npuctl plan does not expand DaemonSet of apps/v1",
+        ),
+        (
+            workload("JobSet", "jobset.x-k8s.io/v9", {"x": template()}),
+            "npuctl plan does not expand JobSet of jobset.x-k8s.io/v9",
+        ),
         (job(suspend=True), "it is suspended, so its controller creates no pods"),
     ],
 )
@@ -241,8 +319,11 @@ def test_an_invalid_workload_is_named_with_document_and_field(tmp_path: Path, ma
     assert expected in err
 
 
-def test_other_commands_do_not_expand_workloads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("argument", ["job/train", "pod/train-0"])
+def test_explain_takes_a_workload_that_was_not_submitted_yet(tmp_path: Path, argument: str) -> None:
     path = tmp_path / "objects.json"
-    path.write_text(json.dumps(as_list(node("n1"), job())))
-    done = CliRunner().invoke(app, ["explain", "train-0", "-f", str(path), "--now", NOW])
-    assert done.exit_code == 2
+    path.write_text(json.dumps(as_list(node("n1"), job(8, parallelism=2))))
+    done = CliRunner().invoke(app, ["explain", argument, "-f", str(path), "--now", NOW])
+    assert (done.exit_code, "train-0 requests 8 chips and fits on 1 node" in done.stdout) == (0, True)
+    listed = CliRunner().invoke(app, ["topo", "-f", str(path), "--now", NOW])
+    assert "8 of 8 free" in listed.stdout
