@@ -11,6 +11,7 @@ from typing import Self
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+from prometheus_client import CollectorRegistry
 
 from allocator.binding.annotations import Stamper
 from allocator.binding.binder import Binder
@@ -22,6 +23,7 @@ from allocator.metrics import AllocatorMetrics
 from allocator.nomination.nominator import Nominator
 from allocator.nomination.options import NominationOptions
 from allocator.nomination.writes import Writes
+from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
 from allocator.observe.notices import Notices
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
@@ -90,6 +92,7 @@ class AllocatorApp:
         self.engine = DecisionEngine(
             self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s, default_product=settings.default_product
         )
+        self.gauges = ClusterGauges(self.cluster, self.ledger, self.engine, lambda: now_ns() / 1e9, monotonic)
         self.extender_address = ""
         """Where the extender, probes and metrics listen."""
         self.grpc_address = ""
@@ -236,6 +239,7 @@ class AllocatorApp:
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
                     tasks.create_task(self._lead(grpc_server), name="leadership"),
+                    tasks.create_task(self._measure(informers, metrics.registry), name="gauges"),
                     tasks.create_task(self._nominate(nominator), name="nominations"),
                 ]
                 if certificates is not None:
@@ -257,6 +261,11 @@ class AllocatorApp:
         await grpc_server.set_serving(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods) + len(self.cluster.plain))
         await self._leadership.keep(self.extender_address, self.grpc_address)
+
+    async def _measure(self, informers: Informers, registry: CollectorRegistry) -> None:
+        registry.register(self.gauges)
+        await informers.synced()
+        await self.gauges.run()
 
     async def _nominate(self, nominator: Nominator) -> None:
         if self._settings.nominate != "off":

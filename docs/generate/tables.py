@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
 from allocator.metrics import AllocatorMetrics
+from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.rules.unsupported import UNSUPPORTED
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.settings import RELOADED, fixed_settings
@@ -97,7 +98,9 @@ def _metrics(registry: CollectorRegistry) -> Iterator[tuple[Metric, tuple[str, .
 def allocator_registry() -> CollectorRegistry:
     """Return the registry of an allocator without any objects."""
     empty = OfflineAllocator(ClusterObjects(), fixed_settings(AllocatorSettings, None, {}), 0)
-    return AllocatorMetrics(empty.ledger, lambda: 0.0, empty.cluster.index).registry
+    registry = AllocatorMetrics(empty.ledger, lambda: 0.0, empty.cluster.index).registry
+    registry.register(ClusterGauges(empty.cluster, empty.ledger, empty.engine))
+    return registry
 
 
 def rights_table() -> Iterator[str]:

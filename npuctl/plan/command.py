@@ -9,11 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from allocator.state.kinds import KINDS
-from ascend.annotations import PLACEMENT_GATE
+from allocator.state.waiting import is_gated
 from ascend.daemon.run import EXIT_USAGE
 from ascend.errors import InvalidValue
 from ascend.grammar import count
-from ascend.kube.objects import Pod
 from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, show, some, warn
 from npuctl.plan.placement import PendingPod, PlacementPlan, plan_pods
 from npuctl.plan.workloads import expand
@@ -66,10 +65,6 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, output: O
 
 def _without_gated(live: ClusterObjects) -> ClusterObjects:
     """The objects of a cluster without the pods that no scheduler looks at."""
-
-    def is_gated(pod: Pod) -> bool:
-        return any(gate.name != PLACEMENT_GATE for gate in pod.spec.scheduling_gates)
-
     if gated := [pod.key for pod in live.pods if pod.requests_chips and is_gated(pod)]:
         warn(f"not planned, because of scheduling gates: {some(gated)}")
     return live.without(is_gated)

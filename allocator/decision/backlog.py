@@ -1,0 +1,176 @@
+"""What waits for chips, and for what. No I/O.
+
+Computed from the watched pods, so that they are true for pods that no scheduler has called for: kube-scheduler doesn't
+call for a pod while no node has enough chips. A verdict here is cheaper than a decision: a gang counts its pods by what
+nodes have left, without a plan for all of them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from allocator.decision.engine import DecisionEngine
+from allocator.rules.request import ChipRequest
+from allocator.rules.vacancy import capacity
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from allocator.state.waiting import is_gated
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Category
+from ascend.turn import Turn
+
+
+class WaitingFor(StrEnum):
+    """What a pod waits for; the value is a label of the gauges."""
+
+    BINDING = "binding"
+    """It fits now, or has its chips reserved: for its scheduler."""
+
+    CHIPS = "chips"
+    """It fits once other pods have ended."""
+
+    NODES = "nodes"
+    """No node that it could use is usable."""
+
+    PODS = "pods"
+    """Pods of its gang, or its PodGroup, don't exist yet."""
+
+    CHANGE = "change"
+    """Its request is invalid on every node."""
+
+
+_WORSE: Final = (WaitingFor.BINDING, WaitingFor.CHIPS, WaitingFor.NODES, WaitingFor.CHANGE)
+"""What the pods of a gang may wait for; the last of these counts for all of them."""
+
+
+class Backlog(msgspec.Struct, frozen=True):
+    """What waits.
+
+    Attributes:
+        pods: the number of waiting pods by namespace and what they wait for.
+        chips: the number of chips they request, likewise.
+        oldest_gang: when the oldest pod of a gang was created that waits for more than its Binding, RFC 3339; empty if
+            none waits.
+    """
+
+    pods: Mapping[tuple[str, WaitingFor], int] = {}
+    chips: Mapping[tuple[str, WaitingFor], int] = {}
+    oldest_gang: str = ""
+
+
+_Selector: TypeAlias = frozenset[tuple[str, str]]
+_Kind: TypeAlias = tuple[ChipRequest, _Selector]
+
+
+class _Read(NamedTuple):
+    """What a pod requests, and the state it was read from."""
+
+    pod: Pod
+    job_version: int
+    labels_version: int
+    request: ChipRequest | None
+    chips: int
+
+
+class _Gang(NamedTuple):
+    job: Job
+    kinds: Counter[_Kind]
+    pods: list[Pod]
+
+
+class BacklogReader:
+    """Measures what waits.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        engine: reads what pods request.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger, engine: DecisionEngine) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._engine = engine
+        self._known: dict[str, _Read] = {}
+
+    async def read(self) -> Backlog:
+        """Measure what waits; other tasks run meanwhile, so pods may have changed since."""
+        turn, known = Turn(), self._known
+        pods: Counter[tuple[str, WaitingFor]] = Counter()
+        chips: Counter[tuple[str, WaitingFor]] = Counter()
+        alone: dict[_Kind, WaitingFor] = {}
+        gangs: dict[object, _Gang] = {}
+        self._known = {}
+        for pod in list(self._cluster.waiting):
+            await turn.share()
+            if is_gated(pod) or not pod.requests_chips:
+                continue
+            job = self._cluster.jobs.job_of(pod)
+            read = self._known[pod.uid] = self._request(pod, job, known.get(pod.uid))
+            kind = (read.request, frozenset(pod.spec.node_selector.items())) if read.request is not None else None
+            if kind is None:
+                waits = WaitingFor.CHANGE
+            elif self._ledger.get(pod.uid) is not None:
+                waits = WaitingFor.BINDING
+            elif self._cluster.jobs.gang(job) is not None:
+                gang = gangs.setdefault(job.key, _Gang(job, Counter(), []))
+                gang.kinds[kind] += 1
+                gang.pods.append(pod)
+                continue
+            else:
+                waits = alone.get(kind) or alone.setdefault(kind, self._verdict(kind, 1))
+            pods[pod.metadata.namespace, waits] += 1
+            chips[pod.metadata.namespace, waits] += read.chips
+        oldest = ""
+        for gang in gangs.values():
+            await turn.share()
+            waits = self._of_gang(gang)
+            for pod in gang.pods:
+                pods[pod.metadata.namespace, waits] += 1
+                chips[pod.metadata.namespace, waits] += self._known[pod.uid].chips
+                if waits is not WaitingFor.BINDING:
+                    created = pod.metadata.creation_timestamp or ""
+                    oldest = min(oldest or created, created)
+        return Backlog(dict(pods), dict(chips), oldest)
+
+    def _request(self, pod: Pod, job: Job, last: _Read | None) -> _Read:
+        labels_version = self._cluster.labels.version
+        if last is not None and last.pod is pod and last[1:3] == (job.version, labels_version):
+            return last
+        try:
+            request = self._engine.request_of(pod)
+        except Refusal:
+            return _Read(pod, job.version, labels_version, None, 0)
+        return _Read(pod, job.version, labels_version, request, request.chips)
+
+    def _of_gang(self, gang: _Gang) -> WaitingFor:
+        job = gang.job
+        if self._cluster.jobs.lacks_group(job) or job.present < job.min_available:
+            return WaitingFor.PODS
+        needed = max(1, job.min_available - job.placed_beside("") - (job.present - job.size))
+        verdicts = {self._verdict(kind, min(number, needed)) for kind, number in gang.kinds.items()}
+        return max(verdicts, key=_WORSE.index)
+
+    def _verdict(self, kind: _Kind, number: int) -> WaitingFor:
+        """What pods with a request wait for, if so many of them have to fit at once."""
+        request, selector = kind
+        index = self._cluster.index
+        candidates = self._cluster.labels.selected(dict(selector)) if selector else None
+        if number == 1:
+            if index.best(request, candidates) is not None:
+                return WaitingFor.BINDING
+            reasons = index.reasons(request, candidates)
+        else:
+            if sum(n * capacity(each.vacancy, request)[0] for each, n in index.buckets_of(candidates)) >= number:
+                return WaitingFor.BINDING
+            reasons = index.reasons_when_full(request, candidates)
+        categories = {reason.category for reason in reasons}
+        if Category.OCCUPIED in categories:
+            return WaitingFor.CHIPS
+        usable = categories - {Category.NOT_NPU, Category.MISMATCH}
+        return WaitingFor.CHANGE if usable == {Category.REQUEST} else WaitingFor.NODES

@@ -1,0 +1,112 @@
+"""The gauges of what waits for chips and of what is free, also for pods that no scheduler has called for.
+
+They are measured in the background and not at a scrape, which would keep the event loop for as long as there are pods
+and nodes. A measurement lets other tasks run, and the pause after it grows with its duration.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from allocator.decision.backlog import Backlog, BacklogReader, WaitingFor
+from allocator.decision.engine import DecisionEngine
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from allocator.state.supply import Supply, SupplyReader
+
+PERIOD_S: Final = 5.0
+_REST: Final = 19
+"""The pause after a measurement, as a multiple of its duration: at most 5 % of a core."""
+
+
+class ClusterGauges(Collector):
+    """Measures, and yields the last measurement.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        engine: reads what pods request.
+        now_s: wall clock, Unix seconds.
+        monotonic: the clock for pauses.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        ledger: Ledger,
+        engine: DecisionEngine,
+        now_s: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backlog_reader = BacklogReader(cluster, ledger, engine)
+        self._supply_reader = SupplyReader(cluster.index)
+        self._now_s = now_s
+        self._monotonic = monotonic
+        self._backlog = Backlog()
+        self._supply = Supply()
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            started_s = self._monotonic()
+            await self.measure()
+            await asyncio.sleep(max(PERIOD_S, _REST * (self._monotonic() - started_s)))
+
+    async def measure(self) -> None:
+        """Measure once."""
+        self._supply = await self._supply_reader.read()
+        self._backlog = await self._backlog_reader.read()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges."""
+        backlog, supply = self._backlog, self._supply
+        yield _waiting("pods", "Pods that wait", backlog.pods)
+        yield _waiting("chips", "Chips that waiting pods request", backlog.chips)
+        yield GaugeMetricFamily(
+            "ascend_allocator_oldest_waiting_gang_seconds",
+            "Age of the oldest pod of a gang that waits for more than its Binding; 0 if none waits",
+            value=self._age_s(backlog.oldest_gang),
+        )
+        yield _by_product("free_chips", "Free chips on usable nodes, by product", supply.chips)
+        yield _by_product("healthy_chips", "Healthy chips on usable nodes, free or not, by product", supply.healthy)
+        yield _by_product("free_servers", "Servers all of whose chips are free, by product", supply.servers)
+        yield _by_product("free_rings", "Rings, meshes or cards all of whose chips are free, by product", supply.rings)
+        gang = GaugeMetricFamily(
+            "ascend_allocator_largest_gang",
+            "The most pods of a job of several pods that would fit at once, by product and chips of each pod",
+            labels=["product", "chips"],
+        )
+        for (product, chips), number in sorted(supply.largest_gang.items()):
+            gang.add_metric([product, str(chips)], number)
+        yield gang
+
+    def _age_s(self, created: str) -> float:
+        try:
+            return max(self._now_s() - datetime.fromisoformat(created).timestamp(), 0.0)
+        except ValueError:  # none waits
+            return 0.0
+
+
+def _waiting(what: str, meaning: str, counted: Mapping[tuple[str, WaitingFor], int]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(
+        f"ascend_allocator_waiting_{what}",
+        f"{meaning}, by namespace and what they wait for: binding (they fit now), chips (of other pods), nodes (that "
+        "can be used), pods (of their gang), change (of their invalid request); without gated pods",
+        labels=["namespace", "waits_for"],
+    )
+    for namespace in sorted({namespace for namespace, _ in counted}):
+        for waits_for in WaitingFor:
+            gauge.add_metric([namespace, waits_for], counted.get((namespace, waits_for), 0))
+    return gauge
+
+
+def _by_product(name: str, meaning: str, numbers: Mapping[str, int]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(f"ascend_allocator_{name}", meaning, labels=["product"])
+    for product, number in sorted(numbers.items()):
+        gauge.add_metric([product], number)
+    return gauge

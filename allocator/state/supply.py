@@ -1,0 +1,84 @@
+"""What usable nodes have free, by product."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from allocator.rules.request import ChipRequest
+from allocator.rules.vacancy import Vacancy, capacity
+from allocator.state.index import NodeIndex
+from ascend.turn import Turn
+
+SIZES: Final = (1, 2, 4, 8, 16)
+"""The numbers of chips of a pod for which the largest gang is measured."""
+
+
+class Supply(msgspec.Struct, frozen=True):
+    """What usable nodes have free, by name of the product.
+
+    Attributes:
+        chips: free chips.
+        healthy: healthy chips, free or not.
+        servers: servers all of whose chips are free.
+        rings: rings (or meshes, or cards of two dies) all of whose chips are free.
+        largest_gang: the most pods of a job of several pods that would fit at once, by product and chips of each pod.
+    """
+
+    chips: Mapping[str, int] = {}
+    healthy: Mapping[str, int] = {}
+    servers: Mapping[str, int] = {}
+    rings: Mapping[str, int] = {}
+    largest_gang: Mapping[tuple[str, int], int] = {}
+
+
+class _Figures(NamedTuple):
+    """The figures of one node."""
+
+    is_whole: bool
+    rings: int
+    pods: tuple[tuple[int, int], ...]
+    """The size of a pod, and how many of them fit."""
+
+
+class SupplyReader:
+    """Measures what usable nodes have free.
+
+    Args:
+        index: the nodes.
+    """
+
+    def __init__(self, index: NodeIndex) -> None:
+        self._index = index
+        self._known: dict[Vacancy, _Figures] = {}
+
+    async def read(self) -> Supply:
+        """Measure what is free; other tasks run meanwhile, so nodes may have changed since."""
+        turn, known, self._known = Turn(), self._known, {}
+        chips: Counter[str] = Counter()
+        healthy: Counter[str] = Counter()
+        servers: Counter[str] = Counter()
+        rings: Counter[str] = Counter()
+        gang: Counter[tuple[str, int]] = Counter()
+        for bucket in self._index.buckets:
+            await turn.share()
+            vacancy, nodes, product = bucket.vacancy, len(bucket), bucket.vacancy.product.name
+            figures = self._known[vacancy] = known.get(vacancy) or _figures(vacancy)
+            chips[product] += nodes * vacancy.free.bit_count()
+            healthy[product] += nodes * vacancy.healthy
+            servers[product] += nodes * figures.is_whole
+            rings[product] += nodes * figures.rings
+            for size, pods in figures.pods:
+                gang[product, size] += nodes * pods
+        return Supply(chips, healthy, servers, rings, gang)
+
+
+def _figures(vacancy: Vacancy) -> _Figures:
+    product = vacancy.product
+    sizes = [size for size in SIZES if size in product.allowed(distributed=True)]
+    return _Figures(
+        vacancy.free == product.all_chips,
+        sum(not ring & ~vacancy.free for ring in product.rings),
+        tuple((size, capacity.__wrapped__(vacancy, ChipRequest(size, distributed=True))[0]) for size in sizes),
+    )

@@ -1,0 +1,199 @@
+"""The gauges of what waits for chips and of what is free."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from allocator.decision.backlog import Backlog, BacklogReader, WaitingFor
+from allocator.observe.cluster_gauges import ClusterGauges
+from allocator.rules.job import VOLCANO
+from allocator.state.supply import SIZES, Supply, SupplyReader
+from ascend.annotations import MIN_AVAILABLE, PLACEMENT_GATE
+from ascend.kube.objects import Pod, SchedulingGate
+from ascend.products import PRODUCTS
+from sandbox.apiserver import ApiServer
+from tests.allocator.builders import GROUP, TYPE, World, node, pod, pod_group, selecting
+from tests.allocator.harness import running
+
+NOW_S = 1_767_225_700.0
+"""100 s after the pods of the builders were created."""
+
+
+def read(world: World) -> Backlog:
+    return asyncio.run(BacklogReader(world.cluster, world.ledger, world.engine).read())
+
+
+def supply(world: World) -> Supply:
+    return asyncio.run(SupplyReader(world.cluster.index).read())
+
+
+def gated(each: Pod, gate: str) -> Pod:
+    return replace(each, spec=replace(each.spec, scheduling_gates=[SchedulingGate(gate)]))
+
+
+def gang(count: int, chips: int = 8, minimum: int | None = None) -> list[Pod]:
+    annotations = {GROUP: "train", MIN_AVAILABLE: str(minimum or count)}
+    return [pod(f"train-{number}", chips, annotations=annotations) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("each", "expected"),
+    [
+        (pod("a", 1), WaitingFor.BINDING),
+        (pod("a", 4), WaitingFor.CHIPS),
+        (pod("a", 3), WaitingFor.NODES),  # of another product, as the broken one may be
+        (pod("a", 17), WaitingFor.CHANGE),
+        (pod("a", 1, labels={"tor-affinity": "normal-schema"}), WaitingFor.CHANGE),
+        (selecting(pod("a", 8), {"pool": "none"}), WaitingFor.NODES),
+        (selecting(pod("a", 8), {"pool": "broken"}), WaitingFor.NODES),
+        (pod("a", 8, annotations={GROUP: "x", MIN_AVAILABLE: "2"}), WaitingFor.PODS),
+        (gated(pod("a", 1), PLACEMENT_GATE), WaitingFor.BINDING),
+    ],
+    ids=lambda value: value if isinstance(value, WaitingFor) else "",
+)
+def test_a_waiting_pod_is_counted_by_what_it_waits_for(each: Pod, expected: WaitingFor) -> None:
+    world = World()
+    world.add(node("n1"), node("n2", ready=False, labels={"pool": "broken"}))
+    world.fill("n1", [0, 1, 2, 4, 5, 6])
+    world.add(each)
+    backlog = read(world)
+    assert backlog.pods == {("default", expected): 1}
+    chips = 0 if expected is WaitingFor.CHANGE else sum(c.chips for c in each.spec.containers)
+    assert backlog.chips == {("default", expected): chips}
+
+
+def test_pods_that_do_not_wait_are_not_counted() -> None:
+    world = World()
+    world.add(node("n1"), gated(pod("held", 8), "kueue.x-k8s.io/admission"), pod("ends", 8, terminating=True))
+    world.add(pod("plain", None), pod("done", 8, phase="Succeeded"))
+    world.fill("n1")
+    assert read(world).pods == {}
+    world.add(pod("a", 8))
+    assert read(world).pods == {("default", WaitingFor.CHIPS): 1}
+    world.cluster.pod_deleted(pod("a", 8))
+    assert read(world).pods == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pods", "expected"),
+    [
+        (2, gang(2), WaitingFor.BINDING),
+        (1, gang(2), WaitingFor.CHIPS),
+        (0, gang(2), WaitingFor.NODES),
+        (2, gang(2, 4), WaitingFor.CHANGE),
+        (2, gang(3, minimum=2), WaitingFor.BINDING),
+        (2, gang(3)[:2], WaitingFor.PODS),
+    ],
+)
+def test_a_gang_is_counted_as_a_whole(nodes: int, pods: list[Pod], expected: WaitingFor) -> None:
+    world = World()
+    world.add(*(node(f"n{number}") for number in range(nodes)), *pods)
+    backlog = read(world)
+    assert backlog.pods == {("default", expected): len(pods)}
+    assert backlog.oldest_gang == ("" if expected is WaitingFor.BINDING else "2026-01-01T00:00:00Z")
+
+
+def test_a_gang_whose_group_is_missing_waits_for_pods() -> None:
+    world = World()
+    world.cluster.jobs.watched(VOLCANO)
+    world.add(node("n1"), pod("a", 8, annotations={GROUP: "train"}))
+    assert read(world).pods == {("default", WaitingFor.PODS): 1}
+    world.cluster.jobs.group_applied(VOLCANO, pod_group(1))
+    assert read(world).pods == {("default", WaitingFor.BINDING): 1}
+
+
+def test_a_pod_with_reserved_chips_waits_for_its_binding_and_others_for_chips() -> None:
+    world = World()
+    first, second = pod("a", 8), pod("b", 8)
+    world.add(node("n1"), first, second)
+    world.engine.place(first)
+    assert read(world).pods == {("default", WaitingFor.BINDING): 1, ("default", WaitingFor.CHIPS): 1}
+
+
+def test_a_request_is_read_again_when_it_may_have_changed() -> None:
+    world = World()
+    reader = BacklogReader(world.cluster, world.ledger, world.engine)
+    world.add(node("n1", labels={TYPE: "module"}), node("n2", labels={TYPE: "module-910b-8"}))
+    world.fill("n2")
+    pods = gang(2)
+    world.add(*pods)
+    first = asyncio.run(reader.read())
+    assert first.pods == {("default", WaitingFor.CHANGE): 2}  # ProductNotNamed
+    world.cluster.node_deleted(node("n2"))
+    world.add(node("n3", labels={TYPE: "module"}))
+    assert asyncio.run(reader.read()).pods == {("default", WaitingFor.BINDING): 2}
+
+
+@given(st.lists(st.sets(st.integers(0, 7)), max_size=6))
+def test_the_supply_is_what_the_nodes_have_left(frees: Iterable[set[int]]) -> None:
+    world = World()
+    frees = list(frees)
+    for number, free in enumerate(frees):
+        world.occupy(f"n{number}", free)
+    measured = supply(world)
+    if not frees:
+        assert measured.chips == {}
+        return
+    assert measured.chips == {"910A": sum(map(len, frees))}
+    assert measured.healthy == {"910A": 8 * len(frees)}
+    assert measured.servers == {"910A": sum(len(free) == 8 for free in frees)}
+    rings = sum(ring <= free for free in frees for ring in ({0, 1, 2, 3}, {4, 5, 6, 7}))
+    assert measured.rings == {"910A": rings}
+    # On 910A servers each pod of a job of several pods takes a whole server.
+    assert measured.largest_gang == {("910A", 8): measured.servers["910A"]}
+
+
+@given(st.lists(st.sampled_from([each for each in SIZES if each <= 8]), min_size=1, max_size=8), st.sampled_from(SIZES))
+def test_a_gang_of_the_largest_size_fits_and_a_larger_one_does_not(held: list[int], chips: int) -> None:
+    world = World()
+    taken = 0
+    for number, size in enumerate(held):
+        name = f"n{number}"
+        world.add(node(name, labels={TYPE: "module-910b-8"}))
+        world.fill(name, range(size))
+        taken += size
+    largest = supply(world).largest_gang
+    assert set(largest) == {("910B-8", size) for size in SIZES if size in PRODUCTS["910B-8"].requests}
+    if (most := largest.get(("910B-8", chips), 0)) > 1:
+        fits, too_large = gang(most, chips), gang(most + 1, chips)
+        world.add(*fits)
+        assert world.engine.filter(fits[0]).fitting
+        for each in fits:
+            world.cluster.pod_deleted(each)
+        world.add(*too_large)
+        assert not world.engine.filter(too_large[0]).fitting
+
+
+async def test_the_gauges_show_pods_that_no_scheduler_has_called_for(tmp_path: Path) -> None:
+    async with ApiServer() as server, running(server, tmp_path) as allocator:
+        await allocator.node("n1")
+        await allocator.schedule(await allocator.pod("busy", 2), ["n1"])
+        for name in "ab":
+            await allocator.pod(name, 8)
+        await allocator.app.gauges.measure()  # the background task does so every few seconds
+        _, page = await allocator.get("/metrics")
+        for line in (
+            'ascend_allocator_waiting_pods{namespace="default",waits_for="chips"} 2.0',
+            'ascend_allocator_waiting_chips{namespace="default",waits_for="chips"} 16.0',
+            'ascend_allocator_free_chips{product="910A"} 6.0',
+            'ascend_allocator_healthy_chips{product="910A"} 8.0',
+            'ascend_allocator_free_servers{product="910A"} 0.0',
+            'ascend_allocator_free_rings{product="910A"} 1.0',
+            'ascend_allocator_largest_gang{chips="8",product="910A"} 0.0',
+            "ascend_allocator_oldest_waiting_gang_seconds 0.0",
+        ):
+            assert line in page, page
+
+
+def test_the_age_of_a_gang_grows_with_the_clock() -> None:
+    world = World()
+    world.add(node("n1"), *gang(2))
+    gauges = ClusterGauges(world.cluster, world.ledger, world.engine, lambda: NOW_S)
+    asyncio.run(gauges.measure())
+    (age,) = (each for each in gauges.collect() if each.name == "ascend_allocator_oldest_waiting_gang_seconds")
+    assert age.samples[0].value == 100.0
