@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 
 from allocator.binding.annotations import Stamper
+from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
 from allocator.binding.injection import Injector
 from allocator.decision.engine import DecisionEngine
@@ -41,11 +42,13 @@ from allocator.state.previous_nodes import PreviousNodes
 from allocator.watch.informers import Informers
 from ascend.daemon.certificates import Certificates
 from ascend.daemon.lean import keep_collections_short
+from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.lease import boot_time
 from ascend.observe.probes import PATHS as PROBES
 from ascend.observe.probes import add_probes, serve_http
+from ascend.reasons import Reason
 
 log = structlog.get_logger()
 
@@ -141,11 +144,19 @@ class AllocatorApp:
             notices = Notices(self.cluster, events.publish, leadership.leads)
             journal = Journal(metrics, RefusalEvents(events.publish, self._monotonic), self._monotonic)
             stamper = Stamper(self.cluster, self.ledger, self._now_ns)
+            barrier = Barrier(
+                self.cluster,
+                self.ledger,
+                self.engine.gangs,
+                monotonic=self._monotonic,
+                hold_s=self._settings.gang_hold_s,
+            )
             binder = Binder(
                 client=client,
                 cluster=self.cluster,
                 ledger=self.ledger,
                 engine=self.engine,
+                barrier=barrier,
                 stamper=stamper,
                 monotonic=self._monotonic,
                 outcome=journal.bind_ended,
@@ -190,7 +201,9 @@ class AllocatorApp:
                 client=client,
                 cluster=self.cluster,
                 engine=self.engine,
+                barrier=barrier,
                 stamper=stamper,
+                monotonic=self._monotonic,
                 lease=leadership.lease,
                 reserved=journal.reserved,
             )
@@ -230,11 +243,13 @@ class AllocatorApp:
                 )
             )
             self.grpc_address = grpc_server.address
+            # First of all at the end: the servers wait for the calls that it holds.
+            stack.callback(barrier.close, Refusal(Reason.NOT_LEADER, "this allocator is stopping"))
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
                 background = [
                     tasks.create_task(informers.run(), name="informers"),
-                    tasks.create_task(self._housekeep(binder, notices), name="housekeeping"),
+                    tasks.create_task(self._housekeep(binder, barrier, notices), name="housekeeping"),
                     tasks.create_task(requeuer.run(), name="requeuer"),
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
@@ -273,7 +288,7 @@ class AllocatorApp:
             self.cluster.follow_pods(nominator.pod_applied, nominator.pod_deleted)
             await nominator.run()
 
-    async def _housekeep(self, binder: Binder, notices: Notices) -> None:
+    async def _housekeep(self, binder: Binder, barrier: Barrier, notices: Notices) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             for reservation in self.ledger.expire():
@@ -281,6 +296,7 @@ class AllocatorApp:
             for node in self.cluster.age_reports():
                 log.warning("the report of a node is too old", node=node)
             notices.post()
+            barrier.check()
             await binder.verify()
 
 

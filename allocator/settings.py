@@ -70,6 +70,12 @@ class Settings(DaemonSettings):
         gt=0,
         description="seconds after which the unused seats of a gang are released, counted from its last binding",
     )
+    gang_hold_s: float = Field(
+        default=50.0,
+        gt=0,
+        description="seconds for which the Binding of a pod of a gang is held at most, until all its pods can be bound;"
+        " less than the httpTimeout in kube-scheduler's configuration",
+    )
     prefer_previous_node: bool = Field(
         default=False,
         description="place a pod that replaces another pod of its job on the node of that pod, if it fits there",

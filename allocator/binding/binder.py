@@ -1,18 +1,21 @@
 """Binds pods: one Binding assigns the node and writes the chips on the pod (docs/architecture.md#decisions).
 
 Each pod is bound by one task, however many callers wait for it: a caller that gives up (a scheduler's timeout, a
-cancelled RPC) does not cancel the Binding, and a second caller gets the first one's result. If the answer to a Binding
-is lost, the Binding may have been made, so the pod is read and decides; if it can't be read either, its chips stay
-reserved for a while.
+cancelled RPC) does not cancel the Binding, and a second caller gets the first one's result. The Binding of a pod of a
+gang is held first (``allocator/binding/barrier.py``); until it is posted, it ends with its last caller. If the answer
+to a Binding is lost, the Binding may have been made, so the pod is read and decides; if it can't be read either, its
+chips stay reserved for a while.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from allocator.binding.annotations import Stamper
+from allocator.binding.barrier import Barrier
 from allocator.binding.binding import (
     Assignment,
     BindingLease,
@@ -54,6 +57,7 @@ class Binder:
         cluster: nodes, pods and jobs.
         ledger: the reservations.
         engine: chooses node and chips if nothing is reserved.
+        barrier: holds the Bindings of gangs.
         stamper: makes predicate times and annotations.
         monotonic: the clock for durations.
         outcome: called after every attempt.
@@ -67,6 +71,7 @@ class Binder:
         cluster: Cluster,
         ledger: Ledger,
         engine: DecisionEngine,
+        barrier: Barrier,
         stamper: Stamper,
         monotonic: Callable[[], float],
         outcome: Outcome,
@@ -76,23 +81,31 @@ class Binder:
         self._cluster = cluster
         self._ledger = ledger
         self._engine = engine
+        self._barrier = barrier
         self._stamper = stamper
         self._monotonic = monotonic
         self._outcome = outcome
         self._lease = lease
         self._running: dict[str, asyncio.Task[Assignment]] = {}
+        self._callers: Counter[str] = Counter()
+        # Done when the Binding is not held any more, and it is its turn to be posted.
+        self._posting: dict[str, asyncio.Future[None]] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
 
-    async def bind(self, ref: PodRef, node: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Assignment:
+    async def bind(
+        self, ref: PodRef, node: str, *, timeout_s: float = ANSWER_TIMEOUT_S, hold_s: float | None = None
+    ) -> Assignment:
         """Bind a pod to a node with its chips written on it; idempotent.
 
         Args:
             ref: the pod.
             node: the node.
-            timeout_s: how long the caller waits; the Binding continues after that.
+            timeout_s: how long the caller waits for the API server; the Binding continues after that.
+            hold_s: how long the caller waits until the gang of the pod can start; None if it decides itself when to
+                give up.
 
         Raises:
-            Refusal: the pod does not fit there, or is bound to another node.
+            Refusal: the pod does not fit there, or is bound to another node, or its gang can't start.
             ApiError: the API server refuses.
             Unreachable: the API server did not answer in time; the pod may be bound nevertheless.
         """
@@ -102,8 +115,16 @@ class Binder:
         if task is None:
             task = asyncio.create_task(self._attempt(ref, node), name=f"bind {ref.key}")
             self._running[ref.uid] = task
+            self._posting[ref.uid] = asyncio.get_running_loop().create_future()
             task.add_done_callback(lambda done: self._finished(ref.uid, done))
-        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+        self._callers[ref.uid] += 1
+        try:
+            done = await self._wait(ref.uid, task, timeout_s, hold_s)
+        finally:
+            self._callers[ref.uid] -= 1
+            if not self._callers[ref.uid]:
+                del self._callers[ref.uid]
+                self._barrier.withdraw(ref.uid)
         if not done:
             raise Unreachable(
                 f"pod {ref.key}: the API server has not answered within {timeout_s:.3g} s; the Binding continues"
@@ -113,10 +134,32 @@ class Binder:
             raise bound_elsewhere(ref.key, bound.node)
         return bound
 
+    def give_up(self, uid: str) -> None:
+        """End a Binding that is held; the pod keeps its seat."""
+        self._barrier.withdraw(uid)
+
+    async def _wait(self, uid: str, task: "asyncio.Task[Assignment]", timeout_s: float, hold_s: float | None) -> bool:
+        """Whether the task has ended in time; the time while its Binding is held counts against ``hold_s`` only."""
+        first: set[asyncio.Future[Any]] = {task, self._posting[uid]}
+        done, _ = await asyncio.wait(first, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            self._barrier.withdraw(uid)
+        await asyncio.wait({task}, timeout=timeout_s)
+        return task.done()
+
     async def drain(self) -> None:
         """Wait for the Bindings in flight."""
         while self._running:
             await asyncio.wait(set(self._running.values()))
+
+    def choose(self, pod: Pod, candidates: list[str] | None) -> str:
+        """The node of a pod that is bound next; its chips are reserved there.
+
+        Raises:
+            Refusal: the pod fits nowhere.
+        """
+        bound = read_assignment(pod)
+        return bound.node if bound is not None else self._engine.place(pod, candidates).node
 
     def reserve(self, pod: Pod, candidates: list[str] | None) -> Assignment:
         """Reserve node and chips for a caller that binds the pod itself, with the annotations of the answer.
@@ -181,7 +224,7 @@ class Binder:
                 self._ledger.advance(reservation.uid, Stage.DOUBTFUL)
 
     def _finished(self, uid: str, task: "asyncio.Task[Assignment]") -> None:
-        del self._running[uid]
+        del self._running[uid], self._posting[uid]
         if not task.cancelled():
             task.exception()  # no caller may be left; _attempt has logged the outcome
 
@@ -219,7 +262,13 @@ class Binder:
         bound = read_assignment(pod)
         if bound is not None:
             return replace(bound, repeated=True)
-        reservation = self._stamper.stamp(self._engine.place(pod, [node]), Stage.BINDING, renew=True)
+        reservation = self._engine.place_on(pod, node)
+        gang = self._engine.gang_of(pod)
+        if gang is None:
+            self._posting[ref.uid].set_result(None)
+        elif reservation.stage in {Stage.PLANNED, Stage.RESERVED}:
+            await self._barrier.passed(pod, gang)
+        reservation = self._stamper.stamp(reservation, Stage.BINDING, renew=True)
         try:
             return await self._post(ref, reservation, self._stamper.annotations(pod, reservation))
         finally:
@@ -239,6 +288,8 @@ class Binder:
     async def _post(self, ref: PodRef, reservation: Reservation, annotations: dict[str, str]) -> Assignment:
         try:
             async with self._slots:
+                if not self._posting[ref.uid].done():
+                    self._posting[ref.uid].set_result(None)
                 lease = self._lease(POST_TIMEOUT_S)
                 await self._client.bind(
                     namespace=ref.namespace,

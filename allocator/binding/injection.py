@@ -6,23 +6,40 @@ Binding is then made is not reported: another webhook may deny it, the pod may b
 those of a Binding of unknown outcome do (``Stage.DOUBTFUL``): until the watch shows the pod bound or deleted, and
 otherwise as long as the API server may take for a request. A repeated Binding to the same node gets the same chips; one
 to another node is refused during that time.
+
+A scheduler that posts Bindings has chosen their nodes, so each is served for its node alone. Those of a gang wait for
+each other, but only as long as the API server waits for the webhook. When that time is over, a scheduler that posts its
+Bindings one after the other can't be told from one that will post no more. So the pod is bound if its peers still fit
+somewhere and none of them was refused meanwhile: with such a scheduler, a gang can start in part.
 """
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping
 
 from allocator.binding.annotations import Stamper
+from allocator.binding.barrier import Barrier
 from allocator.binding.binding import Assignment, BindingLease, PodRef, recreated
 from allocator.decision.engine import DecisionEngine
+from allocator.rules.job import JobKey
 from allocator.state.cluster import Cluster
+from allocator.state.job import Job
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
+from ascend.reasons import Reason
 
 READ_TIMEOUT_S = 2.0
 """For a pod that the informer has not seen yet; the API server waits 5 s for a webhook."""
 
 ANSWER_S = 5.0
+
+HOLD_S = 2.0
+"""How long a Binding of a gang waits for the others; with READ_TIMEOUT_S less than the time the API server waits."""
+
+REFUSED_S = 5.0
+"""How long a gang whose Binding was refused does not start in part: schedulers try again within this time."""
 
 
 class Injector:
@@ -32,7 +49,9 @@ class Injector:
         client: the API server, for pods that the informer has not seen yet.
         cluster: nodes, pods and jobs.
         engine: chooses the chips.
+        barrier: holds the Bindings of gangs.
         stamper: makes predicate times and annotations.
+        monotonic: the clock.
         lease: permission to have a Binding made; refuses if another allocator leads, or may lead soon.
         reserved: called with pods whose chips are reserved.
     """
@@ -43,14 +62,20 @@ class Injector:
         client: KubeClient,
         cluster: Cluster,
         engine: DecisionEngine,
+        barrier: Barrier,
         stamper: Stamper,
+        monotonic: Callable[[], float] = time.monotonic,
         lease: Callable[[float], BindingLease] = BindingLease,
         reserved: Callable[[Pod, Assignment], None] = lambda _pod, _assignment: None,
     ) -> None:
         self._client = client
         self._cluster = cluster
         self._engine = engine
+        self._barrier = barrier
         self._stamper = stamper
+        self._monotonic = monotonic
+        self._refused_s: dict[JobKey, float] = {}
+        self._one_by_one: set[JobKey] = set()
         self._lease = lease
         self._reserved = reserved
 
@@ -82,17 +107,50 @@ class Injector:
                 raise Refusal(refusal.reason, refusal.message)
             return {}
         lease = self._lease(ANSWER_S)
-        reservation = self._reserve(pod, node)
+        gang = self._engine.gang_of(pod)
+        try:
+            reservation = await self._reserve(pod, gang, node)
+        except Refusal:
+            if gang is not None:
+                self._refused_s[gang.key] = self._monotonic()
+            raise
+        if gang is not None:
+            lease = self._lease(ANSWER_S)  # it may have waited for others
+        reservation = self._hand_out(pod, reservation)
         return {**self._stamper.annotations(pod, reservation), **lease.annotations}
 
-    def _reserve(self, pod: Pod, node: str) -> Reservation:
-        reservation = self._engine.place(pod, [node])
+    async def _reserve(self, pod: Pod, gang: Job | None, node: str) -> Reservation:
+        reservation = self._engine.place_on(pod, node)
+        if gang is None or reservation.stage not in {Stage.PLANNED, Stage.RESERVED} or gang.key in self._one_by_one:
+            return reservation
+        try:
+            async with asyncio.timeout(HOLD_S):
+                await self._barrier.passed(pod, gang)
+        except TimeoutError:
+            self._start_in_part(gang)
+        return reservation
+
+    def _start_in_part(self, gang: Job) -> None:
+        """Accept that a gang starts with one Binding.
+
+        Raises:
+            Refusal: it can't start as a whole.
+        """
+        if self._monotonic() - self._refused_s.get(gang.key, -REFUSED_S) < REFUSED_S:
+            raise Refusal(
+                Reason.GANG_STEPPED_BACK, f"job {gang.key}: the Binding of another of its pods was refused just now"
+            )
+        self._engine.gangs.require_rest(gang)
+        self._one_by_one = {key for key in self._one_by_one if key in self._cluster.jobs.by_key} | {gang.key}
+        self._refused_s = {key: since_s for key, since_s in self._refused_s.items() if key in self._one_by_one}
+
+    def _hand_out(self, pod: Pod, reservation: Reservation) -> Reservation:
         if reservation.stage in {Stage.BINDING, Stage.ASSUMED}:
             return reservation  # a Binding of the allocator itself, which knows its outcome
         is_new = reservation.stage is not Stage.DOUBTFUL
         reservation = self._stamper.stamp(reservation, Stage.DOUBTFUL)
         if is_new:
-            self._reserved(pod, Assignment(node, reservation.grant))
+            self._reserved(pod, Assignment(reservation.node, reservation.grant))
         return reservation
 
     async def _pod(self, ref: PodRef) -> Pod:

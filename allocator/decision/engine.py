@@ -188,6 +188,21 @@ class DecisionEngine:
                 raise Refusal(verdict.reason, verdict.message)
         raise sum_up(pod.key, request.chips, index.reasons(request, candidates))
 
+    def place_on(self, pod: Pod, node: str) -> Reservation:
+        """Reserve chips for a pod on the node to which its scheduler binds it.
+
+        Its scheduler has decided about this pod alone: unlike ``place``, no node is chosen for the peers of a gang.
+
+        Raises:
+            Refusal: the pod does not fit there.
+        """
+        gang = self.gang_of(pod)
+        if gang is None or self.settled_node(pod) is not None:
+            return self.place(pod, [node])
+        self._prune()
+        resolved = self._reader.read(pod, [node])
+        return self.gangs.place_on(pod, resolved.chips, gang, node)
+
     def place_or_explain(self, pod: Pod, candidates: Collection[str]) -> Reservation | Filtered:
         """Choose node and chips for a pod and reserve them; or, if it fits nowhere, why not, node by node.
 
@@ -232,7 +247,7 @@ class DecisionEngine:
     def may_fit(self, pod: Pod) -> bool:
         """Whether a pod that was refused could be placed now, on any node."""
         self._prune()
-        gang = self._gang_of(pod)
+        gang = self.gang_of(pod)
         if gang is not None:
             return self.gangs.may_fit(pod, gang)
         try:
@@ -240,9 +255,9 @@ class DecisionEngine:
         except Refusal:
             return False
 
-    def is_of_gang(self, pod: Pod) -> bool:
-        """Whether the pod is placed together with others, or not at all."""
-        return self._gang_of(pod) is not None
+    def gang_of(self, pod: Pod) -> Job | None:
+        """The job of a pod whose pods are placed together or not at all; None for a pod that is placed alone."""
+        return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))
 
     def _place(
         self, pod: Pod, candidates: Collection[str] | None
@@ -286,9 +301,6 @@ class DecisionEngine:
         """Release what will not be used any more."""
         self._ledger.expire()
         self.gangs.prune()
-
-    def _gang_of(self, pod: Pod) -> Job | None:
-        return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))
 
     def _filter_gang(self, pod: Pod, request: ChipRequest, gang: Job, candidates: Iterable[str] | None) -> Filtered:
         names = list(self._cluster.index.entries if candidates is None else candidates)

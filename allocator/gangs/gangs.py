@@ -1,4 +1,4 @@
-"""Gangs: the pods of a job are placed together or not at all, and then bound one by one, in whatever order.
+"""Gangs: the pods of a job are placed together or not at all.
 
 Until as many pods of the job exist as its minimum requires, each of them is refused. The first pod that is filtered
 then triggers the plan for all of them: the policy finds a seat for every pod that waits (or, if not all fit, for as
@@ -6,9 +6,13 @@ many as the minimum needs), and the ledger reserves all seats in the same step. 
 The seat of a pod that is deleted waits for the pod's successor. If a seat becomes unusable before any pod of the gang
 was bound, the whole plan is dropped, whichever pod comes next: a gang must not start with a pod that can't be placed.
 
-Two gangs can't deadlock: a gang that waits for chips holds none (no hold and wait), because a plan is made and reserved
-without an await in between, or not at all. Seats that are reserved but not used end as a whole: after their time to
-live, or with the job. Only bound pods hold chips without a limit, and those run.
+A plan knows chips, a scheduler knows everything else: CPU, affinity, host ports, taints. So the Bindings of a gang are
+held until each pod that its minimum needs has passed its scheduler's filters (``allocator/binding/barrier.py``).
+
+Two gangs can't deadlock. A gang that waits for chips holds none, because a plan is made and reserved without an await
+in between, or not at all. A gang some of whose pods are refused by their scheduler releases all its seats, and tries
+again in its turn (``allocator/gangs/turns.py``). Seats that are reserved but not used end as a whole: after their time
+to live, or with the job. Only bound pods hold chips without a limit, and those run.
 
 A pod that comes later (the successor of one that has ended, or one beyond the minimum) joins its peers: only the
 missing seats are planned, and pods that have a seat keep it. The same happens after a restart, when plans are forgotten
@@ -21,6 +25,8 @@ from contextlib import nullcontext
 from allocator.gangs.packing import pack
 from allocator.gangs.planning import Planner
 from allocator.gangs.policy import Policy
+from allocator.gangs.progress import WAITING, Progress
+from allocator.gangs.turns import Turns
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
@@ -56,8 +62,10 @@ class Gangs:
         self._cluster = cluster
         self._ledger = ledger
         self._ttl_s = ttl_s
+        self._progress = Progress(cluster, ledger)
         self._request_of = request_of
         self._planner = Planner(cluster, ledger, request_of, policy)
+        self.turns = Turns(ledger.monotonic)
         self._pruned = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
         # the uid of one of these pods, so that it need not be searched for every time.
@@ -80,7 +88,13 @@ class Gangs:
         held = self._ledger.get(pod.uid)
         if held is not None and not self._is_valid(held, request, job):
             self._ledger.release(pod.uid)
-        found = self._find(pod, request, job, candidates)
+        self._note_offer(pod, job, candidates)
+        try:
+            found = self._find(pod, request, job, candidates)
+        except Refusal as refusal:
+            if refusal.reason is Reason.GANG_DOES_NOT_FIT and not self._ledger.held(job.key.plan):
+                self.turns.end_turn(job.key)
+            raise
         if isinstance(found, Reservation):
             return self._take_seat(pod, found)
         self._ledger.reserve_plan(job.key.plan, found, ttl_s=self._ttl_s)
@@ -89,6 +103,52 @@ class Gangs:
         if made is None or pod.uid not in {seat.uid for seat in found}:
             raise _left_out(pod, job)
         return made
+
+    def place_on(self, pod: Pod, request: ChipRequest, job: Job, node: str) -> Reservation:
+        """A seat for a pod on the node to which its scheduler binds it; no seat is planned for its peers.
+
+        Args:
+            pod: a pod that is neither bound nor has a Binding in flight.
+            request: what it requests of a node.
+            job: its job, a gang.
+            node: the node.
+
+        Raises:
+            Refusal: the gang is incomplete, or the pod does not fit there.
+        """
+        held = self._ledger.get(pod.uid)
+        if held is not None and not self._is_valid(held, request, job):
+            self._ledger.release(pod.uid)
+        seat, incomplete = self._find_seat(pod, request, job, (node,)), self._progress.incomplete(job, pod)
+        if incomplete is not None and self._progress.find_started(job) is None:
+            raise incomplete
+        if seat is not None:
+            return self._take_seat(pod, seat)
+        self._ledger.reserve_plan(job.key.plan, self._planner.plan_alone(pod, request, job, node), ttl_s=self._ttl_s)
+        made = self._ledger.get(pod.uid)
+        if made is None:
+            raise _left_out(pod, job)
+        return made
+
+    def may_start(self, job: Job) -> bool:
+        """Whether all pods that its minimum needs are bound, or their Bindings are held."""
+        return self._progress.may_start(job)
+
+    def require_rest(self, job: Job) -> None:
+        """Accept a gang whose pods without a seat fit all at once; reserves nothing.
+
+        Raises:
+            Refusal: they don't.
+        """
+        for pod in job.pods.values():
+            if pod.waits_for_chips and self._ledger.get(pod.uid) is None:
+                self._planner.plan(pod, self._request_of(pod), job, None)
+                return
+
+    def step_back(self, job: Job) -> None:
+        """Release all seats of a gang that its scheduler does not let start; it tries again in its turn."""
+        self._ledger.drop_plan(job.key.plan)
+        self.turns.step_back(job.key, max((pod.priority for pod in job.pods.values()), default=0))
 
     def preview(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> str:
         """The node on which the pod would be placed; reserves nothing.
@@ -109,7 +169,7 @@ class Gangs:
 
     def may_fit(self, pod: Pod, job: Job) -> bool:
         """Whether a refused pod, or a peer of it, could get a seat now; planned only if something has changed."""
-        held, incomplete = self._ledger.get(pod.uid), self._incomplete(job, pod)
+        held, incomplete = self._ledger.get(pod.uid), self._progress.incomplete(job, pod)
         if held is not None and held.stage is Stage.PLANNED and incomplete is None:
             return True
         try:
@@ -119,9 +179,18 @@ class Gangs:
         invalid = held is not None and not self._is_valid(held, request, job)
         with self._ledger.suspended(pod.uid) if invalid else nullcontext():
             seat = self._find_seat(pod, request, job, None)
-            if incomplete is not None and (seat is None or self._find_started(job) is None):
+            if incomplete is not None and (seat is None or self._progress.find_started(job) is None):
                 return False
-            return seat is not None or self._planner.fits(pod, request, job)
+            return seat is not None or self._may_be_planned(pod, request, job)
+
+    def _may_be_planned(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
+        setback = self.turns.get(job.key)
+        if setback is None:
+            return self._planner.fits(pod, request, job)
+        if self._must_wait(pod, job) is not None:
+            return False
+        # Its scheduler has to offer each pod once; when that is done, all are planned.
+        return pod.uid not in setback.offers or self._planner.lacks_offers(pod, request, job, setback) <= 0
 
     def prune(self) -> None:
         """Drop unstarted plans with an unusable seat, and plans whose pods are all gone.
@@ -139,14 +208,14 @@ class Gangs:
         for name in self._cluster.nodes if names is None else names:
             for uid in tuple(self._ledger.on(name)):
                 seat = self._ledger.get(uid)
-                if seat is not None and seat.stage is Stage.PLANNED and self._is_unusable(seat):
+                if seat is not None and seat.stage in WAITING and self._is_unusable(seat):
                     self._failing.setdefault(seat.plan, "")
         for plan, uid in tuple(self._failing.items()):
             job = self._cluster.jobs.by_key.get(JobKey.of_plan(plan))
-            started = self._find_started(job, uid) if job is not None else None
+            started = self._progress.find_started(job, uid) if job is not None else None
             if started is None:
                 self._ledger.drop_plan(plan)
-            if started is not None and self._ledger.seats(plan):
+            if started is not None and (self._ledger.seats(plan) or self._ledger.held(plan)):
                 self._failing[plan] = started.uid
             else:
                 del self._failing[plan]
@@ -188,26 +257,52 @@ class Gangs:
         Raises:
             Refusal: the gang is incomplete, or does not fit.
         """
-        seat, incomplete = self._find_seat(pod, request, job, candidates), self._incomplete(job, pod)
+        seat, incomplete = self._find_seat(pod, request, job, candidates), self._progress.incomplete(job, pod)
         # After the plan was made pods may have been deleted, or the minimum raised.
-        if incomplete is not None and (seat is None or self._find_started(job) is None):
+        if incomplete is not None and (seat is None or self._progress.find_started(job) is None):
             raise incomplete
-        return self._planner.plan(pod, request, job, candidates) if seat is None else seat
+        if seat is not None:
+            return seat
+        if (wait := self._must_wait(pod, job)) is not None:
+            raise wait
+        setback = self.turns.get(job.key)
+        if setback is None:
+            return self._planner.plan(pod, request, job, candidates)
+        lacking = self._planner.lacks_offers(pod, request, job, setback)
+        if lacking > 0:
+            raise Refusal(
+                Reason.GANG_STEPPED_BACK,
+                f"job {job.key} has released its chips, because its scheduler refused some of its pods; "
+                f"{count(lacking, 'more of its pods has', 'more of its pods have')} to be filtered before they are "
+                "planned again",
+            )
+        return self._planner.plan(pod, request, job, candidates, setback)
 
-    def _incomplete(self, job: Job, pod: Pod) -> Refusal | None:
-        """What a gang lacks apart from nodes; None if it is complete."""
-        if self._cluster.jobs.lacks_group(job):
-            return Refusal(Reason.GROUP_MISSING, f"pod {pod.key} names {job.kind} {job.key}, which does not exist")
-        # Its scheduler may know the pod before the informers do; a pod that has failed or is terminating doesn't count.
-        present = job.present + (pod.uid not in self._cluster.pods)
-        if present >= job.min_available:
+    def _must_wait(self, pod: Pod, job: Job) -> Refusal | None:
+        """Why a gang that has stepped back can't be planned now; None if it can, or need not."""
+        ahead = self.turns.ahead_of(job.key)
+        if ahead is None or self._progress.find_started(job) is not None:
             return None
-        missing = job.min_available - present
         return Refusal(
-            Reason.GANG_INCOMPLETE,
-            f"job {job.key}: {count(job.min_available, 'pod')} must be placed together; "
-            f"{count(present, 'exists', 'exist')}, {count(missing, 'is missing', 'are missing')}",
+            Reason.GANG_STEPPED_BACK,
+            f"job {job.key} has released its chips, because its scheduler refused some of its pods; pod {pod.key} "
+            f"waits for job {ahead}, which tries before it",
         )
+
+    def _note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
+        """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""
+        setback = self.turns.get(job.key)
+        if setback is None or self.turns.ahead_of(job.key) is not None:
+            return
+        if self._progress.find_started(job) is not None:
+            self.turns.leave(job.key)
+            return
+        offered = self._cluster.index.entries if candidates is None else candidates
+        held = self._ledger.get(pod.uid)
+        if held is not None and held.node not in offered:
+            peers = self._ledger.held(job.key.plan)
+            setback.refuse(pod.uid, held.node, sum(uid in peers for uid in self._ledger.on(held.node)))
+        setback.offer(pod.uid, offered)
 
     def _find_seat(
         self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
@@ -263,19 +358,6 @@ class Gangs:
         except Refusal:
             return False  # refused when the pod is scheduled
         return not self._cluster.suits(seat, request)
-
-    def _find_started(self, job: Job, last: str = "") -> Pod | None:
-        """A pod of a job that is bound or has a Binding in flight; the one with the uid ``last`` is examined first."""
-        found = job.pods.get(last)
-        if found is not None and self._is_started(found):
-            return found
-        return next(filter(self._is_started, job.newest), None)  # binding a pod changes it
-
-    def _is_started(self, pod: Pod) -> bool:
-        """Whether a pod is bound, its Binding is in flight, or a caller was given its chips."""
-        held = self._ledger.get(pod.uid)
-        waits = pod.waits_for_chips and (held is None or held.stage is Stage.PLANNED)
-        return pod.requests_chips and not waits
 
 
 def _left_out(pod: Pod, job: Job) -> Refusal:

@@ -11,7 +11,7 @@ then get neighbouring seats: a node is filled before the next one is used, in th
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
@@ -40,7 +40,7 @@ def pack(gang: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
         allowed = gang.allowed(equals[0])
         return math.inf if allowed is None else len(allowed)
 
-    untouched = _Board(index)
+    untouched = _Board(index, gang.limits)
 
     def spare(equals: list[Member]) -> float:
         return untouched.room(equals[0].request, gang.allowed(equals[0])) - len(equals)
@@ -50,10 +50,10 @@ def pack(gang: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
         lambda equals: (-equals[0].request.chips, choice(equals)),
         lambda equals: (spare(equals), -equals[0].request.chips),
     )
-    found = _packed(gang, _Board(index), orders[0])
+    found = _packed(gang, _Board(index, gang.limits), orders[0])
     if isinstance(found, _Misfit) and any(each.candidates is not None for each in gang.members):
         for order in orders[1:]:
-            other = _packed(gang, _Board(index), order)
+            other = _packed(gang, _Board(index, gang.limits), order)
             if not isinstance(other, _Misfit):
                 return other
     return _refuse(gang, found) if isinstance(found, _Misfit) else found
@@ -79,17 +79,24 @@ def _packed(
 
 
 class _Board:
-    """The vacancies of the nodes after the seats taken so far."""
+    """The vacancies of the nodes after the seats taken so far.
 
-    def __init__(self, index: NodeIndex) -> None:
+    Args:
+        index: the nodes.
+        limits: the most seats on a node, by name of the node; a node that is missing has no limit.
+    """
+
+    def __init__(self, index: NodeIndex, limits: Mapping[str, int]) -> None:
         self._index = index
+        self._limits = limits
+        self._seats: Counter[str] = Counter()
         self._changed: dict[str, Vacancy] = {}
 
     def take(
         self, request: ChipRequest, number: int, candidates: Collection[str] | None
     ) -> list[tuple[str, tuple[int, ...]]]:
         """Take nodes and chips for ``number`` pods, or for as many as fit."""
-        if number == 1 and not self._changed:
+        if number == 1 and not self._changed and not self._limits:
             return self._take_one(request, candidates)
         heap = list(self._entries(request, candidates))
         heapq.heapify(heap)
@@ -97,7 +104,13 @@ class _Board:
         taken: list[tuple[str, tuple[int, ...]]] = []
         while heap and len(taken) < number:
             entry = heap[0]
+            if self._is_full(entry.name):
+                heapq.heappop(heap)
+                if (following := entry.following()) is not None:
+                    heapq.heappush(heap, following)
+                continue
             taken.append((entry.name, entry.fit.chips))
+            self._seats[entry.name] += 1
             # Equal nodes stay equal, so each step is computed once. Looked up by identity, which is much faster than
             # by value; the memo holds the vacancy so that its identity is not reused.
             _, steps = memo.setdefault(id(entry.vacancy), (entry.vacancy, {}))
@@ -116,8 +129,11 @@ class _Board:
                 heapq.heappush(heap, _Entry(verdict.key, entry.name, left, verdict, iter(())))
         return taken
 
+    def _is_full(self, name: str) -> bool:
+        return name in self._limits and self._seats[name] >= self._limits[name]
+
     def room(self, request: ChipRequest, candidates: Collection[str] | None) -> int:
-        """How many pods with this request fit on the nodes of the index; places none of them."""
+        """How many pods with this request fit on the nodes of the index, regardless of limits; places none of them."""
         buckets = self._index.buckets_of(candidates)
         return sum(nodes * capacity(bucket.vacancy, request)[0] for bucket, nodes in buckets)
 

@@ -1,6 +1,7 @@
 """Plans gangs: finds the pods of a gang that need a seat, and seats for all of them at once."""
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import cache
 from typing import Final, NamedTuple, TypeAlias
@@ -9,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from allocator.gangs.policy import GangRequest, Member, Policy
+from allocator.gangs.turns import Setback
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
@@ -156,7 +158,14 @@ class Planner:
                 return False
         return outcomes[key] is None
 
-    def plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
+    def plan(
+        self,
+        pod: Pod,
+        request: ChipRequest,
+        job: Job,
+        candidates: Collection[str] | None,
+        setback: Setback | None = None,
+    ) -> list[Seat]:
         """Seats for a pod and all its peers that need one, or for as many as the minimum needs.
 
         Args:
@@ -165,10 +174,13 @@ class Planner:
             job: its job, a gang.
             candidates: names of the only nodes it may be on; if they are several, they apply to its peers with the same
                 node selector as well.
+            setback: what is known of a gang that has stepped back.
 
         Raises:
             Refusal: not even the minimum fits.
         """
+        if setback is not None:
+            return self._plan(pod, request, job, candidates, setback)
         several = frozenset(candidates) if candidates is not None and len(candidates) > 1 else None
         if candidates is not None and several is None:
             return self._plan(pod, request, job, candidates)
@@ -196,16 +208,41 @@ class Planner:
         kind, own = (request, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
         return PlanKey(job.key, job.version, kind, own, "" if pod.uid in job.pods else pod.uid, candidates)
 
-    def _plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
+    def plan_alone(self, pod: Pod, request: ChipRequest, job: Job, node: str) -> list[Seat]:
+        """A seat for a pod on one node, whatever its peers need.
+
+        Raises:
+            Refusal: the pod does not fit there.
+        """
+        member = Member(pod.uid, pod.key, job.rank_of(pod), request)
+        found = self._policy(GangRequest(job.key, (member,), (node,)), self._cluster.index)
+        if isinstance(found, Refusal):
+            (verdict,) = self._cluster.index.verdicts(request, (node,)).values()
+            raise Refusal(verdict.reason, verdict.message) if isinstance(verdict, Refusal) else found
+        return found
+
+    def lacks_offers(self, pod: Pod, request: ChipRequest, job: Job, setback: Setback) -> int:
+        """How many pods of a gang that has stepped back have to be offered nodes before it can be planned."""
+        waiting, needed = self._pending.needed(pod, request, job)
+        return needed - sum(each.pod.uid in setback.offers for each in waiting)
+
+    def _plan(
+        self,
+        pod: Pod,
+        request: ChipRequest,
+        job: Job,
+        candidates: Collection[str] | None,
+        setback: Setback | None = None,
+    ) -> list[Seat]:
         is_one = candidates is not None and len(candidates) == 1
         labels, selector = self._cluster.labels, pod.spec.node_selector
-        common = None if is_one else candidates
-        if common is None and selector:
-            common = labels.selected(selector)
+        common = self._common(pod, None if is_one else candidates)
         selected = cache(lambda items: labels.selected(dict(items)))  # once for each selector of a peer
         waiting, needed = self._pending.needed(pod, request, job)
         members: list[Member] = []
         invalid: list[Refusal] = []
+        if setback is not None:  # a scheduler has not offered any node yet for the others
+            waiting = [each for each in waiting if each.pod.uid in setback.offers]
         for rank, each, requested in waiting:
             if isinstance(requested, Refusal):
                 invalid.append(requested)  # an invalid pod does not hold up its peers while there are enough of them
@@ -213,18 +250,32 @@ class Planner:
             own: Collection[str] | None = None  # those of the pod being scheduled
             if each.uid == pod.uid and is_one:
                 own = candidates
+            elif setback is not None:
+                own = setback.offers[each.uid]
             elif each.spec.node_selector != selector:
                 own = selected(frozenset(each.spec.node_selector.items()))
             members.append(Member(each.uid, each.key, rank, requested, own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
-        gang = GangRequest(job.key, tuple(members), common)
+        limits = self._remaining(setback, job) if setback is not None else {}
+        gang = GangRequest(job.key, tuple(members), common, limits)
         found = self._with_previous_nodes(gang)
         if isinstance(found, Refusal) and needed < len(members):
             found = self._with_previous_nodes(replace(gang, members=gang.members[:needed]))
         if isinstance(found, Refusal):
             raise found
         return found
+
+    def _common(self, pod: Pod, candidates: Collection[str] | None) -> Collection[str] | None:
+        """The nodes for the peers of a pod that have the same node selector; None for every node."""
+        if candidates is None and pod.spec.node_selector:
+            return self._cluster.labels.selected(pod.spec.node_selector)
+        return candidates
+
+    def _remaining(self, setback: Setback, job: Job) -> dict[str, int]:
+        """The most further pods of a gang on each node on which its scheduler has refused more."""
+        there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
+        return {node: max(0, most - there[node]) for node, most in setback.limits.items()}
 
     def _with_previous_nodes(self, gang: GangRequest) -> list[Seat] | Refusal:
         """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""

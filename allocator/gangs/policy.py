@@ -4,7 +4,7 @@ A policy is a pure function from a request and the index of nodes to one seat fo
 reserves nothing.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -41,11 +41,13 @@ class GangRequest(msgspec.Struct, frozen=True):
         job: the job.
         members: the pods to place, by rank.
         candidates: names of the only nodes to use; None for every node.
+        limits: the most of these members on a node, by name of the node; a node that is missing has no limit.
     """
 
     job: JobKey
     members: tuple[Member, ...]
     candidates: Collection[str] | None = None
+    limits: Mapping[str, int] = {}
 
     def allowed(self, member: Member) -> Collection[str] | None:
         """Names of the only nodes for a member; None for every node."""

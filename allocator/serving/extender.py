@@ -108,6 +108,8 @@ class Extender:
         Raises:
             InvalidValue: the names can't be decoded.
         """
+        # kube-scheduler filters a pod again only after it has given up its Binding.
+        self._binder.give_up(pod.uid)
         self._nominator.filtered(pod, names)
         try:
             found = self._engine.place_or_explain(pod, names)

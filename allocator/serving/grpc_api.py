@@ -103,19 +103,23 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """Choose node and chips, reserve them, and bind the pod if requested."""
         pod = await self._pod(request.pod, context)
         with self._journal.timed("allocate"):
+            candidates = list(request.nodes) or None
             try:
-                bound = self._binder.reserve(pod, list(request.nodes) or None)
+                if not request.bind:
+                    bound = self._binder.reserve(pod, candidates)
+                    self._journal.reserved(pod, bound)
+                    return _allocated(bound, is_bound=self._is_bound(pod.uid))
+                node = self._binder.choose(pod, candidates)
             except Refusal as refusal:
                 self._journal.refused(pod, refusal)
                 await abort(context, refusal, pod=pod.key, pod_uid=pod.uid)
-            if not request.bind:
-                self._journal.reserved(pod, bound)
-                return _allocated(bound, is_bound=self._is_bound(pod.uid))
             try:
                 timeout_s = _bind_timeout_s(pod, context)
-                bound = await self._binder.bind(PodRef.of(pod), bound.node, timeout_s=timeout_s)
+                bound = await self._binder.bind(
+                    PodRef.of(pod), node, timeout_s=timeout_s, hold_s=_hold_s(context.time_remaining())
+                )
             except AscendError as error:
-                await abort(context, error, pod=pod.key, pod_uid=pod.uid, node=bound.node)
+                await abort(context, error, pod=pod.key, pod_uid=pod.uid, node=node)
         return _allocated(bound, is_bound=True)
 
     async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
@@ -224,6 +228,11 @@ def _bind_timeout_s(pod: Pod, context: Context) -> float:
             Reason.DEADLINE_TOO_SHORT, f"pod {pod.key}: the deadline in {remaining_s:.3f} s is too short for a Binding"
         )
     return min(ANSWER_TIMEOUT_S, remaining_s - _ANSWERING_S)
+
+
+def _hold_s(remaining_s: float | None) -> float | None:
+    """How much of the caller's deadline a gang may take until it can start; None without a deadline."""
+    return None if remaining_s is None else max(remaining_s - ANSWER_TIMEOUT_S, remaining_s / 2)
 
 
 def _job_refusal(job: str, pods: Iterable[Pod]) -> Refusal | None:

@@ -96,7 +96,11 @@ class Requeuer:
 
     def refused(self, pod: Pod) -> None:
         """A pod was filtered and fits on no node."""
-        known, request, gang = self._refused.get(pod.uid), self._engine.request_of(pod), self._engine.is_of_gang(pod)
+        known, request, gang = (
+            self._refused.get(pod.uid),
+            self._engine.request_of(pod),
+            self._engine.gang_of(pod) is not None,
+        )
         if known is None:
             self._refused[pod.uid] = _Refused(PodRef.of(pod), request, gang, self._monotonic())
         else:

@@ -57,6 +57,7 @@ class Job:
     Attributes:
         size: the number of its present pods that request chips.
         present: the number of its pods that have not failed and are not terminating, including finished ones.
+        ended: the number of its present pods that request chips and have succeeded.
         version: changes with every decision-relevant change: of a pod, of the number of pods to place together, and of
             which pods are placed. No two jobs ever have the same version.
     """
@@ -65,6 +66,7 @@ class Job:
         self.key = key
         self.size = 0
         self.present = 0
+        self.ended = 0
         self.version = next(_VERSIONS)
         self._group_minimum: int | None = None
         self._stated: dict[str, _Statement] = {}
@@ -240,6 +242,7 @@ class Job:
             self.version = next(_VERSIONS)
         self.present += 1
         self.size += pod.requests_chips
+        self.ended += pod.requests_chips and not pod.is_live
         vnpus = requested_vnpus(pod) if pod.is_live else 0
         if vnpus:
             self._vnpus[pod.uid] = vnpus
@@ -263,6 +266,7 @@ class Job:
             return None
         self.present -= 1
         self.size -= pod.requests_chips
+        self.ended -= pod.requests_chips and not pod.is_live
         self._vnpus.pop(uid, None)
         self._free(self._own.pop(uid, None), uid)
         return pod

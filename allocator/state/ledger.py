@@ -9,7 +9,7 @@ unused rest of a plan is released as a whole when no seat of it was used within 
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from msgspec.structs import replace
@@ -30,19 +30,25 @@ class Ledger:
         monotonic: the clock.
 
     Attributes:
+        monotonic: the clock.
         expired_total: the number of reservations that have expired.
     """
 
     def __init__(self, *, ttl_s: float, monotonic: Callable[[], float]) -> None:
         self.ttl_s = ttl_s
         self.expired_total = 0
-        self._monotonic = monotonic
+        self.monotonic = monotonic
         self._by_uid: dict[str, Reservation] = {}
         self._by_node: dict[str, dict[str, ChipSet]] = {}
         # Expiry times of RESERVED ones; outdated entries are skipped when they come up.
         self._due: list[tuple[float, str]] = []
         self._plans = Plans()
         self._changed: Callable[[str, Iterable[str]], None] = lambda _node, _uids: None
+        self._let_go: Callable[[Reservation], None] = lambda _reservation: None
+
+    def on_let_go(self, let_go: Callable[[Reservation], None]) -> None:
+        """Set the callback for reservations that leave the stage HELD, unless their Binding is posted now."""
+        self._let_go = let_go
 
     def subscribe(self, changed: Callable[[str, Iterable[str]], None]) -> None:
         """Set the callback for changes: it gets a node, and the uids of the pods whose reservations there changed."""
@@ -78,7 +84,7 @@ class Ledger:
     ) -> Reservation:
         """Reserve chips for a pod, replacing its reservation; the caller makes sure that the chips are free."""
         self.release(uid)
-        reservation = Reservation(uid, pod, node, chips, stage, self._monotonic(), predicate_time)
+        reservation = Reservation(uid, pod, node, chips, stage, self.monotonic(), predicate_time)
         self._put(reservation)
         return reservation
 
@@ -94,15 +100,14 @@ class Ledger:
         if old is None:
             return None
         time = old.predicate_time if predicate_time is None else predicate_time
-        new = replace(old, stage=stage, since_s=self._monotonic(), predicate_time=time)
+        new = replace(old, stage=stage, since_s=self.monotonic(), predicate_time=time)
         self._by_uid[uid] = new
         self._schedule(new)
         plan = self._plans.get(new.plan)
         if plan is not None:
-            if stage is Stage.PLANNED:
-                plan.seats.add(uid)
-            else:
-                plan.use(uid, new.since_s)
+            plan.enter(uid, stage, new.since_s)
+        if stage not in (Stage.HELD, Stage.BINDING):
+            self._ended(old)
         return new
 
     def reserve_plan(self, name: str, seats: Iterable[Seat], *, ttl_s: float) -> None:
@@ -113,12 +118,13 @@ class Ledger:
             seats: one for each pod; the caller makes sure that their chips are free.
             ttl_s: how long the plan lives after a seat of it was used last.
         """
-        now_s = self._monotonic()
+        now_s = self.monotonic()
         self._plans.renew(name, ttl_s, now_s)
         changed: defaultdict[str, list[str]] = defaultdict(list)
         for seat in seats:
             if (old := self._take_out(seat.uid)) is not None:
                 changed[old.node].append(seat.uid)
+                self._ended(old)
             self._enter(Reservation(seat.uid, seat.pod, seat.node, seat.chips, Stage.PLANNED, now_s, None, name))
             changed[seat.node].append(seat.uid)
         self._notify(changed)
@@ -127,6 +133,16 @@ class Ledger:
         """The unused seats of a plan, including those that wait for a successor."""
         found = self._plans.get(plan)
         return [self._by_uid[uid] for uid in sorted(found.seats)] if found is not None else []
+
+    def held(self, plan: str) -> Collection[str]:
+        """The uids of the pods of a plan whose Bindings are held."""
+        found = self._plans.get(plan)
+        return found.held if found is not None else ()
+
+    def unused(self, plan: str) -> int:
+        """The number of the seats of a plan that belong to pods and are neither used nor held."""
+        found = self._plans.get(plan)
+        return len(found.seats) - found.empty if found is not None else 0
 
     @property
     def has_plans(self) -> bool:
@@ -154,6 +170,7 @@ class Ledger:
         new = replace(old, uid=uid, pod=pod, stage=Stage.PLANNED, predicate_time=None)
         self._enter(new)
         self._changed(new.node, (seat, uid))
+        self._ended(old)
         return new
 
     def vacate(self, uid: str) -> None:
@@ -177,26 +194,27 @@ class Ledger:
 
     def unconfirmed(self) -> list[Reservation]:
         """The reservations whose pod should have been seen by now, bound or not: it has to be read."""
-        now_s = self._monotonic()
+        now_s = self.monotonic()
         limits_s = {Stage.ASSUMED: self.ttl_s, Stage.DOUBTFUL: max(self.ttl_s, DOUBT_S)}
         return [each for each in self if each.stage in limits_s and each.since_s + limits_s[each.stage] <= now_s]
 
     def drop_plan(self, name: str) -> list[Reservation]:
-        """Release the unused rest of a plan, and return it."""
-        left = self.seats(name)
+        """Release the rest of a plan, unused seats and those whose Bindings are held, and return it."""
+        left = [*self.seats(name), *(self._by_uid[uid] for uid in sorted(self.held(name)))]
         self._plans.pop(name, None)
         changed: defaultdict[str, list[str]] = defaultdict(list)
         for reservation in left:
             self._take_out(reservation.uid)
             changed[reservation.node].append(reservation.uid)
         self._notify(changed)
+        for reservation in left:
+            self._ended(reservation)
         return left
 
     def release(self, uid: str) -> Reservation | None:
         """Release the chips of a pod; None if none were reserved."""
-        reservation = self._take_out(uid)
-        if reservation is not None:
-            self._changed(reservation.node, (uid,))
+        reservation = self._suspend(uid)
+        self._ended(reservation)
         return reservation
 
     def expire(self) -> list[Reservation]:
@@ -204,7 +222,7 @@ class Ledger:
 
         The pod of a live plan keeps its seat.
         """
-        now_s = self._monotonic()
+        now_s = self.monotonic()
         expired = [reservation for name in self._plans.overdue(now_s) for reservation in self.drop_plan(name)]
         self.expired_total += len(expired)
         while self._due and self._due[0][0] <= now_s:
@@ -225,12 +243,18 @@ class Ledger:
 
         The block must not await.
         """
-        reservation = self.release(uid)
+        reservation = self._suspend(uid)
         try:
             yield reservation
         finally:
             if reservation is not None and uid not in self._by_uid:
                 self._put(reservation)
+
+    def _suspend(self, uid: str) -> Reservation | None:
+        reservation = self._take_out(uid)
+        if reservation is not None:
+            self._changed(reservation.node, (uid,))
+        return reservation
 
     def _put(self, reservation: Reservation) -> None:
         self._enter(reservation)
@@ -256,6 +280,10 @@ class Ledger:
             del self._by_node[reservation.node]
         self._plans.take(reservation)
         return reservation
+
+    def _ended(self, reservation: Reservation | None) -> None:
+        if reservation is not None and reservation.stage is Stage.HELD:
+            self._let_go(reservation)
 
     def _schedule(self, reservation: Reservation) -> None:
         if (due_s := self._due_s(reservation)) is not None:

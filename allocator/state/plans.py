@@ -16,6 +16,7 @@ class Plan:
         due_s: when it expires, on the ledger's clock.
         queued_s: when it is examined next, at most ``due_s``.
         seats: the uids of the unused seats.
+        held: the uids of the seats whose Bindings are held.
         empty: the number of unused seats that wait for a successor.
         vacated: the number of seats that have waited for a successor so far.
     """
@@ -24,18 +25,25 @@ class Plan:
     due_s: float
     queued_s: float
     seats: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
     empty: int = 0
     vacated: int = 0
 
     @property
     def is_deserted(self) -> bool:
         """Whether all unused seats wait for a successor."""
-        return self.empty == len(self.seats)
+        return self.empty == len(self.seats) and not self.held
 
-    def use(self, uid: str, now_s: float) -> None:
-        """Remove a seat that is used now: the gang makes progress, so the time to live starts again."""
-        if uid in self.seats:
-            self.seats.discard(uid)
+    def enter(self, uid: str, stage: Stage, now_s: float) -> None:
+        """Follow a reservation into a stage; if the gang makes progress by that, the time to live starts again."""
+        was_seat, was_held = uid in self.seats, uid in self.held
+        self.seats.discard(uid)
+        self.held.discard(uid)
+        if stage is Stage.PLANNED:
+            self.seats.add(uid)
+        elif stage is Stage.HELD:
+            self.held.add(uid)
+        if (was_seat and stage is not Stage.PLANNED) or (was_held and stage not in (Stage.PLANNED, Stage.HELD)):
             self.due_s = now_s + self.ttl_s
 
 
@@ -62,12 +70,15 @@ class Plans(dict[str, Plan]):
         if plan is not None and reservation.stage is Stage.PLANNED:
             plan.seats.add(reservation.uid)
             plan.empty += reservation.is_empty
+        elif plan is not None and reservation.stage is Stage.HELD:
+            plan.held.add(reservation.uid)
 
     def take(self, reservation: Reservation) -> None:
         """Remove a reservation."""
         plan = self.get(reservation.plan)
         if plan is not None:
             plan.seats.discard(reservation.uid)
+            plan.held.discard(reservation.uid)
             plan.empty -= reservation.is_empty
 
     def overdue(self, now_s: float) -> Iterator[str]:

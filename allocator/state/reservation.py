@@ -5,6 +5,9 @@
 * RESERVED: reserved for one pod. It expires unless it is used in time, since schedulers don't report that they drop a
   pod. The seat of a gang is RESERVED once its chips were given to a caller that posts the Binding itself; when it
   expires without a Binding, it is PLANNED again.
+* HELD: the seat of a pod whose scheduler has asked to bind it, which means that the pod has passed its scheduler's
+  filters there. The Binding is not posted before the other pods of the gang have come as far
+  (``allocator/binding/barrier.py``). The seat can't be swapped; it is PLANNED again if the scheduler gives up.
 * BINDING: the Binding is in flight.
 * ASSUMED: the Binding was posted. The reservation ends when the watch (or, if that is silent for long, a read of the
   pod) shows the pod on its node, so that the pod itself holds the chips, or shows it finished or deleted.
@@ -26,6 +29,7 @@ class Stage(StrEnum):
 
     PLANNED = "planned"
     RESERVED = "reserved"
+    HELD = "held"
     BINDING = "binding"
     ASSUMED = "assumed"
     DOUBTFUL = "doubtful"

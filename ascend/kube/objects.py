@@ -165,6 +165,7 @@ class Condition(msgspec.Struct, rename="camel", frozen=True):
 
     type: str = ""
     status: str = ""
+    reason: str = ""
     message: str = ""
 
 

@@ -106,7 +106,8 @@ async def serve_http(app: web.Application, address: str, *, tls: ssl.SSLContext 
     """
     host, port = split_address(address)
     # Bodies are not decompressed: aiohttp's parser can't continue after one that is corrupt.
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, auto_decompress=False)
+    # A handler is cancelled if its client has gone: it may wait long for others.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, auto_decompress=False, handler_cancellation=True)
     await runner.setup()
     try:
         try:

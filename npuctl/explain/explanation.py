@@ -97,7 +97,7 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
     explanation = structs.replace(
         explanation,
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
-        gang=allocator.engine.is_of_gang(pod),
+        gang=allocator.engine.gang_of(pod) is not None,
         groups=group(refused),
         nodes=refused,
         candidates=find_candidates(allocator, pod),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from allocator.binding.annotations import Stamper
+from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
 from allocator.rules.job import VOLCANO, JobKey
 from allocator.rules.vacancy import Vacancy
@@ -302,11 +303,15 @@ class Consistency(RuleBasedStateMachine):
 
     def _new_binder(self) -> Binder:
         world = self.world
+        self.barrier = Barrier(
+            world.cluster, world.ledger, world.engine.gangs, monotonic=lambda: world.now_s, hold_s=TTL_S
+        )
         return Binder(
             client=cast("KubeClient", self),
             cluster=world.cluster,
             ledger=world.ledger,
             engine=world.engine,
+            barrier=self.barrier,
             stamper=Stamper(world.cluster, world.ledger, lambda: 1),
             monotonic=lambda: world.now_s,
             outcome=lambda _ref, _node, _result, _duration_s: None,

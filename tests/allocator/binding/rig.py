@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from allocator.binding.annotations import Stamper
+from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
 from allocator.binding.binding import Assignment, BindingLease, PodRef
 from allocator.state.reservation import Stage
@@ -72,11 +73,19 @@ class BinderWorld:
         self.world.add(node("n1"), node("n2"), *pods)
         self.server = server or Server(*pods)
         self.outcomes: list[Assignment | AscendError] = []
+        self.barrier = Barrier(
+            self.world.cluster,
+            self.world.ledger,
+            self.world.engine.gangs,
+            monotonic=lambda: self.world.now_s,
+            hold_s=50.0,
+        )
         self.binder = Binder(
             client=cast("KubeClient", self.server),
             cluster=self.world.cluster,
             ledger=self.world.ledger,
             engine=self.world.engine,
+            barrier=self.barrier,
             stamper=Stamper(self.world.cluster, self.world.ledger, lambda: NOW_NS),
             monotonic=lambda: self.world.now_s,
             outcome=lambda _ref, _node, result, _duration_s: self.outcomes.append(result),

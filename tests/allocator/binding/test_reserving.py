@@ -1,8 +1,10 @@
 """Chips for callers that bind pods themselves, and the seats of gangs while their pods are bound."""
 
+import asyncio
+
 import pytest
 
-from allocator.binding.binding import PodRef
+from allocator.binding.binding import Assignment, PodRef
 from allocator.state.ledger import DOUBT_S
 from allocator.state.reservation import Stage
 from ascend.annotations import DISTRIBUTED, MIN_AVAILABLE
@@ -38,6 +40,7 @@ async def test_confirmed_chips_of_a_pod_never_bound_are_released() -> None:
     assert rig.server.reads == 2
 
 
+OTHER = PodRef("default", "b", "uid-b")
 GANG = {GROUP: "train", MIN_AVAILABLE: "2"}
 
 
@@ -45,12 +48,16 @@ def gang() -> tuple[Pod, Pod]:
     return pod("a", 8, annotations=GANG), pod("b", 8, annotations=GANG)
 
 
-async def test_a_member_is_bound_to_its_seat_and_its_peers_keep_theirs() -> None:
+async def bind_both(rig: BinderWorld) -> tuple[Assignment | BaseException, Assignment | BaseException]:
+    """Bind both pods of the gang at once, as schedulers do."""
+    both = rig.binder.bind(REF, "n2"), rig.binder.bind(OTHER, "n1")
+    return await asyncio.gather(*both, return_exceptions=True)
+
+
+async def test_the_pods_of_a_gang_are_bound_where_their_scheduler_says() -> None:
     rig = BinderWorld(*gang())
-    bound = await rig.binder.bind(REF, "n2")
-    assert bound.node == "n2"
-    assert rig.stage("uid-b") is Stage.PLANNED
-    assert (await rig.binder.bind(PodRef("default", "b", "uid-b"), "n1")).node == "n1"
+    bound = await bind_both(rig)
+    assert [each.node for each in bound if isinstance(each, Assignment)] == ["n2", "n1"]
     assert [each[DISTRIBUTED] for each in rig.server.bindings] == ["true", "true"]
 
 
@@ -58,20 +65,22 @@ async def test_a_member_is_bound_to_its_seat_and_its_peers_keep_theirs() -> None
 async def test_a_gang_keeps_its_seats_when_a_binding_is_refused(error: AscendError) -> None:
     rig = BinderWorld(*gang())
     rig.server.before.append(error)
-    with pytest.raises(AscendError):
-        await rig.binder.bind(REF, "n1")
-    assert rig.stage() is Stage.PLANNED
-    assert (await rig.binder.bind(REF, "n1")).node == "n1"
+    bound = await bind_both(rig)
+    assert bound[1] is error
+    assert rig.stage(OTHER.uid) is Stage.PLANNED
+    assert rig.stage() is Stage.ASSUMED
+    assert (await rig.binder.bind(OTHER, "n1")).node == "n1"
 
 
 async def test_the_seat_of_a_pod_found_deleted_waits_for_its_successor() -> None:
     rig = BinderWorld(*gang())
-    del rig.server.pods["a"]
+    del rig.server.pods["b"]
     rig.server.before.append(Unreachable("lost"))
-    with pytest.raises(NotFound):
-        await rig.binder.bind(REF, "n1")
-    assert rig.stage() is None
-    assert rig.world.ledger.count(Stage.PLANNED) == 2
+    bound = await bind_both(rig)
+    assert isinstance(bound[1], NotFound)
+    assert rig.stage(OTHER.uid) is None
+    assert rig.world.ledger.count(Stage.PLANNED) == 1
+    assert rig.stage() is Stage.ASSUMED
 
 
 async def test_a_seat_whose_chips_a_caller_knows_is_not_swapped() -> None:

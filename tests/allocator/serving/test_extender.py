@@ -1,5 +1,6 @@
 """The extender as kube-scheduler calls it, over HTTP and on an API server."""
 
+import asyncio
 import io
 from pathlib import Path
 
@@ -240,7 +241,7 @@ async def test_nothing_is_reserved_for_a_deleted_pod(allocator: Allocator) -> No
     assert (await allocator.filter(await allocator.pod("next", 8), ["n1"]))["NodeNames"] == ["n1"]
 
 
-async def test_a_gang_is_scheduled_pod_by_pod(allocator: Allocator) -> None:
+async def test_the_pods_of_a_gang_are_bound_together(allocator: Allocator) -> None:
     annotations = {GROUP: "train", MIN_AVAILABLE: "3"}
     names = ["n1", "n2", "n3", "n4"]
     for name in names:
@@ -249,7 +250,7 @@ async def test_a_gang_is_scheduled_pod_by_pod(allocator: Allocator) -> None:
     for each in pods:
         assert await allocator.schedule(each, names) == ""
     pods.append(await allocator.pod("train-2", 8, annotations=annotations))
-    nodes = [await allocator.schedule(each, names) for each in reversed(pods)]
+    nodes = await asyncio.gather(*(allocator.schedule(each, names) for each in reversed(pods)))
     assert sorted(nodes) == ["n1", "n2", "n3"]
     stored = await allocator.read("train-1")
     assert stored["metadata"]["annotations"]["distributed-job"] == "true"

@@ -1,0 +1,238 @@
+"""Holds the Bindings of a gang until all pods that its minimum needs can be bound; then they are posted together.
+
+A scheduler asks to bind a pod after the pod has passed its filters on a node, and accounts for it there from then on:
+kube-scheduler's Permit plugins rely on that, too. So a gang whose Bindings are all asked for can start as a
+whole, and one that can't start has bound nothing. A held Binding is a future: it costs no thread, and is not polled.
+
+A gang gives up as a whole if its scheduler refuses one of its pods (the pod's condition PodScheduled says so), or has
+not asked to bind a further pod for a while. The requests that are held are then refused, so the scheduler releases what
+it has accounted for, and the gang steps back behind others (``allocator/gangs/turns.py``). If several gangs are stuck,
+only the last one of them gives up, and the others get the time to use what it releases.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from allocator.gangs.gangs import Gangs
+from allocator.rules.job import JobKey
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Reservation, Stage
+from ascend.errors import Refusal
+from ascend.grammar import count
+from ascend.kube.objects import Condition, Pod
+from ascend.reasons import Reason
+
+log = structlog.get_logger()
+
+STALLED_S: Final = 20.0
+"""How long after the last Binding was asked for a gang gives up. kube-scheduler tries a refused pod again after at most
+10 s."""
+REFUSED_S: Final = 2.0
+"""How long a gang waits after its scheduler has refused one of its pods; the scheduler may have tried it too early."""
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """A gang whose Bindings are held.
+
+    Attributes:
+        job: the gang.
+        held: the futures of the Bindings, by uid.
+        since_s: when a Binding was asked for last, or another gang gave up.
+        seen: the condition PodScheduled of its pods that have not come yet, when it was looked at last, by uid.
+        refused: the pods that their scheduler has refused since, by uid, and when that was seen.
+    """
+
+    job: Job
+    since_s: float
+    held: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    seen: dict[str, Condition | None] = field(default_factory=dict)
+    refused: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+
+class Barrier:
+    """Holds Bindings of gangs.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        gangs: says when a gang may start.
+        monotonic: the clock.
+        hold_s: how long one Binding is held at most.
+    """
+
+    def __init__(
+        self, cluster: Cluster, ledger: Ledger, gangs: Gangs, *, monotonic: Callable[[], float], hold_s: float
+    ) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._gangs = gangs
+        self._monotonic = monotonic
+        self._hold_s = hold_s
+        self._assemblies: dict[JobKey, _Assembly] = {}
+        self._why: Refusal | None = None
+        self._closed: Refusal | None = None
+        ledger.on_let_go(self._let_go)
+
+    async def passed(self, pod: Pod, job: Job) -> None:
+        """Wait until the gang of a pod may start; its reservation is in stage BINDING then.
+
+        Args:
+            pod: a pod with a seat, on the node to which its scheduler binds it.
+            job: its job, a gang.
+
+        Raises:
+            Refusal: the gang has given up, or the pod's seat was released.
+        """
+        if self._closed is not None:
+            raise self._closed
+        assembly = self._assemblies.get(job.key)
+        if assembly is None:
+            assembly = self._assemblies[job.key] = _Assembly(job, self._monotonic())
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ledger.advance(pod.uid, Stage.HELD)
+        assembly.job, assembly.since_s = job, self._monotonic()
+        assembly.held[pod.uid] = future
+        assembly.refused.pop(pod.uid, None)
+        self._open_if_complete(assembly)
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.withdraw(pod.uid)
+            raise
+
+    def withdraw(self, uid: str) -> None:
+        """End the wait of a pod whose scheduler has given up its Binding; the pod keeps its seat."""
+        reservation = self._ledger.get(uid)
+        if reservation is not None and reservation.stage is Stage.HELD:
+            sentence = f"pod {reservation.pod}: its scheduler has given up the Binding"
+            self._end(uid, Refusal(Reason.GANG_STEPPED_BACK, sentence))
+
+    def close(self, why: Refusal) -> None:
+        """End the wait of all pods, and of those that come; they keep their seats."""
+        self._closed = why
+        for assembly in tuple(self._assemblies.values()):
+            for uid in tuple(assembly.held):
+                self._end(uid, why)
+
+    def check(self) -> None:
+        """Let gangs start, or give up; call it periodically."""
+        self._gangs.turns.pass_on(lambda key: key in self._assemblies)
+        for key in self._gangs.turns:
+            if key not in self._cluster.jobs.by_key:
+                self._gangs.turns.leave(key)
+        now_s = self._monotonic()
+        stuck: list[tuple[_Assembly, str]] = []
+        for assembly in tuple(self._assemblies.values()):
+            self._open_if_complete(assembly)
+            if assembly.held:
+                self._expire(assembly, now_s)
+            if assembly.held and (why := self._obstacle(assembly, now_s)):
+                stuck.append((assembly, why))
+        if stuck:
+            self._give_up(*max(stuck, key=lambda each: self._order(each[0].job)))
+            for assembly in self._assemblies.values():
+                assembly.since_s = now_s
+                assembly.refused.clear()
+
+    def _open_if_complete(self, assembly: _Assembly) -> None:
+        for uid, future in tuple(assembly.held.items()):
+            if future.cancelled():
+                self.withdraw(uid)  # its caller has gone in this very moment
+        if not assembly.held or not self._gangs.may_start(assembly.job):
+            return
+        held, assembly.held = assembly.held, {}
+        self._assemblies.pop(assembly.job.key, None)
+        self._gangs.turns.leave(assembly.job.key)
+        for uid, future in held.items():
+            # At once for all of them: from now on the gang has started.
+            self._ledger.advance(uid, Stage.BINDING)
+            future.set_result(None)
+
+    def _expire(self, assembly: _Assembly, now_s: float) -> None:
+        for uid in tuple(assembly.held):
+            reservation = self._ledger.get(uid)
+            if reservation is None or now_s - reservation.since_s < self._hold_s:
+                break  # held in this order
+            missing = self._missing(assembly.job)
+            self._end(
+                uid,
+                Refusal(
+                    Reason.GANG_STEPPED_BACK,
+                    f"pod {reservation.pod}: its Binding was held for {self._hold_s:.3g} s, and "
+                    f"{count(missing, 'pod')} of job {assembly.job.key} could not be bound in that time",
+                ),
+            )
+
+    def _obstacle(self, assembly: _Assembly, now_s: float) -> str:
+        """Why a gang has to give up, a part of a sentence; empty if it may still start."""
+        coming = 0
+        for pod in assembly.job.pods.values():
+            if pod.uid in assembly.held or not pod.waits_for_chips:
+                continue
+            verdict = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+            coming += 1
+            if (
+                verdict is not None
+                and verdict.reason == "Unschedulable"
+                and verdict != assembly.seen.get(pod.uid, verdict)
+            ):
+                assembly.refused.setdefault(pod.uid, (now_s, f"pod {pod.key} was refused: {verdict.message}"))
+            assembly.seen[pod.uid] = verdict
+        missing = self._missing(assembly.job)
+        refused = [sentence for since_s, sentence in assembly.refused.values() if now_s - since_s >= REFUSED_S]
+        if refused and coming - len(refused) < missing:
+            return refused[0]
+        if now_s - assembly.since_s < STALLED_S:
+            return ""
+        return f"no Binding of {count(missing, 'further pod')} was asked for within {STALLED_S:.3g} s"
+
+    def _missing(self, job: Job) -> int:
+        return job.min_available - (job.present - job.size) - job.ended - len(self._ledger.held(job.key.plan))
+
+    def _order(self, job: Job) -> tuple[bool, int, str, JobKey]:
+        """The order among stuck gangs: the last of them gives up."""
+        pods = job.pods.values()
+        priority = max((pod.priority for pod in pods), default=0)
+        since = min((pod.metadata.creation_timestamp or "" for pod in pods), default="")
+        return self._gangs.turns.get(job.key) is None, -priority, since, job.key
+
+    def _give_up(self, assembly: _Assembly, why: str) -> None:
+        job = assembly.job
+        waiting = count(len(assembly.held), "Binding")
+        sentence = f"job {job.key} releases its chips: {waiting} waited for its other pods, and {why}"
+        self._why = Refusal(Reason.GANG_STEPPED_BACK, sentence)
+        try:
+            self._gangs.step_back(job)
+        finally:
+            self._why = None
+        log.info("a gang gives up for now", job=str(job.key), kind=job.kind, error=sentence)
+
+    def _end(self, uid: str, why: Refusal) -> None:
+        self._why = why
+        try:
+            self._ledger.withdraw(uid)
+        finally:
+            self._why = None
+
+    def _let_go(self, reservation: Reservation) -> None:
+        key = JobKey.of_plan(reservation.plan)
+        assembly = self._assemblies.get(key)
+        future = assembly.held.pop(reservation.uid, None) if assembly is not None else None
+        if assembly is not None and not assembly.held:
+            del self._assemblies[key]
+        if future is not None and not future.done():
+            future.set_exception(
+                self._why
+                or Refusal(
+                    Reason.GANG_STEPPED_BACK,
+                    f"pod {reservation.pod}: its chips were released while its Binding waited for the other pods of "
+                    f"job {key}",
+                )
+            )

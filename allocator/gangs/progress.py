@@ -1,0 +1,63 @@
+"""How far a gang is: whether enough of its pods exist, have started, or can be bound."""
+
+from typing import Final
+
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Stage
+from ascend.errors import Refusal
+from ascend.grammar import count
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+
+WAITING: Final = (Stage.PLANNED, Stage.HELD)
+"""The stages of a seat whose pod is not being bound."""
+
+
+class Progress:
+    """Reads how far gangs are.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+
+    def incomplete(self, job: Job, pod: Pod) -> Refusal | None:
+        """What a gang lacks apart from nodes; None if it is complete."""
+        if self._cluster.jobs.lacks_group(job):
+            return Refusal(Reason.GROUP_MISSING, f"pod {pod.key} names {job.kind} {job.key}, which does not exist")
+        # Its scheduler may know the pod before the informers do; a pod that has failed or is terminating doesn't count.
+        present = job.present + (pod.uid not in self._cluster.pods)
+        if present >= job.min_available:
+            return None
+        missing = job.min_available - present
+        return Refusal(
+            Reason.GANG_INCOMPLETE,
+            f"job {job.key}: {count(job.min_available, 'pod')} must be placed together; "
+            f"{count(present, 'exists', 'exist')}, {count(missing, 'is missing', 'are missing')}",
+        )
+
+    def may_start(self, job: Job) -> bool:
+        """Whether all pods that its minimum needs are bound, or their Bindings are held."""
+        if self._cluster.jobs.lacks_group(job):
+            return False
+        passed = job.placed_beside("") - self._ledger.unused(job.key.plan) + job.ended
+        return passed >= job.min_available - (job.present - job.size)
+
+    def find_started(self, job: Job, last: str = "") -> Pod | None:
+        """A pod of a job that is bound or has a Binding in flight; the one with the uid ``last`` is examined first."""
+        found = job.pods.get(last)
+        if found is not None and self.is_started(found):
+            return found
+        return next(filter(self.is_started, job.newest), None)  # binding a pod changes it
+
+    def is_started(self, pod: Pod) -> bool:
+        """Whether a pod is bound, its Binding is in flight, or a caller was given its chips."""
+        held = self._ledger.get(pod.uid)
+        waits = pod.waits_for_chips and (held is None or held.stage in WAITING)
+        return pod.requests_chips and not waits

@@ -1,0 +1,253 @@
+"""The Bindings of a gang are held until all pods that its minimum needs can be bound."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+from msgspec.structs import replace
+
+from allocator.binding.barrier import REFUSED_S, STALLED_S
+from allocator.binding.binding import Assignment, PodRef
+from allocator.state.reservation import Stage
+from ascend.annotations import MIN_AVAILABLE
+from ascend.errors import Refusal
+from ascend.kube.objects import Condition, Pod
+from ascend.reasons import Reason
+from tests.allocator.binding.rig import BinderWorld
+from tests.allocator.builders import GROUP, node, pod
+
+pytestmark = pytest.mark.looptime
+
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+def gang(
+    name: str, size: int, *, minimum: int | None = None, priority: int = 0, since: str = "2026-01-01"
+) -> list[Pod]:
+    annotations = {GROUP: name, MIN_AVAILABLE: str(minimum or size)}
+    return [pod(f"{name}-{rank}", 8, annotations=annotations, priority=priority, since=since) for rank in range(size)]
+
+
+def rig_of(*pods: Pod) -> BinderWorld:
+    rig = BinderWorld(*pods)
+    rig.world.add(node("n3"), node("n4"))
+    return rig
+
+
+def refused_by_its_scheduler(each: Pod, message: str = "0/2 nodes are available: 2 Insufficient cpu.") -> Pod:
+    condition = Condition("PodScheduled", "False", "Unschedulable", message)
+    return replace(each, status=replace(each.status, conditions=[condition]))
+
+
+class Scheduler:
+    """Filters and binds pods as kube-scheduler does: a Binding is asked for while others are being filtered."""
+
+    def __init__(self, rig: BinderWorld) -> None:
+        self.rig = rig
+        self.bindings: dict[str, asyncio.Task[Assignment]] = {}
+
+    async def try_(self, each: Pod, nodes: Iterable[str] = NODES) -> str:
+        """Filter a pod and ask to bind it; the node, or the reason of the refusal."""
+        self.rig.binder.give_up(each.uid)
+        await asyncio.sleep(0.001)
+        try:
+            node = self.rig.world.engine.place(each, tuple(nodes)).node
+        except Refusal as refusal:
+            return refusal.reason
+        self.bindings[each.uid] = asyncio.create_task(self.rig.binder.bind(PodRef.of(each), node))
+        await asyncio.sleep(0.001)
+        return node
+
+    async def refusal(self, each: Pod) -> Refusal:
+        """Why the Binding of a pod was refused."""
+        with pytest.raises(Refusal) as refused:
+            await self.bindings[each.uid]
+        return refused.value
+
+    @property
+    def posted(self) -> int:
+        return len(self.rig.server.bindings)
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass, second by second."""
+        for _ in range(round(seconds)):
+            self.rig.world.now_s += 1
+            self.rig.world.ledger.expire()
+            self.rig.barrier.check()
+            await asyncio.sleep(0.001)
+
+
+async def test_no_pod_of_a_gang_is_bound_before_the_last_has_passed_its_scheduler() -> None:
+    pods = gang("a", 3)
+    rig = rig_of(*pods)
+    scheduler = Scheduler(rig)
+    for each in pods[:2]:
+        await scheduler.try_(each)
+    await scheduler.wait(5)
+    assert scheduler.posted == 0
+    assert [rig.stage(each.uid) for each in pods] == [Stage.HELD, Stage.HELD, Stage.PLANNED]
+    await scheduler.try_(pods[2])
+    bound = await asyncio.gather(*scheduler.bindings.values())
+    assert scheduler.posted == 3
+    assert len({(each.node, each.grant.chips) for each in bound}) == 3
+
+
+async def test_a_pod_beyond_the_minimum_is_not_waited_for() -> None:
+    pods = gang("a", 3, minimum=2)
+    rig = rig_of(*pods)
+    scheduler = Scheduler(rig)
+    for each in pods[:2]:
+        await scheduler.try_(each)
+    await asyncio.gather(*scheduler.bindings.values())
+    assert scheduler.posted == 2
+    await scheduler.try_(pods[2])
+    await scheduler.bindings[pods[2].uid]
+    assert scheduler.posted == 3
+
+
+async def test_the_successor_of_a_pod_of_a_running_gang_is_bound_at_once() -> None:
+    first, second = gang("a", 2)
+    running = replace(first, spec=replace(first.spec, node_name="n1"), status=replace(first.status, phase="Running"))
+    rig = rig_of(running, second)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(second)
+    await scheduler.bindings[second.uid]
+    assert scheduler.posted == 1
+
+
+async def test_a_gang_gives_up_when_its_scheduler_refuses_one_of_its_pods() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(a)
+    await scheduler.wait(1)
+    rig.world.add(refused_by_its_scheduler(b))
+    await scheduler.wait(REFUSED_S + 1)
+    refusal = await scheduler.refusal(a)
+    assert refusal.reason is Reason.GANG_STEPPED_BACK
+    assert "default/a-1 was refused: 0/2 nodes are available: 2 Insufficient cpu" in refusal.message
+    assert len(rig.world.ledger) == 0
+    assert scheduler.posted == 0
+
+
+async def test_a_refusal_of_a_pod_that_the_minimum_does_not_need_is_no_obstacle() -> None:
+    pods = gang("a", 3, minimum=2)
+    rig = rig_of(*pods)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(pods[0])
+    await scheduler.wait(1)
+    rig.world.add(refused_by_its_scheduler(pods[1]))
+    await scheduler.wait(REFUSED_S + 2)
+    assert rig.stage(pods[0].uid) is Stage.HELD
+    await scheduler.try_(pods[2])
+    await scheduler.bindings[pods[2].uid]
+    assert scheduler.posted == 2
+
+
+async def test_a_gang_gives_up_when_its_scheduler_does_not_come_back() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(a)
+    await scheduler.wait(STALLED_S - 1)
+    assert rig.stage(a.uid) is Stage.HELD
+    await scheduler.wait(2)
+    assert "no Binding of 1 further pod was asked for" in (await scheduler.refusal(a)).message
+    assert len(rig.world.ledger) == 0
+
+
+async def test_of_two_gangs_in_each_others_way_the_last_gives_up_and_the_first_starts() -> None:
+    a, b = gang("a", 2), gang("b", 2, since="2026-01-02")
+    rig = rig_of(*a, *b)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(a[0], ("n1",))
+    await scheduler.try_(b[0], ("n3",))
+    await scheduler.wait(STALLED_S + 1)
+    assert (await scheduler.refusal(b[0])).reason is Reason.GANG_STEPPED_BACK
+    assert rig.stage(a[0].uid) is Stage.HELD
+    await scheduler.try_(a[1], ("n2",))
+    await asyncio.gather(scheduler.bindings[a[0].uid], scheduler.bindings[a[1].uid])
+    assert scheduler.posted == 2
+
+
+async def test_a_gang_of_lower_priority_gives_up_first() -> None:
+    low, high = gang("a", 2), gang("b", 2, priority=10)
+    rig = rig_of(*low, *high)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(low[0], ("n1",))
+    await scheduler.try_(high[0], ("n3",))
+    await scheduler.wait(STALLED_S + 1)
+    assert (await scheduler.refusal(low[0])).reason is Reason.GANG_STEPPED_BACK
+    assert rig.stage(high[0].uid) is Stage.HELD
+
+
+async def test_a_scheduler_that_filters_a_pod_again_has_given_up_its_binding() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b)
+    scheduler = Scheduler(rig)
+    first = await scheduler.try_(a)
+    waiting = scheduler.bindings[a.uid]
+    assert await scheduler.try_(a) == first
+    with pytest.raises(Refusal):
+        await waiting
+    await scheduler.try_(b)
+    await asyncio.gather(*scheduler.bindings.values())
+    assert scheduler.posted == 2
+
+
+async def test_a_caller_that_goes_away_ends_the_wait_of_its_pod_alone() -> None:
+    pods = gang("a", 3)
+    rig = rig_of(*pods)
+    scheduler = Scheduler(rig)
+    for each in pods[:2]:
+        await scheduler.try_(each)
+    scheduler.bindings[pods[0].uid].cancel()
+    await asyncio.sleep(0.01)
+    assert [rig.stage(each.uid) for each in pods] == [Stage.PLANNED, Stage.HELD, Stage.PLANNED]
+    await scheduler.try_(pods[2])
+    await asyncio.sleep(0.01)
+    assert scheduler.posted == 0
+
+
+async def test_a_pod_deleted_while_it_waits_leaves_its_seat_to_its_successor() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(a)
+    rig.world.cluster.pod_deleted(a)
+    assert (await scheduler.refusal(a)).reason is Reason.GANG_STEPPED_BACK
+    assert await scheduler.try_(b) == Reason.GANG_INCOMPLETE
+    successor = replace(a, metadata=replace(a.metadata, name="a-0b", uid="uid-a-0b"))
+    rig.world.add(successor)
+    rig.server.pods["a-0b"] = successor
+    await scheduler.try_(successor)
+    await scheduler.try_(b)
+    await asyncio.gather(scheduler.bindings[successor.uid], scheduler.bindings[b.uid])
+    assert scheduler.posted == 2
+
+
+async def test_an_allocator_that_stops_refuses_what_it_holds_and_binds_nothing() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(a)
+    rig.barrier.close(Refusal(Reason.NOT_LEADER, "this allocator is stopping"))
+    await rig.binder.drain()
+    assert (await scheduler.refusal(a)).reason is Reason.NOT_LEADER
+    await scheduler.try_(b)
+    assert (await scheduler.refusal(b)).reason is Reason.NOT_LEADER
+    assert scheduler.posted == 0
+
+
+async def test_a_node_that_becomes_unusable_ends_the_wait_of_the_whole_gang() -> None:
+    pods = gang("a", 3)
+    rig = rig_of(*pods)
+    scheduler = Scheduler(rig)
+    nodes = [await scheduler.try_(each) for each in pods[:2]]
+    rig.world.add(node(nodes[0], cordoned=True))
+    await scheduler.wait(1)
+    rig.world.engine.filter(pod("other", 1))
+    for each in pods[:2]:
+        assert (await scheduler.refusal(each)).reason is Reason.GANG_STEPPED_BACK
+    assert len(rig.world.ledger) == 0
