@@ -66,7 +66,7 @@ class AllocatorMetrics(Collector):
         """Yield the metrics that are read from the state at each scrape."""
         reservations = GaugeMetricFamily(
             "ascend_allocator_reservations",
-            "Pods with reserved chips, by state: planned, reserved, binding, assumed, doubtful",
+            "Pods with reserved chips, by state: planned, reserved, held, binding, assumed, doubtful",
             labels=["state"],
         )
         for stage in Stage:

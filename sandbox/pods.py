@@ -14,6 +14,7 @@ import msgspec
 from ascend.errors import InvalidValue
 from ascend.kube.objects import JsonObject, KubeObject, Metadata, Resource, Resources
 
+CPU = "cpu"
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 
@@ -135,6 +136,16 @@ class FullPod(KubeObject, frozen=True, kw_only=True, dict=True):
             beside += Counter(each.extended_resources)
         return {name: count for name, count in (peak | beside).items() if count}
 
+    @cached_property
+    def scheduling_requests(self) -> dict[str, int]:
+        """What a scheduler counts: the requests of the whole pod, and the CPU of its containers in millicores.
+
+        Raises:
+            InvalidValue: a quantity is malformed.
+        """
+        cpu = sum(millicores(each.resources.requests.get(CPU, "0")) for each in self.containers)
+        return {CPU: cpu, **self.requests} if cpu else self.requests
+
     def _containers(self, field: str) -> list[ContainerSpec]:
         try:
             return msgspec.convert(self.spec.get(field) or [], list[ContainerSpec])
@@ -168,6 +179,15 @@ def is_extended(resource: str) -> bool:
 def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     """Whether labels match a node selector."""
     return all(labels.get(key) == value for key, value in selector.items())
+
+
+def millicores(text: str) -> int:
+    """Return a quantity of CPU, whole or in millicores.
+
+    Raises:
+        InvalidValue: it is malformed.
+    """
+    return _whole(CPU, text[:-1]) if text.endswith("m") else 1000 * _whole(CPU, text)
 
 
 def timestamp_now() -> str:

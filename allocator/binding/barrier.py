@@ -123,10 +123,7 @@ class Barrier:
 
     def check(self) -> None:
         """Let gangs start, or give up; call it periodically."""
-        self._gangs.turns.pass_on(lambda key: key in self._assemblies)
-        for key in self._gangs.turns:
-            if key not in self._cluster.jobs.by_key:
-                self._gangs.turns.leave(key)
+        self._gangs.turns.pass_on(self._cluster.jobs.by_key, lambda key: key in self._assemblies)
         now_s = self._monotonic()
         stuck: list[tuple[_Assembly, str]] = []
         for assembly in tuple(self._assemblies.values()):
@@ -201,7 +198,7 @@ class Barrier:
         pods = job.pods.values()
         priority = max((pod.priority for pod in pods), default=0)
         since = min((pod.metadata.creation_timestamp or "" for pod in pods), default="")
-        return self._gangs.turns.get(job.key) is None, -priority, since, job.key
+        return self._gangs.turns.get(job) is None, -priority, since, job.key
 
     def _give_up(self, assembly: _Assembly, why: str) -> None:
         job = assembly.job

@@ -93,7 +93,7 @@ class Gangs:
             found = self._find(pod, request, job, candidates)
         except Refusal as refusal:
             if refusal.reason is Reason.GANG_DOES_NOT_FIT and not self._ledger.held(job.key.plan):
-                self.turns.end_turn(job.key)
+                self.turns.end_turn(job)
             raise
         if isinstance(found, Reservation):
             return self._take_seat(pod, found)
@@ -148,7 +148,7 @@ class Gangs:
     def step_back(self, job: Job) -> None:
         """Release all seats of a gang that its scheduler does not let start; it tries again in its turn."""
         self._ledger.drop_plan(job.key.plan)
-        self.turns.step_back(job.key, max((pod.priority for pod in job.pods.values()), default=0))
+        self.turns.step_back(job)
 
     def preview(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> str:
         """The node on which the pod would be placed; reserves nothing.
@@ -184,7 +184,7 @@ class Gangs:
             return seat is not None or self._may_be_planned(pod, request, job)
 
     def _may_be_planned(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
-        setback = self.turns.get(job.key)
+        setback = self.turns.get(job)
         if setback is None:
             return self._planner.fits(pod, request, job)
         if self._must_wait(pod, job) is not None:
@@ -265,7 +265,7 @@ class Gangs:
             return seat
         if (wait := self._must_wait(pod, job)) is not None:
             raise wait
-        setback = self.turns.get(job.key)
+        setback = self.turns.get(job)
         if setback is None:
             return self._planner.plan(pod, request, job, candidates)
         lacking = self._planner.lacks_offers(pod, request, job, setback)
@@ -280,7 +280,7 @@ class Gangs:
 
     def _must_wait(self, pod: Pod, job: Job) -> Refusal | None:
         """Why a gang that has stepped back can't be planned now; None if it can, or need not."""
-        ahead = self.turns.ahead_of(job.key)
+        ahead = self.turns.ahead_of(job)
         if ahead is None or self._progress.find_started(job) is not None:
             return None
         return Refusal(
@@ -291,8 +291,8 @@ class Gangs:
 
     def _note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
         """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""
-        setback = self.turns.get(job.key)
-        if setback is None or self.turns.ahead_of(job.key) is not None:
+        setback = self.turns.get(job)
+        if setback is None or self.turns.ahead_of(job) is not None:
             return
         if self._progress.find_started(job) is not None:
             self.turns.leave(job.key)

@@ -11,12 +11,12 @@ scheduler refuses beside peers that hold their seats already is remembered as th
 no two tries are alike, and the tries of a gang end.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from allocator.rules.job import JobKey
+from allocator.state.job import Job
 
 TURN_S: Final = 20.0
 """How long a gang whose turn it is may take until its first Binding is held; then it is the next one's turn.
@@ -28,11 +28,13 @@ class Setback:
     """What is known of a gang that has released its seats.
 
     Attributes:
+        job: the ``first_version`` of the job.
         priority: of its pods; gangs of higher priority try first.
         offers: the names of the nodes that the scheduler has offered for each pod, by uid, while its gang held nothing.
         limits: the most pods of the gang on a node, by name of the node, as far as the scheduler has refused more.
     """
 
+    job: int
     priority: int
     offers: dict[str, frozenset[str]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
@@ -68,36 +70,30 @@ class Turns:
         self._waiting: dict[JobKey, Setback] = {}
         self._since_s = 0.0
 
-    def __iter__(self) -> Iterator[JobKey]:
-        return iter(tuple(self._waiting))
-
-    @property
-    def setbacks(self) -> Mapping[JobKey, Setback]:
-        """The gangs that have stepped back, in the order in which they try again."""
-        return MappingProxyType(self._waiting)
-
-    def get(self, job: JobKey) -> Setback | None:
+    def get(self, job: Job) -> Setback | None:
         """What is known of a gang that has stepped back; None if it has not."""
-        return self._waiting.get(job)
+        found = self._waiting.get(job.key)
+        return found if found is not None and found.job == job.first_version else None
 
-    def ahead_of(self, job: JobKey) -> JobKey | None:
+    def ahead_of(self, job: Job) -> JobKey | None:
         """The gang whose turn it is, if this one has to wait for it; None if it may try."""
-        if job not in self._waiting:
+        if self.get(job) is None:
             return None
         first = next(iter(self._waiting))
-        return None if first == job else first
+        return None if first == job.key else first
 
-    def step_back(self, job: JobKey, priority: int) -> None:
+    def step_back(self, job: Job) -> None:
         """Put a gang behind all others of its priority that have stepped back."""
         first = next(iter(self._waiting), None)
-        setback = self._waiting.pop(job, None) or Setback(priority)
-        setback.priority = priority
+        setback = self.get(job) or Setback(job.first_version, 0)
+        self._waiting.pop(job.key, None)
+        setback.priority = max((pod.priority for pod in job.pods.values()), default=0)
         setback.forget_offers()
-        behind = [key for key, other in self._waiting.items() if other.priority < priority]
-        self._waiting[job] = setback
+        behind = [key for key, other in self._waiting.items() if other.priority < setback.priority]
+        self._waiting[job.key] = setback
         for key in behind:
             self._waiting[key] = self._waiting.pop(key)
-        if first == job or next(iter(self._waiting)) != first:
+        if first == job.key or next(iter(self._waiting)) != first:
             self._since_s = self._monotonic()
 
     def leave(self, job: JobKey) -> None:
@@ -106,19 +102,23 @@ class Turns:
             self._since_s = self._monotonic()
         self._waiting.pop(job, None)
 
-    def pass_on(self, is_trying: Callable[[JobKey], bool]) -> None:
-        """End the turn of a gang that has not made use of it in time.
+    def pass_on(self, jobs: Mapping[JobKey, Job], is_trying: Callable[[JobKey], bool]) -> None:
+        """End the turn of a gang that has not made use of it in time, and forget gangs that are gone.
 
         Args:
+            jobs: all jobs.
             is_trying: whether Bindings of a gang are held.
         """
+        for key, setback in tuple(self._waiting.items()):
+            if key not in jobs or jobs[key].first_version != setback.job:
+                self.leave(key)
         first = next(iter(self._waiting), None)
         if first is not None and not is_trying(first) and self._monotonic() - self._since_s >= TURN_S:
-            self.end_turn(first)
+            self.end_turn(jobs[first])
 
-    def end_turn(self, job: JobKey) -> None:
+    def end_turn(self, job: Job) -> None:
         """End the turn of a gang that does not fit now: it starts from scratch when its turn comes again."""
-        setback = self._waiting.get(job)
+        setback = self.get(job)
         if setback is not None:
             setback.limits.clear()
-            self.step_back(job, setback.priority)
+            self.step_back(job)

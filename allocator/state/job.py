@@ -60,6 +60,7 @@ class Job:
         ended: the number of its present pods that request chips and have succeeded.
         version: changes with every decision-relevant change: of a pod, of the number of pods to place together, and of
             which pods are placed. No two jobs ever have the same version.
+        first_version: tells it from a former job with the same key.
     """
 
     def __init__(self, key: JobKey, owners: Mapping[JobKey, int]) -> None:
@@ -67,7 +68,7 @@ class Job:
         self.size = 0
         self.present = 0
         self.ended = 0
-        self.version = next(_VERSIONS)
+        self.version = self.first_version = next(_VERSIONS)
         self._group_minimum: int | None = None
         self._stated: dict[str, _Statement] = {}
         self._stated_last: _Statement | None = None

@@ -44,7 +44,7 @@ class SchedulerCache:
         return uid in self._assumed
 
     def requested(self, pod: FullPod | None = None) -> Mapping[str, Counter[str]]:
-        """Return how much of every extended resource the pods on each node request, including assumed pods.
+        """Return how much of every resource the pods on each node request, also assumed pods; CPU in millicores.
 
         Args:
             pod: the pod to be scheduled: others that are nominated for a node count there, unless their priority is
@@ -57,7 +57,7 @@ class SchedulerCache:
                 node = each.nominated_node
             if node in requested and each.phase not in TERMINAL_PHASES:
                 try:
-                    requested[node].update(each.requests)
+                    requested[node].update(each.scheduling_requests)
                 except InvalidValue:
                     # The real API server accepts no such pod; ignore its requests.
                     continue

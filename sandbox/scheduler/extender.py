@@ -15,8 +15,8 @@ from ascend.errors import AscendError
 from ascend.kube.objects import JsonObject
 from sandbox.pods import FullPod
 
-_HTTP_TIMEOUT_S: Final = 5.0
-"""The ``httpTimeout`` of the extender; kube-scheduler's default."""
+_HTTP_TIMEOUT_S: Final = 60.0
+"""The ``httpTimeout`` of the extender, as in deploy/kube-scheduler.yaml."""
 
 
 class ExtenderFailure(AscendError):

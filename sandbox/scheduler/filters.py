@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ascend.kube.objects import Node
-from sandbox.pods import FullPod, matches
+from sandbox.pods import CPU, FullPod, matches, millicores
 
 
 def filter_node(pod: FullPod, node: Node, requested: Mapping[str, int]) -> list[str]:
@@ -14,7 +14,7 @@ def filter_node(pod: FullPod, node: Node, requested: Mapping[str, int]) -> list[
     Args:
         pod: the pod.
         node: the node.
-        requested: how much of every extended resource the pods on the node request, including assumed ones.
+        requested: how much of every resource the pods on the node request, including assumed ones; CPU in millicores.
 
     Raises:
         InvalidValue: a quantity of the pod is not a whole number.
@@ -33,9 +33,10 @@ def filter_node(pod: FullPod, node: Node, requested: Mapping[str, int]) -> list[
     if not matches(pod.node_selector, node.metadata.labels):
         return ["node(s) didn't match Pod's node affinity/selector"]
     allocatable = {name: int(text) for name, text in node.status.allocatable.items() if text.isdigit()}
+    allocatable[CPU] = millicores(node.status.allocatable.get(CPU, "0"))
     return [
         f"Insufficient {name}"
-        for name, amount in pod.requests.items()
+        for name, amount in pod.scheduling_requests.items()
         if amount > allocatable.get(name, 0) - requested.get(name, 0)
     ]
 

@@ -79,7 +79,7 @@ def extender(url: str, *, bind: bool = True, resource: str = RESOURCE, **more: A
         "filterVerb": "filter",
         "preemptVerb": "preempt",
         **({"bindVerb": "bind"} if bind else {}),
-        "httpTimeout": "10s",
+        "httpTimeout": "60s",
         "nodeCacheCapable": True,
         "ignorable": False,
         "managedResources": [{"name": resource, "ignoredByScheduler": False}],

@@ -11,6 +11,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import aiohttp
+
 from ascend.annotations import KUBELET_IDS
 from ascend.chips import RESOURCE, chip_set, parse_names
 from ascend.deviceinfo import NAMESPACE, DeviceReport, config_map_name, decode_report
@@ -82,21 +84,47 @@ class World(ABC):
         """Return the node with a name."""
         return next(node for node in self.nodes if node.name == name)
 
-    async def create(self, name: str, chips: int, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> Pod:
-        """Create a pod that requests chips."""
+    async def create(
+        self,
+        name: str,
+        chips: int,
+        *,
+        annotations: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        cpu: int = 0,
+        **spec: Any,
+    ) -> Pod:
+        """Create a pod that requests chips, and CPU if it is given."""
         manifest = self.pod_manifest(name, chips, **spec)
         manifest["metadata"]["annotations"] = dict(annotations or {})
+        manifest["metadata"]["labels"] = {**manifest["metadata"].get("labels", {}), **(labels or {})}
+        if cpu:
+            manifest["spec"]["containers"][0]["resources"].setdefault("requests", {})["cpu"] = str(cpu)
         return await self.client.create(PODS, manifest, "default")
 
-    async def add_fake_nodes(self, *names: str) -> None:
+    async def add_fake_nodes(
+        self, *names: str, labels: Mapping[str, str] | None = None, cpu: int | None = None
+    ) -> None:
         """Add 910A servers without a kubelet: pods can be bound to them, but do not start."""
         for name in names:
             self._fakes.append(name)
-            await self.client.create(NODES, fake_node(name))
+            node = fake_node(name)
+            node["metadata"]["labels"].update(labels or {})
+            if cpu is not None:
+                for quantities in (node["status"]["capacity"], node["status"]["allocatable"]):
+                    quantities["cpu"] = str(cpu)
+            await self.client.create(NODES, node)
 
-    async def open_gate(self, name: str) -> None:
-        """Remove a pod's scheduling gates."""
-        await self.client.patch(PODS, name, {"spec": {"schedulingGates": None}}, namespace="default")
+    async def held(self, number: int) -> None:
+        """Wait until the allocator holds the Bindings of so many pods."""
+        line = f'ascend_allocator_reservations{{state="held"}} {number:.1f}'
+
+        async def check() -> bool:
+            leader = await self.service.leader()
+            async with aiohttp.ClientSession() as http, http.get(f"{leader}/metrics") as response:
+                return line in (await response.text()).splitlines()
+
+        await self.eventually(check, f"{number} Bindings are held")
 
     async def delete(self, *names: str) -> None:
         """Delete pods and wait until their kubelets have stopped them."""
