@@ -206,7 +206,7 @@ class Barrier:
         sentence = f"job {job.key} releases its chips: {waiting} waited for its other pods, and {why}"
         self._why = Refusal(Reason.GANG_STEPPED_BACK, sentence)
         try:
-            self._gangs.step_back(job)
+            self._gangs.step_back(job, assembly.refused)
         finally:
             self._why = None
         log.info("a gang gives up for now", job=str(job.key), kind=job.kind, error=sentence)

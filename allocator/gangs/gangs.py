@@ -145,10 +145,24 @@ class Gangs:
                 self._planner.plan(pod, self._request_of(pod), job, None)
                 return
 
-    def step_back(self, job: Job) -> None:
-        """Release all seats of a gang that its scheduler does not let start; it tries again in its turn."""
+    def step_back(self, job: Job, refused: Collection[str]) -> None:
+        """Release all seats of a gang that its scheduler does not let start; it tries again in its turn.
+
+        Args:
+            job: the gang.
+            refused: the uids of the pods that its scheduler has refused.
+        """
+        setback = self.turns.get(job)
+        if setback is not None:
+            for uid in refused:
+                for node in setback.offers.get(uid, ()):
+                    setback.refuse(uid, node, self._held_on(node, job))
         self._ledger.drop_plan(job.key.plan)
         self.turns.step_back(job)
+
+    def _held_on(self, node: str, job: Job) -> list[str]:
+        held = self._ledger.held(job.key.plan)
+        return [uid for uid in self._ledger.on(node) if uid in held]
 
     def preview(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> str:
         """The node on which the pod would be placed; reserves nothing.
@@ -300,8 +314,7 @@ class Gangs:
         offered = self._cluster.index.entries if candidates is None else candidates
         held = self._ledger.get(pod.uid)
         if held is not None and held.node not in offered:
-            peers = self._ledger.held(job.key.plan)
-            setback.refuse(pod.uid, held.node, sum(uid in peers for uid in self._ledger.on(held.node)))
+            setback.refuse(pod.uid, held.node, self._held_on(held.node, job))
         setback.offer(pod.uid, offered)
 
     def _find_seat(

@@ -4,12 +4,14 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import cache
+from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from allocator.gangs.policy import GangRequest, Member, Policy
+from allocator.gangs.redraw import conflicts_with, redraw
 from allocator.gangs.turns import Setback
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
@@ -257,14 +259,24 @@ class Planner:
             members.append(Member(each.uid, each.key, rank, requested, own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
-        limits = self._remaining(setback, job) if setback is not None else {}
-        gang = GangRequest(job.key, tuple(members), common, limits)
-        found = self._with_previous_nodes(gang)
+        gang = GangRequest(job.key, tuple(members), common)
+        found = self._find_seats(gang, job, setback)
         if isinstance(found, Refusal) and needed < len(members):
             found = self._with_previous_nodes(replace(gang, members=gang.members[:needed]))
         if isinstance(found, Refusal):
             raise found
         return found
+
+    def _find_seats(self, gang: GangRequest, job: Job, setback: Setback | None) -> list[Seat] | Refusal:
+        """The policy's seats; for a gang that has stepped back, with what has been learned since."""
+        if setback is None:
+            return self._with_previous_nodes(gang)
+        found = self._with_previous_nodes(replace(gang, limits=self._remaining(setback, job)))
+        is_new = not isinstance(found, Refusal) and not conflicts_with(found, setback.conflicts)
+        if len(gang.members) == 1 or (is_new and setback.tries % 2):
+            return found
+        random = Random(f"{gang.job} {setback.tries}")  # noqa: S311 - repeatable choices, no secrets
+        return redraw(gang, setback.conflicts, self._cluster.index, self._policy, random) or found
 
     def _common(self, pod: Pod, candidates: Collection[str] | None) -> Collection[str] | None:
         """The nodes for the peers of a pod that have the same node selector; None for every node."""

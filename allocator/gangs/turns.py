@@ -7,8 +7,7 @@ still trying. Two gangs that stand in each other's way can't do so twice, becaus
 
 When its turn comes, the gang does not rely on its first plan. First each of its pods is offered to its scheduler while
 the gang holds nothing, which tells on which nodes each pod may be at all; then all are planned on these nodes. What the
-scheduler refuses beside peers that hold their seats already is remembered as the most pods of the gang on that node, so
-no two tries are alike, and the tries of a gang end.
+scheduler refuses beside peers that hold their seats already is remembered, so that no two tries are alike.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,6 +21,8 @@ TURN_S: Final = 20.0
 """How long a gang whose turn it is may take until its first Binding is held; then it is the next one's turn.
 kube-scheduler tries a refused pod again after at most 10 s."""
 
+_MOST_CONFLICTS: Final = 1000
+
 
 @dataclass(slots=True)
 class Setback:
@@ -32,12 +33,16 @@ class Setback:
         priority: of its pods; gangs of higher priority try first.
         offers: the names of the nodes that the scheduler has offered for each pod, by uid, while its gang held nothing.
         limits: the most pods of the gang on a node, by name of the node, as far as the scheduler has refused more.
+        conflicts: names of nodes, each with uids of pods that the scheduler has not accepted there together.
+        tries: how often the gang has stepped back.
     """
 
     job: int
     priority: int
     offers: dict[str, frozenset[str]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
+    conflicts: set[tuple[str, frozenset[str]]] = field(default_factory=set)
+    tries: int = 0
     _known: dict[frozenset[str], frozenset[str]] = field(default_factory=dict)
 
     def offer(self, uid: str, nodes: Collection[str]) -> None:
@@ -45,12 +50,19 @@ class Setback:
         names = frozenset(nodes)
         self.offers[uid] = self._known.setdefault(names, names)
 
-    def refuse(self, uid: str, node: str, beside: int) -> None:
-        """Record that a scheduler no longer offers a node for a pod, with so many pods of the gang there."""
+    def refuse(self, uid: str, node: str, beside: Collection[str]) -> None:
+        """Record that a scheduler no longer offers a node for a pod, with these pods of the gang there (uids)."""
         if beside:
-            self.limits[node] = min(beside, self.limits.get(node, beside))
+            self.limits[node] = min(len(beside), self.limits.get(node, len(beside)))
+            if len(self.conflicts) < _MOST_CONFLICTS:
+                self.conflicts.add((node, frozenset((uid, *beside))))
         elif node in self.offers.get(uid, ()):
             self.offer(uid, self.offers[uid] - {node})
+
+    def start_over(self) -> None:
+        """Forget what could not be together: the cluster may have changed, or it was not the reason."""
+        self.limits.clear()
+        self.conflicts.clear()
 
     def forget_offers(self) -> None:
         """Forget where pods may be: the cluster changes until it is the gang's turn again."""
@@ -89,6 +101,7 @@ class Turns:
         self._waiting.pop(job.key, None)
         setback.priority = max((pod.priority for pod in job.pods.values()), default=0)
         setback.forget_offers()
+        setback.tries += 1
         behind = [key for key, other in self._waiting.items() if other.priority < setback.priority]
         self._waiting[job.key] = setback
         for key in behind:
@@ -120,5 +133,5 @@ class Turns:
         """End the turn of a gang that does not fit now: it starts from scratch when its turn comes again."""
         setback = self.get(job)
         if setback is not None:
-            setback.limits.clear()
+            setback.start_over()
             self.step_back(job)

@@ -2,8 +2,6 @@
 
 from collections.abc import Collection
 
-import pytest
-
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Pod
 from tests.e2e.world import World
@@ -79,7 +77,7 @@ async def test_of_three_gangs_on_the_room_of_two_two_start_whole(world: World) -
     await world.eventually(last_starts, "the last gang starts")
 
 
-async def _nodes_of(world: World, names: Collection[str]) -> list[str]:
+async def nodes_of(world: World, names: Collection[str]) -> list[str]:
     async def bound() -> list[Pod] | None:
         pods = [pod for pod in await world.pods() if pod.name in names]
         return pods if all(pod.spec.node_name for pod in pods) else None
@@ -90,26 +88,5 @@ async def _nodes_of(world: World, names: Collection[str]) -> list[str]:
 async def test_a_gang_whose_pods_share_no_node_by_cpu_is_spread(world: World) -> None:
     await world.add_fake_nodes(*(f"q-{number}" for number in range(4)), labels=POOL, cpu=6)
     await create_gang(world, "a", 4)
-    nodes = await _nodes_of(world, [f"a-{rank}" for rank in range(4)])
+    nodes = await nodes_of(world, [f"a-{rank}" for rank in range(4)])
     assert len(set(nodes)) == 4
-
-
-@pytest.mark.parametrize("kind", ["anti-affinity", "host port"])
-async def test_a_gang_whose_pods_repel_each_other_is_spread(world: World, kind: str) -> None:
-    if "sandbox" in type(world).__name__.lower():
-        pytest.skip("the sandbox's scheduler has neither affinity nor host ports; the real one has them")
-    await world.add_fake_nodes(*(f"q-{number}" for number in range(3)), labels=POOL)
-    term = {"labelSelector": {"matchLabels": {"job": "a"}}, "topologyKey": "kubernetes.io/hostname"}
-    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    for rank in range(3):
-        name = f"a-{rank}"
-        manifest = world.pod_manifest(name, 4, nodeSelector=POOL)
-        manifest["metadata"]["annotations"] = of_gang("a", 3)
-        manifest["metadata"]["labels"] = {"job": "a"}
-        if kind == "anti-affinity":
-            manifest["spec"]["affinity"] = affinity
-        else:
-            manifest["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 8080}]
-            manifest["spec"]["hostNetwork"] = False
-        await world.client.request("POST", "/api/v1/namespaces/default/pods", body=manifest)
-    assert len(set(await _nodes_of(world, [f"a-{rank}" for rank in range(3)]))) == 3
