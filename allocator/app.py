@@ -17,6 +17,7 @@ from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
 from allocator.binding.injection import Injector
+from allocator.binding.reserving import Reserver
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
 from allocator.leadership.leadership import Leadership
@@ -96,6 +97,9 @@ class AllocatorApp:
             self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s, default_product=settings.default_product
         )
         self.gauges = ClusterGauges(self.cluster, self.ledger, self.engine, lambda: now_ns() / 1e9, monotonic)
+        self._barrier = Barrier(
+            self.cluster, self.ledger, self.engine.gangs, monotonic=monotonic, hold_s=settings.gang_hold_s
+        )
         self.extender_address = ""
         """Where the extender, probes and metrics listen."""
         self.grpc_address = ""
@@ -144,19 +148,12 @@ class AllocatorApp:
             notices = Notices(self.cluster, events.publish, leadership.leads)
             journal = Journal(metrics, RefusalEvents(events.publish, self._monotonic), self._monotonic)
             stamper = Stamper(self.cluster, self.ledger, self._now_ns)
-            barrier = Barrier(
-                self.cluster,
-                self.ledger,
-                self.engine.gangs,
-                monotonic=self._monotonic,
-                hold_s=self._settings.gang_hold_s,
-            )
             binder = Binder(
                 client=client,
                 cluster=self.cluster,
                 ledger=self.ledger,
                 engine=self.engine,
-                barrier=barrier,
+                barrier=self._barrier,
                 stamper=stamper,
                 monotonic=self._monotonic,
                 outcome=journal.bind_ended,
@@ -164,8 +161,7 @@ class AllocatorApp:
             )
             stack.push_async_callback(leadership.leave, binder.drain)
             certificates = Certificates(tls) if (tls := self._settings.tls_files) is not None else None
-            names = self._settings.client_names
-            clients = AllowedClients(frozenset(names)) if names else None
+            clients = AllowedClients(frozenset(names)) if (names := self._settings.client_names) else None
             http = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=_guards(self._settings, clients))
             add_probes(
                 http,
@@ -201,7 +197,7 @@ class AllocatorApp:
                 client=client,
                 cluster=self.cluster,
                 engine=self.engine,
-                barrier=barrier,
+                barrier=self._barrier,
                 stamper=stamper,
                 monotonic=self._monotonic,
                 lease=leadership.lease,
@@ -225,6 +221,7 @@ class AllocatorApp:
                 ledger=self.ledger,
                 engine=self.engine,
                 binder=binder,
+                reserver=Reserver(self.cluster, self.ledger, self.engine, stamper),
                 preemption=preemption,
                 journal=journal,
                 closed=leadership.closed,
@@ -244,12 +241,12 @@ class AllocatorApp:
             )
             self.grpc_address = grpc_server.address
             # First of all at the end: the servers wait for the calls that it holds.
-            stack.callback(barrier.close, Refusal(Reason.NOT_LEADER, "this allocator is stopping"))
+            stack.callback(self._barrier.close, Refusal(Reason.NOT_LEADER, "this allocator is stopping"))
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
                 background = [
                     tasks.create_task(informers.run(), name="informers"),
-                    tasks.create_task(self._housekeep(binder, barrier, notices), name="housekeeping"),
+                    tasks.create_task(self._housekeep(binder, notices), name="housekeeping"),
                     tasks.create_task(requeuer.run(), name="requeuer"),
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
@@ -288,7 +285,7 @@ class AllocatorApp:
             self.cluster.follow_pods(nominator.pod_applied, nominator.pod_deleted)
             await nominator.run()
 
-    async def _housekeep(self, binder: Binder, barrier: Barrier, notices: Notices) -> None:
+    async def _housekeep(self, binder: Binder, notices: Notices) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             for reservation in self.ledger.expire():
@@ -296,7 +293,7 @@ class AllocatorApp:
             for node in self.cluster.age_reports():
                 log.warning("the report of a node is too old", node=node)
             notices.post()
-            barrier.check()
+            self._barrier.check()
             await binder.verify()
 
 

@@ -119,13 +119,17 @@ class Binder:
             task.add_done_callback(lambda done: self._finished(ref.uid, done))
         self._callers[ref.uid] += 1
         try:
-            done = await self._wait(ref.uid, task, timeout_s, hold_s)
+            first: set[asyncio.Future[Any]] = {task, self._posting[ref.uid]}
+            done, _ = await asyncio.wait(first, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                self._barrier.withdraw(ref.uid)
+            await asyncio.wait({task}, timeout=timeout_s)
         finally:
             self._callers[ref.uid] -= 1
             if not self._callers[ref.uid]:
                 del self._callers[ref.uid]
                 self._barrier.withdraw(ref.uid)
-        if not done:
+        if not task.done():
             raise Unreachable(
                 f"pod {ref.key}: the API server has not answered within {timeout_s:.3g} s; the Binding continues"
             )
@@ -160,47 +164,6 @@ class Binder:
         """
         bound = read_assignment(pod)
         return bound.node if bound is not None else self._engine.place(pod, candidates).node
-
-    def reserve(self, pod: Pod, candidates: list[str] | None) -> Assignment:
-        """Reserve node and chips for a caller that binds the pod itself, with the annotations of the answer.
-
-        Raises:
-            Refusal: the pod fits nowhere.
-        """
-        bound = read_assignment(pod)
-        if bound is not None:
-            return replace(bound, repeated=True)
-        reservation = self._engine.place(pod, candidates)
-        # A seat whose chips were given to a caller can't be swapped with a peer any more.
-        stage = Stage.RESERVED if reservation.stage is Stage.PLANNED else reservation.stage
-        if stage is not reservation.stage or reservation.predicate_time is None:
-            reservation = self._stamper.stamp(reservation, stage)
-        annotations = self._stamper.annotations(pod, reservation)
-        return Assignment(reservation.node, reservation.grant, annotations=annotations)
-
-    def confirm(self, uid: str, node: str) -> bool:
-        """Keep the chips reserved for a pod that its caller has bound itself, until the pod is seen bound.
-
-        Args:
-            uid: the pod's uid.
-            node: where it was bound; empty for the node of its reservation.
-
-        Returns:
-            Whether the pod has been seen bound already.
-
-        Raises:
-            Refusal: nothing is reserved for the pod there; another pod may have its chips by now.
-        """
-        seen = self._cluster.pods.get(uid)
-        if seen is not None and seen.spec.node_name and node in {"", seen.spec.node_name}:
-            return True
-        held = self._ledger.get(uid)
-        if held is None or node not in {"", held.node}:
-            where = f" on node {node}" if node else ""
-            raise Refusal(Reason.NOT_RESERVED, f"nothing is reserved for the pod with uid {uid!r}{where}")
-        if held.stage in {Stage.RESERVED, Stage.PLANNED, Stage.DOUBTFUL}:
-            self._ledger.advance(uid, Stage.ASSUMED)
-        return False
 
     async def verify(self) -> None:
         """Read the pods whose Binding was made, or may have been, but has not been seen for a while.
@@ -262,13 +225,7 @@ class Binder:
         bound = read_assignment(pod)
         if bound is not None:
             return replace(bound, repeated=True)
-        reservation = self._engine.place_on(pod, node)
-        gang = self._engine.gang_of(pod)
-        if gang is None:
-            self._posting[ref.uid].set_result(None)
-        elif reservation.stage in {Stage.PLANNED, Stage.RESERVED}:
-            await self._barrier.passed(pod, gang)
-        reservation = self._stamper.stamp(reservation, Stage.BINDING, renew=True)
+        reservation = await self._reserve(pod, node)
         try:
             return await self._post(ref, reservation, self._stamper.annotations(pod, reservation))
         finally:
@@ -276,6 +233,16 @@ class Binder:
             if held is not None and held.stage is Stage.BINDING:
                 # The outcome is unknown: reserved for a while, in case the Binding was made.
                 self._ledger.advance(ref.uid, Stage.DOUBTFUL)
+
+    async def _reserve(self, pod: Pod, node: str) -> Reservation:
+        """The reservation to carry out; for a pod of a gang, once the gang can start."""
+        reservation = self._engine.place_on(pod, node)
+        gang = self._engine.gang_of(pod)
+        if gang is None:
+            self._posting[pod.uid].set_result(None)
+        elif reservation.stage in {Stage.PLANNED, Stage.RESERVED}:
+            await self._barrier.passed(pod, gang)
+        return self._stamper.stamp(reservation, Stage.BINDING, renew=True)
 
     async def _bind_plain(self, ref: PodRef, node: str) -> Assignment:
         """Bind a pod that requests no chips: it names the resource with 0, or all pods are bound by the extender."""

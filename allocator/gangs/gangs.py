@@ -22,11 +22,11 @@ and only the bound pods are known; `resume` then plans the rest before any call 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 
+from allocator.gangs.attempts import Attempts, lacks_offers
 from allocator.gangs.packing import pack
 from allocator.gangs.planning import Planner
 from allocator.gangs.policy import Policy
 from allocator.gangs.progress import WAITING, Progress
-from allocator.gangs.turns import Turns
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
@@ -65,7 +65,8 @@ class Gangs:
         self._progress = Progress(cluster, ledger)
         self._request_of = request_of
         self._planner = Planner(cluster, ledger, request_of, policy)
-        self.turns = Turns(ledger.monotonic)
+        self._attempts = Attempts(cluster, ledger, self._progress)
+        self.turns = self._attempts.turns
         self._pruned = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
         # the uid of one of these pods, so that it need not be searched for every time.
@@ -88,7 +89,7 @@ class Gangs:
         held = self._ledger.get(pod.uid)
         if held is not None and not self._is_valid(held, request, job):
             self._ledger.release(pod.uid)
-        self._note_offer(pod, job, candidates)
+        self._attempts.note_offer(pod, job, candidates)
         try:
             found = self._find(pod, request, job, candidates)
         except Refusal as refusal:
@@ -152,17 +153,7 @@ class Gangs:
             job: the gang.
             refused: the uids of the pods that its scheduler has refused.
         """
-        setback = self.turns.get(job)
-        if setback is not None:
-            for uid in refused:
-                for node in setback.offers.get(uid, ()):
-                    setback.refuse(uid, node, self._held_on(node, job))
-        self._ledger.drop_plan(job.key.plan)
-        self.turns.step_back(job)
-
-    def _held_on(self, node: str, job: Job) -> list[str]:
-        held = self._ledger.held(job.key.plan)
-        return [uid for uid in self._ledger.on(node) if uid in held]
+        self._attempts.step_back(job, refused)
 
     def preview(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> str:
         """The node on which the pod would be placed; reserves nothing.
@@ -201,7 +192,7 @@ class Gangs:
         setback = self.turns.get(job)
         if setback is None:
             return self._planner.fits(pod, request, job)
-        if self._must_wait(pod, job) is not None:
+        if self._attempts.obstacle(pod, job) is not None:
             return False
         # Its scheduler has to offer each pod once; when that is done, all are planned.
         return pod.uid not in setback.offers or self._planner.lacks_offers(pod, request, job, setback) <= 0
@@ -277,45 +268,15 @@ class Gangs:
             raise incomplete
         if seat is not None:
             return seat
-        if (wait := self._must_wait(pod, job)) is not None:
+        if (wait := self._attempts.obstacle(pod, job)) is not None:
             raise wait
         setback = self.turns.get(job)
         if setback is None:
             return self._planner.plan(pod, request, job, candidates)
         lacking = self._planner.lacks_offers(pod, request, job, setback)
         if lacking > 0:
-            raise Refusal(
-                Reason.GANG_STEPPED_BACK,
-                f"job {job.key} has released its chips, because its scheduler refused some of its pods; "
-                f"{count(lacking, 'more of its pods has', 'more of its pods have')} to be filtered before they are "
-                "planned again",
-            )
+            raise lacks_offers(job, lacking)
         return self._planner.plan(pod, request, job, candidates, setback)
-
-    def _must_wait(self, pod: Pod, job: Job) -> Refusal | None:
-        """Why a gang that has stepped back can't be planned now; None if it can, or need not."""
-        ahead = self.turns.ahead_of(job)
-        if ahead is None or self._progress.find_started(job) is not None:
-            return None
-        return Refusal(
-            Reason.GANG_STEPPED_BACK,
-            f"job {job.key} has released its chips, because its scheduler refused some of its pods; pod {pod.key} "
-            f"waits for job {ahead}, which tries before it",
-        )
-
-    def _note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
-        """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""
-        setback = self.turns.get(job)
-        if setback is None or self.turns.ahead_of(job) is not None:
-            return
-        if self._progress.find_started(job) is not None:
-            self.turns.leave(job.key)
-            return
-        offered = self._cluster.index.entries if candidates is None else candidates
-        held = self._ledger.get(pod.uid)
-        if held is not None and held.node not in offered:
-            setback.refuse(pod.uid, held.node, self._held_on(held.node, job))
-        setback.offer(pod.uid, offered)
 
     def _find_seat(
         self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None

@@ -226,7 +226,7 @@ class Nominator:
         return min(self._pace.lead(self._writes.latency_s), self._options.window // 2)
 
     def _peers(self, pod: Pod) -> Iterator[Pod]:
-        if self._engine.is_of_gang(pod):
+        if self._engine.gang_of(pod) is not None:
             yield from self._cluster.jobs.job_of(pod).pods.values()
 
     def _write(self, pod: Pod, node: str) -> "asyncio.Task[bool]":
@@ -256,7 +256,7 @@ class Nominator:
         """Keep the nomination of a former leader, or of a lost answer, if its node still fits; else replace it."""
         node = pod.status.nominated_node_name
         try:
-            candidates = None if self._engine.is_of_gang(pod) else (node,)
+            candidates = None if self._engine.gang_of(pod) is not None else (node,)
             held = self._engine.place(pod, candidates)
         except Refusal:
             self._leave(pod.uid)

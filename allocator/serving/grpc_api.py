@@ -6,6 +6,7 @@ from typing import Final
 
 from allocator.binding.binder import ANSWER_TIMEOUT_S, Binder
 from allocator.binding.binding import Assignment, PodRef
+from allocator.binding.reserving import Reserver
 from allocator.decision.engine import DecisionEngine, Filtered
 from allocator.decision.preemption import Preemption, VictimSet
 from allocator.observe.journal import Journal
@@ -40,6 +41,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         ledger: the reservations.
         engine: chooses node and chips.
         binder: binds pods.
+        reserver: reserves chips for callers that bind pods themselves.
         preemption: selects victims.
         journal: records decisions.
         closed: why calls are refused now; None if they are answered.
@@ -52,6 +54,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         ledger: Ledger,
         engine: DecisionEngine,
         binder: Binder,
+        reserver: Reserver,
         preemption: Preemption,
         journal: Journal,
         closed: Callable[[], Refusal | None],
@@ -60,6 +63,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         self._ledger = ledger
         self._engine = engine
         self._binder = binder
+        self._reserver = reserver
         self._preemption = preemption
         self._states = NodeStates(cluster, ledger)
         self._journal = journal
@@ -106,7 +110,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
             candidates = list(request.nodes) or None
             try:
                 if not request.bind:
-                    bound = self._binder.reserve(pod, candidates)
+                    bound = self._reserver.reserve(pod, candidates)
                     self._journal.reserved(pod, bound)
                     return _allocated(bound, is_bound=self._is_bound(pod.uid))
                 node = self._binder.choose(pod, candidates)
@@ -126,7 +130,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """The caller has bound the pod."""
         await self._require_open(context)
         try:
-            return pb.ConfirmResponse(seen=self._binder.confirm(request.pod.uid, request.node))
+            return pb.ConfirmResponse(seen=self._reserver.confirm(request.pod.uid, request.node))
         except Refusal as refusal:
             await abort(context, refusal, pod=_key(request.pod), pod_uid=request.pod.uid)
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
+from allocator.binding.reserving import Reserver
 from allocator.rules.job import VOLCANO, JobKey
 from allocator.rules.vacancy import Vacancy
 from allocator.state.reservation import Stage
@@ -177,7 +178,7 @@ class Consistency(RuleBasedStateMachine):
             return
         self.promises.pop(each.uid, None)
         with contextlib.suppress(Refusal):
-            bound = self.binder.reserve(each, candidates)
+            bound = self.reserver.reserve(each, candidates)
             assert candidates is None or bound.node in candidates
             self.promises[each.uid] = Promise(each.name, bound.node, bound.grant.chips, self.world.now_s + TTL_S)
 
@@ -188,7 +189,7 @@ class Consistency(RuleBasedStateMachine):
         each = self.api.get(f"pod {promise.name}")
         if isinstance(each, Pod) and not each.spec.node_name and each.is_live:
             self._write(f"pod {promise.name}", self._changed(each, at=promise.node, chips=promise.chips))
-            self.binder.confirm(each.uid, promise.node)
+            self.reserver.confirm(each.uid, promise.node)
 
     def _check_whole(self, each: Pod) -> None:
         """After a plan was made, as many pods as the minimum requires are placed or have a seat."""
@@ -306,13 +307,15 @@ class Consistency(RuleBasedStateMachine):
         self.barrier = Barrier(
             world.cluster, world.ledger, world.engine.gangs, monotonic=lambda: world.now_s, hold_s=TTL_S
         )
+        stamper = Stamper(world.cluster, world.ledger, lambda: 1)
+        self.reserver = Reserver(world.cluster, world.ledger, world.engine, stamper)
         return Binder(
             client=cast("KubeClient", self),
             cluster=world.cluster,
             ledger=world.ledger,
             engine=world.engine,
             barrier=self.barrier,
-            stamper=Stamper(world.cluster, world.ledger, lambda: 1),
+            stamper=stamper,
             monotonic=lambda: world.now_s,
             outcome=lambda _ref, _node, _result, _duration_s: None,
         )

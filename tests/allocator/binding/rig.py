@@ -8,6 +8,7 @@ from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
 from allocator.binding.binding import Assignment, BindingLease, PodRef
+from allocator.binding.reserving import Reserver
 from allocator.state.reservation import Stage
 from ascend.errors import AscendError, Conflict, NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
@@ -80,13 +81,15 @@ class BinderWorld:
             monotonic=lambda: self.world.now_s,
             hold_s=50.0,
         )
+        stamper = Stamper(self.world.cluster, self.world.ledger, lambda: NOW_NS)
+        self.reserver = Reserver(self.world.cluster, self.world.ledger, self.world.engine, stamper)
         self.binder = Binder(
             client=cast("KubeClient", self.server),
             cluster=self.world.cluster,
             ledger=self.world.ledger,
             engine=self.world.engine,
             barrier=self.barrier,
-            stamper=Stamper(self.world.cluster, self.world.ledger, lambda: NOW_NS),
+            stamper=stamper,
             monotonic=lambda: self.world.now_s,
             outcome=lambda _ref, _node, result, _duration_s: self.outcomes.append(result),
             lease=self._lease,

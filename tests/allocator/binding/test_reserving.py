@@ -19,8 +19,8 @@ pytestmark = pytest.mark.looptime
 
 async def test_chips_are_reserved_for_a_caller_that_binds_the_pod() -> None:
     rig = BinderWorld(pod("a", 2))
-    reserved = rig.binder.reserve(pod("a", 2), None)
-    assert reserved == rig.binder.reserve(pod("a", 2), None)
+    reserved = rig.reserver.reserve(pod("a", 2), None)
+    assert reserved == rig.reserver.reserve(pod("a", 2), None)
     assert rig.stage() is Stage.RESERVED
     assert rig.server.bindings == []
     later = await rig.binder.bind(REF, reserved.node)
@@ -29,8 +29,8 @@ async def test_chips_are_reserved_for_a_caller_that_binds_the_pod() -> None:
 
 async def test_confirmed_chips_of_a_pod_never_bound_are_released() -> None:
     rig = BinderWorld(pod("a", 2))
-    rig.binder.reserve(pod("a", 2), None)
-    rig.binder.confirm("uid-a", "n1")
+    rig.reserver.reserve(pod("a", 2), None)
+    rig.reserver.confirm("uid-a", "n1")
     for _ in range(int(30 + DOUBT_S)):
         assert rig.stage() is not None
         await rig.binder.verify()
@@ -86,47 +86,47 @@ async def test_the_seat_of_a_pod_found_deleted_waits_for_its_successor() -> None
 async def test_a_seat_whose_chips_a_caller_knows_is_not_swapped() -> None:
     a, b = gang()
     rig = BinderWorld(a, b)
-    reserved = rig.binder.reserve(a, None)
+    reserved = rig.reserver.reserve(a, None)
     with pytest.raises(Refusal, match=Reason.NOT_ENOUGH_CHIPS):
-        rig.binder.reserve(b, [reserved.node])
-    assert rig.binder.reserve(b, None).node != reserved.node
-    assert rig.binder.reserve(a, None) == reserved
+        rig.reserver.reserve(b, [reserved.node])
+    assert rig.reserver.reserve(b, None).node != reserved.node
+    assert rig.reserver.reserve(a, None) == reserved
 
 
 async def test_chips_that_a_caller_knows_outlive_a_dropped_plan() -> None:
     a, b = gang()
     rig = BinderWorld(a, b)
-    reserved = rig.binder.reserve(b, ["n2"])
+    reserved = rig.reserver.reserve(b, ["n2"])
     rig.world.add(node("n1", cordoned=True))
     with pytest.raises(Refusal, match=Reason.NOT_ENOUGH_CHIPS):
-        rig.binder.reserve(a, None)
-    assert rig.binder.reserve(b, None) == reserved
+        rig.reserver.reserve(a, None)
+    assert rig.reserver.reserve(b, None) == reserved
     rig.world.now_s += 119
-    reserved = rig.binder.reserve(b, None)
+    reserved = rig.reserver.reserve(b, None)
     rig.world.now_s += 2
     rig.world.ledger.expire()
     with pytest.raises(Refusal):
-        rig.binder.reserve(pod("other", 8), None)
+        rig.reserver.reserve(pod("other", 8), None)
     rig.world.now_s += 120
-    assert rig.binder.reserve(pod("other", 8), None).node == reserved.node
+    assert rig.reserver.reserve(pod("other", 8), None).node == reserved.node
 
 
 async def test_a_pod_returns_to_its_seat_if_its_caller_does_not_bind_it() -> None:
     a, b = gang()
     rig = BinderWorld(a, b)
-    reserved = rig.binder.reserve(a, None)
+    reserved = rig.reserver.reserve(a, None)
     rig.world.now_s += 20
-    assert rig.binder.reserve(a, None) == reserved
+    assert rig.reserver.reserve(a, None) == reserved
     rig.world.now_s += 20
     assert rig.world.ledger.expire() == []
     assert rig.stage() is Stage.RESERVED
     rig.world.now_s += 10
     assert rig.world.ledger.expire() == []
     assert rig.stage() is Stage.PLANNED
-    assert rig.binder.reserve(a, None) == reserved
+    assert rig.reserver.reserve(a, None) == reserved
     assert rig.world.engine.release(a.uid)
     assert rig.stage() is Stage.PLANNED
-    assert rig.binder.reserve(b, [reserved.node]).node == reserved.node
+    assert rig.reserver.reserve(b, [reserved.node]).node == reserved.node
 
 
 async def test_a_seat_that_breaks_during_a_refused_binding_drops_the_plan() -> None:
