@@ -113,6 +113,7 @@ class Injector:
         except Refusal:
             if gang is not None:
                 self._refused_s[gang.key] = self._monotonic()
+                self._engine.gangs.release_unused(gang)
             raise
         if gang is not None:
             lease = self._lease(ANSWER_S)  # it may have waited for others

@@ -146,6 +146,11 @@ class Gangs:
                 self._planner.plan(pod, self._request_of(pod), job, None)
                 return
 
+    def release_unused(self, job: Job) -> None:
+        """Release the seats of a gang that has not started, and of which no Binding is held."""
+        if not self._ledger.held(job.key.plan) and self._progress.find_started(job) is None:
+            self._ledger.drop_plan(job.key.plan)
+
     def step_back(self, job: Job, refused: Collection[str]) -> None:
         """Release all seats of a gang that its scheduler does not let start; it tries again in its turn.
 

@@ -1,0 +1,119 @@
+"""Bindings of gangs that another scheduler posts: each is served for its node alone, and they wait for each other."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import cast
+
+import pytest
+
+from allocator.binding.annotations import Stamper
+from allocator.binding.binding import PodRef
+from allocator.binding.injection import HOLD_S, REFUSED_S, Injector
+from allocator.state.reservation import Stage
+from ascend.annotations import ALLOCATED, MIN_AVAILABLE
+from ascend.errors import Refusal
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+from tests.allocator.binding.rig import NOW_NS, BinderWorld
+from tests.allocator.builders import GROUP, node, pod
+
+pytestmark = pytest.mark.looptime
+
+
+def gang(name: str, size: int = 2) -> list[Pod]:
+    annotations = {GROUP: name, MIN_AVAILABLE: str(size)}
+    return [pod(f"{name}-{rank}", 8, annotations=annotations) for rank in range(size)]
+
+
+class Webhook:
+    """The webhook of an allocator with four servers."""
+
+    def __init__(self, *pods: Pod) -> None:
+        self.rig = BinderWorld(*pods)
+        self.rig.world.add(node("n3"), node("n4"))
+        self.injector = Injector(
+            client=cast("KubeClient", self.rig.server),
+            cluster=self.rig.world.cluster,
+            engine=self.rig.world.engine,
+            barrier=self.rig.barrier,
+            stamper=Stamper(self.rig.world.cluster, self.rig.world.ledger, lambda: NOW_NS),
+            monotonic=asyncio.get_running_loop().time,
+        )
+
+    async def inject(self, each: Pod, name: str) -> Mapping[str, str]:
+        return await self.injector.inject(PodRef.of(each), name)
+
+    async def together(self, nodes: Mapping[str, Pod]) -> list[Mapping[str, str] | BaseException]:
+        """Post Bindings at the same time; nodes and their pods."""
+        calls = (self.inject(each, name) for name, each in nodes.items())
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+
+def reasons(answers: list[Mapping[str, str] | BaseException]) -> list[str]:
+    """The reason of each refusal; empty for an injected Binding."""
+    return [answer.reason if isinstance(answer, Refusal) else "" for answer in answers]
+
+
+async def test_two_gangs_are_bound_to_the_nodes_that_their_scheduler_names() -> None:
+    x, y = gang("x"), gang("y")
+    webhook = Webhook(*x, *y)
+    answers = await webhook.together({"n3": x[0], "n1": y[0], "n4": x[1], "n2": y[1]})
+    assert reasons(answers) == ["", "", "", ""]
+    assert all(isinstance(answer, Mapping) and ALLOCATED in answer for answer in answers)
+    assert webhook.rig.world.ledger.count(Stage.DOUBTFUL) == 4
+
+
+async def test_a_gang_with_a_refused_binding_does_not_start_in_part() -> None:
+    x = gang("x")
+    webhook = Webhook(*x)
+    webhook.rig.world.fill("n2", [0])
+    answers = await webhook.together({"n1": x[0], "n2": x[1]})
+    assert reasons(answers) == [Reason.GANG_STEPPED_BACK, Reason.NOT_ENOUGH_CHIPS]
+    # Its scheduler tries again and again.
+    for _ in range(3):
+        await asyncio.sleep(1)
+        answers = await webhook.together({"n1": x[0], "n2": x[1]})
+        assert all(reasons(answers))
+    assert webhook.rig.world.ledger.count(Stage.DOUBTFUL) == 0
+
+
+async def test_a_scheduler_that_posts_one_binding_after_the_other_waits_once() -> None:
+    x = gang("x", 3)
+    webhook = Webhook(*x)
+    clock = asyncio.get_running_loop().time
+    started_s = clock()
+    for each, name in zip(x, ("n4", "n3", "n2"), strict=True):
+        await webhook.inject(each, name)
+    assert clock() - started_s == pytest.approx(HOLD_S, abs=0.1)
+    assert webhook.rig.world.ledger.count(Stage.DOUBTFUL) == 3
+
+
+async def test_a_gang_whose_rest_fits_nowhere_does_not_start_in_part() -> None:
+    x = gang("x", 3)
+    webhook = Webhook(*x)
+    webhook.rig.world.fill("n2", [0])
+    webhook.rig.world.fill("n3", [0])
+    with pytest.raises(Refusal) as refused:
+        await webhook.inject(x[0], "n1")
+    assert refused.value.reason is Reason.GANG_DOES_NOT_FIT
+    assert len(webhook.rig.world.ledger) == 0
+
+
+async def test_a_refusal_long_ago_does_not_keep_a_gang_from_starting() -> None:
+    x = gang("x")
+    webhook = Webhook(*x)
+    webhook.rig.world.fill("n2", [0])
+    assert all(reasons(await webhook.together({"n1": x[0], "n2": x[1]})))
+    await asyncio.sleep(REFUSED_S + 1)
+    assert reasons(await webhook.together({"n1": x[0], "n3": x[1]})) == ["", ""]
+
+
+async def test_an_incomplete_gang_is_refused_at_once() -> None:
+    x = gang("x", 3)[:2]
+    webhook = Webhook(*x)
+    started_s = asyncio.get_running_loop().time()
+    with pytest.raises(Refusal) as refused:
+        await webhook.inject(x[0], "n1")
+    assert refused.value.reason is Reason.GANG_INCOMPLETE
+    assert asyncio.get_running_loop().time() == started_s
