@@ -151,6 +151,17 @@ def test_only_pods_that_no_node_could_take_are_denied_at_creation(
     assert "requests 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, cores))
     del cores["spec"]["initContainers"]
     dry_run(cluster.api, cores)()
+    # One with devices that the allocator does not place is created, and told so by an Event.
+    cluster.api.create(pod("other", 1, namespace=kube_namespace, resource="huawei.com/Ascend310P"))
+    told = cluster.api.wait_for(
+        f"/apis/events.k8s.io/v1/namespaces/{kube_namespace}/events",
+        lambda listed: any(each["reason"] == "WithoutEffect" for each in listed["items"]),
+        timeout_s=READY_S,
+        what="an Event on the pod",
+    )
+    (event,) = [each for each in told["items"] if each["reason"] == "WithoutEffect"]
+    assert event["regarding"]["name"] == "other"
+    assert event["note"].startswith("resource huawei.com/Ascend310P: the allocator does not place it")
     for each in running.allocators:
         each.process.kill()
     # Without an allocator, pods without chips are not sent to the webhook, and pods with chips are created
