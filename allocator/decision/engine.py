@@ -250,6 +250,8 @@ class DecisionEngine:
         """Reserve, if it fits: None if no candidate fits, a refusal for what is not a matter of single nodes."""
         self._prune()
         resolved = self._reader.read(pod, candidates)
+        if pod.is_gated:
+            raise Refusal(Reason.POD_GATED, f"pod {pod.key} has scheduling gates, so it can't be bound")
         held, settled = self._ledger.get(pod.uid), self.settled_node(pod)
         if settled is not None:
             if held is None or (candidates is not None and settled not in candidates):

@@ -1,6 +1,6 @@
 """Gangs with the stock kube-scheduler: no pod starts before all pods of the gang fit."""
 
-from ascend.annotations import ALLOCATED, DISTRIBUTED, MIN_AVAILABLE, RANK
+from ascend.annotations import ALLOCATED, DISTRIBUTED, MIN_AVAILABLE, PLACEMENT_GATE, RANK
 from ascend.kube.objects import Pod
 from tests.e2e.test_main_job import check_hand_over
 from tests.e2e.world import World, annotated
@@ -59,8 +59,8 @@ async def test_a_gang_that_does_not_fit_as_a_whole_takes_no_chips(world: World) 
 
 async def test_a_gang_is_completed_after_the_allocator_is_killed(world: World) -> None:
     await world.create("train-0", 8, annotations=GANG)
-    # The second has a scheduling gate, so that only the first is bound.
-    await world.create("train-1", 8, annotations=GANG, schedulingGates=[{"name": "test/wait"}])
+    # The second has the gate of the allocator: it is there, but only the first is bound.
+    await world.create("train-1", 8, annotations=GANG, schedulingGates=[{"name": PLACEMENT_GATE}])
     first = await world.running("train-0")
     await world.allocator.kill()
     await world.allocator.start()
