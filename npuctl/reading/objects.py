@@ -18,7 +18,8 @@ from allocator.state.kinds import KINDS, WatchedKind, watched_kinds
 from allocator.state.report import node_of_health
 from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
 from ascend.errors import ApiError, InvalidReport, NotFound, Unreachable
-from ascend.kube.client import KubeClient, decode
+from ascend.kube.answers import decode
+from ascend.kube.client import KubeClient
 from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod
 from ascend.kube.workloads import PodGroup
 
