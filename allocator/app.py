@@ -22,9 +22,8 @@ from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
 from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
-from allocator.nomination.nominator import Nominator
+from allocator.nomination.nominations import Nominations
 from allocator.nomination.options import NominationOptions
-from allocator.nomination.writes import Writes
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
 from allocator.observe.notices import Notices
@@ -169,20 +168,16 @@ class AllocatorApp:
                 ready={"leader and informers": self.missing},
                 standby={"informers": informers.missing},
             )
-            writes = Writes(client, per_s=self._settings.nominate_per_s, monotonic=self._monotonic)
-            stack.push_async_callback(writes.close)
-            nominator = Nominator(
+            nominations = Nominations(
+                client=client,
                 cluster=self.cluster,
                 ledger=self.ledger,
                 engine=self.engine,
-                writes=writes,
+                journal=journal,
                 metrics=metrics,
-                options=NominationOptions(
-                    mode=self._settings.nominate,
-                    schedulers=frozenset(self._settings.scheduler_names),
-                    window=self._settings.nominate_window,
-                ),
+                options=_nomination_options(self._settings),
                 monotonic=self._monotonic,
+                now_ns=self._now_ns,
             )
             requeuer = Requeuer(
                 client,
@@ -191,7 +186,7 @@ class AllocatorApp:
                 metrics,
                 monotonic=self._monotonic,
                 now_ns=self._now_ns,
-                nominate=nominator.renominate,
+                nominate=nominations.nominator.renominate,
             )
             injector = Injector(
                 client=client,
@@ -203,7 +198,14 @@ class AllocatorApp:
                 lease=leadership.lease,
                 reserved=journal.reserved,
             )
-            webhook = Webhook(injector, journal, leadership.closed, self.engine.validate, self._settings.invalid_pods)
+            webhook = Webhook(
+                injector,
+                journal,
+                leadership.closed,
+                validate=self.engine.validate,
+                invalid=self._settings.invalid_pods,
+                gates=nominations.gates.wants,
+            )
             webhook.add_routes(http, self._settings.webhooks)
             preemption = Preemption(self.cluster, self.ledger, self.engine)
             self.extender = Extender(
@@ -212,7 +214,7 @@ class AllocatorApp:
                 preemption=preemption,
                 journal=journal,
                 requeuer=requeuer,
-                nominator=nominator,
+                nominator=nominations.nominator,
                 closed=leadership.closed,
             )
             self.extender.add_routes(http)
@@ -252,7 +254,7 @@ class AllocatorApp:
                     tasks.create_task(leadership.run(), name="election"),
                     tasks.create_task(self._lead(grpc_server), name="leadership"),
                     tasks.create_task(self._measure(informers, metrics.registry), name="gauges"),
-                    tasks.create_task(self._nominate(nominator), name="nominations"),
+                    tasks.create_task(self._nominate(nominations), name="nominations"),
                 ]
                 if certificates is not None:
                     background.append(tasks.create_task(certificates.run(), name="certificates"))
@@ -279,11 +281,9 @@ class AllocatorApp:
         await informers.synced()
         await self.gauges.run()
 
-    async def _nominate(self, nominator: Nominator) -> None:
-        if self._settings.nominate != "off":
-            await self._leadership.opened()
-            self.cluster.follow_pods(nominator.pod_applied, nominator.pod_deleted)
-            await nominator.run()
+    async def _nominate(self, nominations: Nominations) -> None:
+        await self._leadership.opened()
+        await nominations.run()
 
     async def _housekeep(self, binder: Binder, notices: Notices) -> None:
         while True:
@@ -295,6 +295,16 @@ class AllocatorApp:
             notices.post()
             self._barrier.check()
             await binder.verify()
+
+
+def _nomination_options(settings: Settings) -> NominationOptions:
+    return NominationOptions(
+        mode=settings.nominate,
+        schedulers=frozenset(settings.scheduler_names),
+        window=settings.nominate_window,
+        per_s=settings.nominate_per_s,
+        gate_limit_s=settings.gate_limit_s,
+    )
 
 
 def _log_ignored(node: str, names: tuple[str, ...]) -> None:

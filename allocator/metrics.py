@@ -60,6 +60,13 @@ class AllocatorMetrics(Collector):
             " node), elsewhere (bound on another node), cleared",
             ["outcome"],
         )
+        self.gates_lifted = counter(
+            "ascend_allocator_gates_lifted_total",
+            "Scheduling gates lifted, by why: placed (its chips are reserved), preempts (it may preempt other pods),"
+            " limit (it has waited for the limit), invalid (no node can ever take it), off (pods are not gated any"
+            " more)",
+            ["why"],
+        )
         self.registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:

@@ -47,10 +47,11 @@ class Settings(DaemonSettings):
     client_names: list[str] = Field(
         default=[], description="the clients that are allowed: subject alternative names of their certificates"
     )
-    webhooks: list[Literal["bindings", "pods"]] = Field(
+    webhooks: list[Literal["bindings", "pods", "gates"]] = Field(
         default=[],
         description="the admission webhooks to serve: bindings, at /webhook/bindings, assigns chips to pods that any"
-        " scheduler binds; pods, at /webhook/pods, validates pods; none if empty",
+        " scheduler binds; pods, at /webhook/pods, validates pods; gates, at /webhook/gates, adds the scheduling gate"
+        " of nominate=gated; none if empty",
     )
     webhook_client_names: list[str] = Field(
         default=[],
@@ -88,10 +89,11 @@ class Settings(DaemonSettings):
     invalid_pods: Literal["deny", "warn"] = Field(
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"
     )
-    nominate: Literal["off", "pending"] = Field(
+    nominate: Literal["off", "pending", "gated"] = Field(
         default="off",
         description="nominate a node for a pod ahead of kube-scheduler, which then filters that node alone: pending, as"
-        " soon as the pod is seen; off, never",
+        " soon as the pod is seen; gated, before kube-scheduler sees the pod, which has a scheduling gate until its"
+        " chips are reserved; off, never",
     )
     scheduler_names: list[str] = Field(
         default=["default-scheduler"],
@@ -104,6 +106,12 @@ class Settings(DaemonSettings):
     )
     nominate_per_s: float = Field(
         default=500.0, gt=0, description="the most requests per second by which pods are nominated"
+    )
+    gate_limit_s: float = Field(
+        default=600.0,
+        ge=0,
+        description="seconds after which the gate of a pod that fits on no node is lifted, so that a cluster autoscaler"
+        " sees the pod; 0 for no limit",
     )
     leader_election: bool = Field(
         default=False,

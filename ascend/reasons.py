@@ -117,7 +117,7 @@ class Reason(StrEnum):
         "create the PodGroup, or correct the name")
     GANG_INCOMPLETE = ("GangIncomplete", Category.INCOMPLETE, Actor.AUTHOR,
         "fewer pods exist than must be placed together; the sentence has both numbers. Failed and terminating pods "
-        "don't count",
+        "and those with scheduling gates don't count",
         "wait for the other pods; check why their controller creates no more")
 
     NO_NODE_FITS = ("NoNodeFits", Category.PLACEMENT, Actor.NOBODY,
@@ -138,6 +138,9 @@ class Reason(StrEnum):
     ALREADY_PLACED = ("AlreadyPlaced", Category.PLACEMENT, Actor.NOBODY,
         "the pod is bound to another node, or its Binding is in flight",
         "nothing to do")
+    POD_GATED = ("PodGated", Category.PLACEMENT, Actor.NOBODY,
+        "the pod has scheduling gates, which the API server does not bind; for its job it is not there yet",
+        "wait until whoever set the gates removes them, as Kueue does when it admits the job")
     POD_FINISHED = ("PodFinished", Category.PLACEMENT, Actor.NOBODY,
         "the pod has succeeded or failed",
         "nothing to do: it needs no chips")

@@ -69,7 +69,7 @@ class OfflineAllocator:
         Raises:
             Refusal: it fits on no node.
         """
-        if not pod.spec.node_selector or self.engine.gang_of(pod) is not None:
+        if not pod.spec.node_selector or self.engine.is_of_gang(pod):
             return self.engine.place(pod)
         request = self.engine.request_of(pod)
         try:

@@ -255,6 +255,10 @@ class DecisionEngine:
         except Refusal:
             return False
 
+    def is_of_gang(self, pod: Pod) -> bool:
+        """Whether the pod is placed together with others, or not at all."""
+        return self.gang_of(pod) is not None
+
     def gang_of(self, pod: Pod) -> Job | None:
         """The job of a pod whose pods are placed together or not at all; None for a pod that is placed alone."""
         return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))
@@ -265,6 +269,8 @@ class DecisionEngine:
         """Reserve, if it fits: None if no candidate fits, a refusal for what is not a matter of single nodes."""
         self._prune()
         resolved = self._reader.read(pod, candidates)
+        if pod.is_gated:
+            raise Refusal(Reason.POD_GATED, f"pod {pod.key} has scheduling gates, so it can't be bound")
         held, settled = self._ledger.get(pod.uid), self.settled_node(pod)
         if settled is not None:
             if held is None or (candidates is not None and settled not in candidates):

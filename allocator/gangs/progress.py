@@ -31,15 +31,18 @@ class Progress:
         """What a gang lacks apart from nodes; None if it is complete."""
         if self._cluster.jobs.lacks_group(job):
             return Refusal(Reason.GROUP_MISSING, f"pod {pod.key} names {job.kind} {job.key}, which does not exist")
-        # Its scheduler may know the pod before the informers do; a pod that has failed or is terminating doesn't count.
-        present = job.present + (pod.uid not in self._cluster.pods)
+        # Its scheduler may know the pod, or that its gates are gone, before the informers do; a pod that has failed or
+        # is terminating doesn't count.
+        seen = self._cluster.pods.get(pod.uid)
+        present = job.present + (not pod.is_gated and (seen is None or seen.is_gated))
         if present >= job.min_available:
             return None
         missing = job.min_available - present
+        gated = f"; {count(job.gated, 'has', 'have')} scheduling gates" if job.gated else ""
         return Refusal(
             Reason.GANG_INCOMPLETE,
             f"job {job.key}: {count(job.min_available, 'pod')} must be placed together; "
-            f"{count(present, 'exists', 'exist')}, {count(missing, 'is missing', 'are missing')}",
+            f"{count(present, 'exists', 'exist')}, {count(missing, 'is missing', 'are missing')}{gated}",
         )
 
     def may_start(self, job: Job) -> bool:

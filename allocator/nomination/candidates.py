@@ -35,7 +35,7 @@ class Candidates:
 
     def of(self, pod: Pod) -> Collection[str] | None:
         """The nodes that may be nominated for a pod; None for every node."""
-        if self._engine.gang_of(pod) is not None:
+        if self._engine.is_of_gang(pod):
             return None  # the plan applies the node selectors of all its pods
         now_s = self._monotonic()
         for name in [name for name, until_s in self._until_s.items() if until_s <= now_s]:

@@ -39,11 +39,19 @@ class Line:
             heapq.heapify(self._heap)
         return there
 
+    @property
+    def first(self) -> str | None:
+        """The uid of the first pod; None if there is none."""
+        while self._heap:
+            _, _, number, uid = self._heap[0]
+            if self._uids.get(uid) == number:
+                return uid
+            heapq.heappop(self._heap)
+        return None
+
     def pop(self) -> str | None:
         """Remove the first pod and return its uid; None if there is none."""
-        while self._heap:
-            _, _, number, uid = heapq.heappop(self._heap)
-            if self._uids.get(uid) == number:
-                del self._uids[uid]
-                return uid
-        return None
+        uid = self.first
+        if uid is not None:
+            self.remove(uid)
+        return uid

@@ -24,6 +24,7 @@ from allocator.nomination.line import Line
 from allocator.nomination.nomination import Nomination, failure_of, is_ours
 from allocator.nomination.options import NominationOptions
 from allocator.nomination.pace import Pace
+from allocator.nomination.precedence import in_the_way
 from allocator.nomination.writes import Writes
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
@@ -134,23 +135,26 @@ class Nominator:
                 self._candidates.avoid(nomination.node)
         self._wake.set()
 
-    def make_room(self, pod: Pod) -> bool:
-        """Release what is reserved for nominated pods of lower priority that the scheduler has not filtered yet.
+    def make_room(self, pod: Pod, names: Collection[str] | None = None) -> bool:
+        """Release what is reserved for nominated pods of lower priority, if a pod that was refused fits then.
 
-        kube-scheduler ignores these nominations for a pod of higher priority as well.
+        Only for pods that the scheduler has not filtered yet. kube-scheduler ignores their nominations as well when it
+        filters a pod of higher priority.
+
+        Args:
+            pod: the pod.
+            names: names of the nodes it may be placed on; None for every node that may be nominated.
 
         Returns:
-            Whether anything was released.
+            Whether it fits now.
         """
-        released = False
-        for uid in tuple(self._unfiltered):
-            seen = self._cluster.pods.get(uid)
-            held = self._ledger.get(uid)
-            if seen is None or held is None or held.plan or seen.priority >= pod.priority:
-                continue
+        names = self._candidates.of(pod) if names is None and self._unfiltered else names
+        given_up = in_the_way(
+            pod, names, self._unfiltered, cluster=self._cluster, ledger=self._ledger, engine=self._engine
+        )
+        for uid in given_up:
             self._withdraw(uid)
-            released = True
-        return released
+        return bool(given_up)
 
     async def renominate(self, uid: str) -> None:
         """Nominate a node for a pod that was refused before, if it fits now; the window does not apply."""
@@ -226,7 +230,7 @@ class Nominator:
         return min(self._pace.lead(self._writes.latency_s), self._options.window // 2)
 
     def _peers(self, pod: Pod) -> Iterator[Pod]:
-        if self._engine.gang_of(pod) is not None:
+        if self._engine.is_of_gang(pod):
             yield from self._cluster.jobs.job_of(pod).pods.values()
 
     def _write(self, pod: Pod, node: str) -> "asyncio.Task[bool]":
@@ -256,7 +260,7 @@ class Nominator:
         """Keep the nomination of a former leader, or of a lost answer, if its node still fits; else replace it."""
         node = pod.status.nominated_node_name
         try:
-            candidates = None if self._engine.gang_of(pod) is not None else (node,)
+            candidates = None if self._engine.is_of_gang(pod) else (node,)
             held = self._engine.place(pod, candidates)
         except Refusal:
             self._leave(pod.uid)

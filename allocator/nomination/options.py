@@ -16,12 +16,14 @@ class NominationOptions:
         mode: ``off``, ``pending`` or ``gated``.
         schedulers: the names of the schedulers that call the extender.
         window: the most pods that are nominated and not filtered yet.
+        per_s: the most requests per second.
         gate_limit_s: seconds after which a gated pod that does not fit is let through; 0 for no limit.
     """
 
     mode: Mode = "off"
     schedulers: frozenset[str] = frozenset({"default-scheduler"})
     window: int = 128
+    per_s: float = 500.0
     gate_limit_s: float = 0.0
 
     @property

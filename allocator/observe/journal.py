@@ -94,6 +94,10 @@ class Journal:
         line = log.bind(pod=pod.key, pod_uid=pod.uid, request=counted_chips(pod))
         line.info("refused a pod", reason=refusal.reason, error=refusal.message, refused=dict(nodes))
 
+    def gated(self, pod: Pod, refusal: Refusal) -> bool:
+        """A gated pod has to wait; returns whether it has an Event that says why."""
+        return self._events.refused(PodRef.of(pod), refusal, action="Gate")
+
     def filtered(self, pod: Pod, filtered: Filtered) -> None:
         """A pod was filtered; reasons are counted, not listed, since there may be thousands of nodes."""
         reasons = filtered.reasons

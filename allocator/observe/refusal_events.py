@@ -40,22 +40,27 @@ class RefusalEvents:
         self._monotonic = monotonic
         self._posted: OrderedDict[str, tuple[str, float]] = OrderedDict()  # by uid: the reason, and when
 
-    def refused(self, ref: PodRef, refusal: Refusal, *, action: str) -> None:
+    def refused(self, ref: PodRef, refusal: Refusal, *, action: str) -> bool:
         """A pod was refused.
 
         Args:
             ref: the pod.
             refusal: why.
             action: what was refused, a CamelCase word.
+
+        Returns:
+            Whether it has an Event with this reason, or will have one.
         """
         now_s = self._monotonic()
         self._forget(now_s)
         if ref.uid in self._posted and self._posted[ref.uid][0] == refusal.reason:
-            return
+            return True
         regarding = Regarding("Pod", ref.name, ref.namespace, ref.uid)
-        if self._publish(regarding, refusal.reason, refusal.message, action=action):
+        published = self._publish(regarding, refusal.reason, refusal.message, action=action)
+        if published:
             self._posted[ref.uid] = refusal.reason, now_s
             self._posted.move_to_end(ref.uid)
+        return published
 
     def _forget(self, now_s: float) -> None:
         # In order of their times, so each entry is examined once.

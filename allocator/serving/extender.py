@@ -113,7 +113,7 @@ class Extender:
         self._nominator.filtered(pod, names)
         try:
             found = self._engine.place_or_explain(pod, names)
-            if isinstance(found, Filtered) and not found.fitting and self._nominator.make_room(pod):
+            if isinstance(found, Filtered) and not found.fitting and self._nominator.make_room(pod, names):
                 found = self._engine.place_or_explain(pod, names)
         except Refusal as refusal:
             self._journal.refused(pod, refusal)

@@ -99,7 +99,7 @@ class Requeuer:
         known, request, gang = (
             self._refused.get(pod.uid),
             self._engine.request_of(pod),
-            self._engine.gang_of(pod) is not None,
+            self._engine.is_of_gang(pod),
         )
         if known is None:
             self._refused[pod.uid] = _Refused(PodRef.of(pod), request, gang, self._monotonic())

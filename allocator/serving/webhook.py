@@ -2,9 +2,10 @@
 
 ``/webhook/bindings`` (mutating, CREATE of ``pods/binding``) adds the pod's chips to the Binding, or denies it with the
 reason. ``/webhook/pods`` (validating, CREATE of ``pods``) denies a pod whose request is invalid on every node, or only
-warns; the filter would refuse it later. The webhook configurations (deploy/charts, webhooks.yaml) select the objects,
-so that no other pod depends on the allocator. Both are off by default: every client that reaches the first one can have
-chips reserved.
+warns; the filter would refuse it later. ``/webhook/gates`` (mutating, CREATE of ``pods``) adds the allocator's
+scheduling gate (``allocator/nomination/gates.py``). The webhook configurations (deploy/charts, webhooks.yaml) select
+the objects, so that no other pod depends on the allocator. All are off by default: every client that reaches the first
+one can have chips reserved.
 """
 
 import base64
@@ -20,7 +21,7 @@ from allocator.observe.journal import Journal
 from allocator.rules.unsupported import without_effect
 from allocator.serving.extender import read_body
 from allocator.serving.extender_wire import text
-from ascend.annotations import OURS
+from ascend.annotations import OURS, PLACEMENT_GATE
 from ascend.errors import UNREADABLE, ApiError, AscendError, Refusal
 from ascend.kube.objects import KubeObject, Pod
 from ascend.reasons import Reason
@@ -62,6 +63,7 @@ class Webhook:
         closed: why Bindings are refused now; None if they are answered.
         validate: raises a Refusal for a pod whose request is invalid on every node.
         invalid: whether such a pod is denied or causes a warning.
+        gates: whether a pod gets the allocator's scheduling gate.
     """
 
     def __init__(
@@ -69,18 +71,21 @@ class Webhook:
         injector: Injector,
         journal: Journal,
         closed: Callable[[], Refusal | None],
+        *,
         validate: Callable[[Pod], object],
         invalid: Literal["deny", "warn"],
+        gates: Callable[[Pod], bool],
     ) -> None:
         self._injector = injector
         self._journal = journal
         self._closed = closed
         self._validate = validate
         self._invalid = invalid
+        self._wants_gate = gates
 
-    def add_routes(self, app: web.Application, served: Iterable[Literal["bindings", "pods"]]) -> None:
+    def add_routes(self, app: web.Application, served: Iterable[Literal["bindings", "pods", "gates"]]) -> None:
         """Add the paths of the webhooks to serve."""
-        handlers = {"bindings": self._bindings, "pods": self._pods}
+        handlers = {"bindings": self._bindings, "pods": self._pods, "gates": self._gates}
         for name in served:
             app.router.add_post(f"{PREFIX}{name}", handlers[name])
 
@@ -118,6 +123,20 @@ class Webhook:
             return _answer(review, {"allowed": True, **_warnings([text(refusal), *without_effect(pod)])})
         return _answer(review, {"allowed": True, **_warnings(without_effect(pod))})
 
+    async def _gates(self, request: web.Request) -> web.Response:
+        try:
+            review = await _read(request)
+            pod = _with_name(msgspec.json.decode(review.object, type=Pod), review)
+        except UNREADABLE as error:
+            return _unreadable(error)
+        # Without a leader nobody would lift the gate for a while.
+        if self._closed() is not None or not self._wants_gate(pod):
+            return _answer(review, {"allowed": True})
+        gates = [{"name": gate.name} for gate in pod.spec.scheduling_gates if gate.name != PLACEMENT_GATE]
+        gated = [*gates, {"name": PLACEMENT_GATE}]
+        steps = [{"op": "add", "path": "/spec/schedulingGates", "value": gated}]
+        return _answer(review, {"allowed": True, **_json_patch(steps)})
+
 
 async def _read(request: web.Request) -> _Request:
     return msgspec.json.decode(await read_body(request), type=_Review).request
@@ -146,6 +165,10 @@ def _patch(binding: msgspec.Raw, wanted: Mapping[str, str]) -> dict[str, str]:
         return {}
     steps = [] if "metadata" in document else [{"op": "add", "path": "/metadata", "value": {}}]
     steps.append({"op": "add", "path": "/metadata/annotations", "value": annotations})
+    return _json_patch(steps)
+
+
+def _json_patch(steps: Sequence[Mapping[str, object]]) -> dict[str, str]:
     return {"patchType": "JSONPatch", "patch": base64.b64encode(msgspec.json.encode(steps)).decode()}
 
 

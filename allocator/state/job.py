@@ -1,7 +1,8 @@
 """One job: its pods, how many of them must be placed together, and the rank of each.
 
-Every event takes constant time, however large the job is. A pod is *present* unless it has failed or is terminating:
-its controller replaces such a pod, and counting both would make half a job look complete.
+Every event takes constant time, however large the job is. A pod is *present* unless it has failed, is terminating or is
+gated. A controller replaces a failed or terminating pod, and counting both would make half a job look complete; a gated
+pod is considered by no scheduler until its gates are removed, and its peers would start without it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -56,7 +57,7 @@ class Job:
 
     Attributes:
         size: the number of its present pods that request chips.
-        present: the number of its pods that have not failed and are not terminating, including finished ones.
+        present: the number of its pods that have not failed and are neither terminating nor gated; finished ones count.
         ended: the number of its present pods that request chips and have succeeded.
         version: changes with every decision-relevant change: of a pod, of the number of pods to place together, and of
             which pods are placed. No two jobs ever have the same version.
@@ -80,6 +81,7 @@ class Job:
         self._ranks: dict[int, str] = {}
         self._assigned: dict[str, int] = {}
         self._lowest = 0
+        self._gated: set[str] = set()
 
     @property
     def kind(self) -> str:
@@ -197,6 +199,18 @@ class Job:
         return sorted(
             ((self.rank_of(pod), pod) for pod in self._pods.values()), key=lambda each: (each[0], each[1].name)
         )
+
+    @property
+    def gated(self) -> int:
+        """The number of its pods that have scheduling gates, and are not present for that reason."""
+        return len(self._gated)
+
+    def set_gated(self, uid: str, *, gated: bool) -> None:
+        """Record whether a pod has scheduling gates."""
+        if gated:
+            self._gated.add(uid)
+        else:
+            self._gated.discard(uid)
 
     @property
     def placed(self) -> Iterable[str]:

@@ -59,6 +59,7 @@ class Jobs:
         """
         old, left = self._members.get(pod.uid), None
         key, present = find_job(pod), pod.status.phase != "Failed" and not pod.is_terminating
+        present = present and not pod.is_gated
         if key.kind == SINGLE and not pod.requests_chips:
             return self.pod_deleted(pod)
         if old is not None and old.key != key:
@@ -71,6 +72,7 @@ class Jobs:
             job.put(pod)
         else:
             job.remove(pod.uid)
+        job.set_gated(pod.uid, gated=pod.is_gated and not pod.is_terminating)
         return left
 
     def pod_deleted(self, pod: Pod) -> JobKey | None:
@@ -84,9 +86,10 @@ class Jobs:
         if job is None:
             return None
         job.remove(pod.uid)
+        job.set_gated(pod.uid, gated=False)
         if job.present:
             return None
-        # Its failed and terminating pods add it again when they change, which does no harm.
+        # Its failed, terminating and gated pods add it again when they change, which does no harm.
         del self._jobs[job.key]
         return job.key
 

@@ -13,7 +13,7 @@ def is_gated(pod: Pod) -> bool:
 
 
 class WaitingPods:
-    """The live pods without a node that request chips, or devices that the allocator does not place."""
+    """The live pods without node or gates that request chips, or devices that the allocator does not place."""
 
     def __init__(self) -> None:
         self._pods: dict[str, Pod] = {}
@@ -31,7 +31,7 @@ class WaitingPods:
 
     def put(self, pod: Pod) -> None:
         """Add, update or remove a pod, according to its state."""
-        if pod.spec.node_name or not pod.is_live or pod.is_terminating:
+        if pod.spec.node_name or not pod.is_live or pod.is_terminating or pod.is_gated:
             self._pods.pop(pod.uid, None)
             return
         if not (pod.requests_chips or requests_other_devices(pod)):

@@ -2,62 +2,37 @@
 
 In contrast to the official library's client it has specific exceptions, client-side timeouts for every request, one
 retry with fresh credentials after 401, and decodes without models (docs/spec/kube-api.md#client-cost;
-docs/spec/kube-api.md#watches).
+docs/spec/kube-api.md#watches). A timeout is for the whole exchange: with the retry, and with all that loading the
+credentials takes, since the permission to post a Binding ends with it (``allocator.leadership.leader``).
 """
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
 
-from ascend.errors import (
-    UNREADABLE,
-    ApiError,
-    Conflict,
-    Expired,
-    InvalidValue,
-    NotFound,
-    Throttled,
-    Unauthorized,
-    Unreachable,
-)
+from ascend.errors import InvalidValue, Unreachable
+from ascend.kube.answers import decode, read_error
 from ascend.kube.identity import Access, load_access
-from ascend.kube.objects import PODS, JsonObject, KubeObject, Resource, T
+from ascend.kube.objects import PODS, JsonObject, Resource, T
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 5.0
-RETRY_AFTER_LIMIT_S: Final = 30.0
-"""The longest wait that Retry-After can set: API servers send some seconds, a proxy in maintenance may send hours."""
 CONNECTIONS: Final = 100
 """The most connections at the same time; each watch keeps one."""
 
-_ERRORS: Final[dict[int, type[ApiError]]] = {
-    HTTPStatus.UNAUTHORIZED: Unauthorized,
-    HTTPStatus.NOT_FOUND: NotFound,
-    HTTPStatus.CONFLICT: Conflict,
-    HTTPStatus.GONE: Expired,
-    HTTPStatus.TOO_MANY_REQUESTS: Throttled,
-}
-
-
-_D = TypeVar("_D")
-
-
-class Status(msgspec.Struct):
-    """The API server's answer if it fails, or an ERROR event of a watch."""
-
-    message: str = ""
-    reason: str = ""
-    code: int = 0
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S)
+"""Within the timeout of the whole exchange."""
 
 
 class _ObjectList(msgspec.Struct):
@@ -126,14 +101,29 @@ class KubeClient:
         body: JsonObject | list[JsonObject] | None = None,
         content_type: str = "application/json",
         timeout_s: float = REQUEST_TIMEOUT_S,
+        limits_server: bool = False,
     ) -> bytes:
-        """Send a request and return the whole response body; ``timeout_s`` is for both together.
+        """Send a request and return the whole response body; ``timeout_s`` is for both together, and for a retry.
 
-        The body is sent as JSON; for patches its media type selects the type of patch.
+        The body is sent as JSON; for patches its media type selects the type of patch. With ``limits_server`` the
+        server does not execute the request after that time either.
         """
-        timeout = aiohttp.ClientTimeout(total=timeout_s, connect=CONNECT_TIMEOUT_S)
-        async with self._exchange(method, path, timeout, query=query, body=body, content_type=content_type) as response:
-            return await response.read()
+        try:
+            async with (
+                asyncio.timeout(timeout_s) as limit,
+                self._exchange(
+                    method,
+                    path,
+                    _TIMEOUT,
+                    query=query,
+                    body=body,
+                    content_type=content_type,
+                    server_limit=limit if limits_server else None,
+                ) as response,
+            ):
+                return await response.read()
+        except TimeoutError as error:
+            raise Unreachable(f"{method} {self.url}{path}: no answer within {timeout_s:.3g} s") from error
 
     @asynccontextmanager
     async def stream(
@@ -145,8 +135,15 @@ class KubeClient:
         distinguished from a quiet one.
         """
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
-        async with self._exchange("GET", path, timeout, query=query) as response:
-            yield _lines(response)
+        try:
+            async with (
+                asyncio.timeout(idle_timeout_s) as limit,
+                self._exchange("GET", path, timeout, query=query) as response,
+            ):
+                limit.reschedule(None)
+                yield _lines(response)
+        except TimeoutError as error:
+            raise Unreachable(f"GET {self.url}{path}: no answer within {idle_timeout_s:.3g} s") from error
 
     @asynccontextmanager
     async def _exchange(
@@ -158,13 +155,16 @@ class KubeClient:
         query: Mapping[str, str] | None,
         body: JsonObject | list[JsonObject] | None = None,
         content_type: str = "application/json",
+        server_limit: asyncio.Timeout | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         async def send() -> aiohttp.ClientResponse:
             headers = {"Content-Type": content_type, "Accept": "application/json", "User-Agent": "ascend-affinity"}
+            headers |= await self._headers()
+            asked = {**(query or {}), **_left(server_limit)}  # what is left of the time right before it is sent
             return await self._session.request(
                 method,
-                self.url + path + (f"?{urlencode(query)}" if query else ""),
-                headers=headers | dict(await self._headers()),
+                self.url + path + (f"?{urlencode(asked)}" if asked else ""),
+                headers=headers,
                 data=None if body is None else msgspec.json.encode(body),
                 timeout=timeout,
                 proxy=self._access.proxy,
@@ -179,7 +179,7 @@ class KubeClient:
                 response = await send()
             async with response:
                 if response.status >= HTTPStatus.BAD_REQUEST:
-                    raise _error(response, await response.read())
+                    raise read_error(response, await response.read())
                 yield response
         except (aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__
@@ -269,7 +269,8 @@ class KubeClient:
     ) -> None:
         """Bind a pod to a node and annotate it, in one transaction of the API server (docs/architecture.md#decisions).
 
-        The timeout applies in the server as well: a Binding that it has not made by then is not made later.
+        The timeout applies in the server as well: a Binding that it has not made by then is not made later, also if it
+        was posted a second time with fresh credentials.
         ``Conflict`` is raised if the pod was recreated or is already bound.
         """
         body: JsonObject = {
@@ -280,54 +281,19 @@ class KubeClient:
         }
         path = PODS.path(namespace=namespace, name=name, subresource="binding")
         # Without validation of unknown fields, for which the server would decode the body a second time.
-        query = {"timeout": f"{math.ceil(timeout_s * 1000)}ms", "fieldValidation": "Ignore"}
-        await self.request("POST", path, query=query, body=body, timeout_s=timeout_s)
+        query = {"fieldValidation": "Ignore"}
+        await self.request("POST", path, query=query, body=body, timeout_s=timeout_s, limits_server=True)
 
 
-def decode(raw: bytes | msgspec.Raw, kind: type[_D], what: str = "") -> _D:
-    """Decode what the API server sent; ``what`` names it in the error, by default as an object.
-
-    Raises:
-        Unreachable: it can't be decoded.
-    """
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except UNREADABLE as error:
-        what = what or f"answer about {_name(raw) or kind.__name__}"
-        raise Unreachable(f"the API server's {what} can't be decoded: {error}") from error
-
-
-def _name(raw: bytes | msgspec.Raw) -> str:
-    try:
-        return msgspec.json.decode(raw, type=KubeObject).key
-    except UNREADABLE:
-        return ""
-
-
-def _error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
-    try:
-        status = msgspec.json.decode(body, type=Status)
-    except UNREADABLE:
-        status = Status(message=body[:200].decode(errors="replace"))
-    return error_of(
-        response.status,
-        status.message or response.reason or "",
-        status.reason,
-        retry_after_s=_seconds(response.headers.get("Retry-After", "")),
-    )
-
-
-def _seconds(retry_after: str) -> float | None:
-    """Parse Retry-After; None if it is missing, or a date, which API servers don't send."""
-    if not (retry_after.isascii() and retry_after.isdigit()):
-        return None
-    return min(float(retry_after), RETRY_AFTER_LIMIT_S)
-
-
-def error_of(status: int, message: str, reason: str = "", *, retry_after_s: float | None = None) -> ApiError:
-    """The exception for a status code, from an HTTP response or an ERROR event of a watch."""
-    kind = _ERRORS.get(status, ApiError)
-    return kind(message, status=status, reason=reason or None, retry_after_s=retry_after_s)
+def _left(limit: asyncio.Timeout | None) -> dict[str, str]:
+    """The part of a query that limits the time in the server; empty without a limit."""
+    due_s = limit.when() if limit is not None else None
+    if due_s is None:
+        return {}
+    left_s = due_s - asyncio.get_running_loop().time()
+    if left_s <= 0:
+        raise TimeoutError
+    return {"timeout": f"{math.ceil(left_s * 1000)}ms"}
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from ascend.annotations import PLACEMENT_GATE
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
 from ascend.slices import ContainerKind, ContainerRequest
@@ -196,9 +197,14 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         return self.status.phase not in {"Succeeded", "Failed"}
 
     @property
+    def is_gated(self) -> bool:
+        """Whether it has scheduling gates other than the allocator's own: no scheduler considers it yet."""
+        return any(gate.name != PLACEMENT_GATE for gate in self.spec.scheduling_gates)
+
+    @property
     def waits_for_chips(self) -> bool:
-        """Whether it requests chips and is neither bound nor finished."""
-        return self.requests_chips and not self.spec.node_name and self.is_live
+        """Whether it requests chips and is neither bound, finished nor gated."""
+        return self.requests_chips and not self.spec.node_name and self.is_live and not self.is_gated
 
     @property
     def is_terminating(self) -> bool:

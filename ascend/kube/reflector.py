@@ -27,8 +27,9 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from ascend.errors import UNREADABLE, ApiError, Expired, Unreachable
+from ascend.kube.answers import Status, decode, error_of
 from ascend.kube.backoff import Backoff
-from ascend.kube.client import KubeClient, Status, decode, error_of
+from ascend.kube.client import KubeClient
 from ascend.kube.objects import KubeObject, Resource, T
 from ascend.turn import Turn
 

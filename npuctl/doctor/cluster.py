@@ -53,6 +53,12 @@ def _check_nodes(npu_nodes: Sequence[NodeRecord]) -> Iterator[Finding]:
         found = warning if each.reason in _DELIBERATE else problem
         sentence = f"{each} ({len(each.nodes)}: {each.names()})" if len(each.nodes) > 1 else str(each)
         yield found(sentence, each.reason.cure.replace("`", ""))
+    for record in npu_nodes:
+        if record.ignored:
+            sentence = (
+                f"node {record.name} names devices that are not whole chips, and are ignored: {some(record.ignored)}"
+            )
+            yield warning(sentence, "nothing to do if they are vNPUs, or devices of another kind")
 
 
 def _check_reports(npu_nodes: Sequence[NodeRecord], objects: ClusterObjects, now_s: int) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
+from allocator.rules.job import find_job
 from allocator.rules.request import ChipRequest, counted_chips
 from allocator.rules.unsupported import without_effect
 from allocator.settings import Settings
@@ -78,6 +79,11 @@ class Explanation(msgspec.Struct, frozen=True):
 
 def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) -> Explanation:
     """Explain why one of these pods has no place at a time in Unix nanoseconds, or say where its place is."""
+    gates = tuple(gate.name for gate in pod.spec.scheduling_gates)
+    if pod.is_gated:
+        job_key = find_job(pod)
+        objects = objects.without_gates(lambda each: find_job(each) == job_key)
+        pod = next(each for each in objects.pods if each.uid == pod.uid)
     allocator = OfflineAllocator(objects, settings, now_ns)
     namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
     says = next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
@@ -96,8 +102,8 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
     refused = as_values(allocator.refusals(pod))
     explanation = structs.replace(
         explanation,
-        gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
-        gang=allocator.engine.gang_of(pod) is not None,
+        gates=gates,
+        gang=allocator.engine.is_of_gang(pod),
         groups=group(refused),
         nodes=refused,
         candidates=find_candidates(allocator, pod),

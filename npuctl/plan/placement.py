@@ -98,6 +98,7 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
 
     ``candidates`` also lists every node that each pod fits on.
     """
+    objects = objects.without_gates(lambda _pod: True)
     allocator = OfflineAllocator(objects, settings, now_ns)
     stamper = Stamper(allocator.cluster, allocator.ledger, lambda: now_ns)
     placed: list[Placement] = []

@@ -11,13 +11,15 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from allocator.settings import Settings
 from allocator.state.kinds import KINDS, WatchedKind, watched_kinds
 from allocator.state.report import node_of_health
 from ascend.deviceinfo import NAMESPACE, DeviceReport, decode_report, node_name
 from ascend.errors import ApiError, InvalidReport, NotFound, Unreachable
-from ascend.kube.client import KubeClient, decode
+from ascend.kube.answers import decode
+from ascend.kube.client import KubeClient
 from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod
 from ascend.kube.workloads import PodGroup
 
@@ -76,6 +78,18 @@ class ClusterObjects:
     def without(self, dropped: Callable[[Pod], bool]) -> Self:
         """Return the objects without some pods."""
         return type(self)({**self.by_kind, "pods": tuple(pod for pod in self.pods if not dropped(pod))})
+
+    def without_gates(self, ungated: Callable[[Pod], bool]) -> Self:
+        """Return these objects, with the scheduling gates of some pods removed.
+
+        Args:
+            ungated: whether to remove the gates of a pod.
+        """
+
+        def changed(pod: Pod) -> Pod:
+            return replace(pod, spec=replace(pod.spec, scheduling_gates=[])) if pod.is_gated and ungated(pod) else pod
+
+        return type(self)({**self.by_kind, "pods": tuple(changed(pod) for pod in self.pods)})
 
     def watched(self, health_namespace: str) -> dict[str, list[Any]]:
         """The objects that an allocator watches, by name of their kind; NodeD's ConfigMaps are in this namespace."""

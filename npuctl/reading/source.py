@@ -104,20 +104,21 @@ class Source:
                 f"NodeD's ConfigMaps in {HEALTH_NAMESPACE} are used ({some(unused)}), as by an allocator with "
                 f"node_health_namespace={HEALTH_NAMESPACE}; an allocator without that setting ignores them"
             )
-        if not self.now_given:
-            self._warn_of_the_clock(reading.objects)
+        self._warn_of_the_clock(reading.objects)
         return reading
 
     def _warn_of_the_clock(self, objects: ClusterObjects) -> None:
         newest_s = max((each.update_time_s for each in objects.valid_reports.values()), default=0)
         age_s = self.now_ns // 10**9 - newest_s
-        if not newest_s or age_s < _OLD_S:
+        are_stale = age_s > self.settings.max_report_age_s
+        if not newest_s or not (are_stale or (age_s >= _OLD_S and not self.now_given)):
             return
         newest = datetime.fromtimestamp(newest_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         age = count(age_s // _DAY_S, "day") if age_s >= _DAY_S else f"{age_s} s"
-        stale = ", so all are stale" if age_s > self.settings.max_report_age_s else ""
+        now = "the time given" if self.now_given else "now"
+        stale = ", so all are stale" if are_stale else ""
         warn(
-            f"the newest device report in the files is of {newest}, {age} before now{stale}; give the time of the "
+            f"the newest device report in the files is of {newest}, {age} before {now}{stale}; give the time of the "
             f"files by --now {newest}"
         )
 

@@ -102,6 +102,7 @@ class Registry:
         if not metadata.get("name") and metadata.get("generateName"):
             suffix = "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(_SUFFIX_LENGTH))
             metadata["name"] = metadata["generateName"] + suffix
+        fill_defaults(resource, document)  # webhooks see the defaults, and those of what they add are set after them
         document = await self._admit("CREATE", target, document)
         if target.namespace and self._store.get(NAMESPACES, "", target.namespace) is None:
             raise not_found(NAMESPACES, target.namespace)

@@ -29,6 +29,7 @@ from ascend.kube.objects import (
     PodSpec,
     PodStatus,
     Resources,
+    SchedulingGate,
 )
 from ascend.kube.workloads import PodGroup, PodGroupSpec, StatefulSet, StatefulSetSpec
 
@@ -89,6 +90,11 @@ def owned_by(each: Pod, kind: str, api_version: str = "", *, name: str = "train"
     """The pod with a controller."""
     owner = OwnerReference(api_version=api_version, kind=kind, name=name, uid="u", controller=True)
     return replace(each, metadata=replace(each.metadata, owner_references=[owner]))
+
+
+def gated(each: Pod, *gates: str) -> Pod:
+    """The pod with these scheduling gates."""
+    return replace(each, spec=replace(each.spec, scheduling_gates=[SchedulingGate(gate) for gate in gates]))
 
 
 def selecting(each: Pod, labels: Mapping[str, str]) -> Pod:

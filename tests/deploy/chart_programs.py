@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import yaml
 
 from ascend.chips import RESOURCE
 from ascend.deviceinfo import config_map_name
-from tests.cluster.api import Server, free_ports
+from tests.cluster.api import HTTPError, Server, free_ports
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import BUSYBOX_IMAGE
 from tests.cluster.nodes import Node
@@ -37,7 +38,11 @@ LEFT = (HOLDER, SLICE, f"/apis/ascend-affinity.io/v1alpha1/namespaces/{helm.NAME
 HEALTH_NAMESPACE = "kube-public"
 """The namespace for NodeD's ConfigMaps: one that exists."""
 SERVER_NAME = f"{LEASE}.{helm.NAMESPACE}.svc"
-WEBHOOKS = {"bindings": "mutatingwebhookconfigurations", "pods": "validatingwebhookconfigurations"}
+WEBHOOKS = {
+    "bindings": f"mutatingwebhookconfigurations/{LEASE}",
+    "pods": f"validatingwebhookconfigurations/{LEASE}",
+    "gates": f"mutatingwebhookconfigurations/{LEASE}-gates",
+}
 # As the chart's securityContext has it: root without any capability, and a read-only root file system.
 CONFINED = ("unshare", "--mount", "sh", "-ec", 'mount -o remount,bind,ro /; exec setpriv "$@"', "confined")
 NO_CAPABILITIES = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
@@ -56,12 +61,14 @@ class Installed:
 
 
 @pytest.fixture
-def installed(cluster: Cluster) -> Iterator[Installed]:
+def installed(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Installed]:
+    """The chart; a test can set further values with an indirect parameter."""
     where = (helm.RELEASE, "--namespace", helm.NAMESPACE)
     apps = f"/apis/apps/v1/namespaces/{helm.NAMESPACE}"
     chosen = (
         *("--set", "devicePlugin.driver.type=simulated"),  # there are no real chips
         *("--set", f"allocator.leaseDurationSeconds=5,allocator.nodeHealthNamespace={HEALTH_NAMESPACE}"),
+        *(("--set", request.param) if hasattr(request, "param") else ()),
     )
     notes = helm.run("install", *where, str(helm.CHART), *chosen, kubeconfig=cluster.kubeconfig_path)
     try:
@@ -171,9 +178,14 @@ def programs_of_chart(cluster: Cluster, installed: Installed, folder: Path, *, e
 
 def point_webhooks_to(cluster: Cluster, allocator: Allocator) -> None:
     """Make the webhooks call an allocator, as the Service would."""
-    for kind, plural in WEBHOOKS.items():
-        path = f"/apis/admissionregistration.k8s.io/v1/{plural}/{LEASE}"
-        (webhook,) = cluster.api.get(path)["webhooks"]
+    for kind, name in WEBHOOKS.items():
+        path = f"/apis/admissionregistration.k8s.io/v1/{name}"
+        try:
+            (webhook,) = cluster.api.get(path)["webhooks"]
+        except HTTPError as error:
+            if error.status == HTTPStatus.NOT_FOUND and kind == "gates":  # pods are not gated
+                continue
+            raise
         called = webhook["clientConfig"].pop("service", {}).get("path") or f"/webhook/{kind}"
         webhook["clientConfig"]["url"] = allocator.url + called
         cluster.api.patch(path, {"webhooks": [webhook]})

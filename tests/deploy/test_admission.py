@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ascend.annotations import ALLOCATED, FENCE, PREDICATE_TIME, REAL
+from ascend.annotations import ALLOCATED, FENCE, MIN_AVAILABLE, NOMINATED, PLACEMENT_GATE, PREDICATE_TIME, REAL
 from ascend.chips import chip_ids, parse_names
 from ascend.products import ASCEND_910A
 from tests.cluster.api import HTTPError, Server
@@ -151,6 +151,17 @@ def test_only_pods_that_no_node_could_take_are_denied_at_creation(
     assert "requests 2 vNPUs; a job may have one" in refusal(dry_run(cluster.api, cores))
     del cores["spec"]["initContainers"]
     dry_run(cluster.api, cores)()
+    # One with devices that the allocator does not place is created, and told so by an Event.
+    cluster.api.create(pod("other", 1, namespace=kube_namespace, resource="huawei.com/Ascend310P"))
+    told = cluster.api.wait_for(
+        f"/apis/events.k8s.io/v1/namespaces/{kube_namespace}/events",
+        lambda listed: any(each["reason"] == "WithoutEffect" for each in listed["items"]),
+        timeout_s=READY_S,
+        what="an Event on the pod",
+    )
+    (event,) = [each for each in told["items"] if each["reason"] == "WithoutEffect"]
+    assert event["regarding"]["name"] == "other"
+    assert event["note"].startswith("resource huawei.com/Ascend310P: the allocator does not place it")
     for each in running.allocators:
         each.process.kill()
     # Without an allocator, pods without chips are not sent to the webhook, and pods with chips are created
@@ -160,6 +171,34 @@ def test_only_pods_that_no_node_could_take_are_denied_at_creation(
     cluster.wait_for_pod("plain", namespace=kube_namespace)
     assert time.monotonic() - before_s < READY_S
     cluster.api.create(pod("waits", 1, namespace=kube_namespace))
+
+
+@pytest.mark.parametrize("installed", ["allocator.nominate=gated"], indirect=True)
+@pytest.mark.usefixtures("running")
+def test_the_webhook_gates_only_pods_that_wait_for_chips_of_our_scheduler(
+    cluster: Cluster, kube_namespace: str
+) -> None:
+    gang = {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "2"}
+
+    def created(name: str, chips: int = 8, **more: Any) -> list[str]:
+        found = cluster.api.create(pod(name, chips, namespace=kube_namespace, **more))
+        return [gate["name"] for gate in found["spec"].get("schedulingGates", [])]
+
+    def is_called() -> bool:
+        probe = pod("probe", 8, namespace=kube_namespace, annotations=gang)
+        path = pod_path(kube_namespace) + "?dryRun=All"
+        return PLACEMENT_GATE in cluster.api.request("POST", path, probe).decode()
+
+    wait_until(is_called, timeout_s=READY_S, what="the API server calls the webhook")
+    # While a gang waits, every pod that waits for chips is gated.
+    assert created("train-0", annotations=gang) == [PLACEMENT_GATE]
+    assert created("plain", 0) == created("other", schedulerName="other") == created("there", node="n1") == []
+    assert created("queued", schedulingGates=[{"name": "a.b/c"}]) == ["a.b/c", PLACEMENT_GATE]
+    assert created("train-1", annotations=gang) == [PLACEMENT_GATE]
+    cluster.delete_pod("there", namespace=kube_namespace)
+    for number in range(2):
+        found = cluster.wait_for_pod(f"train-{number}", namespace=kube_namespace)
+        assert found["metadata"]["annotations"][NOMINATED] == found["spec"]["nodeName"]
 
 
 def test_a_paused_leader_is_replaced_and_its_late_binding_is_denied(

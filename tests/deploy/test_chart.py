@@ -227,12 +227,14 @@ def test_the_programs_accept_the_settings_of_the_chart(
 
 @pytest.mark.parametrize("bindings", [True, False])
 @pytest.mark.parametrize("pods", [True, False])
+@pytest.mark.parametrize("gates", [True, False])
 def test_the_allocator_serves_exactly_the_registered_webhooks(
-    monkeypatch: pytest.MonkeyPatch, *, bindings: bool, pods: bool
+    monkeypatch: pytest.MonkeyPatch, *, bindings: bool, pods: bool, gates: bool
 ) -> None:
     values = {"bindings": bindings, "pods": pods}
     chosen = ",".join(f"allocator.webhooks.{name}.enabled={str(on).lower()}" for name, on in values.items())
-    items = helm.render("--set", chosen)
+    items = helm.render("--set", f"{chosen},allocator.nominate={'gated' if gates else 'pending'}")
+    values["gates"] = gates
     monkeypatch.setenv("ASCEND_ALLOCATOR_POD_IP", "10.1.2.3")
     arguments = _container(helm.find(items, "Deployment", "allocator"))["args"]
     registered = [hook["clientConfig"]["service"]["path"] for item in items for hook in item.get("webhooks", [])]

@@ -60,12 +60,19 @@ class RecordingClient(KubeClient):
         body: JsonObject | list[JsonObject] | None = None,
         content_type: str = "application/json",
         timeout_s: float = REQUEST_TIMEOUT_S,
+        limits_server: bool = False,
     ) -> bytes:
         self.sent.append(Request(method, path, body, content_type, asyncio.get_running_loop().time()))
         self.__dict__["_in_flight"] = self.in_flight + 1
         try:
             return await super().request(
-                method, path, query=query, body=body, content_type=content_type, timeout_s=timeout_s
+                method,
+                path,
+                query=query,
+                body=body,
+                content_type=content_type,
+                timeout_s=timeout_s,
+                limits_server=limits_server,
             )
         finally:
             self.__dict__["_in_flight"] -= 1

@@ -111,7 +111,12 @@ async def real_world(
         )
         await world.all_ready()
         if setup.by_webhook:
-            await world.client.request("POST", WEBHOOKS, body=_webhook(world))
+            await world.client.request(
+                "POST", WEBHOOKS, body=_webhook(world, world.webhook_url, "pods/binding", "Fail")
+            )
+        if setup.gates:
+            url = await stack.enter_async_context(world.serving_gates())
+            await world.client.request("POST", WEBHOOKS, body=_webhook(world, url, "pods", "Ignore"))
         yield world
 
 
@@ -142,21 +147,21 @@ def _node(
     return world_node
 
 
-def _webhook(world: World) -> dict[str, Any]:
-    """Return the webhook configuration of the chart, but for all namespaces and all users."""
+def _webhook(world: World, url: str, resource: str, failure_policy: str) -> dict[str, Any]:
+    """Return a webhook configuration like the chart's, but for all namespaces, users and pods."""
     authority = base64.b64encode(world.authority.cert.read_bytes()).decode()
-    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/binding"]}
+    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": [resource]}
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": "scenario"},
         "webhooks": [
             {
-                "name": "bindings.ascend-affinity.io",
+                "name": "scenario.ascend-affinity.io",
                 "admissionReviewVersions": ["v1"],
-                "clientConfig": {"url": world.webhook_url, "caBundle": authority},
+                "clientConfig": {"url": url, "caBundle": authority},
                 "rules": [rule],
-                "failurePolicy": "Fail",
+                "failurePolicy": failure_policy,
                 "sideEffects": "NoneOnDryRun",
                 "timeoutSeconds": 5,
             }

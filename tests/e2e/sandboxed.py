@@ -111,15 +111,18 @@ async def sandbox_world(folder: Path, setup: Setup) -> AsyncIterator[SandboxWorl
         await asyncio.gather(*(program.start() for program in programs))
         await world.all_ready()
         if setup.by_webhook:
-            cluster.server.admission.append(_webhook(world.webhook_url))
+            cluster.server.admission.append(_webhook(world.webhook_url, "binding"))
+        if setup.gates:
+            url = await stack.enter_async_context(world.serving_gates())
+            cluster.server.admission.append(_ignoring_failures(_webhook(url, "")))
         yield world
 
 
-def _webhook(url: str) -> AdmissionHook:
-    """Return an admission hook that calls a mutating webhook for Bindings, as the API server does."""
+def _webhook(url: str, subresource: str) -> AdmissionHook:
+    """Return an admission hook that calls a mutating webhook for pods or Bindings, as the API server does."""
 
-    async def call(operation: str, resource: Resource, subresource: str, document: dict[str, Any]) -> dict[str, Any]:
-        if subresource != "binding":
+    async def call(operation: str, resource: Resource, called: str, document: dict[str, Any]) -> dict[str, Any]:
+        if (operation, resource.plural, called) != ("CREATE", "pods", subresource):
             return document
         name, namespace = document["metadata"]["name"], document["metadata"].get("namespace", "default")
         request = {"uid": "1", "operation": operation, "name": name, "namespace": namespace, "object": document}
@@ -131,6 +134,18 @@ def _webhook(url: str) -> AdmissionHook:
         operations = json.loads(base64.b64decode(response.get("patch", "W10=")))
         patched: dict[str, Any] = json_patch(document, operations)
         return patched
+
+    return call
+
+
+def _ignoring_failures(hook: AdmissionHook) -> AdmissionHook:
+    """Return a hook with ``failurePolicy: Ignore``."""
+
+    async def call(operation: str, resource: Resource, called: str, document: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await hook(operation, resource, called, document)
+        except aiohttp.ClientError:
+            return document
 
     return call
 

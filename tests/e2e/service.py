@@ -1,6 +1,7 @@
 """Replaces a Service, which needs a cluster network: one address that forwards to the allocator that is ready."""
 
 import asyncio
+import ssl
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -13,13 +14,17 @@ _CHUNK = 1 << 16
 class Service:
     """Use as an async context manager.
 
+    Args:
+        tls: its certificate; None to forward what it gets as it is.
+
     Attributes:
         backends: base addresses of the allocators.
         address: host and port of this service.
         requests: what clients have sent, as it was received.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.requests: list[bytes] = []
         self._open = asyncio.Event()
         self._open.set()
@@ -28,7 +33,7 @@ class Service:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
         host, port = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
         return self

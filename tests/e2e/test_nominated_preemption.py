@@ -1,4 +1,4 @@
-"""Preemption with the real kube-scheduler while the allocator nominates: their nominations don't disturb each other."""
+"""Preemption with the real kube-scheduler while the allocator gates and nominates pods: neither disturbs the other."""
 
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ _PATH: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_world(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    setup = Setup(nominate="pending")
+    setup = Setup(nominate="gated")
     async with real_world(cluster, tmp_path_factory.mktemp("world"), setup) as real:
         for name, value in {"least": 1, "modest": 10, "urgent": 1000}.items():
             body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -49,6 +50,11 @@ class Setup:
     by_webhook: bool = False
     allocators: int = 1
     nominate: str = "off"
+
+    @property
+    def gates(self) -> bool:
+        """Whether new pods are gated."""
+        return self.nominate == "gated"
 
 
 @dataclass
@@ -279,7 +285,7 @@ class World(ABC):
         """Add the allocators of the setup, without starting them."""
         for number in range(1, self.setup.allocators + 1):
             address, grpc_address = (f"127.0.0.1:{port}" for port in free_ports(2))
-            flags = {"nominate": self.setup.nominate}
+            flags = {"nominate": self.setup.nominate, **({"webhooks": "gates"} if self.setup.gates else {})}
             if self.setup.by_webhook:
                 pair = self.authority.sign("allocator", "IP:127.0.0.1")
                 flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key), "webhooks": "bindings"}
@@ -307,6 +313,17 @@ class World(ABC):
     def webhook_url(self) -> str:
         """The webhook to which the API server sends Bindings."""
         return f"https://{self.service.address}/webhook/bindings"
+
+    @asynccontextmanager
+    async def serving_gates(self) -> AsyncIterator[str]:
+        """Serve the webhook for new pods over TLS, as the API server requires it; yields its address."""
+        pair = self.authority.sign("gates", "IP:127.0.0.1")
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(pair.cert, pair.key)
+        service = Service(tls)
+        service.backends = self.service.backends
+        async with service:
+            yield f"https://{service.address}/webhook/gates"
 
     @property
     def allocator(self) -> Program:

@@ -87,6 +87,8 @@ def test_reports_older_than_the_clock_are_a_hint_to_give_the_time(command: tuple
         " days before now, so all are stale; give the time of the files by --now 2026-01-01T00:00:00Z\n"
     )
     assert CliRunner().invoke(app, [*command, *OBJECTS]).stderr == ""
+    later = CliRunner().invoke(app, [*command, "-f", CLUSTER, "--now", "2026-01-01T01:00:00Z"]).stderr
+    assert ", 3600 s before the time given, so all are stale; give the time of the files by --now" in later
     old = CliRunner().invoke(app, [*command, "-f", CLUSTER, "--set", "max-report-age-s=1e12"]).stderr
     assert old.endswith(" days before now; give the time of the files by --now 2026-01-01T00:00:00Z\n")
 

@@ -329,8 +329,8 @@ def test_a_named_context_gives_the_namespace_whatever_is_current(current: str | 
     assert meant(None) == "default"
 
 
-def gated(name: str, *gates: str) -> Json:
-    manifest = pod(name, 4)
+def gated(name: str, *gates: str, count: int = 4) -> Json:
+    manifest = pod(name, count)
     manifest["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
     condition = {"type": "PodScheduled", "status": "False", "message": "Scheduling is blocked due to gates"}
     manifest["status"] = {"conditions": [condition]}
@@ -350,6 +350,22 @@ def test_a_gated_pod_names_its_gates(tmp_path: Path) -> None:
     waits = people(tmp_path, node("n1", ready=False), gated("train", gates[0]))
     assert "train requests 4 chips and waits: NodeNotReady" in waits
     assert waits.splitlines()[-1].endswith("removes its scheduling gate: kueue.x-k8s.io/admission")
+
+
+def test_a_gated_pod_of_a_gang_is_judged_as_if_its_job_had_no_gates(tmp_path: Path) -> None:
+    manifests = [gated(f"train-{number}", "kueue.x-k8s.io/admission", count=8) for number in range(2)]
+    for manifest in manifests:
+        manifest["metadata"]["annotations"] = {
+            "huawei.com/schedule_minAvailable": "2",
+            "scheduling.k8s.io/group-name": "t",
+        }
+    first = manifests[0]["metadata"]["name"]
+    answer = explain(tmp_path, node("n1"), node("n2"), *manifests, name=first)
+    assert (answer["state"], answer["gates"]) == ("fits", ["kueue.x-k8s.io/admission"])
+    del manifests[0]["spec"]["schedulingGates"]
+    answer = explain(tmp_path, node("n1"), node("n2"), *manifests, name=first)
+    assert (answer["state"], answer["reason"]) == ("waits", "GangIncomplete")
+    assert answer["message"].endswith("1 has scheduling gates")
 
 
 def owned(name: str, kind: str, owner: str, count: int | None = 8, **more: Any) -> Json:

@@ -168,6 +168,22 @@ async def test_a_pod_of_higher_priority_takes_what_is_only_nominated(tmp_path: P
         assert (await allocator.filter(first, ["n1"]))["NodeNames"] in (None, [])
 
 
+async def test_only_nominations_on_one_node_give_way_and_only_if_that_helps(tmp_path: Path) -> None:
+    async with nominating(tmp_path) as allocator:
+        await busy(allocator)
+        names = ("p1", "p2", "p3")
+        uids = {name: (await allocator.pod(name, 8))["metadata"]["uid"] for name in names}
+        nodes = {name: await nominated(allocator, name) for name in names}
+        assert set(nodes.values()) == set(NODES)
+        high = await allocator.pod("high", 16, priority=10)
+        assert not (await allocator.filter(high, NODES))["NodeNames"]
+        assert all(allocator.app.ledger.get(uid) for uid in uids.values())
+        high = await allocator.pod("higher", 4, priority=10)
+        (node,) = (await allocator.filter(high, NODES))["NodeNames"]
+        left = {name for name, uid in uids.items() if allocator.app.ledger.get(uid)}
+        assert left == {name for name in names if nodes[name] != node}
+
+
 async def test_a_pod_of_equal_priority_does_not_take_what_is_nominated(tmp_path: Path) -> None:
     async with nominating(tmp_path, nodes=("n1",)) as allocator:
         await busy(allocator)

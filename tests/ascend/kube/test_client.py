@@ -3,14 +3,18 @@
 import asyncio
 import json
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from ascend.errors import ApiError, Conflict, InvalidValue, NotFound, Throttled, Unauthorized, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.identity import Access
 from ascend.kube.objects import PODS
+from ascend.observe.probes import serve_http
 from sandbox.apiserver import ApiServer
 from tests.ascend.kube.objects import pod, write_kubeconfig
 
@@ -163,3 +167,72 @@ async def test_the_proxy_variables_of_the_environment_are_used(
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     async with await KubeClient.connect(str(kubeconfig)) as client:
         assert await client.list_objects(PODS) == []
+
+
+@asynccontextmanager
+async def rejecting(
+    posted: list[float], reload: Callable[[], Awaitable[None]], *, until: int = 1
+) -> AsyncIterator[KubeClient]:
+    """A client of a server that answers the first requests with 401; each reload of the credentials calls ``reload``.
+
+    ``posted`` gets the query ``timeout`` of each request, in milliseconds; 0 for none.
+    """
+
+    async def answer(request: web.Request) -> web.Response:
+        posted.append(float(request.query.get("timeout", "0ms").removesuffix("ms")))
+        return web.json_response({}, status=401 if len(posted) <= until else 200)
+
+    async def token() -> dict[str, str]:
+        return {"Authorization": "Bearer x"}
+
+    async def load() -> Access:
+        await reload()
+        return access
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with serve_http(app, "127.0.0.1:0") as address:
+        access = Access(f"http://{address}", ssl.create_default_context(), token)
+        async with KubeClient(access, load) as client:
+            yield client
+
+
+async def hang() -> None:
+    """A credential plugin that does not answer."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "DELETE"])
+async def test_the_timeout_of_a_request_includes_loading_fresh_credentials(method: str) -> None:
+    async with rejecting([], hang) as client:
+        with pytest.raises(Unreachable, match=r"no answer within 0.1 s"):
+            await client.request(method, "/api/v1/pods", timeout_s=0.1)
+
+
+async def test_a_watch_is_not_opened_for_ever_if_fresh_credentials_do_not_come() -> None:
+    async with rejecting([], hang) as client:
+        with pytest.raises(Unreachable, match=r"no answer within 0.1 s"):
+            async with client.stream("/api/v1/pods", query={"watch": "true"}, idle_timeout_s=0.1):
+                pass
+
+
+async def test_a_binding_posted_again_with_fresh_credentials_has_the_time_that_is_left() -> None:
+    async def slowly() -> None:
+        answered = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, answered.set)
+        await answered.wait()
+
+    posted: list[float] = []
+    async with rejecting(posted, slowly) as client:
+        await client.bind(namespace="default", name="p", uid="u", node="n1", annotations={}, timeout_s=5.0)
+    first, second = posted
+    assert 4_000 < first <= 5_000
+    assert second <= first - 200
+
+
+async def test_a_binding_is_not_posted_again_after_its_time() -> None:
+    posted: list[float] = []
+    async with rejecting(posted, hang) as client:
+        with pytest.raises(Unreachable, match="no answer within"):
+            await client.bind(namespace="default", name="p", uid="u", node="n1", annotations={}, timeout_s=0.2)
+    assert len(posted) == 1

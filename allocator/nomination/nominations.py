@@ -1,0 +1,95 @@
+"""Puts nominations and gates together, and runs them while this allocator leads."""
+
+import asyncio
+from collections.abc import Callable
+
+from allocator.decision.engine import DecisionEngine
+from allocator.metrics import AllocatorMetrics
+from allocator.nomination.gates import Gates
+from allocator.nomination.nominator import Nominator
+from allocator.nomination.options import NominationOptions
+from allocator.nomination.writes import Writes
+from allocator.observe.journal import Journal
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import Pod
+
+
+class Nominations:
+    """Decides ahead of the scheduler.
+
+    Args:
+        client: the API server.
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        engine: decides.
+        journal: records why gated pods wait.
+        metrics: counts nominations and lifted gates.
+        options: what is nominated and gated.
+        monotonic: the clock.
+        now_ns: the wall clock, Unix nanoseconds.
+
+    Attributes:
+        nominator: nominates pods.
+        gates: gates pods, and lifts their gates.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: KubeClient,
+        cluster: Cluster,
+        ledger: Ledger,
+        engine: DecisionEngine,
+        journal: Journal,
+        metrics: AllocatorMetrics,
+        options: NominationOptions,
+        monotonic: Callable[[], float],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._writes = Writes(client, per_s=options.per_s, monotonic=monotonic)
+        self.nominator = Nominator(
+            cluster=cluster,
+            ledger=ledger,
+            engine=engine,
+            writes=self._writes,
+            metrics=metrics,
+            options=options,
+            monotonic=monotonic,
+        )
+        self.gates = Gates(
+            cluster=cluster,
+            engine=engine,
+            nominator=self.nominator,
+            writes=self._writes,
+            metrics=metrics,
+            waits=journal.gated,
+            options=options,
+            monotonic=monotonic,
+            now_s=lambda: now_ns() / 1e9,
+        )
+
+    async def run(self) -> None:
+        """Nominate pods, and lift gates, until cancelled. Call it once this allocator leads."""
+        self._cluster.follow_pods(self._applied, self._deleted)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if self._options.nominates:
+                    tasks.create_task(self.nominator.run(), name="nominator")
+                # Pods may have a gate of an earlier time, when pods were gated.
+                tasks.create_task(self.gates.run(), name="gates")
+        finally:
+            await self._writes.close()
+
+    def _applied(self, pod: Pod) -> None:
+        # Nominations first: a gated pod of a former leader may have one.
+        if self._options.nominates:
+            self.nominator.pod_applied(pod)
+        self.gates.pod_applied(pod)
+
+    def _deleted(self, pod: Pod) -> None:
+        self.nominator.pod_deleted(pod)
+        self.gates.pod_deleted(pod)

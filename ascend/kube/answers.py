@@ -1,0 +1,79 @@
+"""Decodes what the API server answers: objects into slim types, failures into exceptions."""
+
+from http import HTTPStatus
+from typing import Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from ascend.errors import UNREADABLE, ApiError, Conflict, Expired, NotFound, Throttled, Unauthorized, Unreachable
+from ascend.kube.objects import KubeObject
+
+RETRY_AFTER_LIMIT_S: Final = 30.0
+"""The longest wait that Retry-After can set: API servers send some seconds, a proxy in maintenance may send hours."""
+
+_ERRORS: Final[dict[int, type[ApiError]]] = {
+    HTTPStatus.UNAUTHORIZED: Unauthorized,
+    HTTPStatus.NOT_FOUND: NotFound,
+    HTTPStatus.CONFLICT: Conflict,
+    HTTPStatus.GONE: Expired,
+    HTTPStatus.TOO_MANY_REQUESTS: Throttled,
+}
+
+
+_D = TypeVar("_D")
+
+
+class Status(msgspec.Struct):
+    """The API server's answer if it fails, or an ERROR event of a watch."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+
+
+def decode(raw: bytes | msgspec.Raw, kind: type[_D], what: str = "") -> _D:
+    """Decode what the API server sent; ``what`` names it in the error, by default as an object.
+
+    Raises:
+        Unreachable: it can't be decoded.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except UNREADABLE as error:
+        what = what or f"answer about {_name(raw) or kind.__name__}"
+        raise Unreachable(f"the API server's {what} can't be decoded: {error}") from error
+
+
+def error_of(status: int, message: str, reason: str = "", *, retry_after_s: float | None = None) -> ApiError:
+    """The exception for a status code, from an HTTP response or an ERROR event of a watch."""
+    kind = _ERRORS.get(status, ApiError)
+    return kind(message, status=status, reason=reason or None, retry_after_s=retry_after_s)
+
+
+def read_error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
+    """The exception for a response with an error."""
+    try:
+        status = msgspec.json.decode(body, type=Status)
+    except UNREADABLE:
+        status = Status(message=body[:200].decode(errors="replace"))
+    return error_of(
+        response.status,
+        status.message or response.reason or "",
+        status.reason,
+        retry_after_s=_seconds(response.headers.get("Retry-After", "")),
+    )
+
+
+def _name(raw: bytes | msgspec.Raw) -> str:
+    try:
+        return msgspec.json.decode(raw, type=KubeObject).key
+    except UNREADABLE:
+        return ""
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Parse Retry-After; None if it is missing, or a date, which API servers don't send."""
+    if not (retry_after.isascii() and retry_after.isdigit()):
+        return None
+    return min(float(retry_after), RETRY_AFTER_LIMIT_S)
