@@ -83,7 +83,7 @@ class AllocatorApp:
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=monotonic)
         self.cluster = Cluster(
             self.ledger,
-            now_s=lambda: now_ns() / 1e9,
+            clock=monotonic,
             max_report_age_s=settings.max_report_age_s,
             previous=PreviousNodes() if settings.prefer_previous_node else None,
             ignored=_log_ignored,

@@ -130,7 +130,8 @@ class Settings(DaemonSettings):
     max_report_age_s: float = Field(
         default=900.0,
         ge=0,
-        description="seconds after which a node's report is too old; device plugins renew it every 300 s",
+        description="a node's report is too old if it has not changed for so many seconds; device plugins renew it "
+        "every 300 s",
     )
     node_health_namespace: str = Field(
         default="",
