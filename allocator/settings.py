@@ -71,6 +71,12 @@ class Settings(DaemonSettings):
         gt=0,
         description="seconds after which the unused seats of a gang are released, counted from its last binding",
     )
+    preemption_keep_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="seconds for which the chips of preempted pods are kept for the pod or gang that preempts them,"
+        " counted from the end of their grace period",
+    )
     prefer_previous_node: bool = Field(
         default=False,
         description="place a pod that replaces another pod of its job on the node of that pod, if it fits there",

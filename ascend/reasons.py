@@ -125,7 +125,7 @@ class Reason(StrEnum):
         "see those reasons")
     GANG_DOES_NOT_FIT = ("GangDoesNotFit", Category.PLACEMENT, Actor.NOBODY,
         "the pods that must be placed together don't fit at the same time; the sentence says how many do, and why "
-        "nodes refuse the next one. kube-scheduler does not preempt for it: room for one pod is not room for its gang",
+        "nodes refuse the next one. Other pods are preempted only if all of them fit then",
         "wait, or request fewer pods or chips")
     PLACED_WITH_GANG = ("PlacedWithGang", Category.PLACEMENT, Actor.NOBODY,
         "(on all nodes but one) the pod's node was chosen together with those of its gang; it is another one",

@@ -58,6 +58,8 @@ class Gangs:
         self._ttl_s = ttl_s
         self._request_of = request_of
         self._planner = Planner(cluster, ledger, request_of, policy)
+        self.gang_request = self._planner.gang_request
+        self.policy = policy
         self._pruned = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
         # the uid of one of these pods, so that it need not be searched for every time.
@@ -109,7 +111,7 @@ class Gangs:
 
     def may_fit(self, pod: Pod, job: Job) -> bool:
         """Whether a refused pod, or a peer of it, could get a seat now; planned only if something has changed."""
-        held, incomplete = self._ledger.get(pod.uid), self._incomplete(job, pod)
+        held, incomplete = self._ledger.get(pod.uid), self.incomplete(job, pod)
         if held is not None and held.stage is Stage.PLANNED and incomplete is None:
             return True
         try:
@@ -188,13 +190,13 @@ class Gangs:
         Raises:
             Refusal: the gang is incomplete, or does not fit.
         """
-        seat, incomplete = self._find_seat(pod, request, job, candidates), self._incomplete(job, pod)
+        seat, incomplete = self._find_seat(pod, request, job, candidates), self.incomplete(job, pod)
         # After the plan was made pods may have been deleted, or the minimum raised.
         if incomplete is not None and (seat is None or self._find_started(job) is None):
             raise incomplete
         return self._planner.plan(pod, request, job, candidates) if seat is None else seat
 
-    def _incomplete(self, job: Job, pod: Pod) -> Refusal | None:
+    def incomplete(self, job: Job, pod: Pod) -> Refusal | None:
         """What a gang lacks apart from nodes; None if it is complete."""
         if self._cluster.jobs.lacks_group(job):
             return Refusal(Reason.GROUP_MISSING, f"pod {pod.key} names {job.kind} {job.key}, which does not exist")

@@ -145,16 +145,20 @@ class Planner:
         # A scheduler filters the pods of a gang that does not fit one after the other; each would plan all of them.
         self._outcomes: dict[PlanKey, Refusal | None] = {}
         self._version = -1
+        # The same for gangs that may use promised chips, since the index has changed last apart from their lifting.
+        self._refused: dict[PlanKey, Refusal] = {}
+        self._refused_version = -1
 
     def fits(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
         """Whether a plan can be made; planned only if something has changed since the last time."""
         outcomes, key = self._known_outcomes(), self._key(pod, request, job, None)
-        if key not in outcomes:
-            try:
-                self.plan(pod, request, job, None)
-            except Refusal:
-                return False
-        return outcomes[key] is None
+        if key in outcomes:
+            return outcomes[key] is None
+        try:
+            self.plan(pod, request, job, None)
+        except Refusal:
+            return False
+        return True
 
     def plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         """Seats for a pod and all its peers that need one, or for as many as the minimum needs.
@@ -166,9 +170,44 @@ class Planner:
             candidates: names of the only nodes it may be on; if they are several, they apply to its peers with the same
                 node selector as well.
 
+        Chips that are promised to the gang, and those promised to lower priorities if it does not fit otherwise, count
+        as free.
+
         Raises:
             Refusal: not even the minimum fits.
         """
+        promises = self._ledger.promises
+        lower = promises.below(pod.priority) if promises else ()
+        if not lower and promises.get(job.key.plan) is None:
+            return self._plan_once(pod, request, job, candidates)
+        several = None if candidates is None else frozenset(candidates)
+        key, version = self._key(pod, request, job, several), self._cluster.index.version
+        if self._refused_version != version or len(self._refused) >= _MOST_OUTCOMES:
+            self._refused = {}
+        elif (known := self._refused.get(key)) is not None:
+            raise Refusal(known.reason, known.message)
+        try:
+            return self._plan_lifting(pod, request, job, candidates, lower)
+        except Refusal as refusal:
+            self._refused[key] = refusal.with_traceback(None)
+            raise
+        finally:
+            self._refused_version = self._cluster.index.version
+
+    def _plan_lifting(
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, lower: Collection[str]
+    ) -> list[Seat]:
+        promises = self._ledger.promises
+        try:
+            with promises.lifted((job.key.plan,)):
+                return self._plan_once(pod, request, job, candidates)
+        except Refusal:
+            if not lower:
+                raise
+        with promises.lifted((job.key.plan, *lower)):
+            return self._plan_once(pod, request, job, candidates)
+
+    def _plan_once(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         several = frozenset(candidates) if candidates is not None and len(candidates) > 1 else None
         if candidates is not None and several is None:
             return self._plan(pod, request, job, candidates)
@@ -196,7 +235,14 @@ class Planner:
         kind, own = (request, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
         return PlanKey(job.key, job.version, kind, own, "" if pod.uid in job.pods else pod.uid, candidates)
 
-    def _plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
+    def gang_request(
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
+    ) -> tuple[GangRequest, int]:
+        """What the policy has to place for a pod and its peers, and how many of them must be placed.
+
+        Raises:
+            Refusal: fewer than these have a valid request.
+        """
         is_one = candidates is not None and len(candidates) == 1
         labels, selector = self._cluster.labels, pod.spec.node_selector
         common = None if is_one else candidates
@@ -218,9 +264,12 @@ class Planner:
             members.append(Member(each.uid, each.key, rank, requested, own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
-        gang = GangRequest(job.key, tuple(members), common)
+        return GangRequest(job.key, tuple(members), common), needed
+
+    def _plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
+        gang, needed = self.gang_request(pod, request, job, candidates)
         found = self._with_previous_nodes(gang)
-        if isinstance(found, Refusal) and needed < len(members):
+        if isinstance(found, Refusal) and needed < len(gang.members):
             found = self._with_previous_nodes(replace(gang, members=gang.members[:needed]))
         if isinstance(found, Refusal):
             raise found

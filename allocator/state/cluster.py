@@ -52,6 +52,9 @@ class Cluster:
             the report's UpdateTime; now if not given.
         previous: remembers the nodes of pods for their successors; None to disable this.
         ignored: called with a node and the names in its annotation that are not whole chips, when these change.
+
+    Attributes:
+        nominated: called with a pod after it was nominated for a node.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Cluster:
         ignored: Callable[[str, tuple[str, ...]], None] | None = None,
     ) -> None:
         self.previous = previous
+        self.nominated: Callable[[Pod], None] = lambda _pod: None
         self._ledger = ledger
         self._clock = clock
         self._max_report_age_s = max_report_age_s
@@ -84,6 +88,7 @@ class Cluster:
         self._pod_applied: Callable[[Pod], None] = lambda _pod: None
         self._pod_deleted: Callable[[Pod], None] = lambda _pod: None
         ledger.subscribe(self._reserved)
+        ledger.promises.subscribe(self._promised)
 
     def follow_pods(self, applied: Callable[[Pod], None], deleted: Callable[[Pod], None]) -> None:
         """Set the callbacks for pods: called after each change of a pod, when the state includes it."""
@@ -241,6 +246,11 @@ class Cluster:
             self._ledger.vacate(pod.uid)
         self._note_placed(pod.uid)
         self.waiting.put(pod)
+        if self._ledger.promises:
+            self._end_promises(pod)
+        nominated = pod.status.nominated_node_name
+        if nominated and (old is None or old.status.nominated_node_name != nominated):
+            self.nominated(pod)
         self._pod_applied(pod)
 
     def pod_deleted(self, pod: Pod) -> None:
@@ -257,12 +267,26 @@ class Cluster:
         self._pods.pop(pod.uid, None)
         self._unhold(pod)
         self._ledger.vacate(pod.uid)
+        self._ledger.promises.drop(pod.uid)
         self._drop_plan(self.jobs.pod_deleted(pod))
         self._pod_deleted(pod)
 
     def _drop_plan(self, job: JobKey | None) -> None:
         if job is not None:
             self._ledger.drop_plan(job.plan)
+            self._ledger.promises.drop(job.plan)
+
+    def _end_promises(self, pod: Pod) -> None:
+        """End what was promised to a pod that needs it no more, or to its gang once that has started."""
+        promises, bound = self._ledger.promises, bool(pod.spec.node_name)
+        own, nominated = promises.get(pod.uid), pod.status.nominated_node_name
+        if own is not None and (bound or not pod.waits_for_chips or (nominated and nominated not in own.chips)):
+            promises.drop(pod.uid)
+        job = self.jobs.job_of(pod)
+        if bound and promises.get(job.key.plan) is not None:
+            started = sum(bool(job.pods[uid].spec.node_name) for uid in job.placed)
+            if started >= job.min_available:
+                promises.drop(job.key.plan)
 
     def _unhold(self, pod: Pod) -> None:
         record = self._records.get(pod.spec.node_name)
@@ -297,6 +321,12 @@ class Cluster:
         if record is not None:
             self._offer(record)
 
+    def _promised(self, names: Iterable[str]) -> None:
+        for name in names:
+            record = self._records.get(name)
+            if record is not None:
+                self._offer(record)
+
     def _refresh(self, name: str) -> None:
         record = self._records.get(name)
         if record is None:
@@ -307,7 +337,9 @@ class Cluster:
 
     def _offer(self, record: NodeRecord) -> None:
         self.changes.note(record.name)
-        offer = assess(record, self._ledger.on(record.name))
+        promises = self._ledger.promises
+        promised = promises.on(record.name) if promises else 0
+        offer = assess(record, self._ledger.on(record.name), promised)
         if offer != record.offer:
             record.offer = offer
             self.index.put(record.name, offer)

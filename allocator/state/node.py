@@ -267,12 +267,13 @@ def read_holding(pod: Pod) -> Holding | None:
     return Holding(pod.key, chips, counted)
 
 
-def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
+def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSet = 0) -> Offer:
     """What a node has left, or why it can't be used.
 
     Args:
         record: the node.
         reserved: the chips reserved on it, by pod uid.
+        promised: the chips on it that are kept for others, held or not.
     """
     server, report = record.server, record.report
     if isinstance(server, Refusal):
@@ -299,7 +300,10 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
             taken |= chips
             room -= chips.bit_count()
     healthy = server.reported & ~unhealthy
-    free = healthy & ~taken
+    # Promised chips that pods still hold are counted already.
+    kept = healthy & ~taken & promised
+    room -= kept.bit_count()
+    free = healthy & ~taken & ~kept
     return Vacancy(
         server.product,
         healthy.bit_count(),
@@ -309,6 +313,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
         faulty=(server.reported & unhealthy).bit_count(),
         cut_off=free & report.network_unhealthy,
         sub_healthy=health is NodeHealth.SUB_HEALTHY,
+        kept=kept,
     )
 
 
