@@ -87,7 +87,7 @@ class AllocatorApp:
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=monotonic)
         self.cluster = Cluster(
             self.ledger,
-            now_s=lambda: now_ns() / 1e9,
+            clock=monotonic,
             max_report_age_s=settings.max_report_age_s,
             previous=PreviousNodes() if settings.prefer_previous_node else None,
             ignored=_log_ignored,
@@ -207,7 +207,7 @@ class AllocatorApp:
                 gates=nominations.gates.wants,
             )
             webhook.add_routes(http, self._settings.webhooks)
-            preemption = Preemption(self.cluster, self.ledger, self.engine)
+            preemption = Preemption(self.cluster, self.ledger, self.engine, keep_s=self._settings.preemption_keep_s)
             self.extender = Extender(
                 engine=self.engine,
                 binder=binder,
@@ -252,7 +252,7 @@ class AllocatorApp:
                     tasks.create_task(requeuer.run(), name="requeuer"),
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
-                    tasks.create_task(self._lead(grpc_server), name="leadership"),
+                    tasks.create_task(self._lead(grpc_server, preemption), name="leadership"),
                     tasks.create_task(self._measure(informers, metrics.registry), name="gauges"),
                     tasks.create_task(self._nominate(nominations), name="nominations"),
                 ]
@@ -268,10 +268,11 @@ class AllocatorApp:
             if failure is not None:
                 raise failure
 
-    async def _lead(self, grpc_server: GrpcServer) -> None:
+    async def _lead(self, grpc_server: GrpcServer, preemption: Preemption) -> None:
         await self._leadership.enter()
         for job in self.engine.gangs.resume():
             log.warning("the rest of a gang does not fit now", job=str(job.key), kind=job.kind)
+        preemption.resume()
         await grpc_server.set_serving(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods) + len(self.cluster.plain))
         await self._leadership.keep(self.extender_address, self.grpc_address)
@@ -288,6 +289,8 @@ class AllocatorApp:
     async def _housekeep(self, binder: Binder, notices: Notices) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
+            for promise in self.ledger.promises.expire():
+                log.warning("chips are no longer kept", promised_to=promise.what, nodes=sorted(promise.chips))
             for reservation in self.ledger.expire():
                 log.info("a reservation expired", pod=reservation.pod, pod_uid=reservation.uid, node=reservation.node)
             for node in self.cluster.age_reports():

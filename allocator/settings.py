@@ -77,6 +77,12 @@ class Settings(DaemonSettings):
         description="seconds for which the Binding of a pod of a gang is held at most, until all its pods can be bound;"
         " less than the httpTimeout in kube-scheduler's configuration",
     )
+    preemption_keep_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="seconds for which the chips of preempted pods are kept for the pod or gang that preempts them,"
+        " counted from the end of their grace period",
+    )
     prefer_previous_node: bool = Field(
         default=False,
         description="place a pod that replaces another pod of its job on the node of that pod, if it fits there",
@@ -136,7 +142,8 @@ class Settings(DaemonSettings):
     max_report_age_s: float = Field(
         default=900.0,
         ge=0,
-        description="seconds after which a node's report is too old; device plugins renew it every 300 s",
+        description="a node's report is too old if it has not changed for so many seconds; device plugins renew it "
+        "every 300 s",
     )
     node_health_namespace: str = Field(
         default="",

@@ -125,7 +125,7 @@ class Reason(StrEnum):
         "see those reasons")
     GANG_DOES_NOT_FIT = ("GangDoesNotFit", Category.PLACEMENT, Actor.NOBODY,
         "the pods that must be placed together don't fit at the same time; the sentence says how many do, and why "
-        "nodes refuse the next one. kube-scheduler does not preempt for it: room for one pod is not room for its gang",
+        "nodes refuse the next one. Other pods are preempted only if all of them fit then",
         "wait, or request fewer pods or chips")
     GANG_STEPPED_BACK = ("GangSteppedBack", Category.PLACEMENT, Actor.NOBODY,
         "the scheduler refused some pods of the gang for reasons of its own (CPU, affinity, host ports, taints) while "

@@ -38,8 +38,10 @@ class OfflineAllocator:
         self.ledger = Ledger(ttl_s=settings.reservation_ttl_s, monotonic=lambda: 0.0)
         self.cluster = Cluster(
             self.ledger,
-            now_s=lambda: now_ns / 1e9,
+            clock=lambda: now_ns / 1e9,
             max_report_age_s=settings.max_report_age_s,
+            # Nothing has been seen before, so the nodes' clocks have to be believed.
+            reported_s=lambda _node, updated_s: float(updated_s),
             previous=PreviousNodes() if settings.prefer_previous_node else None,
         )
         self.engine = DecisionEngine(

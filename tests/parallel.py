@@ -18,7 +18,10 @@ from tests.cluster.fixtures import stop_cluster
 _DURATIONS: Final = "ascend-affinity/durations"
 _SILENCE_S: Final = 15.0
 # The expected duration of a test that no earlier run recorded: in folders whose tests mostly wait, and in others.
-_WAITING: Final = ("tests/cluster/", "tests/conformance/", "tests/deploy/", "tests/e2e/", "tests/soak/")
+_WAITING: Final = (
+    *("tests/cluster/", "tests/conformance/", "tests/deploy/"),
+    *("tests/e2e/", "tests/soak/", "tests/workloads/"),
+)
 _WAITING_TEST_S, _OTHER_TEST_S = 4.0, 0.08
 
 

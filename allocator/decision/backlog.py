@@ -18,7 +18,6 @@ from allocator.rules.vacancy import capacity
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.waiting import is_gated
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category
@@ -108,7 +107,7 @@ class BacklogReader:
         self._known = {}
         for pod in list(self._cluster.waiting):
             await turn.share()
-            if is_gated(pod) or not pod.requests_chips:
+            if not pod.requests_chips:
                 continue
             job = self._cluster.jobs.job_of(pod)
             read = self._known[pod.uid] = self._request(pod, job, known.get(pod.uid))

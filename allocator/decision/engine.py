@@ -5,18 +5,16 @@ flight. So an answer names one node, and the chips are reserved in the same step
 free. A pod's own reservation never counts against the pod.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from functools import cached_property
 
 from msgspec.structs import replace
 
+from allocator.decision.filtered import Filtered, Tier
 from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import ChipRequest
-from allocator.rules.summary import count_reasons, sum_up
+from allocator.rules.summary import sum_up
 from allocator.rules.vacancy import Fit
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
@@ -25,44 +23,6 @@ from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
-
-
-@dataclass(frozen=True)
-class Filtered:
-    """Where a pod fits.
-
-    Attributes:
-        fitting: the nodes that fit, each once, in the order of the candidates.
-        refused: why the other nodes don't.
-    """
-
-    fitting: list[str]
-    refused: dict[str, Refusal]
-
-    @cached_property
-    def refusals(self) -> Counter[Refusal]:
-        """The number of nodes for each refusal; nodes share refusals."""
-        return Counter(self.refused.values())
-
-    @cached_property
-    def reasons(self) -> Counter[Reason]:
-        """The number of nodes for each reason."""
-        return count_reasons(self.refusals)
-
-
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """Nodes on which a pod fits equally well.
-
-    Attributes:
-        rank: 1 is the best.
-        score: the reference scheduler's number for the placement; 0 for the node of a pod that is placed already.
-        nodes: by name; the first node of the first tier is chosen.
-    """
-
-    rank: int
-    score: int
-    nodes: list[str]
 
 
 class DecisionEngine:
@@ -122,7 +82,7 @@ class DecisionEngine:
             return self._filter_settled(pod, settled, candidates)
         if resolved.gang is not None:
             return self._filter_gang(pod, resolved.chips, resolved.gang, candidates)
-        with self._ledger.suspended(pod.uid):
+        with self._ledger.entitled(pod.uid, pod.priority):
             return Filtered(*self._cluster.index.partition(resolved.chips, candidates))
 
     def rank(self, pod: Pod, candidates: Collection[str] | None = None) -> list[Tier]:
@@ -140,7 +100,7 @@ class DecisionEngine:
             fitting = self._filter_gang(pod, resolved.chips, resolved.gang, candidates).fitting
             return [Tier(1, 0, fitting)] if fitting else []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
-        with self._ledger.suspended(pod.uid):
+        with self._ledger.entitled(pod.uid, pod.priority):
             for name, verdict in self._cluster.index.verdicts(resolved.chips, candidates).items():
                 if not isinstance(verdict, Refusal):
                     tiers.setdefault((verdict.key, verdict.score), []).append(name)
@@ -162,7 +122,7 @@ class DecisionEngine:
             record = self._cluster.nodes.get(self.gangs.preview(pod, request, resolved.gang, None))
             if record is not None and record.product is not None:
                 request = replace(request, products=frozenset({record.product.name}))
-        with self._ledger.suspended(pod.uid):
+        with self._ledger.entitled(pod.uid, pod.priority):
             verdicts = self._cluster.index.verdicts(request)
         found = [(name, fit) for name, fit in verdicts.items() if not isinstance(fit, Refusal)]
         return sorted(found, key=lambda each: (each[1].key, each[0]))
@@ -182,11 +142,12 @@ class DecisionEngine:
         if placed is not None:
             raise placed
         request, index = resolved.chips, self._cluster.index
-        if candidates is not None and len(candidates) == 1:
-            (verdict,) = index.verdicts(request, candidates).values()
-            if isinstance(verdict, Refusal):
-                raise Refusal(verdict.reason, verdict.message)
-        raise sum_up(pod.key, request.chips, index.reasons(request, candidates))
+        with self._ledger.entitled(pod.uid, pod.priority):
+            if candidates is not None and len(candidates) == 1:
+                (verdict,) = index.verdicts(request, candidates).values()
+                if isinstance(verdict, Refusal):
+                    raise Refusal(verdict.reason, verdict.message)
+            raise sum_up(pod.key, request.chips, index.reasons(request, candidates))
 
     def place_on(self, pod: Pod, node: str) -> Reservation:
         """Reserve chips for a pod on the node to which its scheduler binds it.
@@ -220,7 +181,8 @@ class DecisionEngine:
         if isinstance(placed, Reservation):
             return placed
         if placed is None:
-            return Filtered(*self._cluster.index.partition(resolved.chips, candidates))
+            with self._ledger.entitled(pod.uid, pod.priority):
+                return Filtered(*self._cluster.index.partition(resolved.chips, candidates))
         if (settled := self.settled_node(pod)) is not None:
             return self._filter_settled(pod, settled, candidates)
         return self._gang_refused(resolved.chips, list(candidates), placed)
@@ -251,17 +213,19 @@ class DecisionEngine:
         if gang is not None:
             return self.gangs.may_fit(pod, gang)
         try:
-            return self._cluster.index.best(self.request_of(pod)) is not None
+            with self._ledger.entitled(pod.uid, pod.priority):
+                return self._cluster.index.best(self.request_of(pod)) is not None
         except Refusal:
             return False
+
+    @property
+    def keeps_chips(self) -> bool:
+        """Whether any chips are promised, so that pods with equal requests may use different ones."""
+        return bool(self._ledger.promises)
 
     def is_of_gang(self, pod: Pod) -> bool:
         """Whether the pod is placed together with others, or not at all."""
         return self.gang_of(pod) is not None
-
-    def gang_of(self, pod: Pod) -> Job | None:
-        """The job of a pod whose pods are placed together or not at all; None for a pod that is placed alone."""
-        return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))
 
     def _place(
         self, pod: Pod, candidates: Collection[str] | None
@@ -297,6 +261,9 @@ class DecisionEngine:
             best = self._cluster.index.best(request, candidates)
             if best is not None:
                 best = self._prefer_previous(pod, resolved.job, request, candidates, best)
+        if best is None and self._ledger.promises:
+            with self._ledger.entitled(pod.uid, pod.priority):
+                best = self._cluster.index.best(request, candidates)
         if best is None:
             self._ledger.release(pod.uid)
             return None
@@ -307,6 +274,10 @@ class DecisionEngine:
         """Release what will not be used any more."""
         self._ledger.expire()
         self.gangs.prune()
+
+    def gang_of(self, pod: Pod) -> Job | None:
+        """The job of a pod, if its pods are placed together or not at all; else None."""
+        return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))
 
     def _filter_gang(self, pod: Pod, request: ChipRequest, gang: Job, candidates: Iterable[str] | None) -> Filtered:
         names = list(self._cluster.index.entries if candidates is None else candidates)

@@ -1,118 +1,123 @@
 """Preemption: selects the node, and its victims, that make room for a pod of higher priority. No I/O.
 
-Only pods of lower priority than the preemptor are preempted. Victims that hold chips are selected by ``rules.victims``;
-victims without chips, which a scheduler selects for other reasons, stay on its list.
+Only pods of lower priority than the preemptor are preempted. Victims that hold chips are selected by ``rules.victims``,
+for the pods of a gang by ``gang_preemption.py``; victims without chips, which a scheduler selects for other reasons,
+stay on its list. The chips of the answer are promised to the pod (``state/promises.py``).
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 from allocator.decision.engine import DecisionEngine
+from allocator.decision.gang_preemption import GangPreemption
+from allocator.decision.trial import offer_without
+from allocator.decision.victim_set import NEVER, Suggestion, VictimSet
 from allocator.rules.request import ChipRequest
-from allocator.rules.victims import Cost, Occupant, cost, least_important_first, select_victims
+from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.rules.victims import Occupant, least_important_first, select_victims
 from allocator.state.cluster import Cluster
+from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.node import NodeRecord, Offer, assess, unknown_node
+from allocator.state.node import NodeRecord, Offer, unknown_node
 from allocator.state.plain_pods import PlainPod
+from allocator.state.promises import Promise
+from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from ascend.reasons import Category
+from ascend.reasons import Category, Reason
 
-NEVER = "Never"
+DEFAULT_KEEP_S: Final = 60.0
 
 _YIELD_EVERY: Final = 16
 """The number of nodes after which other tasks may run; one node may take some milliseconds."""
 
+_DEFAULT_GRACE_S: Final = 30
+"""The API server's default of terminationGracePeriodSeconds."""
 
-@dataclass(frozen=True, slots=True)
-class VictimSet:
-    """The pods that make room on a node.
-
-    Attributes:
-        node: the node.
-        victims: the most important first; empty if the pod fits without preemption.
-        pdb_violations: the number of violated PodDisruptionBudgets, as counted by the scheduler.
-    """
-
-    node: str
-    victims: tuple[Occupant, ...]
-    pdb_violations: int = 0
-
-    @property
-    def order(self) -> tuple[int, Cost, str]:
-        """The sort key, smaller is better; by name of the node among equals, so that the answer is deterministic."""
-        return self.pdb_violations, cost(self.victims), self.node
-
-
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """The victims that a scheduler selected on a node by counting chips.
-
-    Attributes:
-        uids: the uids of the pods.
-        pdb_violations: the number of PodDisruptionBudgets that this violates.
-    """
-
-    uids: tuple[str, ...]
-    pdb_violations: int
+_MOST_GRACE_S: Final = 3600
+"""The longest grace period for which chips stay promised."""
 
 
 class Preemption:
-    """Selects victims.
+    """Selects victims, and promises their chips.
 
     Args:
         cluster: nodes, pods and jobs.
-        ledger: the reservations.
+        ledger: the reservations and promises.
         engine: reads what pods request.
+        keep_s: how long chips stay promised after the grace period of the victims.
     """
 
-    def __init__(self, cluster: Cluster, ledger: Ledger, engine: DecisionEngine) -> None:
+    def __init__(
+        self, cluster: Cluster, ledger: Ledger, engine: DecisionEngine, *, keep_s: float = DEFAULT_KEEP_S
+    ) -> None:
         self._cluster = cluster
         self._engine = engine
         self._ledger = ledger
+        self._keep_s = keep_s
+        self._gangs = GangPreemption(cluster, ledger, engine.gangs, self._due_s)
 
     def victims(self, pod: Pod, node: str) -> VictimSet | Refusal:
-        """The pods that a pod preempts on a node; a refusal if preemption would not help there.
+        """The pods that a pod preempts on a node, alone; a refusal if preemption would not help there.
 
         Raises:
             Refusal: the pod's request is invalid on every node.
         """
         return self._victims(pod, node, self._engine.request_of(pod))
 
-    async def victim_sets(self, pod: Pod, nodes: Iterable[str]) -> AsyncIterator[VictimSet]:
-        """Yield the victims on each of these nodes on which preemption helps; other tasks may run in between.
+    async def victim_sets(self, pod: Pod, nodes: Collection[str], limit: int) -> list[VictimSet]:
+        """The victims on each of these nodes on which preemption helps, the best first; other tasks may run meanwhile.
+
+        At most ``limit``. If it is only one, as always for a pod of a gang, its chips are promised to the pod.
 
         Raises:
-            Refusal: the pod's request is invalid on every node.
+            Refusal: the pod's request is invalid on every node, or its gang would not fit.
         """
         request = self._engine.request_of(pod)
-        for number, node in enumerate(nodes, start=1):
-            found = self._victims(pod, node, request)
-            if isinstance(found, VictimSet):
-                yield found
-            if number % _YIELD_EVERY == 0:
-                await asyncio.sleep(0)
+        gang = self._engine.gang_of(pod)
+        if gang is not None:
+            chosen = await self._improve_gang(pod, request, gang, dict.fromkeys(nodes, Suggestion()))
+            return [chosen] if chosen is not None else []
+        found = sorted([each async for each in self._each(pod, nodes, request)], key=lambda each: each.order)[:limit]
+        if len(found) == 1 and found[0].victims:
+            self._promise(pod, found[0], request)
+        return found
 
     async def improve(self, pod: Pod, suggested: Mapping[str, Suggestion]) -> VictimSet | None:
         """The best node of those a scheduler suggests, with its victims; None if preemption helps on none of them.
 
         A node on which the pod fits without victims is skipped: the scheduler has not seen yet that pods are gone, and
-        need not preempt any.
+        need not preempt any. The chips on the chosen node are promised to the pod.
 
         Raises:
-            Refusal: the pod's request is invalid on every node.
+            Refusal: the pod's request is invalid on every node, or its gang would not fit.
         """
-        found: list[VictimSet] = []
-        async for own in self.victim_sets(pod, suggested):
-            if not own.victims:
-                continue
-            held, suggestion = self._cluster.nodes[own.node].holdings, suggested[own.node]
-            others = self._pods(uid for uid in suggestion.uids if uid not in held)
-            victims = tuple(reversed(least_important_first((*own.victims, *others))))
-            found.append(VictimSet(own.node, victims, suggestion.pdb_violations))
-        return min(found, key=lambda each: each.order, default=None)
+        request = self._engine.request_of(pod)
+        gang = self._engine.gang_of(pod)
+        if gang is not None:
+            return await self._improve_gang(pod, request, gang, suggested)
+        if (promised := self._promised(pod, request)) is not None:
+            return self._completed(promised, suggested) if promised.node in suggested and promised.victims else None
+        found = [self._completed(own, suggested) async for own in self._each(pod, suggested, request) if own.victims]
+        for chosen in sorted(found, key=lambda each: each.order):
+            # Another pod may have been promised the chips meanwhile.
+            again = self._victims(pod, chosen.node, request)
+            if isinstance(again, VictimSet) and again.victims:
+                self._promise(pod, again, request)
+                return self._completed(again, suggested)
+        return None
+
+    def offered(self, pod: Pod, nodes: Collection[str]) -> None:
+        """A pod that fits on no node was filtered on these nodes."""
+        if (gang := self._engine.gang_of(pod)) is not None:
+            self._gangs.offered(gang, nodes)
+
+    def unanswered(self, pod: Pod) -> list[Pod]:
+        """The peers of a pod of a gang that should be scheduled again now: victims were chosen for them as well."""
+        gang = self._engine.gang_of(pod)
+        return self._gangs.unanswered(gang) if gang is not None else []
 
     def waiting(self, pod: Pod, refused: Mapping[str, Refusal]) -> Collection[str]:
         """The nominated node of a pod, if it refuses the pod now and the pod fits once its victims have terminated.
@@ -121,16 +126,123 @@ class Preemption:
         PodEligibleToPreemptOthers).
         """
         node = pod.status.nominated_node_name
-        if node not in refused or refused[node].reason.category is not Category.OCCUPIED:
+        if node not in refused:
+            return ()
+        if refused[node].reason is Reason.GANG_DOES_NOT_FIT:
+            promise = self._ledger.promises.get(self._cluster.jobs.job_of(pod).key.plan)
+            return (node,) if promise is not None and node in promise.chips else ()
+        if refused[node].reason.category is not Category.OCCUPIED:
             return ()
         request = self._engine.request_of(pod)
         victims = self._select(self._cluster.nodes[node], pod, request, terminating_only=True)
         return () if isinstance(victims, Refusal) else (node,)
 
-    def without(self, record: NodeRecord, gone: Collection[str]) -> Offer:
-        """What a node would have left without these pods; a refusal if it can't be used."""
-        staying = {uid: holding for uid, holding in record.holdings.items() if uid not in gone}
-        return assess(replace(record, holdings=staying), self._ledger.on(record.name))
+    def nominated(self, pod: Pod) -> None:
+        """Promise a nominated pod the chips that it waits for there, if it has no promise and no reservation.
+
+        Its victims were chosen by another leader, or its scheduler chose one of several answers.
+        """
+        node, promises = pod.status.nominated_node_name, self._ledger.promises
+        record = self._cluster.nodes.get(node)
+        if record is None or not pod.waits_for_chips or self._ledger.get(pod.uid) is not None:
+            return
+        try:
+            request, gang = self._engine.request_of(pod), self._engine.gang_of(pod)
+        except Refusal:
+            return
+        if gang is not None or promises.get(pod.uid) is not None:
+            return
+        for terminating_only in (True, False):
+            victims = self._select(record, pod, request, terminating_only=terminating_only)
+            if not isinstance(victims, Refusal):
+                if victims:
+                    self._promise(pod, VictimSet(node, victims), request)
+                return
+
+    def resume(self) -> None:
+        """Promise the nominated pods of the cluster their chips again after the leader has changed; then later ones."""
+        waiting = [pod for pod in self._cluster.pods.values() if pod.status.nominated_node_name and pod.waits_for_chips]
+        waiting.sort(key=lambda pod: (-pod.priority, pod.metadata.creation_timestamp or "", pod.key))
+        self._cluster.nominated = self.nominated
+        for pod in waiting:
+            self.nominated(pod)
+        of_gangs = [(job, pod) for pod in waiting if (job := self._engine.gang_of(pod)) is not None]
+        for job, pairs in groupby(sorted(of_gangs, key=lambda each: each[0].key), key=lambda each: each[0]):
+            self._resume_gang(job, [pod for _, pod in pairs if self._ledger.get(pod.uid) is None])
+
+    def without(self, record: NodeRecord, gone: Collection[str], pod: Pod | None = None) -> Offer:
+        """What a node would have left for a pod without these pods; a refusal if it can't be used."""
+        uid, priority = (pod.uid, pod.priority) if pod is not None else ("", 0)
+        return offer_without(record, gone, self._ledger, uid, priority)
+
+    async def _improve_gang(
+        self, pod: Pod, request: ChipRequest, gang: Job, suggested: Mapping[str, Suggestion]
+    ) -> VictimSet | None:
+        place = await self._gangs.place(pod, request, gang, suggested)
+        if place is None:
+            return None
+        victims = tuple(reversed(least_important_first(self._gangs.remaining(place))))
+        return self._completed(VictimSet(place.node, victims), suggested)
+
+    async def _each(self, pod: Pod, nodes: Iterable[str], request: ChipRequest) -> AsyncIterator[VictimSet]:
+        for number, node in enumerate(nodes, start=1):
+            found = self._victims(pod, node, request)
+            if isinstance(found, VictimSet):
+                yield found
+            if number % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    def _completed(self, own: VictimSet, suggested: Mapping[str, Suggestion]) -> VictimSet:
+        """With the victims without chips, as the scheduler has selected them."""
+        held, suggestion = self._cluster.nodes[own.node].holdings, suggested[own.node]
+        others = self._pods(uid for uid in suggestion.uids if uid not in held)
+        victims = tuple(reversed(least_important_first((*own.victims, *others))))
+        return VictimSet(own.node, victims, suggestion.pdb_violations)
+
+    def _promised(self, pod: Pod, request: ChipRequest) -> VictimSet | None:
+        """The node that was promised to a pod, with the victims that have not ended yet, if all are terminating."""
+        promise = self._ledger.promises.get(pod.uid)
+        for node in promise.chips if promise is not None else ():
+            own = self._victims(pod, node, request)
+            if isinstance(own, VictimSet) and all(each.terminating for each in own.victims):
+                return own
+        return None
+
+    def _promise(self, pod: Pod, chosen: VictimSet, request: ChipRequest) -> None:
+        record = self._cluster.nodes[chosen.node]
+        fit = _judge(self.without(record, {each.uid for each in chosen.victims}, pod), request)
+        if isinstance(fit, Fit):
+            due_s = self._due_s(each.uid for each in chosen.victims)
+            promise = Promise(pod.uid, f"pod {pod.key}", pod.priority, {chosen.node: fit.taken}, due_s)
+            self._ledger.promises.keep(promise)
+
+    def _resume_gang(self, job: Job, pods: list[Pod]) -> None:
+        if self._ledger.promises.get(job.key.plan) is not None:
+            return
+        chips: dict[str, ChipSet] = {}
+        victims: set[str] = set()
+        for pod in pods:
+            node = pod.status.nominated_node_name
+            if (record := self._cluster.nodes.get(node)) is None:
+                continue
+            lower = {each.uid for each in self._occupants(record) if each.terminating or each.priority < pod.priority}
+            offer = offer_without(record, lower, self._ledger, job.key.plan, pod.priority)
+            if isinstance(offer, Vacancy):
+                offer = offer.without(chips.get(node, 0))
+            fit = _judge(offer, self._engine.request_of(pod))
+            if isinstance(fit, Fit):
+                chips[node] = chips.get(node, 0) | fit.taken
+                victims |= lower
+        if chips:
+            priority = min(pod.priority for pod in pods)
+            self._ledger.promises.keep(Promise(job.key.plan, f"job {job.key}", priority, chips, self._due_s(victims)))
+
+    def _due_s(self, victims: Iterable[str]) -> float:
+        """Until when the chips of victims are promised, if these terminate from now on."""
+        pods = [pod for uid in victims if (pod := self._cluster.pods.get(uid)) is not None]
+        graces = (pod.spec.termination_grace_period_seconds for pod in pods)
+        longest = max((_DEFAULT_GRACE_S if grace is None else grace for grace in graces), default=0)
+        return self._ledger.promises.monotonic() + min(longest, _MOST_GRACE_S) + self._keep_s
 
     def _victims(self, pod: Pod, node: str, request: ChipRequest) -> VictimSet | Refusal:
         record = self._cluster.nodes.get(node)
@@ -148,27 +260,24 @@ class Preemption:
             for each in self._occupants(record)
             if each.terminating or (each.priority < pod.priority and not terminating_only)
         ]
-        with self._ledger.suspended(pod.uid):
-            empty = self.without(record, {each.uid for each in occupants})
+        empty = self.without(record, {each.uid for each in occupants}, pod)
         return empty if isinstance(empty, Refusal) else select_victims(empty, request, occupants)
 
     def _occupants(self, record: NodeRecord) -> Iterator[Occupant]:
         for uid, holding in record.holdings.items():
-            pod = self._cluster.pods[uid]
             if holding.unreadable is None:
-                yield _occupant(pod, holding.chips, holding.counted)
+                yield Occupant.of(self._cluster.pods[uid], holding.chips, holding.counted)
 
     def _pods(self, uids: Iterable[str]) -> Iterator[Occupant]:
         for uid in uids:
             pod = self._cluster.pods.get(uid)
             if pod is not None:
-                yield _occupant(pod, 0, 0)
+                yield Occupant.of(pod, 0, 0)
             else:
                 # Without priority and age: the informers have not seen it yet.
                 plain = self._cluster.plain.get(uid) or PlainPod(0, "", terminating=False)
                 yield Occupant(uid, "", *plain, 0, 0)
 
 
-def _occupant(pod: Pod, chips: int, counted: int) -> Occupant:
-    since = pod.metadata.creation_timestamp or ""
-    return Occupant(pod.uid, pod.key, pod.priority, since, pod.is_terminating, chips, counted)
+def _judge(offer: Offer, request: ChipRequest) -> Fit | Refusal:
+    return offer if isinstance(offer, Refusal) else judge(offer, request)

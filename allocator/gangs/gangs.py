@@ -65,8 +65,11 @@ class Gangs:
         self._progress = Progress(cluster, ledger)
         self._request_of = request_of
         self._planner = Planner(cluster, ledger, request_of, policy)
+        self.incomplete = self._progress.incomplete
         self._attempts = Attempts(cluster, ledger, self._progress)
         self.turns = self._attempts.turns
+        self.gang_request = self._planner.gang_request
+        self.policy = policy
         self._pruned = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
         # the uid of one of these pods, so that it need not be searched for every time.

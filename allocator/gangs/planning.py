@@ -149,16 +149,20 @@ class Planner:
         # A scheduler filters the pods of a gang that does not fit one after the other; each would plan all of them.
         self._outcomes: dict[PlanKey, Refusal | None] = {}
         self._version = -1
+        # The same for gangs that may use promised chips, since the index has changed last apart from their lifting.
+        self._refused: dict[PlanKey, Refusal] = {}
+        self._refused_version = -1
 
     def fits(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
         """Whether a plan can be made; planned only if something has changed since the last time."""
         outcomes, key = self._known_outcomes(), self._key(pod, request, job, None)
-        if key not in outcomes:
-            try:
-                self.plan(pod, request, job, None)
-            except Refusal:
-                return False
-        return outcomes[key] is None
+        if key in outcomes:
+            return outcomes[key] is None
+        try:
+            self.plan(pod, request, job, None)
+        except Refusal:
+            return False
+        return True
 
     def plan(
         self,
@@ -178,11 +182,47 @@ class Planner:
                 node selector as well.
             setback: what is known of a gang that has stepped back.
 
+        Chips that are promised to the gang, and those promised to lower priorities if it does not fit otherwise, count
+        as free.
+
         Raises:
             Refusal: not even the minimum fits.
         """
         if setback is not None:
-            return self._plan(pod, request, job, candidates, setback)
+            with self._ledger.promises.lifted((job.key.plan,)):
+                return self._plan(pod, request, job, candidates, setback)
+        promises = self._ledger.promises
+        lower = promises.below(pod.priority) if promises else ()
+        if not lower and promises.get(job.key.plan) is None:
+            return self._plan_once(pod, request, job, candidates)
+        several = None if candidates is None else frozenset(candidates)
+        key, version = self._key(pod, request, job, several), self._cluster.index.version
+        if self._refused_version != version or len(self._refused) >= _MOST_OUTCOMES:
+            self._refused = {}
+        elif (known := self._refused.get(key)) is not None:
+            raise Refusal(known.reason, known.message)
+        try:
+            return self._plan_lifting(pod, request, job, candidates, lower)
+        except Refusal as refusal:
+            self._refused[key] = refusal.with_traceback(None)
+            raise
+        finally:
+            self._refused_version = self._cluster.index.version
+
+    def _plan_lifting(
+        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, lower: Collection[str]
+    ) -> list[Seat]:
+        promises = self._ledger.promises
+        try:
+            with promises.lifted((job.key.plan,)):
+                return self._plan_once(pod, request, job, candidates)
+        except Refusal:
+            if not lower:
+                raise
+        with promises.lifted((job.key.plan, *lower)):
+            return self._plan_once(pod, request, job, candidates)
+
+    def _plan_once(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
         several = frozenset(candidates) if candidates is not None and len(candidates) > 1 else None
         if candidates is not None and several is None:
             return self._plan(pod, request, job, candidates)
@@ -217,9 +257,10 @@ class Planner:
             Refusal: the pod does not fit there.
         """
         member = Member(pod.uid, pod.key, job.rank_of(pod), request)
-        found = self._policy(GangRequest(job.key, (member,), (node,)), self._cluster.index)
-        if isinstance(found, Refusal):
+        with self._ledger.promises.lifted((job.key.plan,)):
+            found = self._policy(GangRequest(job.key, (member,), (node,)), self._cluster.index)
             (verdict,) = self._cluster.index.verdicts(request, (node,)).values()
+        if isinstance(found, Refusal):
             raise Refusal(verdict.reason, verdict.message) if isinstance(verdict, Refusal) else found
         return found
 
@@ -228,14 +269,19 @@ class Planner:
         waiting, needed = self._pending.needed(pod, request, job)
         return needed - sum(each.pod.uid in setback.offers for each in waiting)
 
-    def _plan(
+    def gang_request(
         self,
         pod: Pod,
         request: ChipRequest,
         job: Job,
         candidates: Collection[str] | None,
         setback: Setback | None = None,
-    ) -> list[Seat]:
+    ) -> tuple[GangRequest, int]:
+        """What the policy has to place for a pod and its peers, and how many of them must be placed.
+
+        Raises:
+            Refusal: fewer than these have a valid request.
+        """
         is_one = candidates is not None and len(candidates) == 1
         labels, selector = self._cluster.labels, pod.spec.node_selector
         common = self._common(pod, None if is_one else candidates)
@@ -259,9 +305,19 @@ class Planner:
             members.append(Member(each.uid, each.key, rank, requested, own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
-        gang = GangRequest(job.key, tuple(members), common)
+        return GangRequest(job.key, tuple(members), common), needed
+
+    def _plan(
+        self,
+        pod: Pod,
+        request: ChipRequest,
+        job: Job,
+        candidates: Collection[str] | None,
+        setback: Setback | None = None,
+    ) -> list[Seat]:
+        gang, needed = self.gang_request(pod, request, job, candidates, setback)
         found = self._find_seats(gang, job, setback)
-        if isinstance(found, Refusal) and needed < len(members):
+        if isinstance(found, Refusal) and needed < len(gang.members):
             found = self._with_previous_nodes(replace(gang, members=gang.members[:needed]))
         if isinstance(found, Refusal):
             raise found

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import structlog
 
 from allocator.decision.engine import DecisionEngine
-from allocator.decision.preemption import NEVER
+from allocator.decision.victim_set import NEVER
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.line import Line
 from allocator.nomination.nominator import Nominator

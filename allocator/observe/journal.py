@@ -8,8 +8,8 @@ from typing import Final
 import structlog
 
 from allocator.binding.binding import Assignment, PodRef
-from allocator.decision.engine import Filtered
-from allocator.decision.preemption import VictimSet
+from allocator.decision.filtered import Filtered
+from allocator.decision.victim_set import VictimSet
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.refusal_events import RefusalEvents
 from allocator.rules.request import counted_chips
@@ -107,10 +107,13 @@ class Journal:
             return
         self.refused(pod, sum_up_nodes(pod.key, counted_chips(pod), filtered.refusals), nodes=dict(reasons))
 
-    def preempts(self, pod: Pod, chosen: VictimSet | None) -> None:
-        """Victims were returned to a scheduler; the scheduler decides whether to preempt them."""
+    def preempts(self, pod: Pod, chosen: VictimSet | Refusal | None) -> None:
+        """Victims were returned to a scheduler, which decides whether to preempt them; or there are none."""
         if chosen is None:
             log.info("no victims for a pod", pod=pod.key, pod_uid=pod.uid)
+            return
+        if isinstance(chosen, Refusal):
+            log.info("no victims for a pod", pod=pod.key, pod_uid=pod.uid, reason=chosen.reason, error=chosen.message)
             return
         victims = [each.pod or each.uid for each in chosen.victims]
         log.info("chose victims for a pod", pod=pod.key, pod_uid=pod.uid, node=chosen.node, victims=victims)

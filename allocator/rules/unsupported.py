@@ -6,7 +6,7 @@ sentences, and the table in ``docs/deviations.md`` is generated from this one.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -88,7 +88,10 @@ def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
 
 def without_effect(pod: Pod) -> tuple[str, ...]:
     """What a pod asks for without effect, one sentence for each."""
-    asked = Asking(pod.metadata.labels, pod.metadata.annotations, frozenset(_resources(pod)))
+    labels, annotations, resources = pod.metadata.labels, pod.metadata.annotations, _resources(pod)
+    if not resources and _KEYS.isdisjoint(labels) and _KEYS.isdisjoint(annotations):  # called for every new pod
+        return ()
+    asked = Asking(labels, annotations, resources)
     return tuple(
         f"{found}: {row.sentence}"
         for row in UNSUPPORTED
@@ -98,16 +101,24 @@ def without_effect(pod: Pod) -> tuple[str, ...]:
 
 def requests_other_devices(pod: Pod) -> bool:
     """Whether a pod requests devices of Huawei that the allocator does not place."""
-    asked = Asking({}, {}, frozenset(_resources(pod)))
-    return any(row.find(asked) is not None for row in UNSUPPORTED) if asked.resources else False
+    resources = _resources(pod)
+    return bool(resources) and any(row.find(Asking({}, {}, resources)) is not None for row in UNSUPPORTED)
 
 
-def _resources(pod: Pod) -> Iterator[str]:
-    for container, _ in pod.ordered_containers:
-        for quantities in (container.resources.limits, container.resources.requests):
-            for name, quantity in quantities.items():
-                if quantity != "0" and name.startswith(_VENDOR) and name != RESOURCE:
-                    yield name
+def _resources(pod: Pod) -> frozenset[str]:
+    """Names of the resources of Huawei that a pod requests besides chips."""
+    found = set()
+    for containers in (pod.spec.containers, pod.spec.init_containers):
+        for each in containers:
+            for quantities in (each.resources.limits, each.resources.requests):
+                for name in quantities:
+                    if name.startswith(_VENDOR) and name != RESOURCE and quantities[name] != "0":
+                        found.add(name)
+    return frozenset(found)
+
+
+_KEYS: Final[set[str]] = set()
+"""The keys of all labels and annotations of the table: most pods have none of them."""
 
 
 def _resource(pattern: str) -> Finder:
@@ -121,10 +132,12 @@ def _resource(pattern: str) -> Finder:
 
 
 def _label(key: str, *, but: frozenset[str] = _NOTHING) -> Finder:
+    _KEYS.add(key)
     return lambda asked: None if (value := asked.labels.get(key)) is None or value in but else f"label {key}={value}"
 
 
 def _annotation(key: str) -> Finder:
+    _KEYS.add(key)
     return lambda asked: None if not (value := asked.annotations.get(key)) else f"annotation {key}={value}"
 
 
@@ -147,9 +160,15 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and bool(text.strip("0"))
 
 
-def _mind_ie(asked: Asking) -> str | None:
-    labels = asked.labels
-    return f"labels app={labels['app']} and jobID={labels['jobID']}" if {"app", "jobID"} <= labels.keys() else None
+def _labels(*keys: str) -> Finder:
+    """All of these labels, whatever their values; the first one may be on many pods."""
+    _KEYS.update(keys[1:])
+
+    def find(asked: Asking) -> str | None:
+        labels = asked.labels
+        return f"labels {' and '.join(f'{key}={labels[key]}' for key in keys)}" if labels.keys() >= set(keys) else None
+
+    return find
 
 
 _SHARE: Final = "huawei.com/scheduler.softShareDev."
@@ -195,7 +214,7 @@ UNSUPPORTED: Final = (
     Unsupported("labels `app` and `jobID` together",
         "the pods of a MindIE service near each other ([MindIE](spec/inference.md#mindie-jobs))",
         Outcome.TOLD, "pods of one service are not kept near each other, except by affinity that the scheduler applies",
-        _mind_ie),
+        _labels("app", "jobID")),
     Unsupported("label `inferserviceid`, annotation `huawei.com/infer_service_schedule`",
         "instances of an inference service near each other ([services](spec/inference.md#inference-services))",
         Outcome.TOLD, "instances of one service are not kept near each other",

@@ -36,6 +36,7 @@ class Vacancy(msgspec.Struct, frozen=True):
         faulty: the number of its unhealthy chips (``U`` of the rules).
         cut_off: the free chips with an unhealthy network, which distributed jobs can't use.
         sub_healthy: the node or one of its chips is degraded.
+        kept: the chips that would be free, but are kept for others: for pods that have preempted, or a waiting gang.
     """
 
     product: Product
@@ -45,6 +46,7 @@ class Vacancy(msgspec.Struct, frozen=True):
     faulty: int = 0
     cut_off: ChipSet = 0
     sub_healthy: bool = False
+    kept: ChipSet = 0
 
     def usable(self, request: ChipRequest) -> ChipSet:
         """The free chips that a request can use."""
@@ -152,6 +154,8 @@ def _shortage(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
     requested = count(request.chips, "chip")
     if vacancy.usable(request).bit_count() < request.chips:
         sentence = f"{requested} requested, {vacancy.free.bit_count()} free of {vacancy.healthy} healthy"
+        if vacancy.kept:
+            sentence += f", {vacancy.kept.bit_count()} more kept for pods that were promised them"
         if vacancy.needs_network(request) and vacancy.cut_off:
             cut_off = vacancy.cut_off.bit_count()
             sentence += f", {cut_off} of them with an unhealthy network, which a job of several pods can't use"

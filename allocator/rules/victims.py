@@ -19,6 +19,7 @@ from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, judge
 from ascend.chips import ChipSet
 from ascend.errors import Refusal
+from ascend.kube.objects import Pod
 
 _EXHAUSTIVE: Final = 10
 """Up to this number of pods every set is tried (1,024 at most); with more pods, one after the other is reprieved if
@@ -45,6 +46,12 @@ class Occupant(msgspec.Struct, frozen=True, eq=False):
     terminating: bool
     chips: ChipSet
     counted: int
+
+    @classmethod
+    def of(cls, pod: Pod, chips: ChipSet, counted: int) -> "Occupant":
+        """The occupant that a pod is."""
+        since = pod.metadata.creation_timestamp or ""
+        return cls(pod.uid, pod.key, pod.priority, since, pod.is_terminating, chips, counted)
 
 
 Cost: TypeAlias = tuple[int, int, int]
@@ -101,7 +108,7 @@ def _choose(empty: Vacancy, request: ChipRequest, shares: tuple[_Share, ...]) ->
         for position, (chips, counted, _, _) in enumerate(shares):
             if position not in gone:
                 free &= ~chips
-                room -= counted
+                room -= counted - (chips & empty.kept).bit_count()  # these don't count as room anyway
         # The verdict would be the same; comparing numbers is faster.
         if free.bit_count() < request.chips or room < request.chips:
             return False

@@ -17,8 +17,10 @@ from aiohttp import web
 
 from allocator.binding.binder import Binder
 from allocator.binding.binding import PodRef
-from allocator.decision.engine import DecisionEngine, Filtered
-from allocator.decision.preemption import Preemption, Suggestion
+from allocator.decision.engine import DecisionEngine
+from allocator.decision.filtered import Filtered
+from allocator.decision.preemption import Preemption
+from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.nomination.nominator import Nominator
 from allocator.observe.journal import Journal
 from allocator.serving.extender_wire import (
@@ -126,6 +128,7 @@ class Extender:
         assert isinstance(found, Filtered)  # noqa: S101 - a reservation has a node
         self._journal.filtered(pod, found)
         self._requeuer.refused(pod)
+        self._preemption.offered(pod, names)
         return refused_result(found, self._preemption.waiting(pod, found.refused))
 
     async def _preempt(self, request: web.Request) -> web.Response:
@@ -141,12 +144,22 @@ class Extender:
                     node: Suggestion(tuple(each.uid for each in victims.pods), victims.pdb_violations)
                     for node, victims in args.victims.items()
                 }
-                chosen = await self._preemption.improve(args.pod, suggested)
+                chosen = await self._improve(args.pod, suggested)
         except AscendError as error:
             # The answer has no field for an error; with this status kube-scheduler preempts nothing.
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text=text(error))
-        self._journal.preempts(args.pod, chosen)
         return _answer(preemption_result(chosen))
+
+    async def _improve(self, pod: Pod, suggested: dict[str, Suggestion]) -> VictimSet | None:
+        try:
+            chosen = await self._preemption.improve(pod, suggested)
+        except Refusal as refusal:
+            self._journal.preempts(pod, refusal)
+            return None
+        for peer in self._preemption.unanswered(pod):
+            self._requeuer.retry(peer)
+        self._journal.preempts(pod, chosen)
+        return chosen
 
     async def _bind(self, request: web.Request) -> web.Response:
         with self._journal.timed("bind"):

@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from allocator.decision.engine import Filtered
-from allocator.decision.preemption import VictimSet
+from allocator.decision.filtered import Filtered
+from allocator.decision.victim_set import VictimSet
 from ascend.errors import UNREADABLE, AscendError, InvalidValue
 from ascend.kube.objects import Pod
 

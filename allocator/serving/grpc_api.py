@@ -7,8 +7,10 @@ from typing import Final
 from allocator.binding.binder import ANSWER_TIMEOUT_S, Binder
 from allocator.binding.binding import Assignment, PodRef
 from allocator.binding.reserving import Reserver
-from allocator.decision.engine import DecisionEngine, Filtered
-from allocator.decision.preemption import Preemption, VictimSet
+from allocator.decision.engine import DecisionEngine
+from allocator.decision.filtered import Filtered
+from allocator.decision.preemption import Preemption
+from allocator.decision.victim_set import VictimSet
 from allocator.observe.journal import Journal
 from allocator.rules.unsupported import without_effect
 from allocator.rules.validity import invalidity, job_shape
@@ -147,11 +149,11 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         nodes = list(request.nodes) or list(self._cluster.nodes)
         with self._journal.timed("preempt"):
             try:
-                found = [each async for each in self._preemption.victim_sets(pod, nodes)]
-            except Refusal:
+                found = await self._preemption.victim_sets(pod, nodes, request.limit or _DEFAULT_LIMIT)
+            except Refusal as refusal:
+                self._journal.preempts(pod, refusal)
                 return pb.SelectVictimsResponse()
-        found.sort(key=lambda each: each.order)
-        return pb.SelectVictimsResponse(nodes=map(_victim_set, found[: request.limit or _DEFAULT_LIMIT]))
+        return pb.SelectVictimsResponse(nodes=map(_victim_set, found))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         """Where the pod is or would be placed, or why it fits on no node."""

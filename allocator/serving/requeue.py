@@ -22,7 +22,7 @@ from allocator.metrics import AllocatorMetrics
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
 from ascend.annotations import REQUEUED
-from ascend.errors import ApiError, NotFound, Unreachable
+from ascend.errors import ApiError, NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 
@@ -50,6 +50,7 @@ class _Refused:
     is_of_gang: bool
     tried_s: float
     wait_s: float = FIRST_WAIT_S
+    is_due: bool = False
 
     @property
     def depends_on_peers(self) -> bool:
@@ -106,6 +107,14 @@ class Requeuer:
         else:
             known.request, known.is_of_gang, known.tried_s = request, gang, self._monotonic()
 
+    def retry(self, pod: Pod) -> None:
+        """A pod should be scheduled again soon, though it does not fit yet: it may preempt."""
+        try:
+            self.refused(pod)
+        except Refusal:
+            return  # its request is invalid
+        self._refused[pod.uid].is_due = True
+
     def accepted(self, uid: str) -> None:
         """A pod was filtered and fits."""
         self._refused.pop(uid, None)
@@ -127,7 +136,7 @@ class Requeuer:
         fits: dict[ChipRequest, bool] = {}
 
         def may_fit(each: _Refused, seen: Pod | None) -> bool:
-            if seen is not None and each.depends_on_peers:
+            if seen is not None and (each.depends_on_peers or self._engine.keeps_chips):
                 return self._engine.may_fit(seen)
             if each.request not in fits:
                 fits[each.request] = self._cluster.index.best(each.request) is not None
@@ -146,12 +155,12 @@ class Requeuer:
                 seen is not None and (seen.spec.node_name or not seen.is_live)
             ):
                 del self._refused[each.ref.uid]
-            elif (silent_s >= each.wait_s or each.is_new_gang) and may_fit(each, seen):
+            elif each.is_due or ((silent_s >= each.wait_s or each.is_new_gang) and may_fit(each, seen)):
                 due.append(each)
         return due[:AT_ONCE]
 
     async def _annotate(self, pod: _Refused) -> None:
-        pod.tried_s = self._monotonic()
+        pod.tried_s, pod.is_due = self._monotonic(), False
         pod.wait_s = min(2 * pod.wait_s, LONGEST_WAIT_S)
         ref = pod.ref
         await self._nominate(ref.uid)

@@ -44,25 +44,35 @@ class Cluster:
 
     Args:
         ledger: the reservations.
-        now_s: wall clock, Unix seconds.
-        max_report_age_s: the greatest age of a node's report.
+        clock: the clock for the ages of reports and of what ``previous`` remembers, in seconds.
+        max_report_age_s: the greatest age of a node's report. It runs on ``clock`` from the last change seen of its
+            UpdateTime, as the age of a lease does: the clock of a node may be wrong. So after a restart a report is
+            believed once more for this time.
+        reported_s: when a report was written that is seen for the first time, on ``clock``, from the node's name and
+            the report's UpdateTime; now if not given.
         previous: remembers the nodes of pods for their successors; None to disable this.
         ignored: called with a node and the names in its annotation that are not whole chips, when these change.
+
+    Attributes:
+        nominated: called with a pod after it was nominated for a node.
     """
 
     def __init__(
         self,
         ledger: Ledger,
         *,
-        now_s: Callable[[], float] = lambda: 0.0,
+        clock: Callable[[], float] = lambda: 0.0,
         max_report_age_s: float = math.inf,
+        reported_s: Callable[[str, int], float] | None = None,
         previous: PreviousNodes | None = None,
         ignored: Callable[[str, tuple[str, ...]], None] | None = None,
     ) -> None:
         self.previous = previous
+        self.nominated: Callable[[Pod], None] = lambda _pod: None
         self._ledger = ledger
-        self._now_s = now_s
+        self._clock = clock
         self._max_report_age_s = max_report_age_s
+        self._reported_s = reported_s if reported_s is not None else lambda _node, _updated_s: clock()
         self._ignored = ignored
         self._ageing: list[tuple[float, str]] = []
         self._due: dict[str, float] = {}
@@ -78,6 +88,7 @@ class Cluster:
         self._pod_applied: Callable[[Pod], None] = lambda _pod: None
         self._pod_deleted: Callable[[Pod], None] = lambda _pod: None
         ledger.subscribe(self._reserved)
+        ledger.promises.subscribe(self._promised)
 
     def follow_pods(self, applied: Callable[[Pod], None], deleted: Callable[[Pod], None]) -> None:
         """Set the callbacks for pods: called after each change of a pod, when the state includes it."""
@@ -148,6 +159,9 @@ class Cluster:
         if name is not None:
             record = self._record(name)
             record.report = read_report(report)
+            if record.updated_s is not None and (record.seen is None or record.seen[0] != record.updated_s):
+                seen_s = self._reported_s(name, record.updated_s) if record.seen is None else self._clock()
+                record.seen = record.updated_s, seen_s
             self._judge_report(record)
             self._refresh(name)
 
@@ -156,7 +170,7 @@ class Cluster:
         name = node_name(report.name)
         if name is not None:
             record = self._record(name)
-            record.report, record.stale = NO_REPORT, None
+            record.report, record.stale, record.seen = NO_REPORT, None, None
             self._drop_if_empty(name)
 
     def health_applied(self, config_map: ConfigMap) -> None:
@@ -175,7 +189,7 @@ class Cluster:
 
     def age_reports(self) -> list[str]:
         """Reject reports that have become too old; returns the names of their nodes. Call it periodically."""
-        now_s = self._now_s()
+        now_s = self._clock()
         aged: list[str] = []
         while self._ageing and self._ageing[0][0] < now_s:
             due_s, name = heapq.heappop(self._ageing)
@@ -192,12 +206,12 @@ class Cluster:
 
     def _judge_report(self, record: NodeRecord) -> None:
         record.stale = None
-        if record.updated_s is None:
+        if record.updated_s is None or record.seen is None:
             return
-        record.stale = judge_freshness(record.name, record.updated_s, self._now_s(), self._max_report_age_s)
-        expires_s = record.updated_s + self._max_report_age_s
-        # One entry per node: if its report was renewed, it is entered again when the entry comes up. A report may be
-        # renewed with an earlier time, after its node's clock was corrected.
+        _, seen_s = record.seen
+        record.stale = judge_freshness(record.name, record.updated_s, self._clock() - seen_s, self._max_report_age_s)
+        expires_s = seen_s + self._max_report_age_s
+        # One entry per node: if its report was renewed, it is entered again when the entry comes up.
         if record.stale is None and expires_s < self._due.get(record.name, math.inf):
             heapq.heappush(self._ageing, (expires_s, record.name))
             self._due[record.name] = expires_s
@@ -220,7 +234,7 @@ class Cluster:
         if holding is not None:
             if self.previous is not None and (old is None or not old.spec.node_name):
                 job = self.jobs.job_of(pod)
-                self.previous.remember(job.key, job.rank_of(pod), pod.spec.node_name, self._now_s())
+                self.previous.remember(job.key, job.rank_of(pod), pod.spec.node_name, self._clock())
             self._record(pod.spec.node_name).holdings[pod.uid] = holding
             self._refresh(pod.spec.node_name)
         else:
@@ -232,6 +246,11 @@ class Cluster:
             self._ledger.vacate(pod.uid)
         self._note_placed(pod.uid)
         self.waiting.put(pod)
+        if self._ledger.promises:
+            self._end_promises(pod)
+        nominated = pod.status.nominated_node_name
+        if nominated and (old is None or old.status.nominated_node_name != nominated):
+            self.nominated(pod)
         self._pod_applied(pod)
 
     def pod_deleted(self, pod: Pod) -> None:
@@ -248,12 +267,26 @@ class Cluster:
         self._pods.pop(pod.uid, None)
         self._unhold(pod)
         self._ledger.vacate(pod.uid)
+        self._ledger.promises.drop(pod.uid)
         self._drop_plan(self.jobs.pod_deleted(pod))
         self._pod_deleted(pod)
 
     def _drop_plan(self, job: JobKey | None) -> None:
         if job is not None:
             self._ledger.drop_plan(job.plan)
+            self._ledger.promises.drop(job.plan)
+
+    def _end_promises(self, pod: Pod) -> None:
+        """End what was promised to a pod that needs it no more, or to its gang once that has started."""
+        promises, bound = self._ledger.promises, bool(pod.spec.node_name)
+        own, nominated = promises.get(pod.uid), pod.status.nominated_node_name
+        if own is not None and (bound or not pod.waits_for_chips or (nominated and nominated not in own.chips)):
+            promises.drop(pod.uid)
+        job = self.jobs.job_of(pod)
+        if bound and promises.get(job.key.plan) is not None:
+            started = sum(bool(job.pods[uid].spec.node_name) for uid in job.placed)
+            if started >= job.min_available:
+                promises.drop(job.key.plan)
 
     def _unhold(self, pod: Pod) -> None:
         record = self._records.get(pod.spec.node_name)
@@ -288,6 +321,12 @@ class Cluster:
         if record is not None:
             self._offer(record)
 
+    def _promised(self, names: Iterable[str]) -> None:
+        for name in names:
+            record = self._records.get(name)
+            if record is not None:
+                self._offer(record)
+
     def _refresh(self, name: str) -> None:
         record = self._records.get(name)
         if record is None:
@@ -298,7 +337,9 @@ class Cluster:
 
     def _offer(self, record: NodeRecord) -> None:
         self.changes.note(record.name)
-        offer = assess(record, self._ledger.on(record.name))
+        promises = self._ledger.promises
+        promised = promises.on(record.name) if promises else 0
+        offer = assess(record, self._ledger.on(record.name), promised)
         if offer != record.offer:
             record.offer = offer
             self.index.put(record.name, offer)

@@ -10,11 +10,12 @@ unused rest of a plan is released as a whole when no seat of it was used within 
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from msgspec.structs import replace
 
 from allocator.state.plans import Plans
+from allocator.state.promises import Promises
 from allocator.state.reservation import Reservation, Seat, Stage
 from ascend.chips import ChipSet
 
@@ -32,11 +33,13 @@ class Ledger:
     Attributes:
         monotonic: the clock.
         expired_total: the number of reservations that have expired.
+        promises: chips that are kept for pods and gangs that can't be placed yet.
     """
 
     def __init__(self, *, ttl_s: float, monotonic: Callable[[], float]) -> None:
         self.ttl_s = ttl_s
         self.expired_total = 0
+        self.promises = Promises(monotonic)
         self.monotonic = monotonic
         self._by_uid: dict[str, Reservation] = {}
         self._by_node: dict[str, dict[str, ChipSet]] = {}
@@ -222,6 +225,8 @@ class Ledger:
 
         The pod of a live plan keeps its seat.
         """
+        if self.promises:
+            self.promises.expire()
         now_s = self.monotonic()
         expired = [reservation for name in self._plans.overdue(now_s) for reservation in self.drop_plan(name)]
         self.expired_total += len(expired)
@@ -239,16 +244,27 @@ class Ledger:
 
     @contextmanager
     def suspended(self, uid: str) -> Iterator[Reservation | None]:
-        """Within the block the chips reserved for this pod count as free, so that it can be judged for them.
+        """Within the block the chips reserved for, or promised to, this pod count as free: it is judged for them.
 
         The block must not await.
         """
         reservation = self._suspend(uid)
         try:
-            yield reservation
+            with self.promises.lifted((uid,)) if self.promises else nullcontext():
+                yield reservation
         finally:
             if reservation is not None and uid not in self._by_uid:
                 self._put(reservation)
+
+    @contextmanager
+    def entitled(self, uid: str, priority: int) -> Iterator[None]:
+        """Like ``suspended``, and chips promised to lower priorities count as free: the pod may take them.
+
+        It should do so only if it fits nowhere else.
+        """
+        lower = self.promises.below(priority) if self.promises else ()
+        with self.suspended(uid), self.promises.lifted(lower):
+            yield
 
     def _suspend(self, uid: str) -> Reservation | None:
         reservation = self._take_out(uid)
@@ -267,6 +283,8 @@ class Ledger:
     def _enter(self, reservation: Reservation) -> None:
         self._by_uid[reservation.uid] = reservation
         self._by_node.setdefault(reservation.node, {})[reservation.uid] = reservation.taken
+        if self.promises:
+            self.promises.taken(reservation.node, reservation.taken, (reservation.uid, reservation.plan))
         self._schedule(reservation)
         self._plans.put(reservation)
 

@@ -79,6 +79,7 @@ class NodeRecord:
             the node is unusable.
         report: what its device plugin reports; NO_REPORT if there is no report, a refusal if it is invalid.
         health: what its node agent (NodeD) reports; a refusal if that is invalid.
+        seen: the UpdateTime of the last valid report, and when it was seen first, on the clock of the cluster.
         stale: why the report is too old; None if it is not.
         holdings: what each pod on it holds, by pod uid.
         offer: what is left according to all of these and the ledger, or why the node can't be used.
@@ -91,6 +92,7 @@ class NodeRecord:
     server: "Server | Refusal"
     report: "NodeReport | Refusal" = NO_REPORT
     health: "NodeHealth | Refusal" = NodeHealth.HEALTHY
+    seen: tuple[int, float] | None = None
     stale: "Refusal | None" = None
     holdings: dict[str, Holding] = field(default_factory=dict)
     offer: "Offer | None" = None
@@ -219,13 +221,13 @@ def _read_allocatable(node: Node) -> int:
     return node.allocatable_chips
 
 
-def judge_freshness(node: str, updated_s: int, now_s: float, max_age_s: float) -> Refusal | None:
+def judge_freshness(node: str, updated_s: int, age_s: float, max_age_s: float) -> Refusal | None:
     """Why a report is too old; None if it is not.
 
     Args:
         node: the node's name.
-        updated_s: when the report was written, Unix seconds; a device plugin writes 0 when it ends.
-        now_s: the current time, Unix seconds.
+        updated_s: when the report was written by the node's clock, Unix seconds; a device plugin writes 0 when it ends.
+        age_s: for how long it has not changed.
         max_age_s: the greatest allowed age; a device plugin writes its report every five minutes
             (docs/spec/node-report.md#freshness).
     """
@@ -233,12 +235,12 @@ def judge_freshness(node: str, updated_s: int, now_s: float, max_age_s: float) -
         return Refusal(
             Reason.STALE_REPORT, f"the device plugin of node {node} has ended: the health of its chips is unknown"
         )
-    if now_s - updated_s <= max_age_s:
+    if age_s <= max_age_s:
         return None
     since = datetime.fromtimestamp(updated_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Refusal(
         Reason.STALE_REPORT,
-        f"the report of node {node} is too old, written {since}: its device plugin does not renew it",
+        f"the report of node {node} is too old, written {since} by its clock: its device plugin does not renew it",
     )
 
 
@@ -265,12 +267,13 @@ def read_holding(pod: Pod) -> Holding | None:
     return Holding(pod.key, chips, counted)
 
 
-def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
+def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSet = 0) -> Offer:
     """What a node has left, or why it can't be used.
 
     Args:
         record: the node.
         reserved: the chips reserved on it, by pod uid.
+        promised: the chips on it that are kept for others, held or not.
     """
     server, report = record.server, record.report
     if isinstance(server, Refusal):
@@ -297,7 +300,10 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
             taken |= chips
             room -= chips.bit_count()
     healthy = server.reported & ~unhealthy
-    free = healthy & ~taken
+    # Promised chips that pods still hold are counted already.
+    kept = healthy & ~taken & promised
+    room -= kept.bit_count()
+    free = healthy & ~taken & ~kept
     return Vacancy(
         server.product,
         healthy.bit_count(),
@@ -307,6 +313,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet]) -> Offer:
         faulty=(server.reported & unhealthy).bit_count(),
         cut_off=free & report.network_unhealthy,
         sub_healthy=health is NodeHealth.SUB_HEALTHY,
+        kept=kept,
     )
 
 

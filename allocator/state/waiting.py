@@ -3,13 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from allocator.rules.unsupported import requests_other_devices
-from ascend.annotations import PLACEMENT_GATE
 from ascend.kube.objects import Pod
-
-
-def is_gated(pod: Pod) -> bool:
-    """Whether a pod has a scheduling gate of another program: then it is not there for any scheduler."""
-    return any(gate.name != PLACEMENT_GATE for gate in pod.spec.scheduling_gates)
 
 
 class WaitingPods:

@@ -146,6 +146,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True):
     node_selector: dict[str, str] = {}
     priority: int | None = None
     preemption_policy: str = ""
+    termination_grace_period_seconds: int | None = None
     scheduling_gates: list[SchedulingGate] = []
     containers: list[Container] = []
     init_containers: list[Container] = []

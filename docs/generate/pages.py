@@ -18,6 +18,7 @@ from device_plugin.settings import Settings as DevicePluginSettings
 from docs.generate.console import with_output
 from docs.generate.tables import (
     allocator_registry,
+    controllers_table,
     metrics_table,
     reasons_table,
     rights_table,
@@ -39,6 +40,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
         "metrics": lambda: metrics_table(DevicePluginMetrics().registry),
         "rights": rights_table,
     },
+    "jobs.md": {"controllers": controllers_table},
     "reasons.md": {category.name.lower().replace("_", "-"): partial(reasons_table, category) for category in Category},
 }
 

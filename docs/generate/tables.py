@@ -20,6 +20,8 @@ from ascend.reasons import Category, Reason
 from device_plugin.publish.rights import KUBELET_PODS, rights
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
+from tests.cluster.binaries import KUBERNETES_VERSION
+from tests.cluster.controllers import CONTROLLERS
 
 _BOUNDS: Final = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _KINDS: Final = {bool: "true or false", float: "number", int: "number"}
@@ -132,3 +134,13 @@ def unsupported_table() -> Iterator[str]:
     yield "|---|---|---|---|"
     for row in UNSUPPORTED:
         yield f"| {row.what} | {row.meaning} | {row.outcome} | {_text(row.sentence)} |"
+
+
+def controllers_table() -> Iterator[str]:
+    """Yield the lines of the table of the controllers with which jobs are tried."""
+    yield "| controller | version | kinds | tried by |"
+    yield "|---|---|---|---|"
+    yield f"| kube-controller-manager | v{KUBERNETES_VERSION} | Job, StatefulSet, Deployment | `make test` |"
+    for each in CONTROLLERS.values():
+        target = "test-long" if each.is_long else "test"
+        yield f"| `{each.module}` | {each.version} | {each.kinds} | `make {target}` |"

@@ -74,7 +74,7 @@ def _check_reports(npu_nodes: Sequence[NodeRecord], objects: ClusterObjects, now
         advice = "npuctl doctor on these nodes says what is wrong"
         yield warning(f"older than {OLD_S} s, but renewed every 300 s: {some(old)}", advice)
     if ahead:
-        advice = "set the clocks of these nodes; until then the end of their device plugins is noticed late"
+        advice = "set the clocks of these nodes: what they write has wrong times"
         yield warning(f"timestamp in the future: {some(ahead)}", advice)
     if left:
         yield warning(f"the node does not exist: {some(left)}", "delete these ConfigMaps")

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from allocator.state.kinds import KINDS
-from allocator.state.waiting import is_gated
 from ascend.daemon.run import EXIT_USAGE
 from ascend.errors import InvalidValue
 from ascend.grammar import count
@@ -65,9 +64,9 @@ async def run_plan(source: Source, *, cluster: bool, candidates: bool, output: O
 
 def _without_gated(live: ClusterObjects) -> ClusterObjects:
     """The objects of a cluster without the pods that no scheduler looks at."""
-    if gated := [pod.key for pod in live.pods if pod.requests_chips and is_gated(pod)]:
+    if gated := [pod.key for pod in live.pods if pod.requests_chips and pod.is_gated]:
         warn(f"not planned, because of scheduling gates: {some(gated)}")
-    return live.without(is_gated)
+    return live.without(lambda pod: pod.is_gated)
 
 
 def _sort_out(given: Iterable[Unsubmitted], live: ClusterObjects) -> tuple[list[Unsubmitted], list[str]]:

@@ -293,6 +293,12 @@ def _volcano_job(controller: Controller, spec: _VolcanoJob) -> Iterator[KubeObje
 
 Create: TypeAlias = Callable[[Controller, Any], Iterator[KubeObject]]
 
+_RAY: Final[dict[str, tuple[type[Any], Create]]] = {
+    "RayCluster": (_RayCluster, _ray_cluster),
+    "RayJob": (_RayJob, _ray_job),
+    "RayService": (_RayService, _ray_service),
+}
+
 KINDS: Final[dict[tuple[str, str], tuple[type[Any], Create]]] = {
     ("Deployment", "apps/v1"): (_Replicas, _deployment),
     ("ReplicaSet", "apps/v1"): (_Replicas, _deployment),
@@ -302,9 +308,7 @@ KINDS: Final[dict[tuple[str, str], tuple[type[Any], Create]]] = {
     ("Job", "batch.volcano.sh/v1alpha1"): (_VolcanoJob, _volcano_job),
     ("JobSet", "jobset.x-k8s.io/v1alpha2"): (_JobSet, _job_set),
     ("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1"): (_LeaderWorkerSet, _leader_worker_set),
-    ("RayCluster", "ray.io/v1"): (_RayCluster, _ray_cluster),
-    ("RayJob", "ray.io/v1"): (_RayJob, _ray_job),
-    ("RayService", "ray.io/v1"): (_RayService, _ray_service),
+    **{(kind, f"ray.io/{version}"): row for version in ("v1", "v1alpha1") for kind, row in _RAY.items()},
     ("PyTorchJob", "kubeflow.org/v1"): _kubeflow("pytorchReplicaSpecs"),
     ("TFJob", "kubeflow.org/v1"): _kubeflow("tfReplicaSpecs"),
     ("MPIJob", "kubeflow.org/v1"): _kubeflow("mpiReplicaSpecs"),

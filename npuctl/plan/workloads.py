@@ -15,6 +15,8 @@ from npuctl.plan.placement import UnplannedWorkload
 from npuctl.reading.manifests import Named, Unsubmitted
 from npuctl.reading.objects import ClusterObjects
 
+_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+"""A label of workloads that are created suspended: Kueue resumes them when it has admitted them."""
 _DEVICES: Final = ("huawei.com/Ascend", "huawei.com/npu")
 
 
@@ -62,7 +64,7 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
             continue
         if not requests_chips:
             without_chips.append(f"{kind} {namespace}/{name}")
-        elif _is_suspended(each.manifest["spec"]):
+        elif _is_suspended(each.manifest["spec"]) and _QUEUE not in manifest.metadata.labels:
             message = "it is suspended, so its controller creates no pods"
             unplanned.append(UnplannedWorkload(kind, namespace, name, message))
         else:

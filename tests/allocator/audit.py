@@ -67,7 +67,12 @@ def audit(cluster: Cluster, ledger: Ledger, objects: Mapping[str, Iterable[KubeO
         objects: all objects of the API server.
     """
     empty = Ledger(ttl_s=math.inf, monotonic=lambda: 0.0)
-    rebuilt = Cluster(empty, now_s=cluster._now_s, max_report_age_s=cluster._max_report_age_s)
+    rebuilt = Cluster(
+        empty,
+        clock=cluster._clock,
+        max_report_age_s=cluster._max_report_age_s,
+        reported_s=lambda name, _updated_s: (cluster.nodes[name].seen or (0, 0.0))[1],
+    )
     return sorted(_differences(cluster, ledger, fill(rebuilt, objects)))
 
 

@@ -33,8 +33,8 @@ class Authority:
         self._name = name
         self._signed: dict[tuple[str, tuple[str, ...]], Pair] = {}
         self.cert = folder / f"{name}.crt"
-        self._key = folder / f"{name}.key"
-        _openssl("req", "-x509", *_KEY, "-keyout", self._key, "-out", self.cert, "-days", "2", "-subj", f"/CN={name}")
+        self.key = folder / f"{name}.key"
+        _openssl("req", "-x509", *_KEY, "-keyout", self.key, "-out", self.cert, "-days", "2", "-subj", f"/CN={name}")
 
     def sign(self, name: str, *alternatives: str) -> Pair:
         """Make a certificate with subject alternative names such as ``DNS:localhost``."""
@@ -45,7 +45,7 @@ class Authority:
         request, more = pair.cert.with_suffix(".csr"), pair.cert.with_suffix(".ext")
         more.write_text(f"subjectAltName={','.join(alternatives)}\n")
         _openssl("req", *_KEY, "-keyout", pair.key, "-out", request, "-subj", f"/CN={name}")
-        signer = ("-CA", self.cert, "-CAkey", self._key, "-CAcreateserial")
+        signer = ("-CA", self.cert, "-CAkey", self.key, "-CAcreateserial")
         _openssl("x509", "-req", "-in", request, *signer, "-days", "2", "-extfile", more, "-out", pair.cert)
         return pair
 

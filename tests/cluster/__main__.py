@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.cluster import binaries, namespace, requirements
+from tests.cluster import binaries, controllers, namespace, requirements
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.manifests import RESOURCE, STAY
@@ -51,7 +51,10 @@ def main() -> int:
     """Run one command; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("prepare", help="install and build what is missing, and report what cannot be installed")
+    prepare = commands.add_parser(
+        "prepare", help="install and build what is missing, and report what cannot be installed"
+    )
+    prepare.add_argument("--long", action="store_true", help="also build what only `make test-long` needs")
     up = commands.add_parser("up", help="start a cluster with both programs, and leave it running")
     up.add_argument("--nodes", type=int, choices=range(1, 4), default=2, help="number of nodes (default: 2)")
     up.add_argument("--bare", action="store_true", help="without the programs")
@@ -61,7 +64,7 @@ def main() -> int:
     try:
         match arguments.command:
             case "prepare":
-                return _prepare()
+                return _prepare(long=arguments.long)
             case "up":
                 return _up(arguments.nodes, bare=arguments.bare)
             case "down":
@@ -76,12 +79,13 @@ def main() -> int:
         return 130
 
 
-def _prepare() -> int:
+def _prepare(*, long: bool) -> int:
     packages = [*requirements.missing_packages(), *requirements.missing_compiler()]
     problems = _install(packages) if packages else []
     if not (problems or requirements.missing_packages() or requirements.missing_system()):
         try:
             binaries.build(_say)
+            controllers.build(_say, long=long)
             if not helm.path().is_file():
                 _say("building helm, which takes a minute or two")
                 helm.build()

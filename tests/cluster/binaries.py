@@ -27,6 +27,7 @@ _PROGRAMS: Final = {
     "etcd": ("etcd", "go.etcd.io/etcd/server/v3"),
     "kube-apiserver": ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
     "kube-scheduler": ("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    "kube-controller-manager": ("kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
     "kubelet": ("kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
     "kubectl": ("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
 }

@@ -3,13 +3,13 @@
 A conftest imports them: `from tests.cluster.fixtures import cluster, kube_namespace`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 from uuid import uuid4
 
 import pytest
 
-from tests.cluster import requirements
+from tests.cluster import controllers, requirements
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import wait_until
 
@@ -22,7 +22,16 @@ _PODS_GONE_S: Final = 30.0
 
 def require_cluster() -> None:
     """Skip the test, with the reasons, if the real cluster cannot run here; in CI fail it."""
-    sentences = requirements.missing()
+    _require(requirements.missing())
+
+
+def require_controllers(names: Iterable[str]) -> None:
+    """Skip the test if a job controller is not built; in CI fail it."""
+    absent = controllers.absent(names)
+    _require([f"Not built yet: {', '.join(absent)}; run `python -m tests.cluster prepare --long`."] if absent else [])
+
+
+def _require(sentences: list[str]) -> None:
     if not sentences:
         return
     text = "the real cluster cannot run here: " + " ".join(sentences)

@@ -3,12 +3,14 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import pytest_asyncio
 
+from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Conflict, NotFound
+from ascend.kube.objects import PODS, Pod
 from tests.cluster.cluster import Cluster
 from tests.e2e.real import real_world
 from tests.e2e.test_main_job import REAL, RIGHT, check_hand_over
@@ -63,3 +65,95 @@ async def test_no_pod_is_evicted_if_the_preemptor_would_not_fit_anyway(world: Wo
     await world.create("urgent", 4, priorityClassName="modest", nodeSelector={"kubernetes.io/hostname": node})
     await world.pending_because("urgent")
     assert (await world.pod("victim")).status.phase == "Running"
+
+
+def gang(count: int) -> dict[str, str]:
+    return {"scheduling.k8s.io/group-name": "urgent", MIN_AVAILABLE: str(count)}
+
+
+async def fill(world: World, *names: str) -> None:
+    """Add fake nodes, each with a running pod on all of its chips."""
+    await world.add_fake_nodes(*names)
+    for name in names:
+        here = {"kubernetes.io/hostname": name}
+        ends: dict[str, Any] = {"terminationGracePeriodSeconds": 30}  # without it they would be gone at once
+        await world.create(f"low-{name}", 8, priorityClassName="least", nodeSelector=here, **ends)
+
+    async def bound() -> bool:
+        return all(pod.spec.node_name for pod in await world.pods())
+
+    await world.eventually(bound, "all pods are bound")
+
+
+async def terminating(world: World) -> list[Pod]:
+    """Wait until pods are terminating; on fake nodes they stay so."""
+
+    async def check() -> list[Pod]:
+        return [pod for pod in await world.pods() if pod.is_terminating]
+
+    return await world.eventually(check, "pods are terminating")
+
+
+async def end(world: World, pod: Pod) -> None:
+    """The containers of a terminating pod on a fake node have ended."""
+    path = PODS.path(namespace="default", name=pod.name)
+    await world.client.request("DELETE", path, query={"gracePeriodSeconds": "0"})
+
+
+def in_pool(*names: str) -> dict[str, Any]:
+    """A spec that allows these nodes only."""
+    terms = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(names)}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+async def test_no_pod_is_evicted_for_a_gang_that_would_not_fit_anyway(world: World) -> None:
+    await fill(world, "fake-1", "fake-2")
+    pool = in_pool("fake-1", "fake-2")
+    # One of four pods, then all of them: two nodes are too few.
+    for count in (1, 4):
+        for number in range(count - 1 if count > 1 else 0, count):
+            await world.create(f"urgent-{number}", 8, annotations=gang(4), priorityClassName="urgent", **pool)
+        await world.pending_because(f"urgent-{count - 1}")
+    for number in (1, 2):
+        await world.create(f"urgent-{number}", 8, annotations=gang(4), priorityClassName="urgent", **pool)
+        await world.pending_because(f"urgent-{number}")
+    assert not [pod.name for pod in await world.pods() if pod.is_terminating]
+    assert {pod.name for pod in await world.pods() if pod.spec.node_name} == {"low-fake-1", "low-fake-2"}
+
+
+async def test_a_gang_starts_in_the_place_of_its_victims_and_nobody_else(world: World) -> None:
+    names = ("fake-1", "fake-2", "fake-3")
+    await fill(world, *names)
+    for number in range(2):
+        await world.create(f"urgent-{number}", 8, annotations=gang(2), priorityClassName="urgent", **in_pool(*names))
+    first, *others = await terminating(world)
+    preempted = {first.spec.node_name}
+
+    async def nominated() -> bool:
+        pods = [await world.pod(f"urgent-{number}") for number in range(2)]
+        return first.spec.node_name in {pod.status.nominated_node_name for pod in pods}
+
+    await world.eventually(nominated, "a pod is nominated")
+    await world.create("thief", 8, priorityClassName="least", **in_pool(*names))
+    await world.pending_because("thief")
+    # Another allocator knows only the nomination.
+    await world.allocator.kill()
+    await world.allocator.start()
+    await world.eventually(world.allocator_ready, "the allocator is ready")
+    await end(world, first)
+    # kube-scheduler schedules the other pod again now; the node that is free is kept for its peer.
+    others = others or await terminating(world)
+    for other in others:
+        preempted.add(other.spec.node_name)
+        assert not (await world.pod("thief")).spec.node_name
+        await end(world, other)
+
+    async def started() -> bool:
+        pods = [await world.pod(f"urgent-{number}") for number in range(2)]
+        return {pod.spec.node_name for pod in pods} == preempted
+
+    await world.eventually(started, "both pods are bound to the nodes of their victims")
+    assert len(preempted) == 2
+    assert not (await world.pod("thief")).spec.node_name
+    assert sum(pod.name.startswith("low") for pod in await world.pods()) == 1

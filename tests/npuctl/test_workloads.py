@@ -281,6 +281,12 @@ def test_a_workload_that_can_not_be_planned_is_no_success(tmp_path: Path, manife
     assert (status, out) == (2, f"{manifest['kind']} default/train requests chips, but was not planned: {expected}\n")
 
 
+def test_a_workload_that_waits_for_kueue_is_planned_as_if_it_were_admitted(tmp_path: Path) -> None:
+    queued = job(4, suspend=True)
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "users"}
+    assert names(plan(tmp_path, queued)) == ["train-0"]
+
+
 def test_a_workload_without_chips_is_no_failure(tmp_path: Path) -> None:
     status, out, err = run(
         tmp_path, job(None), workload("DaemonSet", "apps/v1", {"template": template(None)}), output="table"

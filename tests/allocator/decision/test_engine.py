@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.decision.engine import Tier
+from allocator.decision.filtered import Tier
 from allocator.state.reservation import Stage
 from ascend.errors import Refusal
 from ascend.reasons import Reason

@@ -8,7 +8,8 @@ from unittest import mock
 import msgspec
 import pytest
 
-from allocator.decision.preemption import Preemption, Suggestion, VictimSet
+from allocator.decision.preemption import Preemption
+from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.rules.vacancy import Vacancy
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal

@@ -12,7 +12,7 @@ from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED, MIN_AVAILABLE, PREDICATE_TIME
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import GROUP
-from tests.allocator.harness import Allocator, pod_manifest, running, until
+from tests.allocator.harness import Allocator, Json, pod_manifest, running, until
 
 NODES = ["n1", "n2"]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -255,3 +255,40 @@ async def test_the_pods_of_a_gang_are_bound_together(allocator: Allocator) -> No
     stored = await allocator.read("train-1")
     assert stored["metadata"]["annotations"]["distributed-job"] == "true"
     assert stored["metadata"]["annotations"]["hccl/rankIndex"] == "1"
+
+
+async def test_the_pods_of_a_gang_get_victims_of_one_plan_and_keep_their_chips(allocator: Allocator) -> None:
+    names = ("n1", "n2")
+    for number, name in enumerate(names):
+        await allocator.node(name)
+        assert await allocator.schedule(await allocator.pod(f"low-{number}", 8), [name]) == name
+    lows = [await allocator.read(f"low-{number}") for number in range(2)]
+    victims = {
+        name: {"Pods": [{"UID": low["metadata"]["uid"]}], "NumPDBViolations": 0}
+        for name, low in zip(names, lows, strict=True)
+    }
+
+    async def preempt(pod: Json) -> list[str]:
+        answer = await allocator.post("preempt", {"Pod": pod, "NodeNameToMetaVictims": victims})
+        return list(answer["NodeNameToMetaVictims"])
+
+    first = await allocator.pod("a-0", 8, priority=9, annotations={GROUP: "a", MIN_AVAILABLE: "3"})
+    others = [
+        await allocator.pod(f"a-{number}", 8, priority=9, annotations={GROUP: "a", MIN_AVAILABLE: "3"})
+        for number in (1, 2)
+    ]
+    # Three servers are needed, and there are two.
+    assert [await preempt(pod) for pod in (first, *others)] == [[], [], []]
+    pair = [
+        await allocator.pod(f"b-{number}", 8, priority=9, annotations={GROUP: "b", MIN_AVAILABLE: "2"})
+        for number in (0, 1)
+    ]
+    assert [await preempt(pod) for pod in pair] == [["n1"], ["n2"]]
+    await allocator.delete("low-0")
+    await until(lambda: "low-0" not in {pod.name for pod in allocator.app.cluster.pods.values()})
+    thief = await allocator.pod("thief", 1)
+    refused = (await allocator.filter(thief, names))["FailedAndUnresolvableNodes"]["n1"]
+    assert refused.endswith("0 free of 8 healthy, 8 more kept for pods that were promised them")
+    await allocator.delete("low-1")
+    await until(lambda: "low-1" not in {pod.name for pod in allocator.app.cluster.pods.values()})
+    assert set(await asyncio.gather(*(allocator.schedule(pod, names) for pod in pair))) == set(names)

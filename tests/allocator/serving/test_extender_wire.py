@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.decision.engine import Filtered
+from allocator.decision.filtered import Filtered
 from allocator.serving.extender_wire import NodeNames, read_args, refused_result
 from ascend.errors import InvalidValue, Refusal
 from ascend.reasons import Reason

@@ -228,6 +228,10 @@ async def test_victims_are_listed_cheapest_node_first(allocator: Allocator) -> N
     assert (victim.priority, victim.ending, list(victim.chips)) == (3, False, [f"Ascend910-{n}" for n in range(4)])
     one = await allocator.stub.SelectVictims(pb.SelectVictimsRequest(pod=urgent, limit=1))
     assert [each.node for each in one.nodes] == ["n2"]
+    # Now the chips are kept for the pod: another one needs other victims.
+    rival = ref(await allocator.pod("rival", 4, priority=9))
+    answer = await allocator.stub.SelectVictims(pb.SelectVictimsRequest(pod=rival))
+    assert "default/n2-0" not in {victim.pod for each in answer.nodes for victim in each.victims}
     modest = ref(await allocator.pod("modest", 4, priority=3))
     assert not (await allocator.stub.SelectVictims(pb.SelectVictimsRequest(pod=modest))).nodes
     invalid = ref(await allocator.pod("invalid", 3, priority=100))

@@ -268,3 +268,14 @@ async def test_a_pod_refused_again_is_judged_by_its_current_request() -> None:
         world.fill("a1", [0])
         await asyncio.sleep(2)
         assert [name for _, name, _ in api.taken] == ["train-1"]
+
+
+async def test_a_pod_that_may_preempt_is_requeued_once_though_it_does_not_fit() -> None:
+    world, api = World(), PatchServer()
+    world.add(node("n0"), waits := pod("waits", 8))
+    world.fill("n0")
+    async with requeuing(world, api) as requeuer:
+        requeuer.retry(waits)
+        requeuer.retry(pod("invalid", None))
+        await asyncio.sleep(30)
+        assert [name for _, name, _ in api.taken] == ["waits"]

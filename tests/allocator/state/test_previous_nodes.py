@@ -61,7 +61,7 @@ def test_the_chosen_node_follows_the_stated_rule(
 ) -> None:
     world = World()
     remembered = PreviousNodes()
-    world.cluster = Cluster(world.ledger, now_s=lambda: world.now_s, previous=remembered)
+    world.cluster = Cluster(world.ledger, clock=lambda: world.now_s, previous=remembered)
     world.engine = DecisionEngine(world.cluster, world.ledger)
     for name, idle in zip(NODES, free, strict=True):
         world.occupy(name, idle)
@@ -81,7 +81,7 @@ def test_the_chosen_node_follows_the_stated_rule(
 
 def world_with(*, remembers: bool = True) -> World:
     world = World()
-    world.cluster = Cluster(world.ledger, now_s=lambda: world.now_s, previous=PreviousNodes() if remembers else None)
+    world.cluster = Cluster(world.ledger, clock=lambda: world.now_s, previous=PreviousNodes() if remembers else None)
     world.engine = DecisionEngine(world.cluster, world.ledger)
     world.add(*(node(f"n{number}", labels={"pool": "a"}) for number in range(4)))
     return world

@@ -1,0 +1,108 @@
+"""Which pods have to end so that a gang fits: no more, and no more important ones than needed.
+
+The policy that places gangs is tried on the cluster as it would be without pods of lower priority (``trial.py``): first
+without all of them, to know whether preemption helps; then without those up to the lowest priority that is enough. Of
+these, nodes are cleared one after the other, the one with the fewest ending pods per seat first, until the gang fits;
+at last every pod that can stay is reprieved, the most important first. A pod of a running gang counts as its whole
+gang, because a gang that loses a pod can't work.
+"""
+
+import asyncio
+import heapq
+
+from allocator.decision.trial import Trial, Unit
+from allocator.gangs.gangs import Gangs
+from allocator.gangs.policy import GangRequest
+from allocator.rules.request import ChipRequest
+from allocator.state.reservation import Seat
+from ascend.errors import Refusal
+
+
+class Fitting:
+    """Whether a gang fits on the nodes of a trial."""
+
+    def __init__(self, gangs: Gangs, gang: GangRequest, trial: Trial) -> None:
+        self._policy = gangs.policy
+        self._gang = gang
+        self._trial = trial
+
+    def seats(self) -> list[Seat] | Refusal:
+        """The seats; a refusal if it does not fit."""
+        return self._policy(self._gang, self._trial.index)
+
+    async def check(self) -> bool:
+        """Whether it fits; other tasks may run before."""
+        await asyncio.sleep(0)
+        return not isinstance(self.seats(), Refusal)
+
+
+async def clear(fitting: Fitting, trial: Trial, request: ChipRequest) -> None:
+    """Let units end so that the gang fits: the least important, and as few as possible.
+
+    Raises:
+        Refusal: it does not fit even if all end.
+    """
+    if await fitting.check():
+        return
+    units = list(trial.units.values())
+    trial.end(units)
+    seats = fitting.seats()
+    if isinstance(seats, Refusal):
+        raise Refusal(seats.reason, f"{seats.message}; also without the pods of lower priority")
+    for highest in sorted({unit.priority for unit in units}):
+        trial.restore(trial.gone)
+        pool = [unit for unit in units if unit.priority <= highest]
+        trial.end(pool)
+        if await fitting.check():
+            break
+    trial.restore(pool)
+    await _end_cheapest(fitting, trial, pool, request)
+    await _reprieve(fitting, trial, sorted(trial.gone, key=_importance))
+
+
+async def _end_cheapest(fitting: Fitting, trial: Trial, pool: list[Unit], request: ChipRequest) -> None:
+    """Clear nodes until the gang fits, the one with the fewest ending pods per seat first."""
+
+    def price(node: str) -> tuple[float, int, str] | None:
+        ending = [unit for unit in trial.units_on(node) if unit in allowed and not trial.is_gone(unit)]
+        gain = trial.capacity(node, request, ending) - trial.capacity(node, request) if ending else 0
+        if gain <= 0:
+            return None
+        return sum(unit.pods for unit in ending) / gain, sum(unit.total for unit in ending), node
+
+    allowed = set(pool)
+    heap = [found for node in trial.nodes_of(pool) if (found := price(node)) is not None]
+    heapq.heapify(heap)
+    while heap:
+        cost = heapq.heappop(heap)
+        node = cost[2]
+        now = price(node)
+        if now != cost:
+            if now is not None:
+                heapq.heappush(heap, now)
+            continue
+        ending = [unit for unit in trial.units_on(node) if unit in allowed]
+        trial.end(ending)
+        if await fitting.check():
+            return
+        for other in trial.nodes_of(ending) - {node}:
+            if (found := price(other)) is not None:
+                heapq.heappush(heap, found)  # cheaper, because pods of a gang on it have ended; an older entry is moved
+    trial.end(pool)
+
+
+async def _reprieve(fitting: Fitting, trial: Trial, units: list[Unit]) -> None:
+    """Let all units stay that can, the first ones rather than the last ones."""
+    trial.restore(units)
+    if await fitting.check():
+        return
+    trial.end(units)
+    if len(units) > 1:
+        half = len(units) // 2
+        await _reprieve(fitting, trial, units[:half])
+        await _reprieve(fitting, trial, units[half:])
+
+
+def _importance(unit: Unit) -> tuple[int, int, int, str]:
+    """The sort key, the most important first: by priority, number of pods, sum of priorities; then the older ones."""
+    return -unit.priority, -unit.pods, -unit.total, unit.since

@@ -1,0 +1,42 @@
+"""What a scheduler suggests to preempt on a node, and the answer: the pods that make room there."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from allocator.rules.victims import Cost, Occupant, cost
+
+NEVER: Final = "Never"
+"""The preemption policy of pods that don't preempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class VictimSet:
+    """The pods that make room on a node.
+
+    Attributes:
+        node: the node.
+        victims: the most important first; empty if the pod fits without preemption.
+        pdb_violations: the number of violated PodDisruptionBudgets, as counted by the scheduler.
+    """
+
+    node: str
+    victims: tuple[Occupant, ...]
+    pdb_violations: int = 0
+
+    @property
+    def order(self) -> tuple[int, Cost, str]:
+        """The sort key, smaller is better; by name of the node among equals, so that the answer is deterministic."""
+        return self.pdb_violations, cost(self.victims), self.node
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """The victims that a scheduler selected on a node by counting chips.
+
+    Attributes:
+        uids: the uids of the pods.
+        pdb_violations: the number of PodDisruptionBudgets that this violates.
+    """
+
+    uids: tuple[str, ...] = ()
+    pdb_violations: int = 0

@@ -1,0 +1,152 @@
+"""Promises: chips that are kept for a pod or a gang before it can be placed.
+
+A pod that preempts waits until its victims have terminated. Their chips are promised to it from the moment the victims
+are chosen: pods of lower or equal priority can't take them when they become free. A promise names chips, whether they
+are held now or not, and ends when its owner is bound or deleted, when the owner is nominated elsewhere, when a pod of
+higher priority takes some of the chips, or at a time.
+
+Promised chips count as taken for every pod; a promise is lifted while a pod is judged that may use its chips. So
+decisions cost nothing more while there are no promises.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+from msgspec.structs import replace
+
+from ascend.chips import ChipSet
+
+
+class Promise(msgspec.Struct, frozen=True, eq=False):
+    """Chips kept for one owner.
+
+    Attributes:
+        owner: the uid of a pod, or the name of a gang's plan (``JobKey.plan``).
+        what: what they are kept for, in sentences: ``pod ns/name`` or ``job ns/name``.
+        priority: pods of higher priority may take the chips.
+        chips: by node.
+        due_s: when it ends at the latest, on the ledger's clock.
+    """
+
+    owner: str
+    what: str
+    priority: int
+    chips: Mapping[str, ChipSet]
+    due_s: float
+
+
+class Promises:
+    """All promises; no two of them name the same chip.
+
+    Args:
+        monotonic: the clock.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.monotonic = monotonic
+        self._by_owner: dict[str, Promise] = {}
+        # The owners of the promises on each node; lifted ones are left out of the chips that count as taken.
+        self._by_node: dict[str, set[str]] = {}
+        self._lifted: set[str] = set()
+        self._changed: Callable[[Iterable[str]], None] = lambda _nodes: None
+
+    def subscribe(self, changed: Callable[[Iterable[str]], None]) -> None:
+        """Set the callback for changes; it gets the nodes with other promised chips than before."""
+        self._changed = changed
+
+    def __len__(self) -> int:
+        return len(self._by_owner)
+
+    def __iter__(self) -> Iterator[Promise]:
+        return iter(list(self._by_owner.values()))
+
+    def get(self, owner: str) -> Promise | None:
+        """The promise of a pod or a gang."""
+        return self._by_owner.get(owner)
+
+    def on(self, node: str) -> ChipSet:
+        """The promised chips of a node, without those of lifted promises."""
+        chips = 0
+        for owner in self._by_node.get(node, ()):
+            if owner not in self._lifted:
+                chips |= self._by_owner[owner].chips[node]
+        return chips
+
+    def owners_on(self, node: str) -> list[Promise]:
+        """The promises on a node."""
+        return [self._by_owner[owner] for owner in sorted(self._by_node.get(node, ()))]
+
+    def below(self, priority: int) -> list[str]:
+        """The owners of the promises whose chips a pod of this priority may take."""
+        return [each.owner for each in self._by_owner.values() if each.priority < priority]
+
+    def keep(self, promise: Promise) -> None:
+        """Add a promise, replacing that of the same owner and those that name some of its chips."""
+        changed = set(self._remove(promise.owner))
+        for node, chips in promise.chips.items():
+            for other in self.owners_on(node):
+                if other.chips[node] & chips:
+                    changed.update(self._remove(other.owner))
+        self._by_owner[promise.owner] = promise
+        for node in promise.chips:
+            self._by_node.setdefault(node, set()).add(promise.owner)
+        self._changed(changed.union(promise.chips))
+
+    def renew(self, owner: str, due_s: float) -> None:
+        """Let a promise end at another time."""
+        self._by_owner[owner] = replace(self._by_owner[owner], due_s=due_s)
+
+    def drop(self, owner: str) -> Promise | None:
+        """Remove the promise of a pod or a gang; None if there is none."""
+        promise = self._by_owner.get(owner)
+        if promise is not None:
+            self._changed(self._remove(owner))
+        return promise
+
+    def taken(self, node: str, chips: ChipSet, owners: Collection[str]) -> None:
+        """Some chips were reserved: the promises of others that name some of them end.
+
+        Args:
+            node: the node.
+            chips: the chips.
+            owners: the pod that they were reserved for, and its gang.
+        """
+        for promise in self.owners_on(node):
+            if promise.chips[node] & chips and promise.owner not in owners:
+                self.drop(promise.owner)
+
+    def expire(self) -> list[Promise]:
+        """Remove the promises that are due, and return them."""
+        now_s = self.monotonic()
+        due = [each for each in self._by_owner.values() if each.due_s <= now_s]
+        for promise in due:
+            self.drop(promise.owner)
+        return due
+
+    @contextmanager
+    def lifted(self, owners: Iterable[str]) -> Iterator[None]:
+        """Within the block these promises don't count; it must not await."""
+        lifted = {owner for owner in owners if owner in self._by_owner} - self._lifted
+        if not lifted:
+            yield
+            return
+        self._lifted |= lifted
+        self._changed({node for owner in lifted for node in self._by_owner[owner].chips})
+        try:
+            yield
+        finally:
+            self._lifted -= lifted
+            here = [self._by_owner[owner] for owner in lifted if owner in self._by_owner]
+            self._changed({node for promise in here for node in promise.chips})
+
+    def _remove(self, owner: str) -> Iterable[str]:
+        promise = self._by_owner.pop(owner, None)
+        if promise is None:
+            return ()
+        for node in promise.chips:
+            owners = self._by_node[node]
+            owners.discard(owner)
+            if not owners:
+                del self._by_node[node]
+        return promise.chips

@@ -1,0 +1,54 @@
+"""Each kind of job, made from its example by its own controller: which pods are one job, and whether it is a gang."""
+
+import pytest
+
+from ascend.annotations import MIN_AVAILABLE
+from tests.workloads.definitions import POD_GROUP
+from tests.workloads.world import Workloads, chips, example
+
+CONTROLLERS = ("jobset", "lws")
+DEFINITIONS = (POD_GROUP,)
+
+pytestmark = pytest.mark.real
+
+GANGS = {"indexed-job.yaml": 4, "jobset.yaml": 4, "statefulset.yaml": 3, "pod-group.yaml": 2}
+"""The number of pods of each job whose pods are all of one gang."""
+
+
+@pytest.mark.parametrize(("name", "size"), GANGS.items())
+async def test_a_gang_starts_whole_or_not_at_all(workloads: Workloads, name: str, size: int) -> None:
+    await workloads.add_nodes(size - 1)
+    await workloads.create(example(name))
+    pods = await workloads.refused(size)
+    job = workloads.job_of(pods)
+    assert (job.size, job.min_available) == (size, size)
+    assert len(workloads.app.ledger) == 0
+    await workloads.add_nodes(1)
+    pods = await workloads.bound(size)
+    assert len({pod.spec.node_name for pod in pods}) == size
+    assert [chips(pod) for pod in pods] == [8] * size
+    assert sorted(job.rank_of(workloads.app.cluster.pods[pod.uid]) for pod in pods) == list(range(size))
+
+
+@pytest.mark.parametrize(("name", "requested"), [("job.yaml", 2), ("deployment.yaml", 1)])
+async def test_pods_that_work_alone_are_placed_one_by_one(workloads: Workloads, name: str, requested: int) -> None:
+    await workloads.create(example(name))
+    job = workloads.job_of(await workloads.refused(3))
+    assert (job.size, job.is_gang) == (3, False)
+    await workloads.add_nodes(1)
+    assert [chips(pod) for pod in await workloads.bound(3)] == [requested] * 3
+
+
+async def test_ordered_pods_of_a_stateful_set_are_placed_one_after_another(workloads: Workloads) -> None:
+    (stateful_set,) = example("statefulset.yaml")
+    del stateful_set["spec"]["podManagementPolicy"]
+    del stateful_set["spec"]["template"]["metadata"]["annotations"][MIN_AVAILABLE]
+    await workloads.add_nodes(3)
+    await workloads.create([stateful_set])
+    for count in (1, 2, 3):
+        pods = await workloads.bound(count)
+        await workloads.run(pods)
+    job = workloads.job_of(pods)
+    assert (job.size, job.is_gang) == (3, False)
+    ranks = {pod.name: job.rank_of(workloads.app.cluster.pods[pod.uid]) for pod in pods}
+    assert ranks == {"serve-0": 0, "serve-1": 1, "serve-2": 2}

@@ -1,0 +1,192 @@
+"""An API server with the real job controllers, kube-scheduler with the allocator, and servers without a kubelet."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import yaml
+
+from allocator.app import AllocatorApp
+from allocator.settings import Settings
+from allocator.state.job import Job
+from ascend.annotations import ALLOCATED, RANK
+from ascend.chips import chip_set, parse_names
+from ascend.errors import NotFound
+from ascend.kube.client import KubeClient
+from ascend.kube.objects import NODES, PODS, Pod
+from tests.bench.fake_cluster import fake_node
+from tests.cluster import controllers
+from tests.cluster.api import collection
+from tests.cluster.cluster import Cluster
+
+R = TypeVar("R")
+
+EXAMPLES: Final = Path(__file__).parents[2] / "deploy" / "examples"
+TIMEOUT_S: Final = 40.0
+
+
+def example(name: str) -> list[dict[str, Any]]:
+    """Return the objects of a file of `deploy/examples`."""
+    return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+
+
+@dataclass
+class Workloads:
+    """A running control plane.
+
+    Attributes:
+        cluster: it.
+        client: its API server, as an administrator.
+        app: the allocator, which can be inspected.
+    """
+
+    cluster: Cluster
+    client: KubeClient
+    app: AllocatorApp
+    _created: list[dict[str, Any]] = field(default_factory=list)
+    _nodes: list[str] = field(default_factory=list)
+
+    async def add_nodes(self, count: int) -> None:
+        """Add 910A servers without a kubelet."""
+        for _ in range(count):
+            self._nodes.append(f"fake-{len(self._nodes)}")
+            await self.client.create(NODES, fake_node(self._nodes[-1]))
+
+    async def create(self, objects: Sequence[dict[str, Any]]) -> None:
+        """Create objects, as `kubectl apply` does."""
+        for each in objects:
+            self._created.append(await asyncio.to_thread(self.cluster.api.create, each))
+
+    async def pods(self) -> list[Pod]:
+        """Return all pods that are not terminating."""
+        return [pod for pod in await self.client.list_objects(PODS, "default") if not pod.is_terminating]
+
+    async def made(self, count: int) -> list[Pod]:
+        """Wait until so many pods exist; return them."""
+
+        async def check() -> list[Pod] | None:
+            pods = await self.pods()
+            return pods if len(pods) == count else None
+
+        return await self.eventually(check, f"{count} pods exist")
+
+    async def bound(self, count: int) -> list[Pod]:
+        """Wait until so many pods exist, and all of them are bound; return them."""
+
+        async def check() -> list[Pod] | None:
+            pods = [pod for pod in await self.pods() if pod.spec.node_name]
+            return pods if len(pods) == count else None
+
+        pods = await self.eventually(check, f"{count} pods are bound")
+        assert len(await self.pods()) == count
+        return pods
+
+    async def refused(self, count: int) -> list[Pod]:
+        """Wait until the scheduler has found no node for each of so many pods; return them."""
+
+        async def check() -> list[Pod] | None:
+            pods = [pod for pod in await self.pods() if _is_unschedulable(pod)]
+            return pods if len(pods) == count else None
+
+        return await self.eventually(check, f"{count} pods are unschedulable")
+
+    async def run(self, pods: Sequence[Pod]) -> None:
+        """Report bound pods as running and ready, as their kubelets would."""
+        conditions = [{"type": "Ready", "status": "True"}]
+        for pod in pods:
+            status = {"phase": "Running", "conditions": conditions}
+            await self.client.patch(PODS, pod.name, {"status": status}, namespace="default", subresource="status")
+
+    def job_of(self, pods: Sequence[Pod]) -> Job:
+        """Return the one job, as the allocator recognises it, of several pods."""
+        jobs = {job.key: job for pod in pods for job in [self.app.cluster.jobs.job_of(self.app.cluster.pods[pod.uid])]}
+        assert len(jobs) == 1, f"{[pod.name for pod in pods]} are {[str(key) for key in jobs]}"
+        return next(iter(jobs.values()))
+
+    async def clear(self) -> None:
+        """Delete all workloads and nodes."""
+        for each in reversed(self._created):
+            if each["kind"] != "Pod":
+                path = f"{collection(each)}/{each['metadata']['name']}?propagationPolicy=Background"
+                await asyncio.to_thread(self.cluster.api.delete, path)
+        self._created.clear()
+
+        async def gone() -> bool:
+            for pod in await self.client.list_objects(PODS, "default"):
+                with suppress(NotFound):
+                    path = f"{PODS.path(namespace=pod.metadata.namespace, name=pod.name)}?gracePeriodSeconds=0"
+                    await self.client.request("DELETE", path)
+            return not await self.client.list_objects(PODS, "default")
+
+        await self.eventually(gone, "no pod is left")
+        for name in self._nodes:
+            await self.client.delete(NODES, name)
+        self._nodes.clear()
+
+    async def eventually(self, check: Callable[[], Awaitable[R | None]], what: str) -> R:
+        """Wait until a check returns a true value; return that value.
+
+        Raises:
+            AssertionError: it did not in time; the text has the pods.
+        """
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while True:
+            if found := await check():
+                return found
+            if time.monotonic() > deadline_s:
+                pods = [(pod.name, pod.spec.node_name, _message(pod)) for pod in await self.pods()]
+                raise AssertionError(f"timed out after {TIMEOUT_S:.0f} s waiting until {what}; the pods: {pods}")
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, *names: str, definitions: Sequence[dict[str, Any]] = (), **more: Any
+) -> AsyncIterator[Workloads]:
+    """Run a control plane without nodes, the allocator, kube-controller-manager and other controllers.
+
+    Args:
+        folder: for files.
+        names: the other controllers.
+        definitions: further custom resource definitions.
+        more: settings of the allocator.
+    """
+    async with AsyncExitStack() as stack:
+        cluster = Cluster(0)
+        stack.push_async_callback(asyncio.to_thread, cluster.stop)
+        await asyncio.to_thread(cluster.start)
+        for each in definitions:
+            await asyncio.to_thread(controllers.apply, cluster.api, each)
+        await asyncio.to_thread(controllers.start_controller_manager, cluster)
+        for name in names:
+            await asyncio.to_thread(controllers.start, cluster, name, folder)
+        addresses = {"extender_address": "127.0.0.1:0", "grpc_address": "127.0.0.1:0"}
+        settings = Settings(kubeconfig=str(cluster.kubeconfig_path), **{**addresses, **more})
+        app = await stack.enter_async_context(AllocatorApp(settings))
+        await app.synced()
+        client = await stack.enter_async_context(await KubeClient.connect(str(cluster.kubeconfig_path)))
+        url = f"http://{app.extender_address}/scheduler"
+        await asyncio.to_thread(cluster.restart_scheduler, url)
+        yield Workloads(cluster, client, app)
+
+
+def chips(pod: Pod) -> int:
+    """Return how many chips are written on a bound pod."""
+    return chip_set(parse_names(pod.metadata.annotations[ALLOCATED])).bit_count()
+
+
+def ranks(pods: Sequence[Pod]) -> list[str]:
+    """Return the ranks that are written on pods."""
+    return sorted(pod.metadata.annotations[RANK] for pod in pods if RANK in pod.metadata.annotations)
+
+
+def _message(pod: Pod) -> str:
+    return next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
+
+
+def _is_unschedulable(pod: Pod) -> bool:
+    return bool(_message(pod)) and not pod.spec.node_name
