@@ -1,0 +1,60 @@
+"""What is said of pods for which kube-scheduler never calls the allocator."""
+
+import json
+from typing import Any
+
+import aiohttp
+
+from allocator.observe.notices import REASON
+from ascend.kube.objects import EVENTS
+from tests.e2e.test_main_job import check_hand_over
+from tests.e2e.world import World
+
+
+async def metrics(world: World) -> str:
+    """The metrics of the allocator that leads."""
+    leader = await world.service.leader()
+    assert leader is not None
+    async with aiohttp.ClientSession() as http, http.get(f"{leader}/metrics") as answer:
+        return await answer.text()
+
+
+async def events(world: World, name: str) -> list[dict[str, Any]]:
+    """The allocator's Events on a pod."""
+    listed = json.loads(await world.client.request("GET", EVENTS.path(namespace="default")))["items"]
+    ours = (each for each in listed if each.get("reportingController") == "ascend-allocator")
+    return [each for each in ours if each["regarding"]["name"] == name]
+
+
+async def test_a_pod_that_fits_no_node_by_count_is_in_the_gauges(world: World) -> None:
+    for number, node in enumerate(world.nodes):
+        selector = {"kubernetes.io/hostname": node.name}
+        await world.create(f"busy-{number}", 2, nodeSelector=selector)
+        await check_hand_over(world, f"busy-{number}", 2)
+    await world.create("never", 8)
+    await world.pending_because("never")
+
+    async def counted() -> str | None:
+        page = await metrics(world)
+        return page if 'waiting_chips{namespace="default",waits_for="chips"} 8.0' in page else None
+
+    page = await world.eventually(counted, "the gauge counts the chips of the waiting pod")
+    assert 'ascend_allocator_waiting_pods{namespace="default",waits_for="chips"} 1.0' in page
+    assert 'ascend_allocator_free_chips{product="910A"} 12.0' in page
+    assert 'ascend_allocator_free_servers{product="910A"} 0.0' in page
+    assert 'ascend_allocator_free_rings{product="910A"} 2.0' in page
+    # kube-scheduler has counted chips itself, and has not called.
+    assert not await events(world, "never")
+
+
+async def test_a_pod_with_devices_of_another_kind_is_told_by_an_event(world: World) -> None:
+    resources = {"limits": {"huawei.com/Ascend310P": "1"}}
+    containers = world.pod_manifest("other", 1)["spec"]["containers"]
+    await world.create("other", 1, containers=[{**containers[0], "resources": resources}])
+
+    async def told() -> list[dict[str, Any]] | None:
+        return await events(world, "other") or None
+
+    (event,) = await world.eventually(told, "the pod has an Event of the allocator")
+    assert event["reason"] == REASON
+    assert event["note"].startswith("resource huawei.com/Ascend310P: the allocator does not place it")
