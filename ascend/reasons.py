@@ -109,12 +109,15 @@ class Reason(StrEnum):
         "node selector and policy, or the pods of one job, name different products",
         "make them agree")
     INVALID_MIN_AVAILABLE = ("InvalidMinAvailable", Category.REQUEST, Actor.AUTHOR,
-        "`huawei.com/schedule_minAvailable` (or the old label of the coscheduling plugin) is not a positive number",
-        "correct it")
+        "`huawei.com/schedule_minAvailable` (or another number of pods that start together) is not a positive number, "
+        "or the pods can never exist together: a StatefulSet with `podManagementPolicy: OrderedReady` creates them in "
+        "turn",
+        "correct it; a StatefulSet with a minimum needs `podManagementPolicy: Parallel`")
 
     GROUP_MISSING = ("GroupMissing", Category.INCOMPLETE, Actor.AUTHOR,
-        "the pod names a PodGroup that does not exist, so the number of pods to place together is unknown",
-        "create the PodGroup, or correct the name")
+        "the pod names a PodGroup that does not exist, or the object of its operator, as a PyTorchJob, is not known "
+        "yet; so the number of pods to place together is unknown",
+        "create the PodGroup, or correct the name; else wait")
     GANG_INCOMPLETE = ("GangIncomplete", Category.INCOMPLETE, Actor.AUTHOR,
         "fewer pods exist than must be placed together; the sentence has both numbers. Failed and terminating pods "
         "and those with scheduling gates don't count",

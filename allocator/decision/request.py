@@ -9,7 +9,7 @@ from itertools import chain
 import msgspec
 from msgspec.structs import replace
 
-from allocator.rules.job import SINGLE, stated_minimum, works_alone
+from allocator.rules.job import SINGLE, stated_minimum, stated_whole, works_alone
 from allocator.rules.job_products import avoids_sub_healthy, one_product, wanted_products, wants_super_pod
 from allocator.rules.request import ChipRequest, requested_chips
 from allocator.rules.unsupported import refused_demand
@@ -69,7 +69,10 @@ class RequestReader:
         if not pod.requests_chips and (excess := self._excess_vnpus(pod)) is not None:
             raise excess
         stated_minimum(pod)
+        stated_whole(pod)
         job = self._cluster.jobs.job_of(pod)
+        if job.is_gang and (never := job.never_starts(pod)) is not None:
+            raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {never}")
         together = job.cooperation_with(pod)
         is_job = together.known == 1 and (job.kind == SINGLE or not works_alone(pod, job.key))
         if (unsupported := refused_demand(pod, requested_chips(pod) if is_job else None)) is not None:

@@ -1,52 +1,39 @@
 """Which job a pod belongs to, and what the pod itself states about its job: minimum, replicas, rank.
 
-Every job controller marks its pods differently. The marks are tried from the most specific (a pod group) to the most
-general (an owner). A pod without any mark is a job of its own.
+How the pods of each kind of job are marked is in the table of ``allocator.rules.job_kinds``.
 """
-
-from typing import Final
 
 import msgspec
 
+from allocator.rules.job_kinds import (
+    BY_NAME,
+    COSCHEDULING,
+    INDEXED_JOB,
+    JOB,
+    JOB_KINDS,
+    JOB_SET,
+    KUBEFLOW,
+    OPERATOR,
+    SINGLE,
+    STATEFUL_SET,
+    VOLCANO,
+    VOLCANO_JOB,
+    JobKind,
+    Position,
+    number,
+)
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
-from ascend.kube.objects import INDEX_VARIABLES, Pod
+from ascend.kube.job_objects import LEADERS
+from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 
-VOLCANO: Final = "PodGroup.scheduling.volcano.sh"
-COSCHEDULING: Final = "PodGroup.scheduling.x-k8s.io"
-KUBEFLOW: Final = "kubeflow job"
-JOB_SET: Final = "JobSet"
-INDEXED_JOB: Final = "Indexed Job"
-STATEFUL_SET: Final = "StatefulSet"
-SINGLE: Final = "Pod"
+__all__ = ["COSCHEDULING", "INDEXED_JOB", "JOB_SET", "KUBEFLOW", "OPERATOR", "SINGLE", "STATEFUL_SET", "VOLCANO"]
 
-OPERATOR: Final = "training.kubeflow.org/operator-name"
-"""A pod label: an operator builds the rank table of the pod's job (docs/spec/scheduling.md#ranks)."""
-
-_VOLCANO_ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
-_COSCHEDULING_LABELS = (
-    "scheduling.x-k8s.io/pod-group",
-    "pod-group.scheduling.sigs.k8s.io",
-    "pod-group.scheduling.sigs.k8s.io/name",
-)
 _OLD_MINIMUM = "pod-group.scheduling.sigs.k8s.io/min-available"
-_KUBEFLOW_NAME = "training.kubeflow.org/job-name"
-_KUBEFLOW_TYPE = "training.kubeflow.org/replica-type"
-_KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
-_JOB_SET_NAME = "jobset.sigs.k8s.io/jobset-name"
-_JOB_SET_JOBS = "jobset.sigs.k8s.io/global-replicas"
 _JOB_SET_REPLICAS = "jobset.sigs.k8s.io/replicatedjob-replicas"
-_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
-_ORDINAL = "apps.kubernetes.io/pod-index"
-_STATEFUL_SET_POD = "statefulset.kubernetes.io/pod-name"
-_VOLCANO_INDEX = "volcano.sh/task-index"
-_VOLCANO_JOBS = "batch.volcano.sh/"
-_GROUPS = frozenset({VOLCANO, COSCHEDULING})
-_INDEPENDENT = frozenset({SINGLE, "ReplicaSet", "ReplicationController", "Job"})
-_NO_JOBS = frozenset({"DaemonSet", "Node"})
-_LEADERS = frozenset({"master", "chief", "launcher"})
-_MAX_DIGITS = 7
+_WITHOUT_GROUP = tuple(kind for kind in JOB_KINDS if not kind.is_group)
+_BY_OWNER = tuple(BY_NAME[name] for name in (VOLCANO_JOB, INDEXED_JOB, JOB, STATEFUL_SET, ""))
 
 
 class JobKey(msgspec.Struct, frozen=True, order=True):
@@ -55,7 +42,7 @@ class JobKey(msgspec.Struct, frozen=True, order=True):
     Attributes:
         namespace: the namespace of its pods.
         name: the name of its group or owner.
-        kind: the kind of its group or owner, or one of the constants above.
+        kind: the kind of its group or owner, as in ``job_kinds``.
     """
 
     namespace: str
@@ -79,24 +66,62 @@ class JobKey(msgspec.Struct, frozen=True, order=True):
         return f"{self.namespace}/{self.name}"
 
 
+class Marks(msgspec.Struct, frozen=True):
+    """The job of a pod by its own marks, without its pod group.
+
+    Attributes:
+        kind: its row in the table.
+        job: the job.
+        position: the position of the pod in it.
+    """
+
+    kind: JobKind
+    job: JobKey
+    position: Position
+
+    @property
+    def part(self) -> str:
+        """What distinguishes the indexes of this pod from those of other pods of its group."""
+        return str(self.job) if self.position.is_unique else f"{self.job} {self.position.part}"
+
+
 def find_job(pod: Pod) -> JobKey:
     """The job a pod belongs to (docs/spec/scheduling.md#session, docs/spec/scheduling.md#jobs-and-requests)."""
-    metadata = pod.metadata
-    for annotation in _VOLCANO_ANNOTATIONS:
-        if name := metadata.annotations.get(annotation):
-            return JobKey(metadata.namespace, name, VOLCANO)
-    for label in _COSCHEDULING_LABELS:
-        if name := metadata.labels.get(label):
-            return JobKey(metadata.namespace, name, COSCHEDULING)
-    return _job_without_group(pod)
+    return _first(pod, JOB_KINDS)[1]
 
 
-def _job_without_group(pod: Pod) -> JobKey:
-    metadata = pod.metadata
-    for label, kind in ((_KUBEFLOW_NAME, KUBEFLOW), (_JOB_SET_NAME, JOB_SET)):
-        if name := metadata.labels.get(label):
-            return JobKey(metadata.namespace, name, kind)
-    return job_of_owner(pod) or JobKey(metadata.namespace, metadata.name, SINGLE)
+def marks_of(pod: Pod) -> Marks:
+    """The job of a pod by its own marks, regardless of its pod group."""
+    kind, job = _first(pod, _WITHOUT_GROUP)
+    return Marks(kind, job, kind.position(pod))
+
+
+def _first(pod: Pod, kinds: tuple[JobKind, ...]) -> tuple[JobKind, JobKey]:
+    for kind in kinds:
+        if name := kind.find(pod):
+            return kind, _key(pod, name, kind)
+    kind = kinds[-1]  # a pod without a name, which no API server has
+    return kind, _key(pod, pod.metadata.name, kind)
+
+
+def _key(pod: Pod, name: str, kind: JobKind) -> JobKey:
+    owner = pod.metadata.controller
+    return JobKey(pod.metadata.namespace, name, kind.name or (owner.kind if owner is not None else ""))
+
+
+def find_object(pod: Pod) -> JobKey | None:
+    """The object from which the pod was created, if it is of a kind that is watched."""
+    kind, job = _first(pod, _WITHOUT_GROUP)
+    if not kind.objects:
+        return None
+    name = kind.object_name(pod) if kind.object_name is not None else job.name
+    return JobKey(job.namespace, name or job.name, kind.name)
+
+
+def is_group(job: JobKey) -> bool:
+    """Whether the job is a pod group."""
+    kind = BY_NAME.get(job.kind)
+    return kind is not None and kind.is_group
 
 
 def works_alone(pod: Pod, job: JobKey) -> bool:
@@ -109,22 +134,18 @@ def works_alone(pod: Pod, job: JobKey) -> bool:
         pod: the pod.
         job: its job.
     """
-    marked = _job_without_group(pod) if job.kind in _GROUPS else job
-    if marked.kind not in _INDEPENDENT:
-        return False
-    owner = pod.metadata.controller
-    # Volcano's Jobs have the same kind as those of batch/v1, but their pods work together.
-    return owner is None or not owner.api_version.startswith(_VOLCANO_JOBS)
+    if is_group(job):
+        return _first(pod, _WITHOUT_GROUP)[0].is_alone
+    kind = BY_NAME.get(job.kind)
+    return kind is not None and kind.is_alone
 
 
 def job_of_owner(pod: Pod) -> JobKey | None:
     """The job of the pod's owner, regardless of other marks; None without an owner."""
-    metadata = pod.metadata
-    owner = metadata.controller
-    if owner is None or owner.kind in _NO_JOBS:
-        return None
-    indexed = owner.kind == "Job" and (_COMPLETION_INDEX in metadata.labels | metadata.annotations)
-    return JobKey(metadata.namespace, owner.name, INDEXED_JOB if indexed else owner.kind)
+    for kind in _BY_OWNER:
+        if name := kind.find(pod):
+            return _key(pod, name, kind)
+    return None
 
 
 def stated_minimum(pod: Pod) -> int | None:
@@ -134,15 +155,38 @@ def stated_minimum(pod: Pod) -> int | None:
         Refusal: ``InvalidMinAvailable`` if it is not a positive number.
     """
     for key, values in ((MIN_AVAILABLE, pod.metadata.annotations), (_OLD_MINIMUM, pod.metadata.labels)):
-        text = values.get(key)
-        if text is not None:
-            number = _number(text)
-            if not number:
-                raise Refusal(
-                    Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {key}={text!r} is not a positive number of pods"
-                )
-            return number
+        if (text := values.get(key)) is not None:
+            return minimum_from(text, f"pod {pod.key}: {key}")
     return None
+
+
+def stated_whole(pod: Pod) -> int | None:
+    """How many pods start together, as the controller of the pod's kind of job has written on the pod.
+
+    Raises:
+        Refusal: ``InvalidMinAvailable`` if it is not a positive number.
+    """
+    kind = _first(pod, _WITHOUT_GROUP)[0]
+    for key in kind.stated:
+        if (text := pod.metadata.annotations.get(key)) is not None:
+            return minimum_from(text, f"pod {pod.key}: {key}")
+    return None
+
+
+def minimum_from(text: str, what: str) -> int:
+    """A minimum that is written somewhere.
+
+    Args:
+        text: what is written.
+        what: the place and the key, for the sentence.
+
+    Raises:
+        Refusal: ``InvalidMinAvailable`` if it is not a positive number.
+    """
+    minimum = number(text)
+    if not minimum:
+        raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"{what}={text!r} is not a positive number of pods")
+    return minimum
 
 
 def stated_replicas(pod: Pod) -> int | None:
@@ -150,49 +194,51 @@ def stated_replicas(pod: Pod) -> int | None:
 
     It is the number of Jobs of one template of a JobSet. How many pods each Job has is not written on its pods.
     """
-    jobs = _number(pod.metadata.labels.get(_JOB_SET_REPLICAS, ""))
+    jobs = number(pod.metadata.labels.get(_JOB_SET_REPLICAS, ""))
     return jobs if jobs is not None and jobs > 1 else None
 
 
-def own_rank(pod: Pod) -> int | None:
-    """The rank that the pod itself has; None if its job has to assign one (docs/spec/scheduling.md#ranks).
+def written_rank(pod: Pod) -> int | None:
+    """The rank that is written on a pod, unless it has failed; None if none is."""
+    return number(pod.metadata.annotations.get(RANK, "")) if pod.status.phase != "Failed" else None
 
-    In this order: the annotation, unless the pod has failed; the ordinal of a StatefulSet; the index of an Indexed Job
-    or of a Volcano task, from a label, an annotation or the environment. Not a rank: the index within one of several
-    Jobs of a JobSet, and the index within one replica type of a kubeflow job.
+
+def own_rank(pod: Pod) -> int | None:
+    """The rank that the pod itself has, if its job has no other parts (docs/spec/scheduling.md#ranks).
+
+    In this order: the annotation, unless the pod has failed; its index in the job. None if its job has to assign one:
+    the index within one of several Jobs of a JobSet, or within one replica type of a kubeflow job, is not a rank.
     """
-    metadata = pod.metadata
-    if pod.status.phase != "Failed" and (written := _number(metadata.annotations.get(RANK, ""))) is not None:
-        return written
-    labels = metadata.labels
-    if (ordinal := _number(labels.get(_ORDINAL, ""))) is not None:
-        return ordinal
-    if _STATEFUL_SET_POD in labels:
-        return _number(labels[_STATEFUL_SET_POD].rpartition("-")[2])
-    if (index := _index(pod)) is not None:
-        return index if labels.get(_JOB_SET_JOBS, "1") == "1" else None
-    for container in pod.spec.containers:
-        for variable in container.env:
-            if variable.name in INDEX_VARIABLES and (rank := _number(variable.value)) is not None:
-                return rank
-    return None
+    written = written_rank(pod)
+    return written if written is not None else marks_of(pod).position.own
 
 
 def is_later(pod: Pod) -> bool:
     """Whether the pod's own index shows that other pods come before it."""
-    return bool(own_rank(pod) or _number(pod.metadata.labels.get(_KUBEFLOW_INDEX, "")))
+    position = marks_of(pod).position
+    return bool(own_rank(pod) or position.at or position.outer)
 
 
-def filling_order(pod: Pod) -> tuple[bool, int, str, int, str]:
-    """The order in which pods without a rank of their own get one: masters first, then by index, then by name."""
-    labels = pod.metadata.labels
+def filling_order(pod: Pod, parts: tuple[str, ...] = ()) -> tuple[bool, int, str, int, int, str, int, str]:
+    """The order in which pods without a rank of their own get one.
+
+    Masters first, then by part, by index, and by name.
+
+    Args:
+        pod: the pod.
+        parts: the parts of its job in their order, if that is known.
+    """
+    position = marks_of(pod).position
     stem, _, last = pod.name.rpartition("-")
-    number = _number(last)
+    at = number(last)
     return (
-        labels.get(_KUBEFLOW_TYPE, "").lower() not in _LEADERS,
-        _number(labels.get(_KUBEFLOW_INDEX, "")) or 0,
-        stem if number is not None else pod.name,
-        number or 0,
+        position.part not in LEADERS,
+        parts.index(position.part) if position.part in parts else len(parts),
+        position.part,
+        position.outer,
+        position.at or 0,
+        stem if at is not None else pod.name,
+        at or 0,
         pod.name,
     )
 
@@ -207,15 +253,3 @@ def writes_rank(pod: Pod) -> bool:
         return False
     owner = metadata.controller
     return MIN_AVAILABLE in metadata.annotations or (owner is not None and owner.kind == "ReplicaSet")
-
-
-def _index(pod: Pod) -> int | None:
-    for values in (pod.metadata.labels, pod.metadata.annotations):
-        for key in (_COMPLETION_INDEX, _VOLCANO_INDEX):
-            if (index := _number(values.get(key, ""))) is not None:
-                return index
-    return None
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None

@@ -17,13 +17,13 @@ from allocator.rules.job import (
     filling_order,
     is_later,
     job_of_owner,
-    own_rank,
-    stated_minimum,
     stated_replicas,
     works_alone,
 )
 from allocator.rules.validity import requested_vnpus
-from ascend.errors import Refusal
+from allocator.state.ranks import Ranks
+from allocator.state.statements import Statements, annotated_minimum
+from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
 
 _VERSIONS: Final = count(1)
@@ -42,10 +42,16 @@ class Cooperation(NamedTuple):
     least: int
 
 
-class _Statement(NamedTuple):
-    created: str
-    name: str
-    minimum: int
+class Owned(NamedTuple):
+    """What an owner of the core API says of its pods.
+
+    Attributes:
+        size: the desired number of pods at one time.
+        is_one_by_one: a pod is created only when the one before it is ready.
+    """
+
+    size: int
+    is_one_by_one: bool = False
 
 
 class Job:
@@ -62,26 +68,27 @@ class Job:
         version: changes with every decision-relevant change: of a pod, of the number of pods to place together, and of
             which pods are placed. No two jobs ever have the same version.
         first_version: tells it from a former job with the same key.
+        group: what its pod group says; None without one.
+        source: what the object says from which its pods were created; None if it has none, or none is known.
+        source_key: that object, if it is of a kind that is watched.
     """
 
-    def __init__(self, key: JobKey, owners: Mapping[JobKey, int]) -> None:
+    def __init__(self, key: JobKey, owners: Mapping[JobKey, Owned], source_key: JobKey | None = None) -> None:
         self.key = key
         self.size = 0
         self.present = 0
         self.ended = 0
         self.version = self.first_version = next(_VERSIONS)
-        self._group_minimum: int | None = None
-        self._stated: dict[str, _Statement] = {}
-        self._stated_last: _Statement | None = None
+        self.group: JobFacts | None = None
+        self.source: JobFacts | None = None
+        self.source_key = source_key
+        self._statements = Statements()
         self._owners = owners
         self._pods: dict[str, Pod] = {}
         self._placed: dict[str, None] = {}  # a set in the order of placement
-        self._own: dict[str, int] = {}
         self._vnpus: dict[str, int] = {}
-        self._ranks: dict[int, str] = {}
-        self._assigned: dict[str, int] = {}
-        self._lowest = 0
         self._gated: set[str] = set()
+        self._ranks = Ranks()
 
     @property
     def kind(self) -> str:
@@ -100,35 +107,41 @@ class Job:
 
     @property
     def stated_minimum(self) -> int | None:
-        """The minimum stated by its pods; None if none states one.
-
-        If they contradict each other, as during the rollout of a changed template, the newest pod that states one
-        decides: the result is the same after a restart, whatever the order in which the pods are seen.
-        """
-        if self._stated_last is None:
-            self._stated_last = max(self._stated.values(), default=None)
-        return self._stated_last.minimum if self._stated_last is not None else None
+        """The minimum stated by its pods; None if none states one."""
+        return self._statements.minimum
 
     @property
     def group_minimum(self) -> int | None:
         """The minimum of its pod group; None without one."""
-        return self._group_minimum
+        return self.group.minimum if self.group is not None else None
 
-    def set_group_minimum(self, minimum: int | None) -> None:
-        """Set the minimum of its pod group, after the group was created, changed or deleted."""
-        self._group_minimum = minimum
+    def set_facts(self, group: JobFacts | None, source: JobFacts | None) -> None:
+        """Set what its pod group and its object say, after one of them was created, changed or deleted."""
+        self.group, self.source = group, source
+        self._ranks.know(source.parts if source is not None else ())
         self.version = next(_VERSIONS)
 
     @property
     def min_available(self) -> int:
         """How many pods must be placed together; 1 if each may be placed alone.
 
-        What the pods state counts only if their group does not require more than 1
-        (docs/spec/scheduling.md#jobs-and-requests).
+        The first of these that is there: the minimum of its group if that is more than 1
+        (docs/spec/scheduling.md#jobs-and-requests), what is stated on its group, on its object and on its pods, and
+        without a group the number that starts together by the rules of its kind.
         """
-        if self._group_minimum is not None and self._group_minimum > 1:
-            return self._group_minimum
-        return self.stated_minimum or 1
+        if self.group is not None and (minimum := self.group.minimum) is not None and minimum > 1:
+            return minimum
+        for facts in (self.group, self.source):
+            if facts is not None and (stated := annotated_minimum(facts)) is not None:
+                return stated
+        if self.source is not None and self.source.minimum is not None:
+            return max(1, self.source.minimum)
+        if (by_pods := self._statements.minimum) is not None:
+            return by_pods
+        if self.group is not None:
+            return 1
+        whole = self.source.whole if self.source is not None else self._statements.whole
+        return max(1, whole or 1)
 
     @property
     def is_gang(self) -> bool:
@@ -141,6 +154,9 @@ class Job:
         Must not depend on which pods exist already: the first pod is placed before its peers exist, and its placement
         must still be right when they do.
         """
+        if self.source is not None and self.source.parts and (self.is_gang or not works_alone(pod, self.key)):
+            number = max(self._requesting_with(pod), self.source.pods_with_chips)
+            return Cooperation(number, number)
         if self.is_gang:
             least = max(self._requesting_with(pod), self._owned_with(pod) or 1, stated_replicas(pod) or 1)
             # Pods that don't exist yet may all request chips; only existing pods are known to request none.
@@ -154,6 +170,20 @@ class Job:
         least = max(owned or 1, stated_replicas(pod) or 1)
         return Cooperation(least if least > 1 else None, least)
 
+    def never_starts(self, pod: Pod) -> str | None:
+        """Why its pods can never be placed together, given the owner of a pod; None if they can."""
+        owner = job_of_owner(pod)
+        owned = self._owners.get(owner) if owner is not None else None
+        if owned is None or not owned.is_one_by_one or not self.is_gang or self.placed_beside(pod.uid):
+            return None
+        if any(job_of_owner(each) != owner for each in self._pods.values()):
+            return None  # several owners: each creates its first pod
+        return (
+            f"StatefulSet {owner} creates a pod only when the one before it is ready (podManagementPolicy "
+            f"OrderedReady), but {self.min_available} pods of job {self.key} must be placed together; "
+            "set podManagementPolicy to Parallel, or the minimum to 1"
+        )
+
     def is_distributed_with(self, pod: Pod) -> bool:
         """Whether it counts as distributed (docs/spec/scheduling.md); it does if the number of its pods is unknown.
 
@@ -161,7 +191,7 @@ class Job:
         """
         known = self.cooperation_with(pod).known
         if known is None:
-            return self._group_minimum is None or not self.may_be_alone(pod)
+            return self.group is None or not self.may_be_alone(pod)
         return known > 1
 
     def may_be_alone(self, pod: Pod) -> bool:
@@ -180,24 +210,18 @@ class Job:
         return requested_vnpus(pod) + sum(vnpus for uid, vnpus in self._vnpus.items() if uid != pod.uid)
 
     def rank_of(self, pod: Pod) -> int:
-        """The pod's rank: its own, else the assigned one, else the lowest free one, which is assigned to it now."""
-        rank = self._known_rank(pod)
-        if rank is not None:
-            return rank
-        while self._lowest in self._ranks:
-            self._lowest += 1
-        if pod.uid in self._pods:
-            self._ranks[self._lowest] = pod.uid
-            self._assigned[pod.uid] = self._lowest
-        return self._lowest
+        """The pod's rank: its own, else the lowest free one; a present pod keeps it, and no other one has it."""
+        return self._ranks.rank_of(pod)
 
     def ranked(self) -> list[tuple[int, Pod]]:
         """Its present pods in the order of their ranks; assigns a rank to those without one."""
-        unnumbered = [pod for pod in self._pods.values() if self._known_rank(pod) is None]
-        for pod in sorted(unnumbered, key=filling_order):
-            self.rank_of(pod)
+        ranks = self._ranks
+        unread = [pod for pod in self._pods.values() if not ranks.is_given(pod.uid)]
+        parts = tuple(part.name for part in self.source.parts) if self.source is not None else ()
+        for pod in sorted(unread, key=lambda each: (not ranks.wants(each.uid), filling_order(each, parts))):
+            ranks.rank_of(pod)
         return sorted(
-            ((self.rank_of(pod), pod) for pod in self._pods.values()), key=lambda each: (each[0], each[1].name)
+            ((ranks.rank_of(pod), pod) for pod in self._pods.values()), key=lambda each: (each[0], each[1].name)
         )
 
     @property
@@ -232,20 +256,8 @@ class Job:
         self.version = next(_VERSIONS)
 
     def note_minimum(self, pod: Pod) -> None:
-        """Record the minimum that a pod states."""
-        try:
-            minimum = stated_minimum(pod)
-        except Refusal:
-            minimum = None  # refused when the pod is scheduled
-        if minimum is None:
-            self._forget_minimum(pod.uid)
-            return
-        statement = _Statement(pod.metadata.creation_timestamp or "", pod.name, minimum)
-        last = self._stated_last
-        self._forget_minimum(pod.uid)
-        self._stated[pod.uid] = statement
-        if len(self._stated) == 1 or (last is not None and statement >= last):
-            self._stated_last = statement
+        """Record what a pod states about the number of pods to place together."""
+        self._statements.note(pod)
 
     def put(self, pod: Pod) -> None:
         """Add or update a present pod."""
@@ -261,19 +273,15 @@ class Job:
         vnpus = requested_vnpus(pod) if pod.is_live else 0
         if vnpus:
             self._vnpus[pod.uid] = vnpus
-        rank = own_rank(pod)
-        if rank is not None:
-            self._own[pod.uid] = rank
-            # A pod with a rank of its own displaces one to which it was only assigned.
-            self._ranks[rank] = pod.uid
+        self._ranks.put(pod)
 
     def remove(self, uid: str) -> None:
         """Remove a pod that is no longer present."""
-        self._forget_minimum(uid)
+        self._statements.forget(uid)
         self._placed.pop(uid, None)
+        self._ranks.remove(uid)
         if self._remove(uid) is not None:
             self.version = next(_VERSIONS)
-        self._free(self._assigned.pop(uid, None), uid)
 
     def _remove(self, uid: str) -> Pod | None:
         pod = self._pods.pop(uid, None)
@@ -283,31 +291,15 @@ class Job:
         self.size -= pod.requests_chips
         self.ended -= pod.requests_chips and not pod.is_live
         self._vnpus.pop(uid, None)
-        self._free(self._own.pop(uid, None), uid)
         return pod
-
-    def _forget_minimum(self, uid: str) -> None:
-        if self._stated.pop(uid, None) == self._stated_last:
-            self._stated_last = None
 
     def _owned_with(self, pod: Pod) -> int | None:
         owner = job_of_owner(pod)
-        return self._owners.get(owner) if owner is not None else None
+        owned = self._owners.get(owner) if owner is not None else None
+        return owned.size if owned is not None else None
 
     def _requesting_with(self, pod: Pod) -> int:
         return self.size + (pod.uid not in self._pods and pod.requests_chips)
-
-    def _known_rank(self, pod: Pod) -> int | None:
-        own = self._own.get(pod.uid) if pod.uid in self._pods else own_rank(pod)
-        if own is not None:
-            return own
-        assigned = self._assigned.get(pod.uid)
-        return assigned if assigned is not None and self._ranks.get(assigned) == pod.uid else None
-
-    def _free(self, rank: int | None, uid: str) -> None:
-        if rank is not None and self._ranks.get(rank) == uid:
-            del self._ranks[rank]
-            self._lowest = min(self._lowest, rank)
 
 
 def _is_as_before(old: Pod, new: Pod) -> bool:

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from allocator.rules.job import INDEXED_JOB, SINGLE, STATEFUL_SET, JobKey, find_job
-from allocator.state.job import Job
+from allocator.rules.job import JobKey, find_job, find_object, is_group
+from allocator.rules.job_kinds import INDEXED_JOB, SINGLE, STATEFUL_SET
+from allocator.state.job import Job, Owned
+from ascend.kube.job_objects import JobFacts, JobObject, settings_among
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet
 
@@ -21,8 +23,10 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, Job] = {}
         self._members: dict[str, _Membership] = {}
-        self._groups: dict[JobKey, int] = {}
-        self._owners: dict[JobKey, int] = {}
+        self._groups: dict[JobKey, JobFacts] = {}
+        self._owners: dict[JobKey, Owned] = {}
+        self._sources: dict[JobKey, JobFacts] = {}
+        self._made_from: dict[JobKey, set[JobKey]] = {}
         self._watched: set[str] = set()
 
     def __iter__(self) -> Iterator[Job]:
@@ -41,11 +45,15 @@ class Jobs:
         return job if job is not None else self._new(key, pod)
 
     def lacks_group(self, job: Job) -> bool:
-        """Whether the job's pods name a group that does not exist, so that its minimum is unknown.
+        """Whether the job's pods name a group, or an owner, that does not exist, so that its minimum is unknown.
 
-        Only if groups of that kind are watched, and if the pods don't state the minimum themselves.
+        Only if objects of that kind are watched, and if the pods don't state the minimum themselves.
         """
-        return job.kind in self._watched and job.key not in self._groups and job.stated_minimum is None
+        if job.stated_minimum is not None:
+            return False
+        if is_group(job.key):
+            return job.kind in self._watched and job.group is None
+        return job.source_key is not None and job.source_key.kind in self._watched and job.source is None
 
     def gang(self, job: Job) -> Job | None:
         """The job, if its pods are placed together or not at all, or if that is unknown; else None."""
@@ -67,6 +75,12 @@ class Jobs:
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = self._new(key, pod)
+            if job.source_key is not None:
+                self._made_from.setdefault(job.source_key, set()).add(key)
+        elif job.source_key is not None and pod.requests_chips and find_object(pod) != job.source_key:
+            self._unlink(job)  # a group of pods of several objects
+            job.source_key = None
+            self._inform(job)
         self._members[pod.uid] = _Membership(key, present)
         if present:
             job.put(pod)
@@ -91,34 +105,52 @@ class Jobs:
             return None
         # Its failed, terminating and gated pods add it again when they change, which does no harm.
         del self._jobs[job.key]
+        self._unlink(job)
         return job.key
 
     def watched(self, kind: str) -> None:
-        """Record that the groups of a kind are watched and synced."""
+        """Record that the groups or objects of a kind are watched and synced."""
         self._watched.add(kind)
         self._renew(kind)
 
     def unwatched(self, kind: str) -> None:
-        """Record that a kind of group is no longer served, and drop its groups."""
+        """Record that a kind of group or object is no longer served, and drop what is known of it."""
         self._watched.discard(kind)
+        for facts in (self._groups, self._sources):
+            for key in [key for key in facts if key.kind == kind]:
+                del facts[key]
         self._renew(kind)
-        for key in [key for key in self._groups if key.kind == kind]:
-            self._drop_group(key)
 
     def group_applied(self, kind: str, group: PodGroup) -> None:
         """Add or update a pod group."""
-        key = JobKey(group.metadata.namespace, group.name, kind)
-        self._groups[key] = group.spec.min_member
-        if key in self._jobs:
-            self._jobs[key].set_group_minimum(group.spec.min_member)
+        metadata = group.metadata
+        labels, annotations = settings_among(metadata.labels), settings_among(metadata.annotations)
+        key = JobKey(metadata.namespace, group.name, kind)
+        self._groups[key] = JobFacts(minimum=group.spec.min_member, labels=labels, annotations=annotations)
+        self._inform(self._jobs.get(key))
 
     def group_deleted(self, kind: str, group: PodGroup) -> None:
         """Remove a pod group."""
-        self._drop_group(JobKey(group.metadata.namespace, group.name, kind))
+        key = JobKey(group.metadata.namespace, group.name, kind)
+        self._groups.pop(key, None)
+        self._inform(self._jobs.get(key))
+
+    def source_applied(self, kind: str, source: JobObject) -> None:
+        """Add or update an object from which an operator creates pods."""
+        key, facts = JobKey(source.metadata.namespace, source.name, kind), source.facts
+        if self._sources.get(key) != facts:
+            self._sources[key] = facts
+            self._inform_made_from(key)
+
+    def source_deleted(self, kind: str, source: JobObject) -> None:
+        """Remove such an object."""
+        key = JobKey(source.metadata.namespace, source.name, kind)
+        self._sources.pop(key, None)
+        self._inform_made_from(key)
 
     def owner_applied(self, owner: StatefulSet | BatchJob) -> None:
         """Add or update an owner of pods."""
-        self._owners[_owned(owner)] = owner.size
+        self._owners[_owned(owner)] = Owned(owner.size, owner.is_one_by_one)
 
     def owner_deleted(self, owner: StatefulSet | BatchJob) -> None:
         """Remove an owner of pods."""
@@ -132,19 +164,30 @@ class Jobs:
             job.set_placed(uid, placed=placed)
 
     def _renew(self, kind: str) -> None:
-        """Give jobs with groups of a kind a new version: whether they lack their group may have changed."""
+        """Give jobs of a kind a new version: whether they lack their group or object may have changed."""
         for key, job in self._jobs.items():
-            if key.kind == kind:
-                job.set_group_minimum(job.group_minimum)
+            if key.kind == kind or (job.source_key is not None and job.source_key.kind == kind):
+                self._inform(job)
 
-    def _drop_group(self, key: JobKey) -> None:
-        self._groups.pop(key, None)
-        if key in self._jobs:
-            self._jobs[key].set_group_minimum(None)
+    def _inform_made_from(self, key: JobKey) -> None:
+        for each in self._made_from.get(key, ()):
+            self._inform(self._jobs.get(each))
+
+    def _inform(self, job: Job | None) -> None:
+        if job is not None:
+            source = self._sources.get(job.source_key) if job.source_key is not None else None
+            job.set_facts(self._groups.get(job.key), source)
+
+    def _unlink(self, job: Job) -> None:
+        made = self._made_from.get(job.source_key) if job.source_key is not None else None
+        if made is not None and job.source_key is not None:
+            made.discard(job.key)
+            if not made:
+                del self._made_from[job.source_key]
 
     def _new(self, key: JobKey, pod: Pod) -> Job:
-        job = Job(key, self._owners)
-        job.set_group_minimum(self._groups.get(key))
+        job = Job(key, self._owners, find_object(pod))
+        self._inform(job)
         job.note_minimum(pod)
         return job
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
-from allocator.rules.job import COSCHEDULING, VOLCANO
+from allocator.rules.job_kinds import COSCHEDULING, JOB_KINDS, VOLCANO
 from allocator.state.cluster import Cluster
 from allocator.state.plain_pods import PlainPods
 from ascend.deviceinfo import LABELS, NAMESPACE
+from ascend.kube.job_objects import JobObject
 from ascend.kube.objects import CONFIG_MAPS, NODES, PODS, Resource
 from ascend.kube.workloads import (
     BATCH_JOBS,
@@ -101,6 +102,17 @@ def _pod_groups(kind: str, resource: Resource[PodGroup]) -> WatchedKind:
     )
 
 
+def _job_objects(kind: str, resource: Resource[JobObject]) -> WatchedKind:
+    return WatchedKind(
+        f"{resource.kind}.{resource.api_version}",
+        resource,
+        lambda cluster, source: cluster.jobs.source_applied(kind, source),
+        lambda cluster, source: cluster.jobs.source_deleted(kind, source),
+        synced=lambda cluster: cluster.jobs.watched(kind),
+        unserved=lambda cluster: cluster.jobs.unwatched(kind),
+    )
+
+
 _SELECTOR: Final = ",".join(f"{key}={value}" for key, value in LABELS.items())
 _reports = partial(WatchedKind, resource=CONFIG_MAPS, label_selector=_SELECTOR)
 _owners = partial(
@@ -117,6 +129,7 @@ KINDS: Final = (
     _owners("Jobs", BATCH_JOBS),
     _pod_groups(VOLCANO, VOLCANO_POD_GROUPS),
     _pod_groups(COSCHEDULING, COSCHEDULING_POD_GROUPS),
+    *(_job_objects(kind.name, resource) for kind in JOB_KINDS for resource in kind.objects),
     WatchedKind("pods", PODS, Cluster.pod_applied, Cluster.pod_deleted, unkept=lambda cluster: cluster.plain),
 )
 """Pods last: what they mean depends on all others."""

@@ -21,6 +21,7 @@ class StatefulSetSpec(msgspec.Struct, rename="camel", frozen=True):
     """A StatefulSet's spec."""
 
     replicas: int = 1
+    pod_management_policy: str = "OrderedReady"
 
 
 class PodOwner(KubeObject, frozen=True, kw_only=True):
@@ -42,6 +43,11 @@ class StatefulSet(PodOwner, frozen=True, kw_only=True):
         """The desired number of pods."""
         return self.spec.replicas
 
+    @property
+    def is_one_by_one(self) -> bool:
+        """Whether a pod is created only when the one before it is ready."""
+        return self.spec.pod_management_policy == "OrderedReady"
+
 
 class BatchJobSpec(msgspec.Struct, rename="camel", frozen=True):
     """A Job's spec."""
@@ -60,6 +66,8 @@ class BatchJob(PodOwner, frozen=True, kw_only=True):
         """The desired number of pods at one time."""
         completions = self.spec.completions
         return self.spec.parallelism if completions is None else min(self.spec.parallelism, completions)
+
+    is_one_by_one = False
 
 
 STATEFUL_SETS = Resource(StatefulSet, "StatefulSet", "apis/apps/v1", "statefulsets")

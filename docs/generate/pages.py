@@ -19,6 +19,7 @@ from docs.generate.console import with_output
 from docs.generate.tables import (
     allocator_registry,
     controllers_table,
+    jobs_table,
     metrics_table,
     reasons_table,
     rights_table,
@@ -40,7 +41,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
         "metrics": lambda: metrics_table(DevicePluginMetrics().registry),
         "rights": rights_table,
     },
-    "jobs.md": {"controllers": controllers_table},
+    "jobs.md": {"jobs": jobs_table, "controllers": controllers_table},
     "reasons.md": {category.name.lower().replace("_", "-"): partial(reasons_table, category) for category in Category},
 }
 

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings
 
 from allocator.metrics import AllocatorMetrics
 from allocator.observe.cluster_gauges import ClusterGauges
+from allocator.rules.job_kinds import JOB_KINDS
 from allocator.rules.unsupported import UNSUPPORTED
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.settings import RELOADED, fixed_settings
@@ -144,3 +145,11 @@ def controllers_table() -> Iterator[str]:
     for each in CONTROLLERS.values():
         target = "test-long" if each.is_long else "test"
         yield f"| `{each.module}` | {each.version} | {each.kinds} | `make {target}` |"
+
+
+def jobs_table() -> Iterator[str]:
+    """Yield the lines of the table of the kinds of jobs."""
+    yield "| kind | recognized by | number of pods | started together | ranks | replaces a dead pod |"
+    yield "|---|---|---|---|---|---|"
+    for kind in JOB_KINDS:
+        yield f"| {' | '.join(kind.text)} |"

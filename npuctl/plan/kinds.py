@@ -193,14 +193,17 @@ def _job_set(controller: Controller, spec: _JobSet) -> Iterator[KubeObject]:
             f"{_JOB_SET}global-replicas": str(total),
         }
         for number in range(each.replicas):
-            yield from _owned_job(controller, f"{controller.name}-{each.name}-{number}", job, labels)
+            name, own = f"{controller.name}-{each.name}-{number}", {f"{_JOB_SET}job-index": str(number)}
+            yield from _owned_job(controller, name, job, {**labels, **own})
 
 
 def _leader_worker_set(controller: Controller, spec: _LeaderWorkerSet) -> Iterator[KubeObject]:
     """A StatefulSet of the leaders, and one for the workers of each group."""
     workers = spec.leader_worker_template
     name, size = controller.name, {f"{_LEADER_WORKER}size": str(workers.size)}
-    yield StatefulSet(metadata=controller.metadata("StatefulSet", name), spec=StatefulSetSpec(spec.replicas))
+    yield StatefulSet(
+        metadata=controller.metadata("StatefulSet", name), spec=StatefulSetSpec(spec.replicas, "Parallel")
+    )
     for group in range(spec.replicas):
         leader = f"{name}-{group}"
         labels = {
@@ -216,7 +219,7 @@ def _leader_worker_set(controller: Controller, spec: _LeaderWorkerSet) -> Iterat
             annotations=size,
         )
         if workers.size > 1:
-            number = StatefulSetSpec(workers.size - 1)
+            number = StatefulSetSpec(workers.size - 1, "Parallel")
             yield StatefulSet(metadata=controller.metadata("StatefulSet", leader), spec=number)
         for worker in range(1, workers.size):
             yield from controller.child("apps/v1", "StatefulSet", leader).pods(

@@ -27,9 +27,15 @@ Json: TypeAlias = dict[str, Any]
 _RESOURCES: Final[dict[tuple[str, str], Resource[Any]]] = {
     (kind.resource.kind, kind.resource.api_version): kind.resource for kind in KINDS
 }
-_GROUPS: Final = {kind.name: kind.resource for kind in KINDS if kind.is_optional}
+_OPTIONAL: Final = {kind.name: kind.resource for kind in KINDS if kind.is_optional}
+_GROUPS: Final = {name: resource for name, resource in _OPTIONAL.items() if resource.type is PodGroup}
 
-_CONTROLLERS: Final = (None, STATEFUL_SETS, BATCH_JOBS)
+_CONTROLLERS: Final = (
+    None,
+    STATEFUL_SETS,
+    BATCH_JOBS,
+    *(resource for name, resource in _OPTIONAL.items() if name not in _GROUPS),
+)
 """Kinds whose controllers create pods, or may: those that are not read."""
 
 _MOST_SHOWN: Final = 300
@@ -172,11 +178,13 @@ def read_manifests(files: Iterable[str], *, strict: bool = True) -> Reading:
                 if owner != read.key:
                     raise origin.error("metadata.uid", f"{shown(read.uid)} is also the uid of {owner}")
                 found[resource.path(), read.key] = read
-    groups = {
-        group: [each for (path, _), each in found.items() if path == resource.path() and isinstance(each, PodGroup)]
-        for group, resource in _GROUPS.items()
+    optional = {
+        name: [each for (path, _), each in found.items() if path == resource.path()]
+        for name, resource in _OPTIONAL.items()
     }
-    objects = ClusterObjects.of(found.values(), groups)
+    # Pods may be given without the object of their operator, but not without their pod group.
+    served = {name: each for name, each in optional.items() if each or name in _GROUPS}
+    objects = ClusterObjects.of(found.values(), served)
     return Reading(objects, list(unsubmitted.values()), ignored, list(warnings.values()))
 
 

@@ -21,11 +21,10 @@ from ascend.errors import ApiError, InvalidReport, NotFound, Unreachable
 from ascend.kube.answers import decode
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import ConfigMap, KubeObject, Node, Pod
-from ascend.kube.workloads import PodGroup
 
 _key = attrgetter("key")
 
-_NO_GROUPS: Final[Mapping[str, Iterable[PodGroup]]] = MappingProxyType({})
+_NO_GROUPS: Final[Mapping[str, Iterable[KubeObject]]] = MappingProxyType({})
 
 HEALTH_NAMESPACE: Final = "mindx-dl"
 """The namespace of NodeD's ConfigMaps. Those in files are used even if the allocator's settings name no namespace."""
@@ -44,12 +43,12 @@ class ClusterObjects:
     by_kind: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]] = _NO_GROUPS) -> Self:
+    def of(cls, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[KubeObject]] = _NO_GROUPS) -> Self:
         """Sort objects by kind and name.
 
         Args:
-            objects: of all kinds but pod groups.
-            groups: pod groups by name of their kind.
+            objects: of all kinds that are not optional.
+            groups: pod groups and the objects of operators, by name of their kind.
         """
         ordered = sorted(objects, key=_key)
         fixed = {
@@ -59,7 +58,7 @@ class ClusterObjects:
         }
         return cls(fixed | {kind: tuple(sorted(some, key=_key)) for kind, some in groups.items()})
 
-    def plus(self, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[PodGroup]]) -> Self:
+    def plus(self, objects: Iterable[KubeObject], groups: Mapping[str, Iterable[KubeObject]]) -> Self:
         """Return these objects and more, as for ``of``; of objects with the same kind and name these count."""
         return self.with_new(type(self).of(objects, groups))
 

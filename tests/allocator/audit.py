@@ -87,6 +87,8 @@ def _differences(cluster: Cluster, ledger: Ledger, rebuilt: Cluster) -> Iterator
         yield from _differs(f"pod {uid}", "kept as a plain pod", cluster.plain.get(uid), rebuilt.plain.get(uid))
     for key in cluster.jobs._owners.keys() | rebuilt.jobs._owners.keys():
         yield from _owner(key, cluster, rebuilt)
+    for key in cluster.jobs._sources.keys() | rebuilt.jobs._sources.keys():
+        yield from _source(key, cluster, rebuilt)
     for key in cluster.jobs._groups.keys() | rebuilt.jobs._groups.keys():
         yield from _group(key, cluster, rebuilt)
     for key in cluster.jobs.by_key.keys() | rebuilt.jobs.by_key.keys():
@@ -137,11 +139,15 @@ def _owner(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Differen
     yield from _differs(f"{key.kind} {key}", "desired pods", mine, other)
 
 
+def _source(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
+    if _both_watch_groups(key, cluster, rebuilt):
+        mine, other = cluster.jobs._sources.get(key), rebuilt.jobs._sources.get(key)
+        yield from _differs(f"{key.kind} {key}", "facts", mine, other)
+
+
 def _group(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:
     if _both_watch_groups(key, cluster, rebuilt):
-        yield from _differs(
-            f"{key.kind} {key}", "minimum", cluster.jobs._groups.get(key), rebuilt.jobs._groups.get(key)
-        )
+        yield from _differs(f"{key.kind} {key}", "facts", cluster.jobs._groups.get(key), rebuilt.jobs._groups.get(key))
 
 
 def _job(key: JobKey, cluster: Cluster, rebuilt: Cluster) -> Iterator[Difference]:

@@ -110,7 +110,7 @@ def pod_group(minimum: int | None = None, *, name: str = "train") -> PodGroup:
 
 def stateful_set(replicas: int, *, name: str = "train") -> StatefulSet:
     """A StatefulSet of so many pods."""
-    return StatefulSet(metadata=Metadata(name=name, namespace="default"), spec=StatefulSetSpec(replicas))
+    return StatefulSet(metadata=Metadata(name=name, namespace="default"), spec=StatefulSetSpec(replicas, "Parallel"))
 
 
 def node(

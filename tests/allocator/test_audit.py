@@ -3,9 +3,11 @@
 import pytest
 
 from allocator.rules.job import COSCHEDULING, STATEFUL_SET, VOLCANO, JobKey
+from allocator.state.job import Owned
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
+from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import ConfigMap, Container, Metadata, Node, Pod, Resources
 from ascend.kube.workloads import BatchJob, StatefulSet
 from tests.allocator.audit import Difference, audit, by_kind
@@ -120,20 +122,20 @@ def test_complete_jobs_have_no_differences() -> None:
 
 def test_wrong_replica_counts_are_found() -> None:
     jobs = (world := half_bound_gang()).cluster.jobs
-    jobs._owners[WEB] = 99
+    jobs._owners[WEB] = Owned(99)
     jobs.owner_deleted(OWNERS[1])
     assert differences_of_jobs(world) == [
-        ("Indexed Job default/batch", "None", "1"),
-        ("StatefulSet default/web", "99", "2"),
+        ("Indexed Job default/batch", "None", str(Owned(1))),
+        ("StatefulSet default/web", str(Owned(99)), str(Owned(2))),
     ]
 
 
 def test_wrong_group_minimums_are_found() -> None:
     jobs = (world := half_bound_gang()).cluster.jobs
-    jobs._groups[TRAIN] = 77
-    jobs._jobs[TRAIN].set_group_minimum(76)
+    jobs._groups[TRAIN] = JobFacts(minimum=77)
+    jobs._jobs[TRAIN].set_facts(JobFacts(minimum=76), None)
     assert differences_of_jobs(world) == [
-        (f"{VOLCANO} default/train", "77", "2"),
+        (f"{VOLCANO} default/train", str(JobFacts(minimum=77)), str(JobFacts(minimum=2))),
         (f"{VOLCANO} default/train", "76", "2"),
     ]
 
@@ -142,8 +144,8 @@ def test_groups_of_an_unwatched_kind_are_not_compared() -> None:
     world = half_bound_gang()
     world.cluster.jobs.unwatched(VOLCANO)
     assert differences_of_jobs(world) == []
-    world.cluster.jobs._groups[JobKey("default", "other", COSCHEDULING)] = 3
-    assert differences_of_jobs(world) == [(f"{COSCHEDULING} default/other", "3", "None")]
+    world.cluster.jobs._groups[JobKey("default", "other", COSCHEDULING)] = JobFacts(minimum=3)
+    assert differences_of_jobs(world) == [(f"{COSCHEDULING} default/other", str(JobFacts(minimum=3)), "None")]
 
 
 def test_wrong_members_of_a_job_are_found() -> None:

@@ -123,7 +123,8 @@ def batch(parallelism: int, completions: int | None = None) -> BatchJob:
 INDEXED = [marked(f"p-{n}", labels={INDEX: str(n)}, owner="Job") for n in range(2)]
 ORDINAL = [marked(f"p-{n}", labels={"apps.kubernetes.io/pod-index": str(n)}, owner="StatefulSet") for n in range(2)]
 PLAIN = [marked(f"p-{n}", owner="Job") for n in range(2)]
-FLOW = [marked(f"p-{n}", labels={"training.kubeflow.org/job-name": "t"}) for n in range(2)]
+FLOW_LABELS = {"training.kubeflow.org/job-name": "t"}
+FLOW = [marked(f"p-{n}", labels=FLOW_LABELS) for n in range(2)]
 SETS = {"jobset.sigs.k8s.io/jobset-name": "s", "jobset.sigs.k8s.io/replicatedjob-replicas": "2"}
 SET = [marked(f"p-{n}", labels={**SETS, INDEX: str(n)}, owner="Job") for n in range(2)]
 ONE_SET = [marked(f"p-{n}", labels={"jobset.sigs.k8s.io/jobset-name": "s", INDEX: str(n)}, owner="Job") for n in (0, 1)]
@@ -190,8 +191,8 @@ def test_an_owner_may_come_late_grow_and_be_deleted() -> None:
         (ORDINAL[0], False),
         (ORDINAL[1], True),
         (INDEXED[1], True),
-        (marked("p", labels={"training.kubeflow.org/replica-index": "0"}), False),
-        (marked("p", labels={"training.kubeflow.org/replica-index": "1"}), True),
+        (marked("p", labels={**FLOW_LABELS, "training.kubeflow.org/replica-index": "0"}), False),
+        (marked("p", labels={**FLOW_LABELS, "training.kubeflow.org/replica-index": "1"}), True),
         (marked("p"), False),
     ],
 )

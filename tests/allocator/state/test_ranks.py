@@ -1,14 +1,29 @@
 """The rank of each pod of a job: its own, or the lowest that is free."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allocator.rules.job import own_rank
+from allocator.rules.job_kinds import JOB_SET, VOLCANO_JOB
 from allocator.state.jobs import Jobs
 from ascend.annotations import RANK
 from ascend.kube.objects import Pod
+from tests.allocator.jobs.manifests import (
+    TEMPLATE,
+    job_object,
+    kubeflow,
+    leader_worker,
+    made,
+    ordinal,
+    queued,
+    replicated,
+    task,
+)
 from tests.allocator.reference import reference_cases
 from tests.allocator.state.builders import INDEX, marked
 
+JOB_SET_NAME = "jobset.sigs.k8s.io/jobset-name"
 CASES = reference_cases("ranks")
 
 
@@ -23,7 +38,7 @@ CASES = reference_cases("ranks")
         (marked("p", labels={INDEX: "5"}), 5),
         (marked("p", annotations={INDEX: "5"}), 5),
         (marked("p", annotations={"volcano.sh/task-index": "6"}), 6),
-        (marked("p", labels={INDEX: "5", "jobset.sigs.k8s.io/global-replicas": "2"}), None),
+        (marked("p", labels={INDEX: "5", JOB_SET_NAME: "s", "jobset.sigs.k8s.io/global-replicas": "2"}), None),
         (marked("p", env={"VC_TASK_INDEX": "7", "HOME": "1"}), 7),
         (marked("p", env={"VC_TASK_INDEX": "9" * 5000}), None),
         (marked("p", annotations={RANK: "3"}, labels={INDEX: "5"}), 3),
@@ -73,3 +88,120 @@ def test_a_successor_gets_the_free_rank() -> None:
     jobs.pod_applied(new)
     assert job.rank_of(new) == ranks["p-b"] == 1
     assert [job.rank_of(each) for each in (pods[0], pods[2])] == [0, 2]
+
+
+GROUP = "scheduling.k8s.io/group-name"
+
+
+def in_group(each: Pod, rank: int | None = None) -> Pod:
+    """The pod in one PodGroup with all others, with a rank written on it if any."""
+    written = {RANK: str(rank)} if rank is not None else {}
+    each.metadata.annotations.update({GROUP: "mixed", **written})
+    return each
+
+
+numbers = st.integers(0, 3)
+pods = st.one_of(
+    st.builds(task, st.sampled_from(["master", "worker", "ps"]), numbers),
+    st.builds(lambda part, at: kubeflow("PyTorchJob", part, at), st.sampled_from(["master", "worker"]), numbers),
+    st.builds(leader_worker, numbers, numbers),
+    st.builds(
+        lambda part, job, at: replicated(part, job, at, jobs=4, alike=2), st.sampled_from("ab"), numbers, numbers
+    ),
+    st.builds(ordinal, numbers),
+    st.builds(lambda at: ordinal(at, name="other"), numbers),
+    st.builds(lambda at: queued(at, "2"), numbers),
+    st.builds(lambda at: made(f"plain-{at}", None), numbers),
+)
+OBJECTS = (
+    (VOLCANO_JOB, job_object(VOLCANO_JOB, f"{{tasks: [{{name: worker, replicas: 2, template: {TEMPLATE}}}]}}")),
+    (JOB_SET, job_object(JOB_SET, "{replicatedJobs: [{name: a, template: {spec: {parallelism: 2}}}]}")),
+)
+steps = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "read", "delete", "object", "no object"]), pods, st.none() | numbers),
+    max_size=40,
+)
+
+
+def apply(jobs: Jobs, present: dict[str, Pod], step: str, pod: Pod) -> None:
+    """Carry out a step; ranks that are read twice must be the same."""
+    if step == "put":
+        present[pod.uid] = pod
+        jobs.pod_applied(pod)
+    elif step == "delete" and pod.uid in present:
+        jobs.pod_deleted(present.pop(pod.uid))
+    elif "object" in step:
+        for kind, made_from in OBJECTS:
+            (jobs.source_applied if step == "object" else jobs.source_deleted)(kind, made_from)
+    elif pod.uid in present:
+        job = jobs.job_of(present[pod.uid])
+        before = job.rank_of(present[pod.uid])
+        job.ranked()
+        assert job.rank_of(present[pod.uid]) == before
+
+
+@given(steps=steps, grouped=st.booleans())
+def test_no_two_pods_of_a_job_ever_have_the_same_rank(
+    steps: list[tuple[str, Pod, int | None]],
+    grouped: bool,  # noqa: FBT001 - drawn
+) -> None:
+    jobs, present = Jobs(), dict[str, Pod]()
+    for step, each, rank in steps:
+        apply(jobs, present, step, in_group(each, rank) if grouped else each)
+        for job in jobs:
+            read = [job._ranks._given[uid] for uid in job.pods if job._ranks.is_given(uid)]
+            assert len(set(read)) == len(read)
+    for job in jobs:
+        ranked = job.ranked()
+        assert len({rank for rank, _ in ranked}) == len(ranked)
+
+
+def test_a_written_rank_counts_and_the_assigned_ones_avoid_it() -> None:
+    jobs = Jobs()
+    for each in (marked("a", owner="ReplicaSet"), marked("b", owner="ReplicaSet", annotations={RANK: "0"})):
+        jobs.pod_applied(each)
+    job = jobs.job_of(marked("a", owner="ReplicaSet"))
+    assert [(rank, each.name) for rank, each in job.ranked()] == [(0, "b"), (1, "a")]
+
+
+def test_an_assigned_rank_is_none_that_a_peer_states() -> None:
+    jobs = Jobs()
+    first = marked("a", owner="ReplicaSet")
+    for each in (marked("b", owner="ReplicaSet", annotations={RANK: "0"}), first):
+        jobs.pod_applied(each)
+    assert jobs.job_of(first).rank_of(first) == 1
+
+
+def test_the_tasks_of_a_vcjob_are_ranked_in_turn_without_their_object() -> None:
+    jobs = Jobs()
+    pods = [task("worker", 1), task("worker", 0), task("master", 0)]
+    for each in pods:
+        jobs.pod_applied(each)
+    assert [each.name for _, each in jobs.job_of(pods[0]).ranked()] == [
+        "train-master-0",
+        "train-worker-0",
+        "train-worker-1",
+    ]
+
+
+def test_the_only_task_of_a_vcjob_has_its_indexes_as_ranks() -> None:
+    jobs = Jobs()
+    jobs.pod_applied(task("worker", 3))
+    assert jobs.job_of(task("worker", 3)).rank_of(task("worker", 3)) == 3
+
+
+def test_the_ranks_of_a_vcjob_survive_a_restart_in_any_order() -> None:
+    tasks = f"""
+        tasks:
+          - {{name: worker, replicas: 2, template: {TEMPLATE}}}
+          - {{name: log, replicas: 1, template: {{spec: {{containers: [{{name: main}}]}}}}}}
+          - {{name: late, replicas: 2, template: {TEMPLATE}}}
+          - {{name: Master, replicas: 1, template: {TEMPLATE}}}
+        """
+    jobs = Jobs()
+    jobs.source_applied(VOLCANO_JOB, job_object(VOLCANO_JOB, tasks))
+    expected = {("late", 1): 4, ("worker", 1): 2, ("master", 0): 0, ("late", 0): 3, ("worker", 0): 1}
+    for (name, at), rank in expected.items():
+        each = task(name, at)
+        jobs.pod_applied(each)
+        assert jobs.job_of(each).rank_of(each) == rank

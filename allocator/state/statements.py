@@ -1,0 +1,72 @@
+"""What the pods of one job state about the number of them to place together."""
+
+from contextlib import suppress
+from typing import NamedTuple
+
+from allocator.rules.job import minimum_from, stated_minimum, stated_whole
+from ascend.annotations import MIN_AVAILABLE
+from ascend.errors import Refusal
+from ascend.kube.job_objects import JobFacts
+from ascend.kube.objects import Pod
+
+
+class _Statement(NamedTuple):
+    created: str
+    name: str
+    minimum: int
+
+
+class Statements:
+    """The statements of pods, by uid; invalid ones don't count: they are refused when the pod is scheduled."""
+
+    def __init__(self) -> None:
+        self._minimums: dict[str, _Statement] = {}
+        self._last: _Statement | None = None
+        self._wholes: dict[str, int] = {}
+
+    @property
+    def minimum(self) -> int | None:
+        """The minimum stated by the pods; None if none states one.
+
+        If they contradict each other, as during the rollout of a changed template, the newest pod that states one
+        decides: the result is the same after a restart, whatever the order in which the pods are seen.
+        """
+        if self._last is None:
+            self._last = max(self._minimums.values(), default=None)
+        return self._last.minimum if self._last is not None else None
+
+    @property
+    def whole(self) -> int | None:
+        """How many pods start together, as the controller of their kind of job has written on them."""
+        return max(self._wholes.values(), default=None)
+
+    def note(self, pod: Pod) -> None:
+        """Record what a pod states."""
+        last = self._last
+        self.forget(pod.uid)
+        with suppress(Refusal):
+            if (whole := stated_whole(pod)) is not None:
+                self._wholes[pod.uid] = whole
+        minimum = None
+        with suppress(Refusal):
+            minimum = stated_minimum(pod)
+        if minimum is None:
+            return
+        statement = _Statement(pod.metadata.creation_timestamp or "", pod.name, minimum)
+        self._minimums[pod.uid] = statement
+        if len(self._minimums) == 1 or (last is not None and statement >= last):
+            self._last = statement
+
+    def forget(self, uid: str) -> None:
+        """Remove what a pod has stated."""
+        self._wholes.pop(uid, None)
+        if self._minimums.pop(uid, None) == self._last:
+            self._last = None
+
+
+def annotated_minimum(facts: JobFacts) -> int | None:
+    """The minimum that is annotated on a pod group or on the object of an operator; None without one."""
+    text = facts.annotations.get(MIN_AVAILABLE)
+    with suppress(Refusal):
+        return minimum_from(text, MIN_AVAILABLE) if text is not None else None
+    return None

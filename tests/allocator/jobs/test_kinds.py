@@ -1,0 +1,438 @@
+"""Every kind of job: what its pods are recognized by, how many there are, how many start together, and their ranks."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import pytest
+
+from allocator.rules.job import JobKey, find_job
+from allocator.rules.job_kinds import COSCHEDULING, JOB_KINDS, KUEUE, LEADER_WORKER_SET, VOLCANO, VOLCANO_JOB
+from allocator.state.jobs import Jobs
+from ascend.annotations import MIN_AVAILABLE
+from ascend.kube.job_objects import JobObject
+from ascend.kube.objects import KubeObject, Metadata, Pod
+from ascend.kube.workloads import BatchJob, BatchJobSpec, PodGroup, PodGroupSpec, StatefulSet, StatefulSetSpec
+from tests.allocator.jobs.manifests import (
+    NO_CHIPS,
+    TEMPLATE,
+    job_object,
+    kubeflow,
+    leader_worker,
+    made,
+    ordinal,
+    queued,
+    ray,
+    replicated,
+    task,
+)
+
+INDEX: Final = "batch.kubernetes.io/job-completion-index"
+
+
+class Case(NamedTuple):
+    """A job: its row in the table, its objects, its pods by rank, its name, size and minimum."""
+
+    kind: str
+    objects: Sequence[KubeObject]
+    pods: Sequence[Pod]
+    job: str
+    size: int | None
+    minimum: int
+
+
+def group(minimum: int, name: str = "train", **labels: str) -> PodGroup:
+    return PodGroup(metadata=Metadata(name, "default", labels=labels), spec=PodGroupSpec(minimum))
+
+
+def jobs_of(objects: Sequence[KubeObject], kind: str = "") -> Jobs:
+    """Jobs that know these objects; PodGroups are of Volcano unless the kind says otherwise."""
+    jobs = Jobs()
+    for each in objects:
+        if isinstance(each, PodGroup):
+            named = kind if kind == COSCHEDULING else VOLCANO
+            jobs.group_applied(named, each)
+            jobs.watched(named)
+        elif isinstance(each, JobObject):
+            source = next(
+                row.name
+                for row in JOB_KINDS
+                for resource in row.objects
+                if resource.type is type(each) and (row.name == kind or kind in {VOLCANO, COSCHEDULING})
+            )
+            jobs.source_applied(source, each)
+            jobs.watched(source)
+        elif isinstance(each, StatefulSet | BatchJob):
+            jobs.owner_applied(each)
+    return jobs
+
+
+_MASTER_WORKER: Final = f"Master: {{replicas: 1, template: {TEMPLATE}}}, Worker: {{replicas: 2, template: {TEMPLATE}}}"
+_TORCH: Final = f"{{pytorchReplicaSpecs: {{{_MASTER_WORKER}}}}}"
+_TORCH_PODS: Final = [("master", 0), ("worker", 0), ("worker", 1)]
+
+CASES: Final = {
+    "Deployment": Case(
+        "ReplicaSet", [], [made(f"web-5d-{at}", ("apps/v1", "ReplicaSet", "web-5d")) for at in "ab"], "web-5d", 1, 1
+    ),
+    "Job": Case(
+        "Job",
+        [BatchJob(metadata=Metadata("train", "default"), spec=BatchJobSpec(2, 2))],
+        [made(f"train-{at}", ("batch/v1", "Job", "train")) for at in "ab"],
+        "train",
+        1,
+        1,
+    ),
+    "Indexed Job": Case(
+        "Indexed Job",
+        [BatchJob(metadata=Metadata("train", "default"), spec=BatchJobSpec(2, 2))],
+        [made(f"train-{at}-x", ("batch/v1", "Job", "train"), {INDEX: str(at)}) for at in range(2)],
+        "train",
+        2,
+        1,
+    ),
+    "JobSet": Case(
+        "JobSet",
+        [
+            job_object(
+                "JobSet",
+                f"""
+                replicatedJobs:
+                  - {{name: driver, replicas: 1, template: {{spec: {{template: {NO_CHIPS}}}}}}}
+                  - name: workers
+                    replicas: 2
+                    template: {{spec: {{parallelism: 2, completions: 2, template: {TEMPLATE}}}}}
+                """,
+            )
+        ],
+        [replicated("workers", job, at, jobs=3, alike=2) for job in range(2) for at in range(2)],
+        "train",
+        4,
+        1,
+    ),
+    "StatefulSet, Parallel": Case(
+        "StatefulSet",
+        [StatefulSet(metadata=Metadata("train", "default"), spec=StatefulSetSpec(2, "Parallel"))],
+        [ordinal(at, annotations={MIN_AVAILABLE: "2"}) for at in range(2)],
+        "train",
+        2,
+        2,
+    ),
+    "StatefulSet, OrderedReady": Case(
+        "StatefulSet",
+        [StatefulSet(metadata=Metadata("train", "default"), spec=StatefulSetSpec(2))],
+        [ordinal(at) for at in range(2)],
+        "train",
+        2,
+        1,
+    ),
+    "LeaderWorkerSet": Case(
+        LEADER_WORKER_SET,
+        [
+            job_object(
+                LEADER_WORKER_SET,
+                f"{{startupPolicy: LeaderCreated, leaderWorkerTemplate: {{size: 3, workerTemplate: {TEMPLATE}}}}}",
+                name="serve",
+            )
+        ],
+        [leader_worker(1, at, size=3) for at in range(3)],
+        "serve-1",
+        3,
+        3,
+    ),
+    "LeaderWorkerSet, leader without chips": Case(
+        LEADER_WORKER_SET,
+        [
+            job_object(
+                LEADER_WORKER_SET,
+                f"{{leaderWorkerTemplate: {{size: 3, leaderTemplate: {NO_CHIPS}, workerTemplate: {TEMPLATE}}}}}",
+                name="serve",
+            )
+        ],
+        [leader_worker(0, at, size=3) for at in (1, 2)],
+        "serve-0",
+        2,
+        3,
+    ),
+    "LeaderWorkerSet that is not watched": Case(
+        LEADER_WORKER_SET, [], [leader_worker(0, at, size=2) for at in range(2)], "serve-0", 2, 2
+    ),
+    "LeaderWorkerSet, LeaderReady": Case(
+        LEADER_WORKER_SET,
+        [
+            job_object(
+                LEADER_WORKER_SET,
+                f"{{startupPolicy: LeaderReady, leaderWorkerTemplate: {{size: 2, workerTemplate: {TEMPLATE}}}}}",
+                name="serve",
+            )
+        ],
+        [leader_worker(0, at) for at in range(2)],
+        "serve-0",
+        2,
+        1,
+    ),
+    "PyTorchJob": Case(
+        "PyTorchJob",
+        [job_object("PyTorchJob", _TORCH)],
+        [kubeflow("PyTorchJob", *each) for each in _TORCH_PODS],
+        "train",
+        3,
+        3,
+    ),
+    "PyTorchJob, elastic": Case(
+        "PyTorchJob",
+        [
+            job_object(
+                "PyTorchJob",
+                f"""
+                elasticPolicy: {{minReplicas: 1, maxReplicas: 3, rdzvBackend: c10d}}
+                pytorchReplicaSpecs: {{Worker: {{replicas: 2, template: {TEMPLATE}}}}}
+                """,
+            )
+        ],
+        [kubeflow("PyTorchJob", "worker", at) for at in range(2)],
+        "train",
+        2,
+        1,
+    ),
+    "PyTorchJob with its own minimum": Case(
+        "PyTorchJob",
+        [job_object("PyTorchJob", f"{{runPolicy: {{schedulingPolicy: {{minAvailable: 2}}}}, {_TORCH[1:]}")],
+        [kubeflow("PyTorchJob", *each) for each in _TORCH_PODS],
+        "train",
+        3,
+        2,
+    ),
+    "PyTorchJob with a PodGroup": Case(
+        VOLCANO,
+        [group(3), job_object("PyTorchJob", _TORCH)],
+        [kubeflow("PyTorchJob", *each, group="train") for each in _TORCH_PODS],
+        "train",
+        3,
+        3,
+    ),
+    "TFJob": Case(
+        "TFJob",
+        [
+            job_object(
+                "TFJob",
+                f"""
+                tfReplicaSpecs:
+                  Chief: {{replicas: 1, template: {TEMPLATE}}}
+                  PS: {{replicas: 1, template: {NO_CHIPS}}}
+                  Worker: {{replicas: 2, template: {TEMPLATE}}}
+                """,
+            )
+        ],
+        [kubeflow("TFJob", *each) for each in (("chief", 0), ("worker", 0), ("worker", 1))],
+        "train",
+        3,
+        4,
+    ),
+    "MPIJob": Case(
+        "MPIJob",
+        [
+            job_object(
+                "MPIJob",
+                f"""
+                slotsPerWorker: 8
+                mpiReplicaSpecs:
+                  Launcher: {{replicas: 1, template: {NO_CHIPS}}}
+                  Worker: {{replicas: 2, template: {TEMPLATE}}}
+                """,
+            )
+        ],
+        [kubeflow("MPIJob", "worker", at) for at in range(2)],
+        "train",
+        2,
+        3,
+    ),
+    "MPIJob whose launcher waits": Case(
+        "MPIJob",
+        [
+            job_object(
+                "MPIJob",
+                f"""
+                launcherCreationPolicy: WaitForWorkersReady
+                mpiReplicaSpecs:
+                  Launcher: {{template: {NO_CHIPS}}}
+                  Worker: {{replicas: 2, template: {TEMPLATE}}}
+                """,
+            )
+        ],
+        [kubeflow("MPIJob", "worker", at) for at in range(2)],
+        "train",
+        2,
+        2,
+    ),
+    "another job of Kubeflow": Case(
+        "kubeflow job", [], [kubeflow("PaddleJob", "worker", at) for at in range(2)], "train", None, 1
+    ),
+    "RayCluster": Case(
+        "RayCluster",
+        [
+            job_object(
+                "RayCluster",
+                f"""
+                headGroupSpec: {{rayStartParams: {{}}, template: {NO_CHIPS}}}
+                workerGroupSpecs:
+                  - {{groupName: large, replicas: 1, minReplicas: 1, numOfHosts: 2, template: {TEMPLATE}}}
+                """,
+            )
+        ],
+        [ray("large", at) for at in range(2)],
+        "train",
+        2,
+        1,
+    ),
+    "RayCluster as a gang that scales": Case(
+        "RayCluster",
+        [
+            job_object(
+                "RayCluster",
+                f"""
+                enableInTreeAutoscaling: true
+                headGroupSpec: {{template: {TEMPLATE}}}
+                workerGroupSpecs: [{{groupName: large, replicas: 3, minReplicas: 2, template: {TEMPLATE}}}]
+                """,
+                labels={"ray.io/gang-scheduling-enabled": "true"},
+            )
+        ],
+        [ray("headgroup", 0), *(ray("large", at) for at in range(3))],
+        "train",
+        4,
+        3,
+    ),
+    "vcjob of two tasks": Case(
+        VOLCANO,
+        [
+            group(3, "train-u"),
+            job_object(
+                VOLCANO_JOB,
+                f"""
+                minAvailable: 3
+                schedulerName: volcano
+                tasks:
+                  - {{name: worker, replicas: 2, template: {TEMPLATE}}}
+                  - {{name: master, replicas: 1, template: {TEMPLATE}}}
+                """,
+            ),
+        ],
+        [task("master", 0), task("worker", 0), task("worker", 1)],
+        "train-u",
+        3,
+        3,
+    ),
+    "vcjob without its PodGroup": Case(
+        VOLCANO_JOB,
+        [job_object(VOLCANO_JOB, f"{{tasks: [{{name: default, replicas: 2, template: {TEMPLATE}}}]}}")],
+        [task("default", at, group="") for at in range(2)],
+        "train",
+        2,
+        2,
+    ),
+    "AscendJob": Case(
+        "AscendJob",
+        [job_object("AscendJob", f"{{schedulerName: default-scheduler, replicaSpecs: {{{_MASTER_WORKER}}}}}")],
+        [kubeflow("AscendJob", *each) for each in _TORCH_PODS],
+        "train",
+        3,
+        3,
+    ),
+    "plain pods of Kueue": Case(KUEUE, [], [queued(at, "2") for at in range(2)], "train", 2, 2),
+    "PodGroup of scheduler-plugins": Case(
+        COSCHEDULING,
+        [group(2)],
+        [made(f"p-{at}", None, {"scheduling.x-k8s.io/pod-group": "train"}) for at in "ab"],
+        "train",
+        2,
+        2,
+    ),
+    "a pod without an owner": Case("Pod", [], [made("alone", None)], "alone", 1, 1),
+    "another owner": Case("Rollout", [], [made(f"r-{at}", ("x/v1", "Rollout", "r")) for at in "ab"], "r", None, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_job_is_known_before_its_pods_exist(case: Case) -> None:
+    jobs = jobs_of(case.objects, case.kind)
+    key = JobKey("default", case.job, case.kind)
+    for each in case.pods:
+        job = jobs.job_of(each)
+        assert job.key == key
+        assert not jobs.lacks_group(job)
+        assert job.min_available == case.minimum
+        assert job.cooperation_with(each).known == case.size
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_same_is_known_when_all_pods_exist(case: Case) -> None:
+    jobs = jobs_of(case.objects, case.kind)
+    for each in reversed(case.pods):
+        jobs.pod_applied(each)
+    job = jobs.job_of(case.pods[0])
+    assert job.min_available == case.minimum
+    if case.size is not None:
+        assert job.cooperation_with(case.pods[0]).known == case.size
+    assert [each.name for _, each in job.ranked()] == [each.name for each in case.pods]
+    assert [rank for rank, _ in job.ranked()] == list(range(len(case.pods)))
+
+
+def test_every_row_of_the_table_has_a_manifest() -> None:
+    assert {row.name or "Rollout" for row in JOB_KINDS} - {case.kind for case in CASES.values()} == {
+        "ReplicationController"
+    }
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES.values() if any(isinstance(o, JobObject) for o in case.objects)]
+)
+def test_pods_wait_for_the_object_that_says_how_many_there_are(case: Case) -> None:
+    jobs = jobs_of(case.objects, case.kind)
+    source = next(each for each in case.objects if isinstance(each, JobObject))
+    (kind,) = {row.name for row in JOB_KINDS if row.name in jobs._watched and row.objects}
+    job = jobs.job_of(case.pods[0])
+    jobs.pod_applied(case.pods[0])
+    jobs.source_deleted(kind, source)
+    # A PodGroup says enough.
+    assert jobs.lacks_group(jobs.job_of(case.pods[0])) is not job.key.kind.startswith("PodGroup")
+    jobs.source_applied(kind, source)
+    assert not jobs.lacks_group(jobs.job_of(case.pods[0]))
+    jobs.source_deleted(kind, source)
+    jobs.unwatched(kind)
+    assert not jobs.lacks_group(jobs.job_of(case.pods[0]))
+
+
+def test_two_groups_of_a_leader_worker_set_are_two_jobs() -> None:
+    pods = [leader_worker(group, at) for group in range(2) for at in range(2)]
+    assert [str(find_job(each)) for each in pods] == ["default/serve-0"] * 2 + ["default/serve-1"] * 2
+
+
+def test_jobs_of_two_kinds_may_have_one_name() -> None:
+    assert find_job(kubeflow("PyTorchJob", "worker", 0)) != find_job(kubeflow("TFJob", "worker", 0))
+
+
+def test_what_kueue_groups_for_its_quota_only_is_no_gang() -> None:
+    labels = {"kueue.x-k8s.io/pod-group-name": "g"}
+    annotations = {"kueue.x-k8s.io/pod-group-total-count": "2", "kueue.x-k8s.io/pod-group-serving": "true"}
+    each = made("web-0", ("apps/v1", "StatefulSet", "web"), labels, annotations)
+    assert find_job(each).kind == "StatefulSet"
+    assert Jobs().job_of(each).min_available == 1
+
+
+@pytest.mark.parametrize("minimum", ["1", "2"])
+def test_a_minimum_on_the_pods_overrides_that_of_the_kind(minimum: str) -> None:
+    jobs = jobs_of([job_object("PyTorchJob", _TORCH)], "PyTorchJob")
+    pod = kubeflow("PyTorchJob", "worker", 0)
+    pod.metadata.annotations[MIN_AVAILABLE] = minimum
+    assert jobs.job_of(pod).min_available == int(minimum)
+
+
+def test_a_group_of_pods_of_two_objects_belongs_to_neither() -> None:
+    one, two = (job_object("PyTorchJob", _TORCH, name=name) for name in "ab")
+    jobs = jobs_of([group(2, "g"), one, two], VOLCANO)
+    pods = [kubeflow("PyTorchJob", "master", 0, group="g", name=name) for name in "ab"]
+    for each in pods:
+        jobs.pod_applied(each)
+    job = jobs.job_of(pods[0])
+    assert job.source is None
+    assert sorted(rank for rank, _ in job.ranked()) == [0, 1]
