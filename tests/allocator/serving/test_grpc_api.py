@@ -315,6 +315,8 @@ async def test_watch_sends_every_node_and_then_the_changed_ones(allocator: Alloc
             pb.PodRequest(resources={RESOURCE: 4}, annotations={"huawei.com/schedule_policy": "best"}),
             Reason.UNKNOWN_POLICY,
         ),
+        (pb.PodRequest(resources={RESOURCE: 8}, labels={"tor-affinity": "normal-schema"}), Reason.UNSUPPORTED_POLICY),
+        (pb.PodRequest(resources={RESOURCE: 4}, annotations={"sp-block": "16"}), Reason.INVALID_REQUEST),
     ],
     ids=str,
 )
@@ -324,3 +326,19 @@ async def test_a_job_is_validated_before_its_pods_exist(
     answer = await allocator.stub.ValidateJob(pb.ValidateJobRequest(job="default/train", pods=[request_]))
     assert answer.refusal.reason == reason
     assert answer.HasField("refusal") == bool(reason)
+
+
+async def test_what_a_job_requests_without_effect_is_named_once(allocator: Allocator) -> None:
+    pods = [
+        pb.PodRequest(resources={RESOURCE: 8}, labels={"fault-scheduling": "grace"}, replicas=4),
+        pb.PodRequest(resources={"huawei.com/npu": 4}),
+    ]
+    answer = await allocator.stub.ValidateJob(pb.ValidateJobRequest(job="default/train", pods=pods))
+    assert not answer.HasField("refusal")
+    faults, others = answer.without_effect
+    assert faults.startswith("label fault-scheduling=grace: ")
+    assert others.startswith("resource huawei.com/npu: ")
+    for chips, standing in ((8, "fits"), (3, "refused")):
+        pod = await allocator.pod(f"a-{chips}", chips, labels={"fault-scheduling": "grace"})
+        explained = await allocator.stub.Explain(pb.ExplainRequest(pod=ref(pod)))
+        assert (explained.standing, list(explained.without_effect)) == (standing, [faults])
