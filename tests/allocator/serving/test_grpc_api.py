@@ -1,5 +1,6 @@
 """``ascend.allocator.v1`` over a real channel and on an API server."""
 
+import asyncio
 from pathlib import Path
 from typing import Any, cast
 
@@ -211,6 +212,20 @@ async def test_a_binding_continues_after_the_deadline_of_its_caller(allocator: A
     answer = await allocator.stub.Allocate(request)
     assert (answer.node, answer.bound) == ("n1", True)
     allocator.server.delay(r"/binding", 0)
+
+
+async def test_the_pods_of_a_gang_are_bound_together(allocator: Allocator) -> None:
+    annotations = {GROUP: "train", MIN_AVAILABLE: "2"}
+    pods = [await allocator.pod(f"train-{rank}", 8, annotations=annotations) for rank in range(2)]
+    first, second = (pb.AllocateRequest(pod=ref(pod), bind=True) for pod in pods)
+    # Its caller has no time to wait: nothing is bound, and the pod keeps its seat.
+    code, info = await failure(allocator.stub.Allocate(first, timeout=1.0))
+    assert (code, info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, Reason.GANG_STEPPED_BACK)
+    assert "nodeName" not in (await allocator.read("train-0"))["spec"]
+    assert allocator.app.ledger.count(Stage.PLANNED) == 2
+    answers = await asyncio.gather(allocator.stub.Allocate(first), allocator.stub.Allocate(second))
+    assert sorted(answer.node for answer in answers) == ["n1", "n2"]
+    assert all(answer.bound for answer in answers)
 
 
 async def test_victims_are_listed_cheapest_node_first(allocator: Allocator) -> None:

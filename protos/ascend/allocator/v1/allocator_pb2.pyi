@@ -712,7 +712,10 @@ class AllocateRequest(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     BIND_FIELD_NUMBER: _builtins.int
     bind: _builtins.bool
-    """Also post the Binding. Without it the caller binds the pod, with the annotations of the answer in its Binding."""
+    """Also post the Binding. Without it the caller binds the pod, with the annotations of the answer in its Binding.
+    The Binding of a pod of a gang waits until all pods that the minimum needs are to be bound, as long as the deadline
+    of the call allows: call for all of them at the same time.
+    """
     @_builtins.property
     def pod(self) -> Global___PodRef: ...
     @_builtins.property
