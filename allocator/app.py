@@ -20,6 +20,7 @@ from allocator.binding.injection import Injector
 from allocator.binding.reserving import Reserver
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
+from allocator.leadership.handover import HandOver
 from allocator.leadership.leadership import Leadership
 from allocator.metrics import AllocatorMetrics
 from allocator.nomination.nominations import Nominations
@@ -140,7 +141,14 @@ class AllocatorApp:
                 health_namespace=self._settings.node_health_namespace,
                 monotonic=self._monotonic,
             )
-            leadership = Leadership(self._settings, client, informers, boot_s=self._boot_s, now_ns=self._now_ns)
+            leadership = Leadership(
+                self._settings,
+                client,
+                informers,
+                HandOver(self.cluster, self.ledger),
+                boot_s=self._boot_s,
+                now_ns=self._now_ns,
+            )
             self._leadership = leadership
             metrics = AllocatorMetrics(self.ledger, lambda: informers.age_s, self.cluster.index, leadership.leads)
             events = EventRecorder(client, COMPONENT, platform.node(), refill_s=REFILL_S, monotonic=self._monotonic)

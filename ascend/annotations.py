@@ -124,18 +124,21 @@ def read_predicate_time(annotations: Mapping[str, str]) -> int | None:
 
 
 def held_chips(annotations: Mapping[str, str]) -> ChipSet:
-    """The chips a live pod holds: AscendReal if it has one, else what the allocator wrote.
+    """The chips a live pod may hold: those that the allocator wrote, and those in AscendReal.
 
-    See docs/spec/node-report.md#chips-in-use.
+    This project's device plugin hands over what the allocator wrote, so both are the same. MindCluster's may swap the
+    chips of two pods, or write an AscendReal that is not what the container has
+    (docs/spec/node-report.md#chips-in-use): so both count until the pod ends.
 
     Raises:
-        InvalidValue: the list that counts is malformed.
+        InvalidValue: a list is malformed.
     """
+    chips: ChipSet = 0
     for key in (REAL, ALLOCATED):
         text = annotations.get(key)
         if text:
-            return chip_set(_parse_list(text, key))
-    return 0
+            chips |= chip_set(_parse_list(text, key))
+    return chips
 
 
 def _parse_list(text: str, key: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from allocator.rules.job import SINGLE, stated_minimum, stated_whole, works_alone
 from allocator.rules.job_products import avoids_sub_healthy, one_product, wanted_products, wants_super_pod
+from allocator.rules.job_settings import with_settings
 from allocator.rules.request import ChipRequest, requested_chips
 from allocator.rules.unsupported import refused_demand
 from allocator.rules.validity import JobShape, excess_vnpus, invalidity, requested_vnpus
@@ -73,16 +74,17 @@ class RequestReader:
         job = self._cluster.jobs.job_of(pod)
         if job.is_gang and (never := job.never_starts(pod)) is not None:
             raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {never}")
+        stated = with_settings(pod, job.settings)
         together = job.cooperation_with(pod)
         is_job = together.known == 1 and (job.kind == SINGLE or not works_alone(pod, job.key))
-        if (unsupported := refused_demand(pod, requested_chips(pod) if is_job else None)) is not None:
+        if (unsupported := refused_demand(stated, requested_chips(pod) if is_job else None)) is not None:
             raise unsupported
         request = ChipRequest(
             requested_chips(pod),
             distributed=together.known is not None and together.known > 1,
             network_sensitive=together.known is None,
-            products=wanted_products(pod),
-            avoids_sub_healthy=avoids_sub_healthy(pod),
+            products=wanted_products(stated),
+            avoids_sub_healthy=avoids_sub_healthy(stated),
         )
         several = together.least > 1
         shape = JobShape(
@@ -91,7 +93,7 @@ class RequestReader:
             pods=2 if several else 1,
             products=request.products,
             vnpus=requested_vnpus(pod),
-            super_pod=wants_super_pod(pod),
+            super_pod=wants_super_pod(stated),
         )
         if (refusal := invalidity(shape)) is not None:
             raise refusal

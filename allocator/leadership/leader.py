@@ -18,6 +18,10 @@ mechanisms prevent that, each for what the one before it leaves open:
 3. **The node.** In clusters without such policies (before 1.30), the device plugin is the last guard: it refuses a pod
    whose chips another live pod holds, and that pod fails with a reason instead of sharing a chip.
 
+A leader that ends in peace releases the lease, so that its successor waits for nothing; it hands over the Bindings that
+others may still make with chips that it gave them (``allocator.leadership.handover``). Where others post Bindings
+through the webhook and a leader has died, its successor waits for as long as the API server may take for them.
+
 A process that has lost the lease exits, as Kubernetes' own components do: its state is not trusted any more, and after
 a restart it takes part in the election again.
 """
@@ -42,9 +46,13 @@ class Leader:
     Args:
         election: its part in the election.
         close_fence: makes the API server deny the Bindings of all others.
+        settle_s: after the lease was not released, how long the former leader's Bindings may still be made.
     """
 
-    def __init__(self, election: Election, close_fence: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, election: Election, close_fence: Callable[[], Awaitable[None]], settle_s: float = SETTLE_S
+    ) -> None:
+        self._settle_s = settle_s
         self._election = election
         self._close_fence = close_fence
         self._settled = asyncio.Event()
@@ -91,14 +99,22 @@ class Leader:
         await self._election.won()
         await self._close_fence()
         if self._election.inherited:
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(self._settle_s)
         self._settled.set()
 
-    async def release(self) -> None:
-        """Release the lease; no Binding may be in flight.
+    @property
+    def note(self) -> str:
+        """What the last leader that ended in peace has handed over."""
+        return self._election.note
 
-        A leader that took over an unreleased lease and has not waited for ``SETTLE_S`` keeps it until it expires: its
+    async def release(self, note: str) -> None:
+        """Release the lease; no Binding of its own may be in flight.
+
+        A leader that took over an unreleased lease and has not waited for ``settle_s`` keeps it until it expires: its
         successor has to wait instead, and would not after a release.
+
+        Args:
+            note: what it hands over.
         """
         if self._settled.is_set() or not self._election.inherited:
-            await self._election.release()
+            await self._election.release(note)

@@ -8,8 +8,10 @@ import structlog
 from allocator.binding.binding import BindingLease
 from allocator.leadership.endpoint import Endpoint, publish
 from allocator.leadership.fence import Fence
-from allocator.leadership.leader import Leader
+from allocator.leadership.handover import HandOver
+from allocator.leadership.leader import SETTLE_S, Leader
 from allocator.settings import Settings
+from allocator.state.ledger import DOUBT_S
 from allocator.watch.informers import Informers
 from ascend.addresses import split_address
 from ascend.errors import Refusal
@@ -29,6 +31,7 @@ class Leadership:
         settings: the settings of leader election.
         client: the API server.
         informers: must have synced.
+        handover: hands the Bindings that may still be made over to the next leader.
         boot_s: the clock of the lease; it advances while the process or the machine is suspended.
         now_ns: the wall clock, Unix nanoseconds.
     """
@@ -38,6 +41,7 @@ class Leadership:
         settings: Settings,
         client: KubeClient,
         informers: Informers,
+        handover: HandOver,
         *,
         boot_s: Callable[[], float],
         now_ns: Callable[[], int],
@@ -45,6 +49,7 @@ class Leadership:
         self._settings = settings
         self._client = client
         self._informers = informers
+        self._handover = handover
         self._open = asyncio.Event()
         self._leader: Leader | None = None
         self._fence: Fence | None = None
@@ -53,7 +58,10 @@ class Leadership:
         if settings.leader_election:
             lease = LeaseName(settings.lease_namespace, settings.lease_name, settings.lease_duration_s)
             election = Election(client, lease, new_identity(), clock=boot_s, now_ns=now_ns)
-            self._leader = Leader(election, self._close_fence)
+            # Bindings of others end by the API server's own limit. They were last given chips when their leader still
+            # held the lease, which has expired since.
+            others_s = DOUBT_S - settings.lease_duration_s if "bindings" in settings.webhooks else 0.0
+            self._leader = Leader(election, self._close_fence, max(SETTLE_S, others_s))
             self.lease = self._leader.lease
             if settings.fence:
                 self._fence = Fence(client, lease.namespace, lease.name, election.identity, self.leads)
@@ -92,6 +100,15 @@ class Leadership:
         if self._leader is not None:
             await self._leader.won()
             await self._informers.refresh_pods()
+            try:
+                taken = self._handover.read(self._leader.note)
+            except ValueError as error:
+                log.warning("the note of the former leader can't be read", error=str(error))
+                await asyncio.sleep(DOUBT_S)
+                await self._informers.refresh_pods()
+                return
+            if taken:
+                log.info("reserved the chips of Bindings that the former leader handed over", pods=len(taken))
 
     async def keep(self, http_address: str, grpc_address: str) -> None:
         """Answer calls from now on, and keep fence and Service pointing to this allocator, until cancelled.
@@ -113,7 +130,7 @@ class Leadership:
                 tasks.create_task(publish(self._client, here, self.leads), name="endpoint")
 
     async def leave(self, drain: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the Bindings in flight, whose outcome belongs in the log, and release the lease.
+        """Wait for the own Bindings in flight, whose outcome belongs in the log, and release the lease.
 
         Args:
             drain: waits for the Bindings in flight.
@@ -125,8 +142,13 @@ class Leadership:
             # The lease is not released: it expires, when none of them can be in flight any more.
             log.warning("stopped with Bindings in flight")
             return
-        if self._leader is not None:
-            await self._leader.release()
+        if self._leader is None:
+            return
+        note = self._handover.write()
+        if note is None:
+            log.warning("too many Bindings may still be made to hand them over; the lease is not released")
+            return
+        await self._leader.release(note)
 
     async def _close_fence(self) -> None:
         if self._fence is not None:

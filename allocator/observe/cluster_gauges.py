@@ -49,6 +49,8 @@ class ClusterGauges(Collector):
         self._monotonic = monotonic
         self._backlog = Backlog()
         self._supply = Supply()
+        self._cluster = cluster
+        self._disputed = 0
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -60,6 +62,7 @@ class ClusterGauges(Collector):
     async def measure(self) -> None:
         """Measure once."""
         self._supply = await self._supply_reader.read()
+        self._disputed = sum(record.disputed for record in self._cluster.nodes.values())
         self._backlog = await self._backlog_reader.read()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -76,6 +79,11 @@ class ClusterGauges(Collector):
         yield _by_product("healthy_chips", "Healthy chips on usable nodes, free or not, by product", supply.healthy)
         yield _by_product("free_servers", "Servers all of whose chips are free, by product", supply.servers)
         yield _by_product("free_rings", "Rings, meshes or cards all of whose chips are free, by product", supply.rings)
+        yield GaugeMetricFamily(
+            "ascend_allocator_disputed_chips",
+            "Chips that count as held beyond what pods request, since AscendReal and the chips written on a pod differ",
+            value=self._disputed,
+        )
         gang = GaugeMetricFamily(
             "ascend_allocator_largest_gang",
             "The most pods of a job of several pods that would fit at once, by product and chips of each pod",

@@ -19,13 +19,13 @@ from ascend.reasons import Reason
 
 SCHEDULE_POLICY = "huawei.com/schedule_policy"
 SUB_HEALTH_STRATEGY = "subHealthyStrategy"
+SUPER_POD_BLOCK = "sp-block"
 
 _UNSUPPORTED = frozenset({"chip8-node8-sp", "chip8-node8-ra64-sp", "chip1-softShareDev", "multilevel"})
 """Policies of the reference without a rule here."""
 
 _SUPER_POD = "-super-pod"
 _SUPER_POD_POLICY = "-sp"
-_SUPER_POD_BLOCK = "sp-block"
 
 
 def wanted_products(pod: Pod) -> frozenset[str] | None:
@@ -93,7 +93,7 @@ def wants_super_pod(pod: Pod) -> bool:
     """Whether a pod's job requests blocks of nodes of one SuperPod (docs/spec/superpod.md#which-jobs-have-blocks)."""
     annotations = pod.metadata.annotations
     return (
-        _SUPER_POD_BLOCK in annotations
+        SUPER_POD_BLOCK in annotations
         or pod.spec.node_selector.get(ACCELERATOR_TYPE, "").endswith(_SUPER_POD)
         or annotations.get(SCHEDULE_POLICY, "").endswith(_SUPER_POD_POLICY)
     )

@@ -20,6 +20,7 @@ from allocator.rules.job import (
     stated_replicas,
     works_alone,
 )
+from allocator.rules.job_settings import Place, places
 from allocator.rules.validity import requested_vnpus
 from allocator.state.ranks import Ranks
 from allocator.state.statements import Statements, annotated_minimum
@@ -71,6 +72,7 @@ class Job:
         group: what its pod group says; None without one.
         source: what the object says from which its pods were created; None if it has none, or none is known.
         source_key: that object, if it is of a kind that is watched.
+        settings: what is written on both of how the job is to be placed.
     """
 
     def __init__(self, key: JobKey, owners: Mapping[JobKey, Owned], source_key: JobKey | None = None) -> None:
@@ -82,6 +84,7 @@ class Job:
         self.group: JobFacts | None = None
         self.source: JobFacts | None = None
         self.source_key = source_key
+        self.settings: tuple[Place, ...] = ()
         self._statements = Statements()
         self._owners = owners
         self._pods: dict[str, Pod] = {}
@@ -118,6 +121,7 @@ class Job:
     def set_facts(self, group: JobFacts | None, source: JobFacts | None) -> None:
         """Set what its pod group and its object say, after one of them was created, changed or deleted."""
         self.group, self.source = group, source
+        self.settings = places(((f"{self.kind} {self.key}", group), (_name(self.source_key), source)))
         self._ranks.know(source.parts if source is not None else ())
         self.version = next(_VERSIONS)
 
@@ -300,6 +304,10 @@ class Job:
 
     def _requesting_with(self, pod: Pod) -> int:
         return self.size + (pod.uid not in self._pods and pod.requests_chips)
+
+
+def _name(key: JobKey | None) -> str:
+    return f"{key.kind} {key}" if key is not None else ""
 
 
 def _is_as_before(old: Pod, new: Pod) -> bool:

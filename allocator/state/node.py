@@ -20,11 +20,8 @@ from allocator.rules.vacancy import Vacancy
 from allocator.state.report import HEALTH_ANNOTATION, NO_REPORT, NodeHealth, NodeReport, read_health
 from ascend.annotations import (
     BASE_DEVICE_INFOS,
-    CLAIMED,
     held_chips,
     read_base_device_infos,
-    read_grant,
-    read_predicate_time,
 )
 from ascend.chips import RESOURCE, ChipSet
 from ascend.errors import InvalidValue, Refusal
@@ -61,12 +58,14 @@ class Holding(msgspec.Struct, frozen=True):
         chips: the chips it holds.
         counted: the number of chips that the kubelet counts for it.
         unreadable: why its list of chips can't be read, a sentence; None if it can.
+        disputed: whether AscendReal and the allocator's list name more chips together than the kubelet counts.
     """
 
     pod: str
     chips: ChipSet
     counted: int
     unreadable: str | None = None
+    disputed: bool = False
 
 
 @dataclass(slots=True)
@@ -109,6 +108,13 @@ class NodeRecord:
     def held(self) -> ChipSet:
         """The chips of the pods on it."""
         return functools.reduce(operator.or_, (each.chips for each in self.holdings.values()), 0)
+
+    @property
+    def disputed(self) -> int:
+        """The number of chips that count as held beyond those that the kubelet counts for the pods on it."""
+        if not any(each.disputed for each in self.holdings.values()):
+            return 0
+        return max(self.held.bit_count() - sum(each.counted for each in self.holdings.values()), 0)
 
     @property
     def updated_s(self) -> int | None:
@@ -247,8 +253,7 @@ def judge_freshness(node: str, updated_s: int, age_s: float, max_age_s: float) -
 def read_holding(pod: Pod) -> Holding | None:
     """What a live bound pod holds of its node; None if it requests no chips, since the kubelet gives it none.
 
-    AscendReal counts, else the allocator's list (docs/spec/node-report.md#chips-in-use). Until the device plugin has
-    claimed the pod, AscendReal can only come from its author, so the allocator's list counts in addition.
+    AscendReal and the allocator's list both count until it ends (``ascend.annotations.held_chips``).
     """
     counted = counted_chips(pod)
     if not counted:
@@ -256,15 +261,12 @@ def read_holding(pod: Pod) -> Holding | None:
     annotations = pod.metadata.annotations
     try:
         chips = held_chips(annotations)
-        if read_predicate_time(annotations) != CLAIMED:
-            grant = read_grant(annotations)
-            chips |= grant.chip_set if grant is not None else 0
     except InvalidValue as error:
         return Holding(pod.key, 0, counted, f"pod {pod.key}: {error}")
     if not chips:
         sentence = f"pod {pod.key} is bound with {count(counted, 'chip')}, but no annotation names them"
         return Holding(pod.key, 0, counted, sentence)
-    return Holding(pod.key, chips, counted)
+    return Holding(pod.key, chips, counted, disputed=chips.bit_count() > counted)
 
 
 def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSet = 0) -> Offer:

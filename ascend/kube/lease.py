@@ -10,7 +10,8 @@ The rules are those of Kubernetes' own components, so that ``kubectl get lease``
   after two thirds of that time (the renew deadline); requests that it has begun by then have the last third to end
   (``remaining_s``, less a tenth of the duration for clocks that run at different speeds).
 * Every write has the resourceVersion it is based on, so of several candidates that find the lease free one gets it.
-* A holder that stops releases the lease, so that the next one need not wait.
+* A holder that stops releases the lease, so that the next one need not wait. It may leave a note in an annotation for
+  the next one, which stays there for ``NOTE_S``: if that one dies as well, the one after it still reads the note.
 * If a lease is deleted, its last known state counts for the processes that have seen it. A process that has never seen
   it takes the lease at once: it can't distinguish a deleted lease from a new cluster.
 """
@@ -32,6 +33,12 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import JsonObject, KubeObject, Resource
 
 log = structlog.get_logger()
+
+NOTE_S = 120.0
+"""For how long a holder keeps the note of the former one in the lease."""
+
+NOTE = "ascend-affinity.io/note"
+"""The annotation with the note."""
 
 MARGIN = 1 / 10
 """The fraction of the duration that is never used, for clocks that run at different speeds."""
@@ -105,6 +112,7 @@ class Election:
         term: the number of lease transitions up to this candidate's leadership; None before and after its leadership.
         inherited: this candidate took over a lease that its former holder had not released, so that the former holder
             may still believe that it leads.
+        note: what the last holder that released the lease left for its successors; empty if nothing.
     """
 
     def __init__(
@@ -124,6 +132,8 @@ class Election:
         self.holder = ""
         self.term: int | None = None
         self.inherited = False
+        self.note = ""
+        self._taken_s = 0.0
         self._renewed_s = 0.0
         self._version = ""
         self._seen: Lease | None = None
@@ -166,17 +176,18 @@ class Election:
             self.term = None
             raise
 
-    async def release(self) -> None:
+    async def release(self, note: str = "") -> None:
         """Release the lease, so that the next holder need not wait; no request sent as its holder may be in flight.
 
-        If that fails, the lease expires later.
+        If that fails, the lease expires later. ``note`` is for the next holder.
         """
         if not self.leads:
             return
         self.term = None
         try:
             # Like Kubernetes' own components: no holder, and the shortest duration.
-            await self._write({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._time()})
+            record = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._time()}
+            await self._write(record, note=note)
         except AscendError as error:
             log.warning("can't release the lease; it expires later", error=error.message)
         else:
@@ -202,7 +213,8 @@ class Election:
         except AscendError as error:
             log.warning("can't read or take the lease", lease=self._lease.name, error=error.message)
             return False
-        self._renewed_s = sent_s
+        self._renewed_s = self._taken_s = sent_s
+        self.note = last.metadata.annotations.get(NOTE, "") if last is not None else ""
         self.holder = self.identity
         self.term = self._seen.spec.lease_transitions if self._seen is not None else None
         return True
@@ -225,8 +237,9 @@ class Election:
         if left_s <= 0:
             text = f"lease {self._lease.name} could not be renewed for {sent_s - self._renewed_s:.1f} s"
             raise LeadershipLost(f"{text}; another process may take it")
+        note = "" if self.note and sent_s >= self._taken_s + NOTE_S else None
         try:
-            await self._write({"renewTime": self._time()}, timeout_s=left_s)
+            await self._write({"renewTime": self._time()}, timeout_s=left_s, note=note)
         except (Conflict, NotFound):
             found = await self._read(timeout_s=left_s)
             if found is None or (found.spec.holder_identity, found.spec.lease_transitions) != (
@@ -237,6 +250,8 @@ class Election:
                 raise LeadershipLost(f"lease {self._lease.name} was {fate}") from None
             return False
         self._renewed_s = sent_s
+        if note is not None:
+            self.note = note
         return True
 
     def _is_free(self, found: Lease | None) -> bool:
@@ -258,8 +273,12 @@ class Election:
         self._keep(found)
         return found
 
-    async def _write(self, spec: JsonObject, *, timeout_s: float = 15.0) -> None:
-        body: JsonObject = {"metadata": {"resourceVersion": self._version}, "spec": spec}
+    async def _write(self, spec: JsonObject, *, timeout_s: float = 15.0, note: str | None = None) -> None:
+        """Write the record, and the note unless it is None."""
+        metadata: JsonObject = {"resourceVersion": self._version}
+        if note is not None:
+            metadata["annotations"] = {NOTE: note or None}
+        body: JsonObject = {"metadata": metadata, "spec": spec}
         written = await self._client.patch(
             LEASES,
             self._lease.name,

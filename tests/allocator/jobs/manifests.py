@@ -104,13 +104,13 @@ def replicated(template: str, job: int, at: int, *, jobs: int, alike: int, name:
     return made(f"{name}-{template}-{job}-{at}-x", ("batch/v1", "Job", f"{name}-{template}-{job}"), labels)
 
 
-def task(name: str, at: int, *, job: str = "train", chips: bool = True, group: str | None = None) -> Pod:
+def task(name: str, at: int, *, job: str = "train", group: str | None = None, request: int = 8) -> Pod:
     """A pod of a task of a vcjob; in its PodGroup, unless ``group`` is empty."""
     marks = {"volcano.sh/task-spec": name, "volcano.sh/task-index": str(at), "volcano.sh/job-name": job}
     grouped = {"scheduling.k8s.io/group-name": f"{job}-u"} if group is None else {}
     env = {"VC_TASK_INDEX": str(at), "VK_TASK_INDEX": str(at)}
     owner = ("batch.volcano.sh/v1alpha1", "Job", job)
-    return made(f"{job}-{name}-{at}", owner, marks, marks | grouped, chips=chips, env=env)
+    return made(f"{job}-{name}-{at}", owner, marks, marks | grouped, env=env, request=request)
 
 
 def ray(group: str, number: int, *, chips: bool = True, name: str = "train") -> Pod:

@@ -166,8 +166,9 @@ class FixedElection:
     async def won(self) -> None:
         """At once."""
 
-    async def release(self) -> None:
+    async def release(self, note: str) -> None:
         """At once."""
+        assert note == "note"
         self.released = True
 
 
@@ -211,7 +212,7 @@ async def test_a_leader_that_has_not_settled_does_not_release_the_lease(
     leader = Leader(election, AsyncMock())  # type: ignore[arg-type]  # the parts that it uses
     waiting = asyncio.create_task(leader.won())
     await asyncio.sleep(after_s)
-    await leader.release()
+    await leader.release("note")
     assert election.released == released
     waiting.cancel()
 

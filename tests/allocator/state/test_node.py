@@ -83,10 +83,17 @@ def test_a_deleted_node_without_pods_leaves_no_state() -> None:
     assert len(world.cluster.index.entries) == 0
 
 
-def test_chips_claimed_by_the_device_plugin_override_the_decision() -> None:
+@pytest.mark.parametrize("claim", [{}, CLAIM], ids=["unclaimed", "claimed"])
+def test_chips_written_and_chips_in_ascend_real_both_count(claim: dict[str, str]) -> None:
     world = World()
-    world.add(node("n1"), pod("a", 2, node="n1", chips=[0, 1], annotations={REAL: "Ascend910-4,Ascend910-5", **CLAIM}))
-    assert free(world) == [0, 1, 2, 3, 6, 7]
+    world.add(node("n1"), pod("a", 2, node="n1", chips=[0, 1], annotations={REAL: "Ascend910-1,Ascend910-5", **claim}))
+    assert free(world) == [2, 3, 4, 6, 7]
+    record = world.cluster.nodes["n1"]
+    assert record.disputed == 1
+    world.add(pod("b", 2, node="n1", chips=[2, 3], annotations={REAL: "Ascend910-2,Ascend910-3", **claim}))
+    assert record.disputed == 1
+    # What the kubelet counts is no more than the pod requests.
+    assert world.vacancy().room == 4
 
 
 def test_a_forged_real_annotation_does_not_hide_chips() -> None:

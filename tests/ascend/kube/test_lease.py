@@ -11,7 +11,7 @@ import pytest
 
 from ascend.errors import ApiError, Conflict, LeadershipLost, NotFound, Unreachable
 from ascend.kube.client import KubeClient
-from ascend.kube.lease import LEASES, Election, Lease, LeaseName, boot_time, new_identity
+from ascend.kube.lease import LEASES, NOTE_S, Election, Lease, LeaseName, boot_time, new_identity
 from ascend.kube.objects import Resource
 from sandbox.apiserver import ApiServer
 from tests.ascend.kube.objects import TOKENS, write_kubeconfig
@@ -56,7 +56,9 @@ class Server:
             raise Conflict("version", status=409)
         if self.lose_writes:
             raise Unreachable("the write is lost")
-        self.lease = {**self.lease, "spec": self.lease["spec"] | body["spec"]}
+        notes = self.lease["metadata"].get("annotations", {}) | body["metadata"].get("annotations", {})
+        metadata = {**self.lease["metadata"], "annotations": {key: note for key, note in notes.items() if note}}
+        self.lease = {"metadata": metadata, "spec": self.lease["spec"] | body["spec"]}
         return self._written()
 
     async def _work(self, timeout_s: float) -> None:
@@ -125,6 +127,30 @@ async def test_a_released_lease_passes_at_once_and_another_when_it_expires() -> 
         await c.won()
     assert 13 < loop.time() - died_s < 15 + 2.5
     assert c.inherited
+
+
+@pytest.mark.parametrize("leads_s", [5.0, NOTE_S + 5.0])
+async def test_the_note_of_a_release_is_kept_for_a_while(leads_s: float) -> None:
+    """So that it is read as well if the next holder dies at once."""
+    server = Server()
+    a, b, c = (candidate(server, name) for name in "abc")
+    async with running(a):
+        await a.won()
+        assert a.note == ""
+    await a.release("two pods")
+    async with running(b):
+        await b.won()
+        assert b.note == "two pods"
+        await asyncio.sleep(leads_s)
+        assert bool(b.note) is (leads_s < NOTE_S)
+    async with running(c):
+        await c.won()
+        assert (c.inherited, c.note) == (True, b.note)
+    await c.release()
+    d = candidate(server, "d")
+    async with running(d):
+        await d.won()
+    assert (d.inherited, d.note) == (False, "")
 
 
 async def test_one_of_many_candidates_gets_a_free_lease() -> None:

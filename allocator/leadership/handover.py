@@ -1,0 +1,103 @@
+"""Hands the Bindings that may still be made over to the next leader, in a note on the lease.
+
+When a leader ends in peace, its own Bindings have ended. But others may still carry out what it promised: a Binding
+with injected chips may be held up in the API server, by a slow validating webhook for a minute, and a caller of
+``Allocate`` posts its Binding itself. The next leader lists the pods without them, and would give their chips away. To
+wait for them would take longer than Kubernetes gives a pod to end. So the next leader reserves their chips, as those of
+a Binding of unknown outcome.
+"""
+
+from typing import Final
+
+import msgspec
+
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from allocator.state.reservation import Reservation, Stage
+from ascend.chips import chip_set
+from ascend.errors import UNREADABLE
+
+MAX_NOTE: Final = 200_000
+"""The longest note, in bytes: the annotations of an object may have 256 KiB."""
+
+_PROMISED: Final = frozenset({Stage.BINDING, Stage.ASSUMED, Stage.DOUBTFUL})
+
+
+class OpenBinding(msgspec.Struct, frozen=True, array_like=True):
+    """A Binding that may still be made.
+
+    Attributes:
+        uid: the pod's uid.
+        pod: ``namespace/name``.
+        node: the node of the chips.
+        chips: in selection order.
+        predicate_time: what is written on the pod with them, Unix nanoseconds.
+    """
+
+    uid: str
+    pod: str
+    node: str
+    chips: tuple[int, ...]
+    predicate_time: int | None = None
+
+
+class HandOver:
+    """Writes and reads the note.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+
+    def write(self) -> str | None:
+        """The note with all Bindings that may still be made; empty if there are none, None if there are too many."""
+        found = [
+            OpenBinding(each.uid, each.pod, each.node, each.chips, each.predicate_time)
+            for each in self._ledger
+            if _is_promised(each)
+        ]
+        note = msgspec.json.encode(found).decode() if found else ""
+        return note if len(note) <= MAX_NOTE else None
+
+    def read(self, note: str) -> list[Reservation]:
+        """Reserve the chips of the Bindings in a note whose pods are not bound; call it when the pods are listed.
+
+        Returns:
+            The reservations.
+
+        Raises:
+            ValueError: it can't be decoded.
+        """
+        try:
+            found = msgspec.json.decode(note, type=list[OpenBinding]) if note else []
+        except UNREADABLE as error:
+            raise ValueError(str(error)) from error
+        return [
+            self._ledger.reserve(
+                uid=each.uid,
+                pod=each.pod,
+                node=each.node,
+                chips=each.chips,
+                stage=Stage.DOUBTFUL,
+                predicate_time=each.predicate_time,
+            )
+            for each in found
+            if self._may_be_made(each)
+        ]
+
+    def _may_be_made(self, each: OpenBinding) -> bool:
+        pod, record = self._cluster.pods.get(each.uid), self._cluster.nodes.get(each.node)
+        if pod is None or not pod.waits_for_chips or record is None:
+            return False
+        # The note of an earlier leader: other pods have the chips by now, since it has become too late for this one.
+        reserved = sum(chips for uid, chips in self._ledger.on(each.node).items() if uid != each.uid)
+        return not chip_set(each.chips) & (record.held | reserved)
+
+
+def _is_promised(each: Reservation) -> bool:
+    """Whether it is reserved for a Binding that may have been posted, or for a caller that posts one itself."""
+    return each.stage in _PROMISED or (each.stage is Stage.RESERVED and each.predicate_time is not None)

@@ -1,0 +1,97 @@
+"""The settings of a job, wherever they are written: on its PodGroup, on the object of its operator, or on its pods.
+
+docs/spec/scheduling.md#jobs-and-requests: those of the PodGroup count first. Two places that contradict each other are
+refused, since nobody can say which of them is meant.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from allocator.rules.job import minimum_from
+from allocator.rules.job_products import SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK
+from ascend.annotations import MIN_AVAILABLE
+from ascend.errors import Refusal
+from ascend.kube.job_objects import JobFacts
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+
+DECIDING: Final = frozenset({SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, "tor-affinity"})
+"""The labels and annotations on which the placement of a job depends, besides its minimum."""
+
+
+class Place(NamedTuple):
+    """Where settings of a job are written, other than on its pods.
+
+    Attributes:
+        name: for sentences, as in ``PodGroup default/train``.
+        labels: the deciding labels there.
+        annotations: the deciding annotations there, and the minimum.
+    """
+
+    name: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+
+def places(facts: Iterable[tuple[str, JobFacts | None]]) -> tuple[Place, ...]:
+    """The places with settings, the most important one first.
+
+    Args:
+        facts: what is known of the group and of the object of a job, with their names for sentences.
+    """
+    found = []
+    for name, each in facts:
+        if each is not None:
+            labels = {key: value for key, value in each.labels.items() if key in DECIDING}
+            annotations = {
+                key: value for key, value in each.annotations.items() if key in DECIDING or key == MIN_AVAILABLE
+            }
+            if labels or annotations:
+                found.append(Place(name, labels, annotations))
+    return tuple(found)
+
+
+def with_settings(pod: Pod, written: tuple[Place, ...]) -> Pod:
+    """The pod as if all settings of its job were written on it.
+
+    Args:
+        pod: the pod.
+        written: the other places with settings of its job.
+
+    Raises:
+        Refusal: ``PolicyMismatch`` if two places contradict each other, ``InvalidMinAvailable`` if they do so about the
+            minimum, or one of them has no positive number.
+    """
+    if not written:  # most jobs
+        return pod
+    metadata = pod.metadata
+    on_pod = Place(f"pod {pod.key}", metadata.labels, metadata.annotations)
+    for place in written:
+        if (minimum := place.annotations.get(MIN_AVAILABLE)) is not None:
+            minimum_from(minimum, f"{place.name}: {MIN_AVAILABLE}")
+    everywhere = (*written, on_pod)
+    labels = _merged(pod, "label", [(each.name, each.labels) for each in everywhere])
+    annotations = _merged(pod, "annotation", [(each.name, each.annotations) for each in everywhere])
+    return replace(
+        pod,
+        metadata=replace(metadata, labels=metadata.labels | labels, annotations=metadata.annotations | annotations),
+    )
+
+
+def _merged(pod: Pod, what: str, maps: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
+    values: dict[str, tuple[str, str]] = {}
+    for where, given in maps:
+        for key in DECIDING | {MIN_AVAILABLE}:
+            if (value := given.get(key)) is not None:
+                first = values.setdefault(key, (value, where))
+                if first[0] != value:
+                    raise _contradiction(pod, f"{what} {key}", first, (value, where))
+    return {key: value for key, (value, _) in values.items() if key != MIN_AVAILABLE}
+
+
+def _contradiction(pod: Pod, key: str, one: tuple[str, str], two: tuple[str, str]) -> Refusal:
+    reason = Reason.INVALID_MIN_AVAILABLE if key.endswith(MIN_AVAILABLE) else Reason.POLICY_MISMATCH
+    sentence = f"{key} is {one[0]} on {one[1]}, but {two[0]} on {two[1]}; make them agree, or remove one"
+    return Refusal(reason, f"pod {pod.key}: {sentence}")
