@@ -275,6 +275,16 @@ class DecisionEngine:
         self._ledger.expire()
         self.gangs.prune()
 
+    def require_first_try(self, pod: Pod) -> None:
+        """Accept a pod unless its gang has stepped back: then its scheduler has to offer nodes for it.
+
+        Raises:
+            Refusal: ``GangSteppedBack``.
+        """
+        gang = self.gang_of(pod)
+        if gang is not None and self.gangs.turns.get(gang) is not None:
+            raise Refusal(Reason.GANG_STEPPED_BACK, f"pod {pod.key}: its scheduler offers the nodes for its gang now")
+
     def gang_of(self, pod: Pod) -> Job | None:
         """The job of a pod, if its pods are placed together or not at all; else None."""
         return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))

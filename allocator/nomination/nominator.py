@@ -170,6 +170,7 @@ class Nominator:
         Raises:
             Refusal: the pod fits nowhere.
         """
+        self._engine.require_first_try(pod)
         held = self._engine.place(pod, self._candidates.of(pod))
         return self._write(pod, held.node)
 

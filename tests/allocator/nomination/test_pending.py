@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from ascend.annotations import NOMINATED
+from ascend.annotations import MIN_AVAILABLE, NOMINATED
 from sandbox.apiserver import ApiServer
+from tests.allocator.builders import GROUP
 from tests.allocator.harness import Allocator, Json, pod_manifest, running, until
 
 NODES = ("n1", "n2", "n3")
@@ -68,6 +69,26 @@ async def test_only_a_window_of_pods_is_nominated(tmp_path: Path) -> None:
             assert "nominatedNodeName" not in (await allocator.read(name))["status"]
             assert (await allocator.filter(pods[ahead], NODES))["NodeNames"]
             assert await nominated(allocator, name)
+
+
+async def test_a_gang_that_has_stepped_back_is_left_to_its_scheduler(tmp_path: Path) -> None:
+    async with nominating(tmp_path) as allocator:
+        await busy(allocator)
+        gang = {"annotations": {GROUP: "train", MIN_AVAILABLE: "2"}}
+        first = await allocator.pod("train-0", 8, **gang)
+        gangs, jobs = allocator.app.engine.gangs, allocator.app.cluster.jobs
+        gangs.step_back(jobs.job_of(allocator.app.cluster.pods[first["metadata"]["uid"]]), ())
+        second = await allocator.pod("train-1", 8, **gang)
+        last = await allocator.pod("last", 1)
+        await nominated(allocator, "last")
+        for pod in (first, second):
+            assert allocator.app.ledger.get(pod["metadata"]["uid"]) is None
+        assert (await allocator.filter(first, NODES))["NodeNames"] == []
+        assert await allocator.schedule(last, NODES)
+        # Both were offered to their scheduler: now they are planned.
+        nodes = [(await allocator.filter(pod, NODES))["NodeNames"] for pod in (second, first)]
+        assert nodes[0]
+        assert nodes[1]
 
 
 async def test_pods_of_other_schedulers_and_gated_pods_are_left_alone(tmp_path: Path) -> None:
