@@ -41,6 +41,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.watch.informers import Informers
+from allocator.watch.pod_group_queue import PodGroupQueue
 from ascend.daemon.certificates import Certificates
 from ascend.daemon.lean import keep_collections_short
 from ascend.errors import Refusal
@@ -263,6 +264,7 @@ class AllocatorApp:
                     tasks.create_task(self._lead(grpc_server, preemption), name="leadership"),
                     tasks.create_task(self._measure(informers, metrics.registry), name="gauges"),
                     tasks.create_task(self._nominate(nominations), name="nominations"),
+                    tasks.create_task(PodGroupQueue(client, self._settings, leadership).run(), name="pod groups"),
                 ]
                 if certificates is not None:
                     background.append(tasks.create_task(certificates.run(), name="certificates"))
