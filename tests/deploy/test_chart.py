@@ -348,8 +348,8 @@ def test_pod_groups_may_be_written_only_if_they_are_admitted_to_the_queue() -> N
     assert _rights(items, "allocator") == before | {
         ("ClusterRole", "podgroups.scheduling.volcano.sh"): {"list", "watch", "patch"},
         ("ClusterRole", "podgroups/status.scheduling.volcano.sh"): {"patch"},
-        ("ClusterRole", "ascendjobs.mindxdl.gitee.com"): {"get"},
-        ("ClusterRole", "jobs.batch.volcano.sh"): {"get"},
+        ("ClusterRole", "ascendjobs.mindxdl.gitee.com"): {"get", "list", "watch"},
+        ("ClusterRole", "jobs.batch.volcano.sh"): {"get", "list", "watch"},
     }
     container = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["containers"][0]
     assert "--enqueue-pod-groups=true" in container["args"]

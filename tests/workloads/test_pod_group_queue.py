@@ -17,7 +17,7 @@ SETTINGS = {"enqueue_pod_groups": True}
 pytestmark = pytest.mark.real
 
 
-@pytest.mark.parametrize("name", ["ascendjob.yaml"])
+@pytest.mark.parametrize("name", ["ascendjob.yaml", "vcjob.yaml"])
 async def test_the_pods_of_an_operator_that_waits_are_a_gang(workloads: Workloads, name: str) -> None:
     await workloads.add_nodes(2)
     async with operators.running(workloads.cluster.api):
