@@ -212,6 +212,7 @@ class AllocatorApp:
                 journal,
                 leadership.closed,
                 validate=self.engine.validate,
+                without_effect=self.engine.without_effect,
                 invalid=self._settings.invalid_pods,
                 gates=nominations.gates.wants,
             )
