@@ -10,7 +10,6 @@ from typing import Self
 
 import structlog
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 
 from allocator.binding.annotations import Stamper
@@ -29,25 +28,24 @@ from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
 from allocator.observe.notices import Notices
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
-from allocator.serving.clients import AllowedClients
+from allocator.serving.clients import AllowedClients, guards
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
 from allocator.serving.grpc_api import AllocatorService
 from allocator.serving.grpc_server import GrpcServer, serve_grpc
 from allocator.serving.requeue import Requeuer
-from allocator.serving.webhook import PREFIX as WEBHOOKS
 from allocator.serving.webhook import Webhook
 from allocator.settings import Settings
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.previous_nodes import PreviousNodes
 from allocator.watch.informers import Informers
+from allocator.watch.pod_group_queue import PodGroupQueue
 from ascend.daemon.certificates import Certificates
 from ascend.daemon.lean import keep_collections_short
 from ascend.errors import Refusal
 from ascend.kube.client import KubeClient
 from ascend.kube.events import EventRecorder
 from ascend.kube.lease import boot_time
-from ascend.observe.probes import PATHS as PROBES
 from ascend.observe.probes import add_probes, serve_http
 from ascend.reasons import Reason
 
@@ -169,7 +167,7 @@ class AllocatorApp:
             stack.push_async_callback(leadership.leave, binder.drain)
             certificates = Certificates(tls) if (tls := self._settings.tls_files) is not None else None
             clients = AllowedClients(frozenset(names)) if (names := self._settings.client_names) else None
-            http = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=_guards(self._settings, clients))
+            http = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=guards(self._settings, clients))
             add_probes(
                 http,
                 registry=metrics.registry,
@@ -211,6 +209,7 @@ class AllocatorApp:
                 journal,
                 leadership.closed,
                 validate=self.engine.validate,
+                without_effect=self.engine.without_effect,
                 invalid=self._settings.invalid_pods,
                 gates=nominations.gates.wants,
             )
@@ -263,6 +262,7 @@ class AllocatorApp:
                     tasks.create_task(self._lead(grpc_server, preemption), name="leadership"),
                     tasks.create_task(self._measure(informers, metrics.registry), name="gauges"),
                     tasks.create_task(self._nominate(nominations), name="nominations"),
+                    tasks.create_task(PodGroupQueue(client, self._settings, leadership).run(), name="pod groups"),
                 ]
                 if certificates is not None:
                     background.append(tasks.create_task(certificates.run(), name="certificates"))
@@ -320,21 +320,6 @@ def _nomination_options(settings: Settings) -> NominationOptions:
 
 def _log_ignored(node: str, names: tuple[str, ...]) -> None:
     log.warning("devices of a node are not whole chips of a known name: ignored", node=node, devices=list(names))
-
-
-def _guards(settings: Settings, clients: AllowedClients | None) -> list[Middleware]:
-    """The middlewares that reject clients; a path is open only if it is a probe's or a webhook's."""
-
-    def is_webhook(path: str) -> bool:
-        return path.startswith(WEBHOOKS)
-
-    guards = []
-    if clients is not None:
-        guards.append(clients.http(lambda path: path not in PROBES and not is_webhook(path)))
-    if settings.webhook_client_names:
-        callers = AllowedClients(frozenset(settings.webhook_client_names), "webhook_client_names")
-        guards.append(callers.http(is_webhook))
-    return guards
 
 
 async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] | None = None) -> None:

@@ -119,6 +119,11 @@ class Settings(DaemonSettings):
         description="seconds after which the gate of a pod that fits on no node is lifted, so that a cluster autoscaler"
         " sees the pod; 0 for no limit",
     )
+    enqueue_pod_groups: bool = Field(
+        default=False,
+        description="change the phase of Volcano's pod groups to Inqueue, as its scheduler does, if they belong to"
+        " an AscendJob or a Volcano Job that names one of scheduler_names: their operators create no pods before",
+    )
     leader_election: bool = Field(
         default=False,
         description="elect a leader among several allocators, by a lease; without it only one may run",

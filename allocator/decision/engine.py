@@ -15,6 +15,7 @@ from allocator.gangs.gangs import Gangs
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.summary import sum_up
+from allocator.rules.unsupported import without_effect
 from allocator.rules.vacancy import Fit
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
@@ -55,6 +56,10 @@ class DecisionEngine:
         """
         if self.handles(pod):
             self.request_of(pod)
+
+    def without_effect(self, pod: Pod) -> tuple[str, ...]:
+        """What a pod or its job asks for without effect, one sentence for each."""
+        return without_effect(pod, self._cluster.jobs.job_of(pod).facts)
 
     def request_of(self, pod: Pod) -> ChipRequest:
         """The properties of a pod's request that rules depend on.

@@ -60,8 +60,10 @@ class Notices:
                 self._told.popitem(last=False)
 
     def _appeared(self, pod: Pod) -> None:
-        sentences = without_effect(pod) if self._led else ()
-        if sentences:
-            told = str(self._cluster.jobs.job_of(pod).key), "; ".join(sentences)
+        if not self._led:
+            return
+        job = self._cluster.jobs.job_of(pod)
+        if sentences := without_effect(pod, job.facts):
+            told = str(job.key), "; ".join(sentences)
             if told not in self._told and len(self._due) < _REMEMBERED:
                 self._due.setdefault(told, Regarding("Pod", pod.name, pod.metadata.namespace, pod.uid))

@@ -6,7 +6,7 @@ sentences, and the table in ``docs/deviations.md`` is generated from this one.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -14,6 +14,7 @@ import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
+from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 
@@ -46,6 +47,8 @@ class Asking(msgspec.Struct, frozen=True):
     chips: int | None = None
 
 
+Stated: TypeAlias = Sequence[JobFacts | None]
+"""What the pod group and the object of a job say, the one that counts first before the other."""
 Finder: TypeAlias = Callable[[Asking], str | None]
 
 
@@ -73,7 +76,7 @@ def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
     """Why a pod is refused on every node; None if it asks for nothing that must not be ignored.
 
     Args:
-        pod: the pod.
+        pod: the pod, with the settings of its job.
         chips: the number of its chips, if it is a job of its own; else None.
     """
     labels, annotations = pod.metadata.labels, pod.metadata.annotations
@@ -86,9 +89,14 @@ def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
     return None
 
 
-def without_effect(pod: Pod) -> tuple[str, ...]:
-    """What a pod asks for without effect, one sentence for each."""
-    labels, annotations, resources = pod.metadata.labels, pod.metadata.annotations, _resources(pod)
+def without_effect(pod: Pod, job: Stated = ()) -> tuple[str, ...]:
+    """What a pod asks for without effect, one sentence for each.
+
+    Args:
+        pod: the pod.
+        job: what its pod group and the object of its job say.
+    """
+    (labels, annotations), resources = _marks(pod, job), _resources(pod)
     if not resources and _KEYS.isdisjoint(labels) and _KEYS.isdisjoint(annotations):  # called for every new pod
         return ()
     asked = Asking(labels, annotations, resources)
@@ -103,6 +111,18 @@ def requests_other_devices(pod: Pod) -> bool:
     """Whether a pod requests devices of Huawei that the allocator does not place."""
     resources = _resources(pod)
     return bool(resources) and any(row.find(Asking({}, {}, resources)) is not None for row in UNSUPPORTED)
+
+
+def _marks(pod: Pod, job: Stated) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Labels and annotations of a pod and its job; what its group says counts first.
+
+    See docs/spec/scheduling.md#jobs-and-requests.
+    """
+    labels, annotations = pod.metadata.labels, pod.metadata.annotations
+    for facts in reversed(job):
+        if facts is not None and (facts.labels or facts.annotations):
+            labels, annotations = {**labels, **facts.labels}, {**annotations, **facts.annotations}
+    return labels, annotations
 
 
 def _resources(pod: Pod) -> frozenset[str]:

@@ -16,7 +16,10 @@ from aiohttp.typedefs import Handler, Middleware
 from grpc_health.v1 import health
 
 from allocator.serving.rpc_errors import Context, abort
+from allocator.serving.webhook import PREFIX as WEBHOOKS
+from allocator.settings import Settings
 from ascend.errors import Refusal
+from ascend.observe.probes import PATHS as PROBES
 from ascend.reasons import Reason
 
 ANONYMOUS_SERVICE = f"/{health.SERVICE_NAME}/"
@@ -109,3 +112,18 @@ class AllowedClients(grpc.aio.ServerInterceptor):
 def _names(request: web.Request) -> set[str]:
     certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
     return {name for _, name in (certificate or {}).get("subjectAltName", ())}
+
+
+def guards(settings: Settings, clients: AllowedClients | None) -> list[Middleware]:
+    """The middlewares that reject clients; a path is open only if it is a probe's or a webhook's."""
+
+    def is_webhook(path: str) -> bool:
+        return path.startswith(WEBHOOKS)
+
+    found = []
+    if clients is not None:
+        found.append(clients.http(lambda path: path not in PROBES and not is_webhook(path)))
+    if settings.webhook_client_names:
+        callers = AllowedClients(frozenset(settings.webhook_client_names), "webhook_client_names")
+        found.append(callers.http(is_webhook))
+    return found

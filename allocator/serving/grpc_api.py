@@ -159,15 +159,15 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         """Where the pod is or would be placed, or why it fits on no node."""
         pod = await self._pod(request.pod, context)
         candidates = list(request.nodes) or None
+        ignored = self._engine.without_effect(pod)
         with self._journal.timed("explain"):
             try:
                 filtered = self._engine.filter(pod, candidates)
             except Refusal as refusal:
-                return pb.ExplainResponse(
-                    standing="refused", refusal=refusal_message(refusal), without_effect=without_effect(pod)
-                )
+                message = refusal_message(refusal)
+                return pb.ExplainResponse(standing="refused", refusal=message, without_effect=ignored)
             explained = _explained(filtered)
-            explained.without_effect.extend(without_effect(pod))
+            explained.without_effect.extend(ignored)
             held = self._ledger.get(pod.uid)
             if self._is_bound(pod.uid):
                 explained.standing, explained.node = "bound", self._cluster.pods[pod.uid].spec.node_name

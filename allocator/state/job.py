@@ -118,6 +118,11 @@ class Job:
         """The minimum of its pod group; None without one."""
         return self.group.minimum if self.group is not None else None
 
+    @property
+    def facts(self) -> tuple[JobFacts | None, JobFacts | None]:
+        """What its pod group and its object say, the one that counts first before the other."""
+        return self.group, self.source
+
     def set_facts(self, group: JobFacts | None, source: JobFacts | None) -> None:
         """Set what its pod group and its object say, after one of them was created, changed or deleted."""
         self.group, self.source = group, source

@@ -17,10 +17,12 @@ LEADERS: Final = frozenset({"master", "chief", "launcher", "leader", "head", "he
 _RAY_GANG: Final = "ray.io/gang-scheduling-enabled"
 
 _PREFIX: Final = "huawei.com/"
-_SETTINGS: Final = frozenset(
-    {"sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity", _RAY_GANG}
-)
-"""Labels and annotations without a prefix that decide how a job is placed."""
+_SETTINGS: Final = frozenset({
+    "sp-block", "sp-fit", "ra-block", "subHealthyStrategy", "super-pod-affinity", "tor-affinity", _RAY_GANG,
+    "fault-scheduling", "fault-retry-times", "pod-rescheduling", "process-recover-enable", "inferserviceid", "app",
+    "jobID",
+})  # fmt: skip
+"""Labels and annotations without a prefix that decide how a job is placed, or would where that is supported."""
 
 
 class JobPart(msgspec.Struct, frozen=True):

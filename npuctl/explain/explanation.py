@@ -9,7 +9,6 @@ from msgspec import structs
 
 from allocator.rules.job import find_job
 from allocator.rules.request import ChipRequest, counted_chips
-from allocator.rules.unsupported import without_effect
 from allocator.settings import Settings
 from ascend.annotations import ALLOCATED, REAL, held_chips
 from ascend.chips import chip_ids, chip_name
@@ -89,7 +88,7 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
     says = next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
     explanation = Explanation(namespace, name, job, counted_chips(pod), "none", scheduler=says)
     if pod.is_live:
-        explanation = structs.replace(explanation, without_effect=without_effect(pod))
+        explanation = structs.replace(explanation, without_effect=allocator.engine.without_effect(pod))
     if not pod.requests_chips and not allocator.waits(pod):
         return explanation
     if not pod.is_live:

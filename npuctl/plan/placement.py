@@ -13,7 +13,6 @@ from msgspec import structs
 
 from allocator.binding.annotations import Stamper
 from allocator.rules.job import JobKey, own_rank
-from allocator.rules.unsupported import without_effect
 from allocator.settings import Settings
 from allocator.state.reservation import Stage
 from ascend.chips import chip_name
@@ -106,7 +105,7 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
     ignored: dict[tuple[str, str], WithoutEffect] = {}
     for pod in _in_order(objects.pods, allocator):
         namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
-        for sentence in without_effect(pod):
+        for sentence in allocator.engine.without_effect(pod):
             ignored.setdefault((job, sentence), WithoutEffect(namespace, name, job, sentence))
         offered = find_candidates(allocator, pod) if candidates else msgspec.UNSET
         try:
@@ -121,7 +120,7 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
         chips = tuple(map(chip_name, stamped.chips))
         placed.append(Placement(namespace, name, job, reservation.node, chips, annotations, offered))
     unplanned = tuple(
-        UnplannedWorkload("Pod", pod.metadata.namespace, pod.name, "; ".join(without_effect(pod)))
+        UnplannedWorkload("Pod", pod.metadata.namespace, pod.name, "; ".join(allocator.engine.without_effect(pod)))
         for pod in objects.pods
         if allocator.is_for_others(pod)
     )

@@ -342,6 +342,19 @@ def test_the_status_of_pods_may_be_written_only_if_nodes_are_nominated() -> None
     assert {"--nominate=pending", '--scheduler-names=["ours","default"]'} <= set(container["args"])
 
 
+def test_pod_groups_may_be_written_only_if_they_are_admitted_to_the_queue() -> None:
+    before = _rights(helm.render(), "allocator")
+    items = helm.render("--set", "allocator.enqueuePodGroups=true")
+    assert _rights(items, "allocator") == before | {
+        ("ClusterRole", "podgroups.scheduling.volcano.sh"): {"list", "watch", "patch"},
+        ("ClusterRole", "podgroups/status.scheduling.volcano.sh"): {"patch"},
+        ("ClusterRole", "ascendjobs.mindxdl.gitee.com"): {"get", "list", "watch"},
+        ("ClusterRole", "jobs.batch.volcano.sh"): {"get", "list", "watch"},
+    }
+    container = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["containers"][0]
+    assert "--enqueue-pod-groups=true" in container["args"]
+
+
 @pytest.mark.parametrize("health_namespace", ["", "mindx-dl"])
 def test_the_allocator_may_list_and_watch_every_kind_it_watches(health_namespace: str) -> None:
     items = helm.render("--set", f"allocator.nodeHealthNamespace={health_namespace}")

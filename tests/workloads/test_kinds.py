@@ -30,6 +30,22 @@ async def test_a_gang_starts_whole_or_not_at_all(workloads: Workloads, name: str
     assert sorted(job.rank_of(workloads.app.cluster.pods[pod.uid]) for pod in pods) == list(range(size))
 
 
+async def test_the_replicas_of_a_leader_worker_set_are_gangs_of_their_own(workloads: Workloads) -> None:
+    await workloads.add_nodes(3)
+    await workloads.create(example("leaderworkerset.yaml"))
+    await workloads.made(4)
+    placed = await workloads.bound(2)
+    assert workloads.job_of(placed).min_available == 2
+    waiting = [pod for pod in await workloads.pods() if not pod.spec.node_name]
+    assert workloads.job_of(waiting).min_available == 2
+    await workloads.add_nodes(1)
+    for replica in (placed, waiting):
+        job = workloads.job_of(replica)
+        pods = [pod for pod in await workloads.bound(4) if pod.uid in {each.uid for each in replica}]
+        assert [chips(pod) for pod in pods] == [8, 8]
+        assert sorted(job.rank_of(workloads.app.cluster.pods[pod.uid]) for pod in pods) == [0, 1]
+
+
 @pytest.mark.parametrize(("name", "requested"), [("job.yaml", 2), ("deployment.yaml", 1)])
 async def test_pods_that_work_alone_are_placed_one_by_one(workloads: Workloads, name: str, requested: int) -> None:
     await workloads.create(example(name))

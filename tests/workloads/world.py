@@ -75,15 +75,13 @@ class Workloads:
         return await self.eventually(check, f"{count} pods exist")
 
     async def bound(self, count: int) -> list[Pod]:
-        """Wait until so many pods exist, and all of them are bound; return them."""
+        """Wait until exactly so many pods are bound; return them."""
 
         async def check() -> list[Pod] | None:
             pods = [pod for pod in await self.pods() if pod.spec.node_name]
             return pods if len(pods) == count else None
 
-        pods = await self.eventually(check, f"{count} pods are bound")
-        assert len(await self.pods()) == count
-        return pods
+        return await self.eventually(check, f"{count} pods are bound")
 
     async def refused(self, count: int) -> list[Pod]:
         """Wait until the scheduler has found no node for each of so many pods; return them."""

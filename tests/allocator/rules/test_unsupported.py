@@ -3,12 +3,22 @@
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
-from allocator.rules.unsupported import UNSUPPORTED, Asking, Outcome, requests_other_devices, without_effect
+from allocator.rules.job_kinds import VOLCANO
+from allocator.rules.unsupported import (
+    _KEYS,
+    UNSUPPORTED,
+    Asking,
+    Outcome,
+    requests_other_devices,
+    without_effect,
+)
 from ascend.chips import RESOURCE
+from ascend.kube.job_objects import JobFacts, settings_among
 from ascend.kube.objects import Container, Pod, Resources
 from ascend.reasons import Reason
-from tests.allocator.builders import World, node, owned_by, pod, stateful_set
+from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, stateful_set
 
 
 def requesting(resource: str, quantity: str = "1") -> Pod:
@@ -114,3 +124,34 @@ def test_every_row_is_shown_by_an_example() -> None:
             for each in shown[row.outcome]
         ]
         assert any(row.find(each) is not None for each in examples), row.what
+
+
+@pytest.mark.parametrize("of_group", [True, False])
+def test_what_a_group_or_a_job_object_says_counts_as_well(of_group: bool) -> None:  # noqa: FBT001 - a parameter
+    said = JobFacts(labels={"fault-scheduling": "grace"})
+    job = (said, None) if of_group else (None, said)
+    each = pod("a", 8)
+    assert without_effect(each, job) == without_effect(pod("a", 8, labels={"fault-scheduling": "grace"}))
+
+
+def test_what_the_group_says_counts_before_what_pods_say() -> None:
+    off = JobFacts(labels={"fault-scheduling": "off"})
+    each = pod("a", 8, labels={"fault-scheduling": "grace"})
+    assert without_effect(each, (off, None)) == ()
+
+
+def test_a_group_of_volcano_is_read() -> None:
+    world = World()
+    group = pod_group(1)
+    labels = {"tor-affinity": "normal-schema", "fault-scheduling": "grace", "other": "x"}
+    world.cluster.jobs.group_applied(VOLCANO, replace(group, metadata=replace(group.metadata, labels=labels)))
+    each = pod("a", 8, annotations={GROUP: "train"})
+    world.add(node("n1"), each)
+    assert "label tor-affinity=normal-schema" in world.refusal(each).message
+    (told,) = world.engine.without_effect(each)
+    assert told.startswith("label fault-scheduling=grace: ")
+
+
+@pytest.mark.parametrize("key", sorted(_KEYS))
+def test_every_key_is_kept_of_groups_and_job_objects(key: str) -> None:
+    assert settings_among({key: "x"}) == {key: "x"}
