@@ -110,6 +110,8 @@ def _pending(pod: PendingPod) -> RenderableType:
     head = Text.assemble(
         (f"{pod.namespace}/{pod.name}", "bold"), " waits: ", (pod.reason, "yellow"), f": {pod.message}"
     )
+    if not pod.nodes:
+        return head
     lines = Table.grid(padding=(0, 1))
     for each in group(pod.nodes):
         lines.add_row(f"  {count(len(each.nodes), 'node')}", Text(f"{each} ({each.names()})"))

@@ -334,3 +334,28 @@ def test_explain_takes_a_workload_that_was_not_submitted_yet(tmp_path: Path, arg
     assert (done.exit_code, "train-0 requests 8 chips and fits on 1 node" in done.stdout) == (0, True)
     listed = CliRunner().invoke(app, ["topo", "-f", str(path), "--now", NOW])
     assert "8 of 8 free" in listed.stdout
+
+
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
+
+
+@pytest.mark.parametrize(
+    "example", sorted(each.name for each in EXAMPLES.glob("*.yaml") if each.name != "cluster.yaml"), ids=str
+)
+def test_every_example_is_planned_before_it_is_submitted(tmp_path: Path, example: str) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps(as_list(*(node(f"n{number}") for number in range(16)))))
+    files = ["-f", str(path), "-f", str(EXAMPLES / example)]
+    done = CliRunner().invoke(app, ["plan", *files, "--now", NOW, "-o", "json"])
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["pending"], answer["unplanned"]) == (0, [], []), done.stderr
+    assert answer["pods"]
+    # With one server fewer, something waits.
+    too_few = tmp_path / "too-few.json"
+    servers = {each["node"] for each in answer["pods"]}
+    too_few.write_text(json.dumps(as_list(*(node(f"n{number}") for number in range(len(servers) - 1)))))
+    done = CliRunner().invoke(
+        app, ["plan", "-f", str(too_few), "-f", str(EXAMPLES / example), "--now", NOW, "-o", "json"]
+    )
+    assert done.exit_code == 3
+    assert json.loads(done.stdout)["pending"]
