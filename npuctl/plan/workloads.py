@@ -17,6 +17,13 @@ from npuctl.reading.objects import ClusterObjects
 
 _QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """A label of workloads that are created suspended: Kueue resumes them when it has admitted them."""
+_CREATED: Final = (
+    ("ReplicaSet", "-", "Deployment"),
+    ("Job", "-", "CronJob"),
+    ("RayCluster", "-raycluster-", "RayJob"),
+    ("RayCluster", "-raycluster-", "RayService"),
+)
+"""What is created from workloads under a generated name: its kind, what is before the suffix, and the workload."""
 _DEVICES: Final = ("huawei.com/Ascend", "huawei.com/npu")
 
 
@@ -27,12 +34,14 @@ class Expansion(NamedTuple):
         objects: all objects.
         unplanned: the workloads that request chips and could not be expanded.
         without_chips: the workloads whose pods request no chips.
+        existing: the workloads with chips whose pods are among the objects already.
         kinds: the number of expanded workloads by kind.
     """
 
     objects: ClusterObjects
     unplanned: tuple[UnplannedWorkload, ...]
     without_chips: tuple[str, ...]
+    existing: tuple[str, ...]
     kinds: Counter[str]
 
 
@@ -43,11 +52,16 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
         InvalidValue: a workload is invalid; the message has file, document number and field.
     """
     owners = _owners(objects.pods)
-    # The name of a Deployment's ReplicaSet is the Deployment's with a hash.
-    owners |= {(space, "Deployment", name.rpartition("-")[0]) for space, kind, name in owners if kind == "ReplicaSet"}
+    # The names of what these create are their own with a suffix.
+    owners |= {
+        (space, parent, name.rpartition(separator)[0])
+        for space, kind, name in owners
+        for created, separator, parent in _CREATED
+        if kind == created
+    }
     made: list[KubeObject] = []
     taken = {pod.key for pod in objects.pods}
-    unplanned, without_chips, kinds = [], [], Counter[str]()
+    unplanned, without_chips, existing, kinds = [], [], [], Counter[str]()
     for each in workloads:
         kind, requests_chips = each.origin.kind, _requests_chips(each.manifest, set())
         if (kind, each.version) not in KINDS:
@@ -61,8 +75,8 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
         manifest = each.origin.convert(each.manifest, msgspec.defstruct("Manifest", [("spec", spec)], bases=(Named,)))
         namespace, name = manifest.metadata.namespace, manifest.metadata.name
         if (namespace, kind, name) in owners:
-            continue
-        if not requests_chips:
+            existing.append(f"{kind} {namespace}/{name}")
+        elif not requests_chips:
             without_chips.append(f"{kind} {namespace}/{name}")
         elif _is_suspended(each.manifest["spec"]) and _QUEUE not in manifest.metadata.labels:
             message = "it is suspended, so its controller creates no pods"
@@ -72,12 +86,15 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
             workload = Controller(each.version, kind, namespace, name, given.labels, given.annotations)
             pods = list(create(workload, manifest.spec))
             if not owners.isdisjoint(_owners(pods)):
-                continue  # the objects have pods that its controller created through another workload, such as a Job
+                # The objects have pods that its controller created through another workload, such as a Job.
+                existing.append(f"{kind} {namespace}/{name}")
+                continue
             for created in pods:
                 made.append(_renamed(created, kind) if created.key in taken and isinstance(created, Pod) else created)
                 taken.add(made[-1].key)
     groups = [each for each in made if isinstance(each, PodGroup)]
-    return Expansion(objects.plus(made, {VOLCANO: groups}), tuple(unplanned), tuple(without_chips), kinds)
+    every = objects.plus(made, {VOLCANO: groups})
+    return Expansion(every, tuple(unplanned), tuple(without_chips), tuple(existing), kinds)
 
 
 def _owners(objects: Iterable[KubeObject]) -> set[tuple[str, str, str]]:

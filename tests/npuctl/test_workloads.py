@@ -54,6 +54,14 @@ def distributed(answer: dict[str, Any]) -> set[str]:
 
 JOB_SET = {"replicatedJobs": [{"name": "w", "template": {"spec": {"template": template(1)}}}]}
 INDEXED = {"completionMode": "Indexed"}
+RAY_CLUSTER = {
+    "headGroupSpec": {"template": template(None)},
+    "workerGroupSpecs": [
+        {"groupName": "big", "replicas": 2, "template": template(8)},
+        {"groupName": "hosts", "minReplicas": 1, "numOfHosts": 2, "template": template(4)},
+        {"groupName": "off", "replicas": 3, "suspend": True, "template": template(8)},
+    ],
+}
 
 
 @pytest.mark.parametrize(
@@ -169,16 +177,6 @@ def test_a_leader_worker_set_has_a_leader_and_workers_in_each_group(tmp_path: Pa
     assert names(plan(tmp_path, workload("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1", same))) == ["train-0"]
 
 
-RAY_CLUSTER = {
-    "headGroupSpec": {"template": template(None)},
-    "workerGroupSpecs": [
-        {"groupName": "big", "replicas": 2, "template": template(8)},
-        {"groupName": "hosts", "minReplicas": 1, "numOfHosts": 2, "template": template(4)},
-        {"groupName": "off", "replicas": 3, "suspend": True, "template": template(8)},
-    ],
-}
-
-
 @pytest.mark.parametrize(
     ("kind", "spec", "cluster"),
     [
@@ -244,14 +242,23 @@ def test_a_workload_of_a_cluster_is_not_expanded(tmp_path: Path, change: str) ->
     [
         (workload("Deployment", "apps/v1", {"template": template(1)}), "ReplicaSet", "train-5d4f"),
         (workload("JobSet", "jobset.x-k8s.io/v1alpha2", JOB_SET), "Job", "train-w-0"),
+        (workload("RayJob", "ray.io/v1", {"rayClusterSpec": RAY_CLUSTER}), "RayCluster", "train-raycluster-x2k9d"),
+        (
+            workload("CronJob", "batch/v1", {"jobTemplate": {"spec": {"template": template(1)}}}),
+            "Job",
+            "train-29371320",
+        ),
     ],
 )
 def test_a_workload_whose_pods_have_another_owner_is_not_expanded(
     tmp_path: Path, manifest: Json, kind: str, owner: str
 ) -> None:
     owners = [{"apiVersion": "v1", "kind": kind, "name": owner, "uid": "u", "controller": True}]
-    answer = plan(tmp_path, manifest, pod("train-xyz", 1, ownerReferences=owners))
+    existing = pod("train-xyz", 1, ownerReferences=owners)
+    answer = plan(tmp_path, manifest, existing)
     assert (names(answer), answer["unplanned"]) == (["train-xyz"], [])
+    _, _, err = run(tmp_path, manifest, existing)
+    assert f"the pods of {manifest['kind']} default/train exist already, so no others are planned" in err
 
 
 def test_a_deployment_is_expanded_beside_one_whose_name_begins_alike(tmp_path: Path) -> None:
