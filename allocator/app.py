@@ -120,6 +120,10 @@ class AllocatorApp:
         """Wait until it leads and its informers have synced: from then on calls are answered."""
         await self._leadership.opened()
 
+    def has_synced(self) -> bool:
+        """Whether its informers have synced; a standby's have, too."""
+        return self._informers.missing() is None
+
     def missing(self) -> str | None:
         """What it waits for before it answers calls, a sentence; None once it answers them."""
         closed = self._leadership.closed()
@@ -333,5 +337,4 @@ async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] |
         log.info("listening", extender=app.extender_address, grpc=app.grpc_address)
         if started is not None:
             started(app)
-        await app.synced()
-        await keep_collections_short()
+        await keep_collections_short(app.has_synced)

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-LIMIT_S: Final = 0.004
+LIMIT_S: Final = 0.003
 """After this time other tasks run; calls of schedulers take well under a millisecond each."""
 
 

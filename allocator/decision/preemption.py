@@ -5,7 +5,6 @@ for the pods of a gang by ``gang_preemption.py``; victims without chips, which a
 stay on its list. The chips of the answer are promised to the pod (``state/promises.py``).
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Final
@@ -27,11 +26,9 @@ from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
+from ascend.turn import Turn
 
 DEFAULT_KEEP_S: Final = 60.0
-
-_YIELD_EVERY: Final = 16
-"""The number of nodes after which other tasks may run; one node may take some milliseconds."""
 
 _DEFAULT_GRACE_S: Final = 30
 """The API server's default of terminationGracePeriodSeconds."""
@@ -185,12 +182,12 @@ class Preemption:
         return self._completed(VictimSet(place.node, victims), suggested)
 
     async def _each(self, pod: Pod, nodes: Iterable[str], request: ChipRequest) -> AsyncIterator[VictimSet]:
-        for number, node in enumerate(nodes, start=1):
+        turn = Turn()
+        for node in nodes:
             found = self._victims(pod, node, request)
             if isinstance(found, VictimSet):
                 yield found
-            if number % _YIELD_EVERY == 0:
-                await asyncio.sleep(0)
+            await turn.share()
 
     def _completed(self, own: VictimSet, suggested: Mapping[str, Suggestion]) -> VictimSet:
         """With the victims without chips, as the scheduler has selected them."""

@@ -3,11 +3,9 @@
 Pods that end together are one unit: the pods of a gang, because a gang that loses a pod can't work; else a pod alone.
 """
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, capacity
@@ -17,9 +15,7 @@ from allocator.state.index import NodeIndex
 from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Offer, assess
 from ascend.kube.objects import Pod
-
-_YIELD_EVERY: Final = 256
-"""The number of nodes after which other tasks may run."""
+from ascend.turn import Turn
 
 
 @dataclass(slots=True, eq=False)
@@ -70,13 +66,13 @@ class Trial:
 
     async def read(self, nodes: Collection[str]) -> None:
         """Read the cluster; pods may end on these nodes, and terminating ones on all. Other tasks may run meanwhile."""
-        for number, name in enumerate(list(self._cluster.nodes), start=1):
+        turn = Turn()
+        for name in list(self._cluster.nodes):
             record = self._cluster.nodes.get(name)
             if record is not None:
                 self._read_pods(record, may_end=name in nodes)
                 self.index.put(name, self._offer(record))
-            if number % _YIELD_EVERY == 0:
-                await asyncio.sleep(0)
+            await turn.share()
 
     @property
     def gone(self) -> list[Unit]:

@@ -242,8 +242,10 @@ class Gangs:
         self.prune()
         stuck = []
         for job in self._cluster.jobs:
+            if not job.is_gang:
+                continue
             waiting = [pod for pod in job.pods.values() if pod.waits_for_chips]
-            if not job.is_gang or not waiting or len(waiting) == job.size:
+            if not waiting or len(waiting) == job.size:
                 continue
             try:
                 self._resume(job, sorted(waiting, key=lambda pod: (job.rank_of(pod), pod.name)))

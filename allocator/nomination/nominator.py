@@ -247,7 +247,10 @@ class Nominator:
             """The pod, if the nomination is still worth a request."""
             pod = self._cluster.pods.get(nomination.uid)
             is_known = self._nominations.get(nomination.uid) is nomination
-            return pod if is_known and nomination.uid in self._unfiltered else None
+            if pod is None or not is_known or nomination.uid not in self._unfiltered:
+                return None
+            # Its scheduler may have nominated a node since the decision.
+            return None if pod.status.nominated_node_name and not is_ours(pod) else pod
 
         written = await self._writes.nominate(current, nomination.node)
         self._metrics.nominations.labels("written" if written else "dropped").inc()

@@ -41,6 +41,7 @@ from allocator.serving.requeue import Requeuer
 from allocator.state.reservation import Reservation
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
+from ascend.turn import Turn
 
 MAX_BODY_BYTES: Final = 16 << 20
 
@@ -133,7 +134,9 @@ class Extender:
 
     async def _preempt(self, request: web.Request) -> web.Response:
         try:
-            args = decode(await _read(request), PreemptionArgs)
+            body = await _read(request)
+            turn = Turn()
+            args = decode(body, PreemptionArgs)
             self._require_open()
             if args.victims is None:
                 raise InvalidValue(NODE_CACHE)
@@ -144,6 +147,7 @@ class Extender:
                     node: Suggestion(tuple(each.uid for each in victims.pods), victims.pdb_violations)
                     for node, victims in args.victims.items()
                 }
+                await turn.share()  # thousands of victims may take milliseconds to decode
                 chosen = await self._improve(args.pod, suggested)
         except AscendError as error:
             # The answer has no field for an error; with this status kube-scheduler preempts nothing.

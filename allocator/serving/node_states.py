@@ -10,6 +10,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.node import NodeRecord, Server, unknown_node
 from ascend.chips import chip_ids, chip_name
 from ascend.errors import Refusal
+from ascend.turn import Turn
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 
 PERIOD_S: Final = 0.2
@@ -17,9 +18,6 @@ PERIOD_S: Final = 0.2
 
 AT_ONCE: Final = 500
 """The most nodes in one message: gRPC clients accept 4 MiB by default, and a node with 16 chips takes about 2 KiB."""
-
-_YIELD_EVERY: Final = 64
-"""The number of nodes after which other tasks may run."""
 
 
 class NodeStates:
@@ -54,10 +52,10 @@ class NodeStates:
         start = bisect_right(names, after) if after else 0
         end = start + min(size or AT_ONCE, AT_ONCE)
         page = pb.GetStateResponse(next_page_token=names[end - 1] if end < len(names) else "")
-        for number, name in enumerate(names[start:end], start=1):
+        turn = Turn()
+        for name in names[start:end]:
             page.nodes.append(self.read(name))
-            if number % _YIELD_EVERY == 0:
-                await asyncio.sleep(0)  # a whole page at once would delay other tasks
+            await turn.share()
         return page
 
     async def watch(self, only: Collection[str]) -> AsyncIterator[pb.WatchResponse]:
@@ -76,14 +74,19 @@ class NodeStates:
                 if only:
                     names = [name for name in names if name in only]
                 for start in range(0, max(len(names), 1 if seen is None else 0), AT_ONCE):
-                    yield self._changed(names[start : start + AT_ONCE], revision)
+                    yield await self._changed(names[start : start + AT_ONCE], revision)
                 seen = revision
             await asyncio.sleep(PERIOD_S)
 
-    def _changed(self, names: list[str], revision: int) -> pb.WatchResponse:
-        here = [name for name in names if name in self._cluster.nodes]
-        gone = [name for name in names if name not in self._cluster.nodes]
-        return pb.WatchResponse(nodes=map(self.read, here), gone=gone, revision=revision)
+    async def _changed(self, names: list[str], revision: int) -> pb.WatchResponse:
+        response, turn = pb.WatchResponse(revision=revision), Turn()
+        for name in names:
+            if name in self._cluster.nodes:
+                response.nodes.append(self.read(name))
+            else:
+                response.gone.append(name)
+            await turn.share()
+        return response
 
     def _chips(self, record: NodeRecord, server: Server) -> Iterator[pb.ChipState]:
         healthy = server.reported & ~record.unhealthy if isinstance(record.unhealthy, int) else 0

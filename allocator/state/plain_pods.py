@@ -18,8 +18,7 @@ _ALIKE: Final = frozenset({SINGLE, STATEFUL_SET, INDEXED_JOB, "Job", "ReplicaSet
 _VOLCANO_JOBS: Final = "batch.volcano.sh/"
 
 _UID_LENGTH: Final = 36
-_TIME_BITS: Final = 40
-_PRIORITY_OFFSET: Final = 1 << 31
+_TIME_BITS: Final = 35
 
 
 class PlainPod(NamedTuple):
@@ -58,7 +57,7 @@ def is_plain(pod: Pod) -> bool:
 
 
 class PlainPods:
-    """The plain pods, by uid; about 150 bytes each.
+    """The plain pods, by uid; about 120 bytes each.
 
     They are passed to it by a reflector that keeps no copy of them (``ascend.kube.reflector.Unkept``).
     """
@@ -67,6 +66,9 @@ class PlainPods:
         # A uid as a number takes half the memory of its text, and numbers don't concern the garbage collector.
         self._pods: dict[int | str, int] = {}
         self._listed: dict[int | str, int] | None = None
+        # A cluster has few different priorities; with their positions in this list a pod is a number below 2^60.
+        self._priorities: list[int] = []
+        self._position: dict[int, int] = {}
 
     def __contains__(self, uid: object) -> bool:
         return isinstance(uid, str) and _key(uid) in self._pods
@@ -80,7 +82,7 @@ class PlainPods:
     def get(self, uid: str) -> PlainPod | None:
         """What is kept of a pod; None if it is not a plain pod, or unknown."""
         packed = self._pods.get(_key(uid))
-        return _unpack(packed) if packed is not None else None
+        return self._unpack(packed) if packed is not None else None
 
     def unkept(self, pod: Pod) -> bool:
         """Whether a reflector need not keep a pod."""
@@ -88,7 +90,7 @@ class PlainPods:
 
     def put(self, pod: Pod) -> None:
         """Add or update a plain pod."""
-        key, packed = _key(pod.uid), _pack(pod)
+        key, packed = _key(pod.uid), self._pack(pod)
         self._pods[key] = packed
         if self._listed is not None:
             self._listed[key] = packed
@@ -106,6 +108,17 @@ class PlainPods:
         """Those that were not put since the list started no longer exist."""
         if self._listed is not None:
             self._pods, self._listed = self._listed, None
+
+    def _pack(self, pod: Pod) -> int:
+        position = self._position.setdefault(pod.priority, len(self._priorities))
+        if position == len(self._priorities):
+            self._priorities.append(pod.priority)
+        return position << _TIME_BITS | _created_s(pod) << 1 | pod.is_terminating
+
+    def _unpack(self, packed: int) -> PlainPod:
+        created_s = (packed & (1 << _TIME_BITS) - 1) >> 1
+        since = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if created_s else ""
+        return PlainPod(self._priorities[packed >> _TIME_BITS], since, bool(packed & 1))
 
 
 def _key(uid: str) -> int | str:
@@ -126,16 +139,10 @@ def _uid(key: int | str) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def _pack(pod: Pod) -> int:
-    """Priority, time and whether it is terminating, as one number."""
+def _created_s(pod: Pod) -> int:
+    """When a pod was created, Unix seconds; 0 if that is unknown."""
     try:
         created_s = int(datetime.fromisoformat(pod.metadata.creation_timestamp or "").timestamp())
     except ValueError:
-        created_s = 0
-    return (pod.priority + _PRIORITY_OFFSET) << _TIME_BITS | max(created_s, 0) << 1 | pod.is_terminating
-
-
-def _unpack(packed: int) -> PlainPod:
-    created_s = (packed & (1 << _TIME_BITS) - 1) >> 1
-    since = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if created_s else ""
-    return PlainPod((packed >> _TIME_BITS) - _PRIORITY_OFFSET, since, bool(packed & 1))
+        return 0
+    return min(max(created_s, 0), (1 << _TIME_BITS - 1) - 1)

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -78,6 +78,22 @@ class _ListMeta(msgspec.Struct, rename="camel"):
 class _List(msgspec.Struct):
     metadata: _ListMeta
     items: list[msgspec.Raw] | None = None
+
+
+class _HeadMetadata(msgspec.Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+
+
+class _Head(msgspec.Struct):
+    """What tells whether an object has changed, decoded in a fraction of the time."""
+
+    metadata: _HeadMetadata
+
+    @property
+    def key(self) -> str:
+        return f"{self.metadata.namespace}/{self.metadata.name}" if self.metadata.namespace else self.metadata.name
 
 
 class _WatchEvent(msgspec.Struct):
@@ -193,7 +209,8 @@ class Reflector(Generic[T]):
             done.set()
 
     async def _list(self) -> None:
-        found: dict[str, T] = {}
+        present: set[str] = set()
+        changed: list[T] = []
         version = token = ""
         turn = Turn()
         if self._unkept is not None:
@@ -204,33 +221,33 @@ class Reflector(Generic[T]):
                 query["continue"] = token
             page = decode(await self._client.request("GET", self._path, query=query, timeout_s=60.0), _List, "answer")
             self._contacted()
-            for obj in self._decode_items(page.items or ()):
-                if self._is_unkept(obj):
-                    self._apply(obj)
-                else:
-                    found[obj.key] = obj
+            for raw in page.items or ():
+                key = self._key_of_unchanged(raw)
+                if key is not None:
+                    present.add(key)
+                for obj in self._decode_items((raw,)) if key is None else ():
+                    if self._is_unkept(obj):
+                        self._apply(obj)
+                    else:
+                        present.add(obj.key)
+                        changed.append(obj)
                 await turn.share()
             version, token = page.metadata.resource_version, page.metadata.continue_
             if not token:
                 break
-        await self._replace(found, turn)
+        await self._replace(present, changed, turn)
         if self._unkept is not None:
             self._unkept.list_ended()
         self._version = version
         self.synced.set()
 
-    async def _replace(self, found: Mapping[str, T], turn: Turn) -> None:
-        changed: list[T] = []
-        for new in found.values():
-            if not self._has(new):
-                changed.append(new)
-            await turn.share()
+    async def _replace(self, present: Collection[str], changed: list[T], turn: Turn) -> None:
         # In the order of their creation, as on a watch.
         changed.sort(key=lambda obj: obj.metadata.creation_timestamp or "")
         for new in changed:
             self._apply(new)
             await turn.share()
-        for old in [old for key, old in self._objects.items() if key not in found]:
+        for old in [old for key, old in self._objects.items() if key not in present]:
             self._delete(old)
             await turn.share()
 
@@ -252,10 +269,12 @@ class Reflector(Generic[T]):
                 self._client.stream(self._path, query=query, idle_timeout_s=self._idle_timeout_s) as lines,
             ):
                 self._contacted()
+                turn = Turn()
                 async for line in lines:
                     self._contacted()
                     self._follow(decode(line, _WatchEvent, "answer"))
                     progressed = True
+                    await turn.share()
         except TimeoutError:
             return True  # aborted by a refresh
         except Unreachable as error:
@@ -307,6 +326,18 @@ class Reflector(Generic[T]):
         """Whether the copy has an object in the same version; a version is unique among all objects of a kind."""
         old = self._objects.get(obj.key)
         return old is not None and old.metadata.resource_version == obj.metadata.resource_version
+
+    def _key_of_unchanged(self, raw: msgspec.Raw) -> str | None:
+        """The key of an object that the copy has in the same version; None for any other object."""
+        if not self._objects:
+            return None
+        try:
+            head = msgspec.json.decode(raw, type=_Head)
+        except UNREADABLE:
+            return None
+        old = self._objects.get(head.key)
+        is_unchanged = old is not None and old.metadata.resource_version == head.metadata.resource_version
+        return head.key if is_unchanged else None
 
     def _is_unkept(self, obj: T) -> bool:
         return self._unkept is not None and self._unkept.unkept(obj)

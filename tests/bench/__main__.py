@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ascend.observe.logs import configure_logs
-from tests.bench import allocate, decisions, fragmentation, freed, gangs, plugin, scheduler, startup
+from tests.bench import allocate, decisions, fragmentation, freed, gangs, growth, plugin, scheduler, startup
 from tests.bench.outcome import Outcome, Run
 
 BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
@@ -28,6 +28,7 @@ BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "scheduler": scheduler.measure,
     "freed": freed.measure,
     "startup": startup.measure,
+    "growth": growth.measure,
 }
 SEED: Final = 910
 PLOTS: Final = Path("build/bench")

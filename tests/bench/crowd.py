@@ -26,14 +26,15 @@ async def settle(server: ApiServer, nodes: int, seed: int) -> None:
     for number in range(nodes):
         name = node_name(number)
         held = [tuple(ring[: rng.choice(_SIZES)]) for ring in _RINGS]
-        await server.create(_node(name))
-        await server.create(_report(name, chip_set(chip for chips in held for chip in chips), now_s))
+        await server.create(large_node(name))
+        await server.create(report_of(name, chip_set(chip for chips in held for chip in chips), now_s))
         for which, chips in enumerate(held):
-            await server.create(_pod(f"holds-{name}-{which}", name, chips))
+            await server.create(large_pod(f"holds-{name}-{which}", name, chips))
 
 
-def _node(name: str) -> dict[str, Any]:
-    manifest = node_manifest(name)
+def large_node(name: str, *, chips: int = 8) -> dict[str, Any]:
+    """A server."""
+    manifest = node_manifest(name, chips=chips)
     manifest["metadata"]["labels"] = dict(_labels(name))
     manifest["status"]["images"] = [
         {
@@ -45,13 +46,15 @@ def _node(name: str) -> dict[str, Any]:
     return manifest
 
 
-def _report(node: str, taken: int, now_s: int) -> dict[str, Any]:
+def report_of(node: str, taken: int, now_s: int) -> dict[str, Any]:
+    """The report of a server's device plugin."""
     report = DeviceReport(free=0xFF & ~taken, unhealthy=0, network_unhealthy=0, update_time_s=now_s)
     metadata = {"name": config_map_name(node), "namespace": NAMESPACE, "labels": dict(LABELS)}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": encode_report(report)}
 
 
-def _pod(name: str, node: str, chips: tuple[int, ...]) -> dict[str, Any]:
+def large_pod(name: str, node: str, chips: tuple[int, ...]) -> dict[str, Any]:
+    """A pod that holds chips of a server."""
     annotations = Grant(chips, time.time_ns()).annotations()
     manifest = pod_manifest(name, len(chips), annotations=annotations, labels=dict(_labels(name)))
     spec = manifest["spec"]

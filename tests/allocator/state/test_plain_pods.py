@@ -16,6 +16,8 @@ from tests.allocator.builders import GROUP, World, container, node, owned_by, po
 
 _CPU = Container("main", Resources(limits={"cpu": "2"}, requests={"cpu": "2"}))
 _VNPU = Container("main", Resources(limits={"huawei.com/Ascend910-2c": "1"}))
+_SINCE, _UNTIL = datetime(1971, 1, 1), datetime(2400, 1, 1)  # noqa: DTZ001 - hypothesis wants bounds without a zone
+_TIMES = st.just("") | st.datetimes(_SINCE, _UNTIL).map(lambda each: each.strftime("%Y-%m-%dT%H:%M:%SZ"))
 _PLAIN = pod("p", containers=[_CPU])
 
 
@@ -46,7 +48,7 @@ def test_a_pod_that_may_belong_to_a_gang_is_not_plain(each: Pod, expected: bool)
 @given(
     uid=st.uuids().map(str) | st.text(min_size=1),
     priority=st.integers(-(1 << 31), (1 << 31) - 1),
-    since=st.just("") | st.datetimes(datetime(1971, 1, 1)).map(lambda each: each.strftime("%Y-%m-%dT%H:%M:%SZ")),  # noqa: DTZ001 - a bound
+    since=_TIMES,
     terminating=st.booleans(),
 )
 def test_what_preemption_needs_is_kept_exactly(uid: str, priority: int, since: str, *, terminating: bool) -> None:

@@ -72,6 +72,26 @@ async def test_new_objects_are_frozen_after_the_period() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.looptime
+async def test_objects_are_frozen_without_a_walk_until_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_filled = False
+    collected: list[None] = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(None))
+    task = asyncio.create_task(keep_collections_short(lambda: is_filled))
+    kept: list[list[int]] = []
+    for _ in range(3):
+        before = gc.get_freeze_count()
+        kept += [[number] for number in range(1000)]
+        await asyncio.sleep(1)
+        assert gc.get_freeze_count() >= before + 1000
+    assert not collected
+    is_filled = True
+    await asyncio.sleep(1.5 * PERIOD_S)
+    assert len(collected) == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_frozen_objects_are_freed_when_released() -> None:
     kept = [[number] for number in range(1000)]
     await freeze()
