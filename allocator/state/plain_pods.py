@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from allocator.rules.job import INDEXED_JOB, SINGLE, STATEFUL_SET, find_job, stated_minimum
+from allocator.rules.job import find_job, stated_minimum
+from allocator.rules.job_kinds import INDEXED_JOB, JOB, SINGLE, STATEFUL_SET
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
 _VENDOR: Final = "huawei.com/"
-_ALIKE: Final = frozenset({SINGLE, STATEFUL_SET, INDEXED_JOB, "Job", "ReplicaSet", "ReplicationController"})
+_ALIKE: Final = frozenset({SINGLE, STATEFUL_SET, INDEXED_JOB, JOB, "ReplicaSet", "ReplicationController"})
 """Kinds whose pods are made from one template: all of them request chips, or none."""
-_VOLCANO_JOBS: Final = "batch.volcano.sh/"
 
 _UID_LENGTH: Final = 36
 _TIME_BITS: Final = 35
@@ -47,19 +47,15 @@ def is_plain(pod: Pod) -> bool:
                     if name.startswith(_VENDOR):
                         return False
     try:
-        if find_job(pod).kind not in _ALIKE or stated_minimum(pod) is not None:
-            return False
+        return find_job(pod).kind in _ALIKE and stated_minimum(pod) is None
     except Refusal:
         return False
-    owner = pod.metadata.controller
-    # A task of Volcano's Job has a template of its own.
-    return owner is None or not owner.api_version.startswith(_VOLCANO_JOBS)
 
 
 class PlainPods:
     """The plain pods, by uid; about 120 bytes each.
 
-    They are passed to it by a reflector that keeps no copy of them (``ascend.kube.reflector.Unkept``).
+    They are passed to it by a reflector that keeps no copy of them (``ascend.kube.handler.Unkept``).
     """
 
     def __init__(self) -> None:

@@ -13,8 +13,8 @@ resourceVersion. A watch can end for many reasons:
 * a caller needs a copy as recent as the server's state (``refresh``): abort the watch, or the wait, and list again.
 
 The handler is called on the event loop, in the order of the server's history, and must neither block nor raise.
-It never gets an object twice in the same version, except one that is not kept (``Unkept``). After a list other tasks
-run between the changes; deleted objects come last, so that what they hold is not free too early.
+It never gets an object twice in the same version, except one that is not kept (``ascend.kube.handler.Unkept``). After
+a list other tasks run between the changes; deleted objects come last, so that what they hold is not free too early.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 import msgspec
 
@@ -30,44 +30,17 @@ from ascend.errors import UNREADABLE, ApiError, Expired, Unreachable
 from ascend.kube.answers import Status, decode, error_of
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
+from ascend.kube.handler import Handler, Unkept
 from ascend.kube.objects import KubeObject, Resource, T
 from ascend.turn import Turn
 
 log = logging.getLogger(__name__)
-
-T_contra = TypeVar("T_contra", bound=KubeObject, contravariant=True)
 
 PAGE_SIZE = 500
 WATCH_TIMEOUT_S = (240, 480)
 """The server ends each watch after a random time within these bounds, which spreads the load."""
 IDLE_TIMEOUT_S = 150.0
 """Bookmarks come about every minute; after two and a half the connection is considered dead."""
-
-
-class Handler(Protocol[T_contra]):
-    """Called by a reflector with every change."""
-
-    def applied(self, obj: T_contra) -> None:
-        """The object was added or has changed."""
-
-    def deleted(self, obj: T_contra) -> None:
-        """The object was deleted; ``obj`` is its last known state."""
-
-
-class Unkept(Protocol[T_contra]):
-    """Objects of which a reflector keeps no copy, because its handler needs little of them and there may be many.
-
-    The handler gets them like all others, but again with every list.
-    """
-
-    def unkept(self, obj: T_contra, /) -> bool:
-        """Whether an object is not kept."""
-
-    def list_started(self) -> None:
-        """The handler will get all of these objects again."""
-
-    def list_ended(self) -> None:
-        """Those that it did not get since the list started no longer exist."""
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):

@@ -1,0 +1,33 @@
+"""What a reflector calls with the changes of its objects."""
+
+from typing import Protocol, TypeVar
+
+from ascend.kube.objects import KubeObject
+
+T_contra = TypeVar("T_contra", bound=KubeObject, contravariant=True)
+
+
+class Handler(Protocol[T_contra]):
+    """Called by a reflector with every change."""
+
+    def applied(self, obj: T_contra) -> None:
+        """The object was added or has changed."""
+
+    def deleted(self, obj: T_contra) -> None:
+        """The object was deleted; ``obj`` is its last known state."""
+
+
+class Unkept(Protocol[T_contra]):
+    """Objects of which a reflector keeps no copy, because its handler needs little of them and there may be many.
+
+    The handler gets them like all others, but again with every list.
+    """
+
+    def unkept(self, obj: T_contra, /) -> bool:
+        """Whether an object is not kept."""
+
+    def list_started(self) -> None:
+        """The handler will get all of these objects again."""
+
+    def list_ended(self) -> None:
+        """Those that it did not get since the list started no longer exist."""
