@@ -17,6 +17,7 @@ from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
 from allocator.binding.injection import Injector
 from allocator.binding.reserving import Reserver
+from allocator.binding.volumes import VolumeWaits
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
 from allocator.leadership.handover import HandOver
@@ -156,6 +157,14 @@ class AllocatorApp:
             events = EventRecorder(client, COMPONENT, platform.node(), refill_s=REFILL_S, monotonic=self._monotonic)
             notices = Notices(self.cluster, events.publish, leadership.leads)
             journal = Journal(metrics, RefusalEvents(events.publish, self._monotonic), self._monotonic)
+            volumes = VolumeWaits(
+                client,
+                self.cluster,
+                self.ledger,
+                self._barrier,
+                limit_s=self._settings.volume_wait_s,
+                monotonic=self._monotonic,
+            )
             stamper = Stamper(self.cluster, self.ledger, self._now_ns)
             binder = Binder(
                 client=client,
@@ -261,6 +270,7 @@ class AllocatorApp:
                     tasks.create_task(informers.run(), name="informers"),
                     tasks.create_task(self._housekeep(binder, notices), name="housekeeping"),
                     tasks.create_task(requeuer.run(), name="requeuer"),
+                    tasks.create_task(volumes.run(), name="volumes"),
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
                     tasks.create_task(self._lead(grpc_server, preemption), name="leadership"),

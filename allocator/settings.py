@@ -66,6 +66,12 @@ class Settings(DaemonSettings):
         gt=0,
         description="seconds after which the chips reserved for a pod that is not bound are released",
     )
+    volume_wait_s: float = Field(
+        default=660.0,
+        ge=0,
+        description="chips stay reserved for so many seconds at most while a claim of the pod is not bound: as long as "
+        "its scheduler waits for volumes (bindTimeoutSeconds, 600 s), and a margin; 0 to read no claims",
+    )
     gang_ttl_s: float = Field(
         default=120.0,
         gt=0,

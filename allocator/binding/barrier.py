@@ -78,6 +78,7 @@ class Barrier:
         self._assemblies: dict[JobKey, _Assembly] = {}
         self._why: Refusal | None = None
         self._closed: Refusal | None = None
+        self._excused: Callable[[str], bool] = lambda _uid: False
         ledger.on_let_go(self._let_go)
 
     async def passed(self, pod: Pod, job: Job) -> None:
@@ -106,6 +107,10 @@ class Barrier:
         except asyncio.CancelledError:
             self.withdraw(pod.uid)
             raise
+
+    def excuse(self, excused: Callable[[str], bool]) -> None:
+        """Set what says, by uid, for which pods a gang waits however late their schedulers ask to bind them."""
+        self._excused = excused
 
     def withdraw(self, uid: str) -> None:
         """End the wait of a pod whose scheduler has given up its Binding; the pod keeps its seat."""
@@ -186,6 +191,8 @@ class Barrier:
         refused = [sentence for since_s, sentence in assembly.refused.values() if now_s - since_s >= REFUSED_S]
         if refused and coming - len(refused) < missing:
             return refused[0]
+        if any(map(self._excused, assembly.seen)):
+            assembly.since_s = now_s
         if now_s - assembly.since_s < STALLED_S:
             return ""
         return f"no Binding of {count(missing, 'further pod')} was asked for within {STALLED_S:.3g} s"

@@ -201,6 +201,16 @@ class Ledger:
         limits_s = {Stage.ASSUMED: self.ttl_s, Stage.DOUBTFUL: max(self.ttl_s, DOUBT_S)}
         return [each for each in self if each.stage in limits_s and each.since_s + limits_s[each.stage] <= now_s]
 
+    def renew(self, uid: str) -> None:
+        """Restart the time to live of a reservation in stage RESERVED, and of its plan."""
+        held = self._by_uid.get(uid)
+        if held is None:
+            return
+        if held.stage is Stage.RESERVED:
+            self.advance(uid, Stage.RESERVED)
+        if (plan := self._plans.get(held.plan)) is not None:
+            plan.due_s = self.monotonic() + plan.ttl_s
+
     def drop_plan(self, name: str) -> list[Reservation]:
         """Release the rest of a plan, unused seats and those whose Bindings are held, and return it."""
         left = [*self.seats(name), *(self._by_uid[uid] for uid in sorted(self.held(name)))]

@@ -16,6 +16,7 @@ import msgspec
 from ascend.annotations import PLACEMENT_GATE
 from ascend.chips import RESOURCE
 from ascend.errors import InvalidValue
+from ascend.kube.volumes import Volume
 from ascend.slices import ContainerKind, ContainerRequest
 
 _MAX_DIGITS = 19
@@ -148,12 +149,15 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True):
     preemption_policy: str = ""
     termination_grace_period_seconds: int | None = None
     scheduling_gates: list[SchedulingGate] = []
+    volumes: list[Volume] = []
     containers: list[Container] = []
     init_containers: list[Container] = []
 
     def __post_init__(self) -> None:
         if self.scheduler_name:
             msgspec.structs.force_setattr(self, "scheduler_name", sys.intern(self.scheduler_name))
+        if self.volumes:
+            msgspec.structs.force_setattr(self, "volumes", [each for each in self.volumes if each.claim("")])
 
 
 class ContainerStatus(msgspec.Struct, rename="camel", frozen=True):

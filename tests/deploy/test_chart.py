@@ -310,6 +310,7 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
         ("ClusterRole", "nodes"): {"list", "watch"},
         ("ClusterRole", "pods"): {"get", "list", "watch", "patch"},
         ("ClusterRole", "pods/binding"): {"create"},
+        ("ClusterRole", "persistentvolumeclaims"): {"get"},
         ("ClusterRole", "podgroups.scheduling.volcano.sh"): {"list", "watch"},
         ("ClusterRole", "podgroups.scheduling.x-k8s.io"): {"list", "watch"},
         ("ClusterRole", "statefulsets.apps"): {"list", "watch"},
