@@ -63,8 +63,8 @@ class AllocatorMetrics(Collector):
         self.gates_lifted = counter(
             "ascend_allocator_gates_lifted_total",
             "Scheduling gates lifted, by why: placed (its chips are reserved), preempts (it may preempt other pods),"
-            " limit (it has waited for the limit), invalid (no node can ever take it), off (pods are not gated any"
-            " more)",
+            " limit (it has waited for the limit), refused (its scheduler has refused pods of its gang), invalid (no"
+            " node can ever take it), off (pods are not gated any more)",
             ["why"],
         )
         self.registry.register(self)

@@ -113,6 +113,12 @@ class Settings(DaemonSettings):
         description="the schedulers that call the extender: only pods with one of these names in schedulerName are"
         " nominated",
     )
+    nominate_from_nodes: int = Field(
+        default=2_000,
+        ge=0,
+        description="with fewer nodes than this, pods that fit are neither nominated nor gated: kube-scheduler filters"
+        " all nodes in less time than a nomination takes",
+    )
     nominate_window: int = Field(
         default=128, ge=2, description="the most pods that are nominated and that kube-scheduler has not filtered yet"
     )

@@ -43,6 +43,8 @@ class Attempts:
         setback = self.turns.get(job)
         if setback is None or self.turns.ahead_of(job) is not None:
             return
+        if candidates is not None and set(candidates) == {pod.status.nominated_node_name}:
+            return  # its scheduler filters the nominated node first, which says nothing about the others
         if self._progress.find_started(job) is not None:
             self.turns.leave(job.key)
             return

@@ -26,16 +26,13 @@ from allocator.nomination.writes import Writes
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
-from ascend.annotations import PLACEMENT_GATE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from ascend.reasons import Category
+from ascend.reasons import Category, Reason
 from ascend.turn import Turn
 
 log = structlog.get_logger()
 
-LARGE: Final = 2_000
-"""With so many nodes the gate of a single pod on an idle cluster costs less than filtering all nodes."""
 PERIOD_S: Final = 0.5
 FULL_PERIOD_S: Final = 5.0
 """How often gated pods are judged although neither nodes nor pods have changed: pod groups may have."""
@@ -43,7 +40,7 @@ THROUGH_AT_ONCE: Final = 8
 """The most pods with one request that are let through to preempt others, and not bound yet."""
 TOLD_AT_ONCE: Final = 16
 _REST: Final = 9
-"""The pause after each pass, as a multiple of its duration; at most ``PERIOD_S``, at least ``_LEAST_S``."""
+"""The pause after each pass, as a multiple of the time spent on pods that don't fit; at most ``PERIOD_S``."""
 _LEAST_S: Final = 0.01
 
 _Key: TypeAlias = JobKey | tuple[ChipRequest, frozenset[tuple[str, str]], int]
@@ -109,55 +106,57 @@ class Gates:
         self._running: dict[str, int] = {}  # the priorities of the bound pods, by uid
         self._priorities: Counter[int] = Counter()
         self._changes = 0
+        self._is_cut_short = False  # the window was full
         self._wake = asyncio.Event()
 
     def wants(self, pod: Pod) -> bool:
         """Whether a pod that is being created gets the gate.
 
-        A single pod that fits at once on an idle cluster does not, unless filtering all nodes takes longer than lifting
-        the gate.
+        A single pod that fits at once does not on a small cluster: filtering all nodes takes less time than the
+        requests that nominate it and lift the gate.
         """
-        if self._options.mode != "gated" or not self._options.serves(pod):
+        waits = pod.requests_chips and not pod.spec.node_name and self._options.names(pod)
+        if self._options.mode != "gated" or not waits:
             return False
-        if self._nominator.waiting or self._groups or len(self._cluster.nodes) >= LARGE:
+        if len(self._cluster.nodes) >= self._options.from_nodes or self._engine.is_of_gang(pod):
             return True
-        return self._engine.is_of_gang(pod) or not self._engine.may_fit(pod)
+        return not self._engine.may_fit(pod)
+
+    def look(self) -> None:
+        """Something has changed that may let gated pods go."""
+        self._changes += 1
+        if self._groups:
+            self._wake.set()
 
     def pod_applied(self, pod: Pod) -> None:
         """A pod was added or has changed."""
-        self._changes += 1
+        self.look()
         self._note_running(pod)
-        gates = [gate.name for gate in pod.spec.scheduling_gates]
-        if gates == [PLACEMENT_GATE] and pod.is_live and not pod.is_terminating:
+        if pod.spec.scheduling_gates and not pod.is_gated and pod.is_live and not pod.is_terminating:
             if pod.uid not in self._keys:
                 self._add(pod)
-        elif not (pod.spec.node_name or gates) and pod.uid in self._keys:
+        elif not (pod.spec.node_name or pod.spec.scheduling_gates) and pod.uid in self._keys:
             self._ungated(pod.uid)
         else:
             self._forget(pod.uid)
 
     def pod_deleted(self, pod: Pod) -> None:
         """A pod was deleted."""
-        self._changes += 1
+        self.look()
         self._ended(pod.uid)
         self._forget(pod.uid)
 
     async def run(self) -> None:
         """Lift gates until cancelled."""
-        turn = Turn()
-        for uid in tuple(self._cluster.pods):
-            if (pod := self._cluster.pods.get(uid)) is not None:
-                self.pod_applied(pod)
-            await turn.share()
         seen, full_s = (-1, -1), self._monotonic()
         while True:
             self._wake.clear()
-            started_s = self._monotonic()
-            now = (self._cluster.index.version, self._changes)
-            if self._groups and (now != seen or started_s - full_s >= FULL_PERIOD_S):
-                seen, full_s = now, started_s
-                await self._pass()
-            await asyncio.sleep(min(max(_LEAST_S, _REST * (self._monotonic() - started_s)), PERIOD_S))
+            now, now_s = (self._cluster.index.version, self._changes), self._monotonic()
+            wasted_s = 0.0
+            if self._groups and (self._is_cut_short or now != seen or now_s - full_s >= FULL_PERIOD_S):
+                seen, full_s = now, now_s
+                wasted_s = await self._pass()
+            await asyncio.sleep(min(max(_LEAST_S, _REST * wasted_s), PERIOD_S))
             with suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):
                     await self._wake.wait()
@@ -201,20 +200,28 @@ class Gates:
             if not group.size:
                 del self._groups[key]
 
-    async def _pass(self) -> None:
-        turn = Turn()
+    async def _pass(self) -> float:
+        """Judge the first pods of all groups; returns the seconds spent on pods that don't fit."""
+        turn, wasted_s = Turn(), 0.0
+        self._is_cut_short = False
         for key in self._in_order():
             group = self._groups.get(key)
-            while group is not None and self._nominator.has_room and (pod := self._head(group)) is not None:
+            while group is not None and (pod := self._head(group)) is not None:
+                if not self._nominator.has_room:
+                    self._is_cut_short = True
+                    return wasted_s
+                started_s = self._monotonic()
                 try:
                     written = self._nominate(pod)
                 except Refusal as refusal:
                     self._refused(group, pod, refusal.with_traceback(None))
+                    wasted_s += self._monotonic() - started_s
                     break
                 group.line.remove(pod.uid)
                 self._lift(pod, "placed", written)
                 await turn.share()
             await turn.share()
+        return wasted_s
 
     def _nominate(self, pod: Pod) -> "asyncio.Task[bool]":
         try:
@@ -241,7 +248,9 @@ class Gates:
 
     def _refused(self, group: _Group, pod: Pod, refusal: Refusal) -> None:
         """The first pod of a group fits nowhere."""
-        if refusal.reason.category is not Category.INCOMPLETE:
+        if refusal.reason is Reason.GANG_STEPPED_BACK:
+            self._let_through(group, "refused", len(group.line))
+        elif refusal.reason.category is not Category.INCOMPLETE:
             if self._may_preempt(pod):
                 self._let_through(group, "preempts", THROUGH_AT_ONCE)
             elif self._has_waited(pod):

@@ -14,6 +14,7 @@ from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Pod
+from ascend.turn import Turn
 
 
 class Nominations:
@@ -74,7 +75,13 @@ class Nominations:
 
     async def run(self) -> None:
         """Nominate pods, and lift gates, until cancelled. Call it once this allocator leads."""
+        self.nominator.freed = self.gates.look
         self._cluster.follow_pods(self._applied, self._deleted)
+        turn = Turn()
+        for uid in tuple(self._cluster.pods):
+            if (pod := self._cluster.pods.get(uid)) is not None:
+                self._applied(pod)
+            await turn.share()
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self._options.nominates:

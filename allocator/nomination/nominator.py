@@ -29,7 +29,6 @@ from allocator.nomination.writes import Writes
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Stage
-from ascend.annotations import PLACEMENT_GATE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.turn import Turn
@@ -79,7 +78,8 @@ class Nominator:
         self._cleaner = Cleaner(cluster, writes, metrics)
         self._candidates = Candidates(cluster, engine, monotonic)
         self._pace = Pace(monotonic)
-        self._runs = False
+        self.freed: Callable[[], None] = lambda: None
+        """Called when the window has room again."""
         self._wake = asyncio.Event()
 
     @property
@@ -87,17 +87,12 @@ class Nominator:
         """Whether the window has room for another pod."""
         return len(self._unfiltered) < self._options.window
 
-    @property
-    def waiting(self) -> int:
-        """The number of pods that the scheduler has not filtered yet."""
-        return len(self._line) + len(self._taken) + len(self._unfiltered)
-
     def pod_applied(self, pod: Pod) -> None:
         """A pod was added or has changed."""
         known = self._nominations.get(pod.uid)
         if known is None and self._cleaner.applied(pod):
             return
-        if not self._waits(pod):
+        if not self._options.serves(pod):
             self._forget(pod.uid)
             if known is not None:
                 self._end(pod, known)
@@ -108,8 +103,8 @@ class Nominator:
         elif is_ours(pod):
             self._adopt(pod)
         elif not (pod.spec.scheduling_gates or pod.uid in self._left or pod.uid in self._taken):
-            if nominated:
-                self._leave(pod.uid)  # the scheduler's own
+            if nominated or self._is_small():
+                self._leave(pod.uid)
             else:
                 self._line.add(pod)
                 self._wake.set()
@@ -122,7 +117,7 @@ class Nominator:
 
     def filtered(self, pod: Pod, names: Collection[str]) -> None:
         """The scheduler calls ``filter`` for a pod, with these nodes."""
-        if not self._runs:
+        if not self._options.nominates:
             return
         self._pace.filtered()
         self._forget(pod.uid)
@@ -134,6 +129,7 @@ class Nominator:
             if nomination.node not in names:
                 self._candidates.avoid(nomination.node)
         self._wake.set()
+        self.freed()
 
     def make_room(self, pod: Pod, names: Collection[str] | None = None) -> bool:
         """Release what is reserved for nominated pods of lower priority, if a pod that was refused fits then.
@@ -159,7 +155,9 @@ class Nominator:
     async def renominate(self, uid: str) -> None:
         """Nominate a node for a pod that was refused before, if it fits now; the window does not apply."""
         pod = self._cluster.pods.get(uid)
-        if not self._options.nominates or pod is None or not self._waits(pod) or pod.status.nominated_node_name:
+        if pod is None or not self._options.serves(pod) or pod.status.nominated_node_name:
+            return
+        if not self._options.nominates or self._is_small():
             return
         with suppress(Refusal):
             await self.nominate(pod)
@@ -168,7 +166,8 @@ class Nominator:
         """Reserve chips for a pod and write its nomination in a task; returns the task: whether it was written.
 
         Raises:
-            Refusal: the pod fits nowhere.
+            Refusal: the pod fits nowhere; or it belongs to a gang that tries again with the nodes that its scheduler
+                offers for each pod, and a nomination would hide them.
         """
         self._engine.require_first_try(pod)
         held = self._engine.place(pod, self._candidates.of(pod))
@@ -176,28 +175,16 @@ class Nominator:
 
     async def run(self) -> None:
         """Nominate until cancelled. Call it once this allocator leads."""
-        self._runs = True
-        try:
-            await self._start()
-            checked_s = self._monotonic()
-            while True:
-                self._wake.clear()
-                await self._advance()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(PERIOD_S):
-                        await self._wake.wait()
-                if self._monotonic() - checked_s >= PERIOD_S:
-                    self._check()
-                    checked_s = self._monotonic()
-        finally:
-            self._runs = False
-
-    async def _start(self) -> None:
-        turn = Turn()
-        for uid in tuple(self._cluster.pods):
-            if (pod := self._cluster.pods.get(uid)) is not None:
-                self.pod_applied(pod)
-            await turn.share()
+        checked_s = self._monotonic()
+        while True:
+            self._wake.clear()
+            await self._advance()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._wake.wait()
+            if self._monotonic() - checked_s >= PERIOD_S:
+                self._check()
+                checked_s = self._monotonic()
 
     async def _advance(self) -> None:
         turn = Turn()
@@ -208,7 +195,7 @@ class Nominator:
                 self._line.add(last)
         while self.has_room and (uid := self._line.pop()) is not None:
             pod = self._cluster.pods.get(uid)
-            if pod is not None and self._waits(pod) and not pod.status.nominated_node_name:
+            if pod is not None and self._options.serves(pod) and not pod.status.nominated_node_name:
                 self._decide(pod)
             await turn.share()
 
@@ -348,6 +335,6 @@ class Nominator:
         self._taken.pop(uid, None)
         self._left.pop(uid, None)
 
-    def _waits(self, pod: Pod) -> bool:
-        """Whether a pod waits for a scheduler that is served, and for nothing else but the allocator's gate."""
-        return self._options.serves(pod) and all(gate.name == PLACEMENT_GATE for gate in pod.spec.scheduling_gates)
+    def _is_small(self) -> bool:
+        """Whether filtering all nodes takes less time than a nomination."""
+        return len(self._cluster.nodes) < self._options.from_nodes

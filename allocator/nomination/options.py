@@ -15,6 +15,7 @@ class NominationOptions:
     Attributes:
         mode: ``off``, ``pending`` or ``gated``.
         schedulers: the names of the schedulers that call the extender.
+        from_nodes: with fewer nodes pods that fit are neither nominated nor gated.
         window: the most pods that are nominated and not filtered yet.
         per_s: the most requests per second.
         gate_limit_s: seconds after which a gated pod that does not fit is let through; 0 for no limit.
@@ -22,6 +23,7 @@ class NominationOptions:
 
     mode: Mode = "off"
     schedulers: frozenset[str] = frozenset({"default-scheduler"})
+    from_nodes: int = 2_000
     window: int = 128
     per_s: float = 500.0
     gate_limit_s: float = 0.0
@@ -31,6 +33,10 @@ class NominationOptions:
         """Whether pods are nominated."""
         return self.mode != "off"
 
+    def names(self, pod: Pod) -> bool:
+        """Whether a pod names a scheduler that is served."""
+        return pod.spec.scheduler_name in self.schedulers
+
     def serves(self, pod: Pod) -> bool:
-        """Whether a pod waits for chips and for a scheduler that is served."""
-        return pod.waits_for_chips and not pod.is_terminating and pod.spec.scheduler_name in self.schedulers
+        """Whether a pod waits for chips, for a scheduler that is served, and for nothing else but our own gate."""
+        return pod.waits_for_chips and not pod.is_terminating and self.names(pod)

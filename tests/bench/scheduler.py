@@ -1,19 +1,22 @@
-"""Pods per second through the real kube-scheduler, with the allocator as its extender, and without, so that it only
-counts."""
+"""Pods per second through the real kube-scheduler: alone, so that it only counts, and with the allocator as its
+extender, which nominates nodes in none, one or another of its ways."""
 
 import asyncio
+import base64
 import random
 import statistics
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from rich.text import Text
 
+from ascend.errors import NotFound
 from ascend.kube.client import KubeClient
 from ascend.products import ASCEND_910A
+from tests.allocator.authority import Authority
 from tests.bench.audit import Audit, audit
 from tests.bench.fake_cluster import PodWatch, create_nodes, create_pods, delete_pods, watching_pods
 from tests.bench.outcome import Outcome, Run, ms, p50, p99, table
@@ -25,8 +28,11 @@ from tests.cluster.manifests import extender
 from tests.cluster.processes import Process
 from tests.e2e.programs import BIN, allocator_command
 
-SIDES: Final = ("stock", "ours")
+STOCK: Final = "stock"
+SIDES: Final = (STOCK, "off", "pending", "gated")
 _READY_S: Final = 30.0
+_WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+_WEBHOOK: Final = "gates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +48,9 @@ class _Size:
 _FULL: Final = (
     # The speed of the machine varies: one round may have ratio 0.7 and the next 1.1. Many short rounds are more
     # accurate than few long ones.
-    _Size(nodes=1_000, pods=700, rounds=12, warm_up=100, singles=10, quiet_s=10.0),
-    _Size(nodes=5_000, pods=500, rounds=4, warm_up=50, singles=15, quiet_s=10.0),
+    _Size(nodes=1_000, pods=700, rounds=8, warm_up=100, singles=10, quiet_s=10.0),
+    _Size(nodes=5_000, pods=500, rounds=3, warm_up=50, singles=15, quiet_s=10.0),
+    _Size(nodes=10_000, pods=300, rounds=3, warm_up=30, singles=15, quiet_s=15.0),
 )
 _QUICK: Final = (_Size(nodes=100, pods=60, rounds=1, warm_up=8, singles=4, quiet_s=5.0),)
 
@@ -69,19 +76,29 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True)
+class _Program:
+    """The allocator of a side."""
+
+    process: Process
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Bench:
     run: Run
     size: _Size
     cluster: Cluster
     client: KubeClient
     watch: PodWatch
-    allocator: Process
-    url: str
+    allocators: Mapping[str, _Program]
+    authority: Authority
 
     async def side(self, name: str, number: int) -> _Side:
         await self._switch(name)
         plane = self.cluster.control_plane
-        processes = {"allocator": self.allocator, "scheduler": plane.scheduler, "api": plane.apiserver}
+        processes = {"scheduler": plane.scheduler, "api": plane.apiserver}
+        if name in self.allocators:
+            processes["allocator"] = self.allocators[name].process
         await self._burst("warm", self.size.warm_up)
         await delete_pods(self.client, self.watch)
         before = cpu_of(processes)
@@ -120,15 +137,44 @@ class _Bench:
     async def _switch(self, name: str) -> None:
         """Restart the scheduler for a side. The allocator runs only for the side with the extender, because its watches
         cost CPU."""
-        await asyncio.to_thread(self.allocator.stop)
-        if name == "stock":
+        with suppress(NotFound):
+            await self.client.request("DELETE", f"{_WEBHOOKS}/{_WEBHOOK}")
+        for each in self.allocators.values():
+            await asyncio.to_thread(each.process.stop)
+        if name == STOCK:
             await asyncio.to_thread(self.cluster.restart_scheduler)
             return
-        await asyncio.to_thread(self.allocator.start)
-        server = Server(self.url)
-        await asyncio.to_thread(self.allocator.wait_until, lambda: server.answers("/readyz"), timeout_s=_READY_S)
-        ours = extender(f"{self.url}/scheduler")
+        allocator = self.allocators[name]
+        await asyncio.to_thread(allocator.process.start)
+        server = Server(allocator.url)
+        await asyncio.to_thread(allocator.process.wait_until, lambda: server.answers("/readyz"), timeout_s=_READY_S)
+        tls: dict[str, Any] = {"enableHTTPS": True, "tlsConfig": {"insecure": True}} if name == "gated" else {}
+        ours = extender(f"{allocator.url}/scheduler", **tls)
         await asyncio.to_thread(self.cluster.restart_scheduler, extenders=[ours])
+        if name == "gated":
+            await self.client.request("POST", _WEBHOOKS, body=self._webhook(allocator.url))
+
+    def _webhook(self, url: str) -> dict[str, Any]:
+        """The chart's webhook that gates pods."""
+        authority = base64.b64encode(self.authority.cert.read_bytes()).decode()
+        return {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingWebhookConfiguration",
+            "metadata": {"name": _WEBHOOK},
+            "webhooks": [
+                {
+                    "name": "gates.ascend-affinity.io",
+                    "admissionReviewVersions": ["v1"],
+                    "clientConfig": {"url": f"{url}/webhook/gates", "caBundle": authority},
+                    "rules": [
+                        {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
+                    ],
+                    "failurePolicy": "Ignore",
+                    "sideEffects": "None",
+                    "timeoutSeconds": 2,
+                }
+            ],
+        }
 
 
 async def measure(run: Run) -> Outcome:
@@ -141,7 +187,7 @@ async def measure(run: Run) -> Outcome:
             with run.doing(f"start a real cluster with {size.nodes:,} nodes"):
                 bench = await stack.enter_async_context(_bench(run, size))
             steps = run.steps(f"bursts through kube-scheduler, {size.nodes:,} nodes", size.rounds * len(SIDES))
-            # Every second round begins with the other side, so that a machine that becomes slower affects both.
+            # Every second round has the reverse order, so that a machine that becomes slower affects all sides.
             turns = [name for number in range(size.rounds) for name in (SIDES if number % 2 == 0 else SIDES[::-1])]
             sides = [await bench.side(turns[step], step // len(SIDES)) for step in steps]
         _show(outcome, size, sides)
@@ -150,20 +196,31 @@ async def measure(run: Run) -> Outcome:
 
 @asynccontextmanager
 async def _bench(run: Run, size: _Size) -> AsyncIterator[_Bench]:
-    (port,) = free_ports(1)
     cluster = Cluster(nodes=0)
     await asyncio.to_thread(cluster.start)
     try:
-        command = allocator_command(
-            Path(BIN / "ascend-allocator"), kubeconfig=cluster.kubeconfig_path, address=f"127.0.0.1:{port}"
-        )
-        allocator = cluster.process("ascend-allocator", command)
+        authority = Authority(cluster.folder)
+        pair = authority.sign("allocator", "IP:127.0.0.1")
+        allocators = {}
+        for name in SIDES[1:]:
+            (port,) = free_ports(1)
+            flags = {"nominate": name}
+            if name == "gated":
+                # The API server calls webhooks over TLS only, and both are served at one address.
+                flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key), "webhooks": "gates"}
+            program = Path(BIN / "ascend-allocator")
+            command = allocator_command(
+                program, kubeconfig=cluster.kubeconfig_path, address=f"127.0.0.1:{port}", **flags
+            )
+            scheme = "https" if name == "gated" else "http"
+            process = cluster.process(f"ascend-allocator-{name}", command)
+            allocators[name] = _Program(process, f"{scheme}://127.0.0.1:{port}")
         async with (
             await KubeClient.connect(str(cluster.kubeconfig_path)) as client,
             watching_pods(client) as watch,
         ):
             await create_nodes(client, size.nodes)
-            yield _Bench(run, size, cluster, client, watch, allocator, f"http://127.0.0.1:{port}")
+            yield _Bench(run, size, cluster, client, watch, allocators, authority)
     finally:
         await asyncio.to_thread(cluster.stop)
 
@@ -175,33 +232,36 @@ def _show(outcome: Outcome, size: _Size, sides: list[_Side]) -> None:
     )
     for side in sides:
         found = side.found
-        cpu = (f"{side.cpu_s[which] / max(found.bound, 1) * 1e3:.1f}" for which in ("scheduler", "api", "allocator"))
+        used = (side.cpu_s.get(which, 0.0) for which in ("scheduler", "api", "allocator"))
+        cpu = (f"{each / max(found.bound, 1) * 1e3:.1f}" for each in used)
         shown.add_row(
             *(side.name, f"{side.pods_per_s:.0f}", f"{found.bound:,}", f"{found.nodes:,}"),
             *(f"{p50(side.waited_s):.1f}", f"{p99(side.waited_s):.1f}", ms(p50(side.alone_s)), ms(p99(side.alone_s))),
             *(*cpu, f"{found.without:,}", str(found.violations)),
         )
-    stock, ours = ([side for side in sides if side.name == name] for name in SIDES)
-    ours_per_s, stock_per_s = (statistics.median(side.pods_per_s for side in each) for each in (ours, stock))
-    ratios = sorted(one.pods_per_s / other.pods_per_s for one, other in zip(ours, stock, strict=True))
     outcome.raw[f"{size.nodes} nodes, runs"] = [_raw(side) for side in sides]
     outcome.show(
         f"scheduler: {size.pods:,} pods of 1/2/4/8 chips in turn on {size.nodes:,} fake nodes, real kube-scheduler",
         shown,
         "pods/s: bound pods from the first create to the last seen bound.",
         "wait: a pod's create to bound in that burst; alone: the same on the idle cluster.",
-        "stock: kube-scheduler only counts. ours: the allocator is its extender. A round has one of each.",
+        "stock: kube-scheduler only counts. The others: the allocator is its extender, with this value of nominate.",
+        "A round has one of each. gated serves TLS, because the API server calls webhooks over TLS only.",
         "no chips written: bound without chips in the annotation, so they may be in two rings, or another pod's.",
         "ring broken: chips in two rings although one is required, a wrong number, or another pod's.",
     )
-    outcome.shown.insert(
-        -1,
-        Text(
-            f"  median pods/s: ours {ours_per_s:.0f}, stock {stock_per_s:.0f}; ratio by round: median "
-            f"{statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f}; "
-            f"rings broken by ours: {sum(side.found.violations + side.found.without for side in ours)}",
-            style="bold",
-        ),
+    by_name = {name: [side for side in sides if side.name == name] for name in SIDES}
+    for name in SIDES[1:]:
+        outcome.shown.insert(-1, Text(_ratios(name, by_name[name], by_name[STOCK]), style="bold"))
+
+
+def _ratios(name: str, ours: list[_Side], stock: list[_Side]) -> str:
+    speed = sorted(one.pods_per_s / other.pods_per_s for one, other in zip(ours, stock, strict=True))
+    alone = sorted(p50(one.alone_s) / p50(other.alone_s) for one, other in zip(ours, stock, strict=True))
+    return (
+        f"  {name} / stock by round: pods/s median {statistics.median(speed):.2f}, {speed[0]:.2f} to {speed[-1]:.2f}; "
+        f"alone p50 median {statistics.median(alone):.2f}, {alone[0]:.2f} to {alone[-1]:.2f}; "
+        f"rings broken: {sum(side.found.violations + side.found.without for side in ours)}"
     )
 
 

@@ -4,6 +4,10 @@ import json
 
 from ascend.annotations import NOMINATED, PLACEMENT_GATE
 from ascend.kube.objects import EVENTS, Pod
+from tests.e2e.test_gang_barrier import (  # noqa: F401 - gangs start whole also if they are gated
+    test_a_gang_whose_pods_share_no_node_by_cpu_is_spread,
+    test_two_gangs_that_need_each_others_cpu_start_one_after_the_other,
+)
 from tests.e2e.test_gangs import GANG, check_together
 from tests.e2e.test_main_job import check_hand_over
 from tests.e2e.test_nominations import bound, offered

@@ -285,7 +285,11 @@ class World(ABC):
         """Add the allocators of the setup, without starting them."""
         for number in range(1, self.setup.allocators + 1):
             address, grpc_address = (f"127.0.0.1:{port}" for port in free_ports(2))
-            flags = {"nominate": self.setup.nominate, **({"webhooks": "gates"} if self.setup.gates else {})}
+            flags = {
+                "nominate": self.setup.nominate,
+                "nominate_from_nodes": "0",
+                **({"webhooks": "gates"} if self.setup.gates else {}),
+            }
             if self.setup.by_webhook:
                 pair = self.authority.sign("allocator", "IP:127.0.0.1")
                 flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key), "webhooks": "bindings"}

@@ -38,7 +38,9 @@ def call_webhook(allocator: Allocator) -> None:
 async def gating(folder: Path, *nodes: str, **more: Any) -> AsyncIterator[Allocator]:
     async with (
         ApiServer() as server,
-        running(server, folder, nominate="gated", webhooks=["gates"], **more) as allocator,
+        running(
+            server, folder, **{"nominate": "gated", "nominate_from_nodes": 0, "webhooks": ["gates"], **more}
+        ) as allocator,
     ):
         call_webhook(allocator)
         for name in nodes:
@@ -77,17 +79,25 @@ async def fill(allocator: Allocator, node: str, *, priority: int = 0) -> Json:
     return pod
 
 
-async def test_a_pod_on_an_idle_cluster_is_not_gated_and_the_next_is(tmp_path: Path) -> None:
+async def test_a_pod_that_fits_is_nominated_before_its_gate_is_lifted(tmp_path: Path) -> None:
     async with gating(tmp_path, "n1", "n2") as allocator:
-        first = await allocator.pod("first", 1)
-        assert not is_gated(first)
-        second = await allocator.pod("second", 8)
-        assert second["spec"]["schedulingGates"] == GATE
-        node = await ungated(allocator, "second")
-        held = allocator.app.ledger.get(second["metadata"]["uid"])
+        pod = await allocator.pod("pod", 8)
+        assert pod["spec"]["schedulingGates"] == GATE
+        node = await ungated(allocator, "pod")
+        held = allocator.app.ledger.get(pod["metadata"]["uid"])
         assert held is not None
         assert held.node == node
-        assert await allocator.schedule(second, [node]) == node
+        assert await allocator.schedule(pod, [node]) == node
+
+
+async def test_with_few_nodes_only_pods_that_wait_are_gated(tmp_path: Path) -> None:
+    async with gating(tmp_path, "n1", "n2", nominate_from_nodes=3) as allocator:
+        for name in ("a", "b"):
+            pod = await allocator.pod(name, 8)
+            assert not is_gated(pod)
+            assert await allocator.schedule(pod, ["n1", "n2"])
+        assert is_gated(await allocator.pod("waiting", 8))
+        assert is_gated(await allocator.pod("train-0", 8, **GANG))
 
 
 async def test_a_pod_that_does_not_fit_waits_behind_its_gate(tmp_path: Path) -> None:
@@ -151,6 +161,16 @@ async def test_pods_that_may_preempt_others_are_let_through(tmp_path: Path) -> N
         assert await ungated(allocator, last) == ""
 
 
+async def test_a_gang_that_has_stepped_back_is_let_through_for_its_scheduler(tmp_path: Path) -> None:
+    # It tries again with the nodes that its scheduler offers for each pod; a nomination would hide the others.
+    async with gating(tmp_path, "n1", "n2", "n3") as allocator:
+        pods = [await allocator.pod(f"train-{rank}", 8, **GANG) for rank in range(2)]
+        cluster, turns = allocator.app.cluster, allocator.app.engine.gangs.turns
+        turns.step_back(cluster.jobs.job_of(cluster.pods[pods[0]["metadata"]["uid"]]))
+        pods.append(await allocator.pod("train-2", 8, **GANG))
+        assert [await ungated(allocator, f"train-{rank}") for rank in range(3)] == ["", "", ""]
+
+
 async def test_a_pod_that_waits_for_long_is_let_through(tmp_path: Path) -> None:
     late_s = 0
 
@@ -193,7 +213,7 @@ async def test_pods_of_other_schedulers_and_without_chips_are_not_gated(tmp_path
 
 async def test_gates_are_lifted_when_pods_are_not_gated_any_more(tmp_path: Path) -> None:
     async with ApiServer() as server:
-        async with running(server, tmp_path, nominate="gated", webhooks=["gates"]) as allocator:
+        async with running(server, tmp_path, nominate="gated", nominate_from_nodes=0, webhooks=["gates"]) as allocator:
             call_webhook(allocator)
             await allocator.node("n1")
             await fill(allocator, "n1")
@@ -216,15 +236,25 @@ async def test_a_new_leader_lifts_the_gates_of_nominated_pods(tmp_path: Path) ->
             # A leader that ended before it lifted the gate.
             await allocator.patch("pod", {"metadata": {"annotations": {NOMINATED: "n2"}}})
             await allocator.patch("pod", {"status": {"nominatedNodeName": "n2"}}, subresource="status")
-        async with running(server, tmp_path, nominate="gated") as leader:
+        async with running(server, tmp_path, nominate="gated", nominate_from_nodes=0) as leader:
             assert await ungated(leader, "pod") == "n2"
 
 
 async def test_without_a_leader_pods_are_created_without_the_gate(tmp_path: Path) -> None:
     async with (
         ApiServer() as server,
-        running(server, tmp_path, nominate="gated", webhooks=["gates"], leader_election=True) as leader,
-        running(server, tmp_path, nominate="gated", webhooks=["gates"], leader_election=True, synced=False) as standby,
+        running(
+            server, tmp_path, nominate="gated", nominate_from_nodes=0, webhooks=["gates"], leader_election=True
+        ) as leader,
+        running(
+            server,
+            tmp_path,
+            nominate="gated",
+            nominate_from_nodes=0,
+            webhooks=["gates"],
+            leader_election=True,
+            synced=False,
+        ) as standby,
     ):
         await leader.node("n1")
         manifest = pod_manifest("pod", 16)

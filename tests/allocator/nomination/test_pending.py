@@ -16,7 +16,10 @@ NODES = ("n1", "n2", "n3")
 
 @asynccontextmanager
 async def nominating(folder: Path, *, nodes: tuple[str, ...] = NODES, **more: Any) -> AsyncIterator[Allocator]:
-    async with ApiServer() as server, running(server, folder, nominate="pending", **more) as allocator:
+    async with (
+        ApiServer() as server,
+        running(server, folder, nominate="pending", nominate_from_nodes=0, **more) as allocator,
+    ):
         for name in nodes:
             await allocator.node(name)
         yield allocator
@@ -216,7 +219,7 @@ async def test_a_pod_of_equal_priority_does_not_take_what_is_nominated(tmp_path:
 
 async def test_a_new_leader_adopts_nominations_that_fit_and_clears_others(tmp_path: Path) -> None:
     async with ApiServer() as server:
-        async with running(server, tmp_path, nominate="pending") as former:
+        async with running(server, tmp_path, nominate="pending", nominate_from_nodes=0) as former:
             for name in ("n1", "n2"):
                 await former.node(name)
             await busy(former)
@@ -224,7 +227,7 @@ async def test_a_new_leader_adopts_nominations_that_fit_and_clears_others(tmp_pa
                 await former.pod(name, 8)
             nodes = {name: await nominated(former, name) for name in ("kept", "lost")}
         blocker = await former_bind(server, tmp_path, nodes["lost"])
-        async with running(server, tmp_path, nominate="pending") as leader:
+        async with running(server, tmp_path, nominate="pending", nominate_from_nodes=0) as leader:
             uid = (await leader.read("kept"))["metadata"]["uid"]
             await until(lambda: leader.app.ledger.get(uid) is not None)
             await not_nominated(leader, "lost")
