@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import structs
 
+from ascend.kube.job_objects import RayCluster
 from ascend.kube.objects import KubeObject, Metadata, OwnerReference, Pod, PodSpec
 from ascend.kube.workloads import BatchJob, BatchJobSpec, PodGroup, PodGroupSpec, StatefulSet, StatefulSetSpec
 
@@ -92,6 +93,7 @@ class _RayWorkers(msgspec.Struct, rename="camel"):
 class _RayCluster(msgspec.Struct, rename="camel"):
     head_group_spec: _RayHead
     worker_group_specs: list[_RayWorkers] = []
+    enable_in_tree_autoscaling: bool = False
 
 
 class _RayJob(msgspec.Struct, rename="camel"):
@@ -243,9 +245,12 @@ def _ray_cluster(controller: Controller, spec: _RayCluster) -> Iterator[KubeObje
 
 
 def _ray_job(controller: Controller, spec: _RayJob) -> Iterator[KubeObject]:
-    """The pods of its cluster; the pod that submits it requests no chips."""
-    cluster = controller.child(controller.version, "RayCluster", f"{controller.name}-raycluster-0")
-    return _ray_cluster(cluster, spec.ray_cluster_spec)
+    """Its cluster, which has its labels; the pod that submits it requests no chips."""
+    name = f"{controller.name}-raycluster-0"
+    metadata = structs.replace(controller.metadata("RayCluster", name), labels=dict(controller.labels))
+    made = {"metadata": msgspec.to_builtins(metadata), "spec": msgspec.to_builtins(spec.ray_cluster_spec)}
+    yield msgspec.convert(made, RayCluster)
+    yield from _ray_cluster(controller.child(controller.version, "RayCluster", name), spec.ray_cluster_spec)
 
 
 def _ray_service(controller: Controller, spec: _RayService) -> Iterator[KubeObject]:

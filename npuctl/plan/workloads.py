@@ -8,6 +8,8 @@ import msgspec
 from msgspec import structs
 
 from allocator.rules.job import VOLCANO
+from allocator.state.kinds import KINDS as WATCHED
+from ascend.kube.job_objects import RAY_CLUSTERS, RayCluster
 from ascend.kube.objects import KubeObject, Pod
 from ascend.kube.workloads import PodGroup
 from npuctl.plan.kinds import KINDS, Controller
@@ -15,6 +17,7 @@ from npuctl.plan.placement import UnplannedWorkload
 from npuctl.reading.manifests import Named, Unsubmitted
 from npuctl.reading.objects import ClusterObjects
 
+_RAY_CLUSTERS: Final = next(kind.name for kind in WATCHED if kind.resource is RAY_CLUSTERS)
 _QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """A label of workloads that are created suspended: Kueue resumes them when it has admitted them."""
 _CREATED: Final = (
@@ -93,7 +96,8 @@ def expand(workloads: Iterable[Unsubmitted], objects: ClusterObjects) -> Expansi
                 made.append(_renamed(created, kind) if created.key in taken and isinstance(created, Pod) else created)
                 taken.add(made[-1].key)
     groups = [each for each in made if isinstance(each, PodGroup)]
-    every = objects.plus(made, {VOLCANO: groups})
+    clusters = [each for each in made if isinstance(each, RayCluster)]
+    every = objects.plus(made, {VOLCANO: groups, _RAY_CLUSTERS: clusters})
     return Expansion(every, tuple(unplanned), tuple(without_chips), tuple(existing), kinds)
 
 

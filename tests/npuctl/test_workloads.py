@@ -192,6 +192,15 @@ def test_a_ray_cluster_has_the_workers_of_each_group(tmp_path: Path, kind: str, 
     assert sorted(every) == [f"{cluster}-{each}" for each in workers]
 
 
+@pytest.mark.parametrize(("nodes", "planned"), [(4, 4), (2, 0)])
+def test_the_cluster_of_a_ray_job_is_a_gang_with_its_label(tmp_path: Path, nodes: int, planned: int) -> None:
+    groups = [{"groupName": "w", "replicas": 3, "template": template(8)}]
+    cluster = {"headGroupSpec": {"template": template(8)}, "workerGroupSpecs": groups}
+    labels = {"ray.io/gang-scheduling-enabled": "true"}
+    answer = plan(tmp_path, workload("RayJob", "ray.io/v1", {"rayClusterSpec": cluster}, labels=labels), nodes=nodes)
+    assert (len(answer["pods"]), len(answer["pending"])) == (planned, 4 - planned)
+
+
 def test_a_cron_job_is_planned_as_one_of_its_jobs(tmp_path: Path) -> None:
     spec = {"schedule": "0 3 * * *", "jobTemplate": {"spec": {"parallelism": 2, "template": template(4)}}}
     assert names(plan(tmp_path, workload("CronJob", "batch/v1", spec))) == ["train-0-0", "train-0-1"]
