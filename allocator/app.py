@@ -93,7 +93,11 @@ class AllocatorApp:
             ignored=_log_ignored,
         )
         self.engine = DecisionEngine(
-            self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s, default_product=settings.default_product
+            self.cluster,
+            self.ledger,
+            gang_ttl_s=settings.gang_ttl_s,
+            default_product=settings.default_product,
+            sharing_products=settings.sharing_products,
         )
         self.gauges = ClusterGauges(self.cluster, self.ledger, self.engine, lambda: now_ns() / 1e9, monotonic)
         self._barrier = Barrier(

@@ -23,6 +23,10 @@ def _product(name: str) -> str:
     return name
 
 
+def _products(names: list[str]) -> list[str]:
+    return [_product(name) for name in names]
+
+
 class Settings(DaemonSettings):
     """The Ascend allocator: chooses node and chips for pods, and binds the pods with their chips written on them."""
 
@@ -97,6 +101,11 @@ class Settings(DaemonSettings):
         default="",
         description="the product for jobs of several pods that name none, on a cluster of several products; empty: such"
         " jobs are refused (ProductNotNamed)",
+    )
+    sharing_products: Annotated[list[str], AfterValidator(_products)] = Field(
+        default=[],
+        description="products whose servers may take several pods of one job of several pods, against the makers'"
+        " advice for 910A and A3",
     )
     invalid_pods: Literal["deny", "warn"] = Field(
         default="deny", description="what the webhook for pods does with a pod whose request is invalid on every node"

@@ -46,6 +46,8 @@ class Product:
         distributed_requests: the same as ``requests`` for a pod of a job of several pods; empty if there is no
             difference.
         has_network: the chips have a network of their own, which jobs of several pods need.
+        shared_by_peers: whether several pods of one job may be on one server. The makers' documents say no for 910A,
+            and for A3, where pods of a job on one server can't communicate collectively.
         rings: the groups of chips that are linked with each other: rings, meshes, or the two dies of a card.
         all_chips: the chips of a complete server.
     """
@@ -60,6 +62,7 @@ class Product:
     requests: tuple[int, ...] = ()
     distributed_requests: tuple[int, ...] = ()
     has_network: bool = True
+    shared_by_peers: bool = True
     rings: tuple[ChipSet, ...] = field(init=False)
     all_chips: ChipSet = field(init=False)
 
@@ -91,6 +94,7 @@ ASCEND_910A = Product(
     requests=(1, 2, 4, 8),
     # Pods of a job of several pods take whole servers: docs/spec/affinity-rules.md#single-pods-and-distributed-jobs.
     distributed_requests=(8,),
+    shared_by_peers=False,
 )
 """Atlas 800 (9000): 8 chips in two HCCS rings of 4.
 
@@ -140,6 +144,7 @@ ASCEND_A3_8 = Product(
     chip="A3",
     requests=(1, *_even(8)),
     distributed_requests=_even(8),
+    shared_by_peers=False,
 )
 """Atlas A3 with 4 cards of two dies."""
 
@@ -153,6 +158,7 @@ ASCEND_A3_16 = Product(
     chip="A3",
     requests=(1, *_even(16)),
     distributed_requests=_even(16),
+    shared_by_peers=False,
 )
 """Atlas 800/900 A3 with 8 cards of two dies."""
 

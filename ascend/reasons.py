@@ -176,6 +176,9 @@ class Reason(StrEnum):
     WRONG_PRODUCT = ("WrongProduct", Category.MISMATCH, Actor.NOBODY,
         "the job is for servers of another product, by its node selector, its policy or the setting `default_product`",
         "nothing to do, unless the node's label is wrong")
+    PEER_ON_NODE = ("PeerOnNode", Category.MISMATCH, Actor.NOBODY,
+        "another pod of the job is on the node, and its product takes one pod of a job of several pods (910A, A3)",
+        "nothing to do, if other nodes have room; the setting `sharing_products` allows several")
     NODE_SELECTOR_MISMATCH = ("NodeSelectorMismatch", Category.MISMATCH, Actor.NOBODY,
         "(`npuctl` only: schedulers filter such nodes out before) the node lacks a label of the pod's node selector; "
         "the sentence names it",

@@ -45,7 +45,11 @@ class OfflineAllocator:
             previous=PreviousNodes() if settings.prefer_previous_node else None,
         )
         self.engine = DecisionEngine(
-            self.cluster, self.ledger, gang_ttl_s=settings.gang_ttl_s, default_product=settings.default_product
+            self.cluster,
+            self.ledger,
+            gang_ttl_s=settings.gang_ttl_s,
+            default_product=settings.default_product,
+            sharing_products=settings.sharing_products,
         )
         fill(self.cluster, objects.watched(settings.node_health_namespace or HEALTH_NAMESPACE))
 

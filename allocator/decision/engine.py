@@ -5,10 +5,11 @@ flight. So an answer names one node, and the chips are reserved in the same step
 free. A pod's own reservation never counts against the pod.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 
 from msgspec.structs import replace
 
+from allocator.decision.choice import Choice
 from allocator.decision.filtered import Filtered, Tier
 from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
@@ -34,14 +35,22 @@ class DecisionEngine:
         ledger: the reservations.
         gang_ttl_s: how long the unused seats of a gang stay reserved after one of its pods was bound.
         default_product: name of the product for jobs of several pods that name none; empty for none.
+        sharing_products: names of products whose servers may take several pods of one job of several pods.
     """
 
     def __init__(
-        self, cluster: Cluster, ledger: Ledger, *, gang_ttl_s: float = 120.0, default_product: str = ""
+        self,
+        cluster: Cluster,
+        ledger: Ledger,
+        *,
+        gang_ttl_s: float = 120.0,
+        default_product: str = "",
+        sharing_products: Container[str] = (),
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
-        self._reader = RequestReader(cluster, ledger, default_product)
+        self._choice = Choice(cluster)
+        self._reader = RequestReader(cluster, ledger, default_product, sharing_products)
         self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of)
 
     def handles(self, pod: Pod) -> bool:
@@ -88,7 +97,7 @@ class DecisionEngine:
         if resolved.gang is not None:
             return self._filter_gang(pod, resolved.chips, resolved.gang, candidates)
         with self._ledger.entitled(pod.uid, pod.priority):
-            return Filtered(*self._cluster.index.partition(resolved.chips, candidates))
+            return self._choice.partition(pod, resolved, candidates)
 
     def rank(self, pod: Pod, candidates: Collection[str] | None = None) -> list[Tier]:
         """The nodes on which a pod fits, best first; reserves nothing.
@@ -106,7 +115,8 @@ class DecisionEngine:
             return [Tier(1, 0, fitting)] if fitting else []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         with self._ledger.entitled(pod.uid, pod.priority):
-            for name, verdict in self._cluster.index.verdicts(resolved.chips, candidates).items():
+            allowed = self._choice.without_peers(pod, resolved, candidates)
+            for name, verdict in self._cluster.index.verdicts(resolved.chips, allowed).items():
                 if not isinstance(verdict, Refusal):
                     tiers.setdefault((verdict.key, verdict.score), []).append(name)
         ranked = enumerate(sorted(tiers.items()), start=1)
@@ -128,7 +138,7 @@ class DecisionEngine:
             if record is not None and record.product is not None:
                 request = replace(request, products=frozenset({record.product.name}))
         with self._ledger.entitled(pod.uid, pod.priority):
-            verdicts = self._cluster.index.verdicts(request)
+            verdicts = self._cluster.index.verdicts(request, self._choice.without_peers(pod, resolved, None))
         found = [(name, fit) for name, fit in verdicts.items() if not isinstance(fit, Refusal)]
         return sorted(found, key=lambda each: (each[1].key, each[0]))
 
@@ -148,6 +158,12 @@ class DecisionEngine:
             raise placed
         request, index = resolved.chips, self._cluster.index
         with self._ledger.entitled(pod.uid, pod.priority):
+            if request.is_spread:
+                refused = self._choice.partition(pod, resolved, candidates)
+                if len(refused.refusals) == 1 and len(refused.refused) == 1:
+                    (refusal,) = refused.refusals
+                    raise Refusal(refusal.reason, refusal.message)
+                raise sum_up(pod.key, request.chips, refused.reasons)
             if candidates is not None and len(candidates) == 1:
                 (verdict,) = index.verdicts(request, candidates).values()
                 if isinstance(verdict, Refusal):
@@ -187,7 +203,7 @@ class DecisionEngine:
             return placed
         if placed is None:
             with self._ledger.entitled(pod.uid, pod.priority):
-                return Filtered(*self._cluster.index.partition(resolved.chips, candidates))
+                return self._choice.partition(pod, resolved, candidates)
         if (settled := self.settled_node(pod)) is not None:
             return self._filter_settled(pod, settled, candidates)
         return self._gang_refused(resolved.chips, list(candidates), placed)
@@ -219,7 +235,11 @@ class DecisionEngine:
             return self.gangs.may_fit(pod, gang)
         try:
             with self._ledger.entitled(pod.uid, pod.priority):
-                return self._cluster.index.best(self.request_of(pod)) is not None
+                resolved = self._reader.read(pod)
+                return (
+                    self._cluster.index.best(resolved.chips, self._choice.without_peers(pod, resolved, None))
+                    is not None
+                )
         except Refusal:
             return False
 
@@ -256,6 +276,7 @@ class DecisionEngine:
         self, pod: Pod, resolved: ResolvedRequest, held: Reservation | None, candidates: Collection[str] | None
     ) -> Reservation | None:
         request = resolved.chips
+        candidates = self._choice.without_peers(pod, resolved, candidates)
         if held is not None:
             if held.stage is Stage.PLANNED:
                 # Its group was deleted: it is placed alone now.
@@ -265,7 +286,7 @@ class DecisionEngine:
         with self._ledger.suspended(pod.uid):
             best = self._cluster.index.best(request, candidates)
             if best is not None:
-                best = self._prefer_previous(pod, resolved.job, request, candidates, best)
+                best = self._choice.prefer_previous(pod, resolved.job, request, candidates, best)
         if best is None and self._ledger.promises:
             with self._ledger.entitled(pod.uid, pod.priority):
                 best = self._cluster.index.best(request, candidates)
@@ -326,27 +347,6 @@ class DecisionEngine:
         names = list(self._cluster.index.entries if candidates is None else candidates)
         others = dict.fromkeys((name for name in names if name != settled), _settled(pod, settled))
         return Filtered([name for name in names if name == settled], others)
-
-    def _prefer_previous(
-        self, pod: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None, best: tuple[str, Fit]
-    ) -> tuple[str, Fit]:
-        """Where a pod is placed if it should return to its node, which has its images and files.
-
-        Its own previous node, else the best node that no pod of its job was on, else the best of all
-        (docs/spec/scheduling.md#previous-node). ``best`` is the best of all, and the answer without previous nodes.
-        """
-        index = self._cluster.index
-        previous = self._cluster.previous.of(job.key) if self._cluster.previous is not None else {}
-        own = previous.get(job.rank_of(pod)) if previous else None
-        if own is not None and (candidates is None or own in candidates):
-            fit = index.best(request, (own,))
-            if fit is not None:
-                return fit
-        used = set(previous.values())
-        if best[0] not in used:
-            return best
-        unused = [name for name in (index.entries if candidates is None else candidates) if name not in used]
-        return index.best(request, unused) or best
 
 
 def _settled(pod: Pod, node: str) -> Refusal:

@@ -3,7 +3,7 @@
 Every decision of every front end starts here, so that all of them refuse the same pod with the same sentence.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from itertools import chain
 
 import msgspec
@@ -20,6 +20,7 @@ from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.products import PRODUCTS
 from ascend.reasons import Reason
 
 
@@ -44,12 +45,16 @@ class RequestReader:
         cluster: nodes, pods and jobs.
         ledger: the reservations.
         default_product: name of the product for jobs of several pods that name none; empty for none.
+        sharing_products: names of products whose servers may take several pods of one job.
     """
 
-    def __init__(self, cluster: Cluster, ledger: Ledger, default_product: str = "") -> None:
+    def __init__(
+        self, cluster: Cluster, ledger: Ledger, default_product: str = "", sharing_products: Container[str] = ()
+    ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._default_product = default_product
+        self._sharing_products = sharing_products
 
     def handles(self, pod: Pod) -> bool:
         """Whether the allocator judges a pod: it requests chips, or more vNPUs than are allowed."""
@@ -100,14 +105,22 @@ class RequestReader:
         if together.known != 1:
             there = self._cluster.labels.products(pod.spec.node_selector)
             products = one_product(f"job {job.key}", request.products, there, self._preferred_products(pod, job))
-            if products != request.products:
-                request = replace(request, products=products)
+            is_spread = self._is_spread(products)
+            if products != request.products or is_spread:
+                request = replace(request, products=products, is_spread=is_spread)
         if request.network_sensitive and job.may_be_alone(pod):
             with self._ledger.suspended(pod.uid):
                 if self._cluster.index.best(request, candidates) is None:
                     # A pod without peers needs no network: chips with an unhealthy network are better than none.
                     request = replace(request, network_sensitive=False)
         return ResolvedRequest(request, job, self._cluster.jobs.gang(job))
+
+    def _is_spread(self, products: frozenset[str] | None) -> bool:
+        """Whether each pod of a job of several pods needs a server of its own, if its servers are of one product."""
+        if products is None or len(products) != 1:
+            return False
+        (name,) = products
+        return not PRODUCTS[name].shared_by_peers and name not in self._sharing_products
 
     def _preferred_products(self, pod: Pod, job: Job) -> Iterator[str]:
         """The product of the pod's own reservation, those of the placed pods of its job, and the default."""

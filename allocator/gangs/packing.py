@@ -40,7 +40,7 @@ def pack(gang: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
         allowed = gang.allowed(equals[0])
         return math.inf if allowed is None else len(allowed)
 
-    untouched = _Board(index, gang.limits)
+    untouched = _Board(index, gang.limits, gang.peers)
 
     def spare(equals: list[Member]) -> float:
         return untouched.room(equals[0].request, gang.allowed(equals[0])) - len(equals)
@@ -50,10 +50,10 @@ def pack(gang: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
         lambda equals: (-equals[0].request.chips, choice(equals)),
         lambda equals: (spare(equals), -equals[0].request.chips),
     )
-    found = _packed(gang, _Board(index, gang.limits), orders[0])
+    found = _packed(gang, _Board(index, gang.limits, gang.peers), orders[0])
     if isinstance(found, _Misfit) and any(each.candidates is not None for each in gang.members):
         for order in orders[1:]:
-            other = _packed(gang, _Board(index, gang.limits), order)
+            other = _packed(gang, _Board(index, gang.limits, gang.peers), order)
             if not isinstance(other, _Misfit):
                 return other
     return _refuse(gang, found) if isinstance(found, _Misfit) else found
@@ -84,11 +84,13 @@ class _Board:
     Args:
         index: the nodes.
         limits: the most seats on a node, by name of the node; a node that is missing has no limit.
+        peers: names of the nodes with other pods of the job.
     """
 
-    def __init__(self, index: NodeIndex, limits: Mapping[str, int]) -> None:
+    def __init__(self, index: NodeIndex, limits: Mapping[str, int], peers: Collection[str]) -> None:
         self._index = index
         self._limits = limits
+        self._peers = peers
         self._seats: Counter[str] = Counter()
         self._changed: dict[str, Vacancy] = {}
 
@@ -96,7 +98,7 @@ class _Board:
         self, request: ChipRequest, number: int, candidates: Collection[str] | None
     ) -> list[tuple[str, tuple[int, ...]]]:
         """Take nodes and chips for ``number`` pods, or for as many as fit."""
-        if number == 1 and not self._changed and not self._limits:
+        if number == 1 and not self._changed and not self._limits and not self._peers:
             return self._take_one(request, candidates)
         heap = list(self._entries(request, candidates))
         heapq.heapify(heap)
@@ -104,7 +106,7 @@ class _Board:
         taken: list[tuple[str, tuple[int, ...]]] = []
         while heap and len(taken) < number:
             entry = heap[0]
-            if self._is_full(entry.name):
+            if self._is_full(entry.name, request):
                 heapq.heappop(heap)
                 if (following := entry.following()) is not None:
                     heapq.heappush(heap, following)
@@ -129,13 +131,28 @@ class _Board:
                 heapq.heappush(heap, _Entry(verdict.key, entry.name, left, verdict, iter(())))
         return taken
 
-    def _is_full(self, name: str) -> bool:
+    def _is_full(self, name: str, request: ChipRequest) -> bool:
+        if request.is_spread and (name in self._peers or self._seats[name]):
+            return True
         return name in self._limits and self._seats[name] >= self._limits[name]
 
     def room(self, request: ChipRequest, candidates: Collection[str] | None) -> int:
         """How many pods with this request fit on the nodes of the index, regardless of limits; places none of them."""
         buckets = self._index.buckets_of(candidates)
-        return sum(nodes * capacity(bucket.vacancy, request)[0] for bucket, nodes in buckets)
+        room = sum(nodes * capacity(bucket.vacancy, request)[0] for bucket, nodes in buckets)
+        return room - (len(self._with_peers(request, candidates)) if request.is_spread else 0)
+
+    def _with_peers(self, request: ChipRequest, candidates: Collection[str] | None) -> list[str]:
+        """The nodes that refuse a request only because a pod of the job is there."""
+        names = (*self._peers, *self._seats) if request.is_spread else ()
+        found = []
+        for name in names:
+            entry = self._index.entries.get(name)
+            if isinstance(entry, Bucket) and (candidates is None or name in candidates):
+                vacancy = self._changed.get(name, entry.vacancy)
+                if isinstance(judge(vacancy, request), Fit):
+                    found.append(name)
+        return found
 
     def _take_one(self, request: ChipRequest, candidates: Collection[str] | None) -> list[tuple[str, tuple[int, ...]]]:
         # The index finds the best node for one pod without examining the others.
@@ -144,6 +161,7 @@ class _Board:
         if best is None or vacancy is None:
             return []
         name, fit = best
+        self._seats[name] += 1
         self._changed[name] = vacancy.without(fit.taken)
         return [(name, fit.chips)]
 
@@ -155,6 +173,7 @@ class _Board:
             candidates: names of nodes; None for every node.
             is_full: as many pods with this request as fit were placed, none of them on the board.
         """
+        shared = len(self._with_peers(request, candidates))
         if is_full:
             return self._index.reasons_when_full(request, candidates)
         reasons = self._index.reasons(request, candidates)
@@ -165,6 +184,7 @@ class _Board:
                 for verdict, change in ((ranking.verdict(entry), -1), (judge(vacancy, request), 1)):
                     if isinstance(verdict, Refusal):
                         reasons[verdict.reason] += change
+        reasons[Reason.PEER_ON_NODE] += shared
         return +reasons
 
     def broken_rule(self, request: ChipRequest, candidates: Collection[str] | None) -> str:

@@ -15,6 +15,7 @@ from allocator.gangs.redraw import conflicts_with, redraw
 from allocator.gangs.turns import Setback
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
+from allocator.rules.vacancy import peer_on_node
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
@@ -257,6 +258,8 @@ class Planner:
             Refusal: the pod does not fit there.
         """
         member = Member(pod.uid, pod.key, job.rank_of(pod), request)
+        if request.is_spread and job.shares(node, pod.uid):
+            raise peer_on_node()
         with self._ledger.promises.lifted((job.key.plan,)):
             found = self._policy(GangRequest(job.key, (member,), (node,)), self._cluster.index)
             (verdict,) = self._cluster.index.verdicts(request, (node,)).values()
@@ -305,7 +308,9 @@ class Planner:
             members.append(Member(each.uid, each.key, rank, requested, own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
-        return GangRequest(job.key, tuple(members), common), needed
+        spread = any(each.request.is_spread for each in members)
+        peers = job.nodes_beside({each.uid for each in members}) if spread else ()
+        return GangRequest(job.key, tuple(members), common, peers=peers), needed
 
     def _plan(
         self,

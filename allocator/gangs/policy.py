@@ -42,12 +42,14 @@ class GangRequest(msgspec.Struct, frozen=True):
         members: the pods to place, by rank.
         candidates: names of the only nodes to use; None for every node.
         limits: the most of these members on a node, by name of the node; a node that is missing has no limit.
+        peers: names of the nodes with other pods of the job: members that are spread are not placed there.
     """
 
     job: JobKey
     members: tuple[Member, ...]
     candidates: Collection[str] | None = None
     limits: Mapping[str, int] = {}
+    peers: Collection[str] = ()
 
     def allowed(self, member: Member) -> Collection[str] | None:
         """Names of the only nodes for a member; None for every node."""

@@ -19,6 +19,7 @@ class ChipRequest(msgspec.Struct, frozen=True):
         network_sensitive: it can't use chips with an unhealthy network, because the number of its peers is unknown.
         products: names of the products that the job may use; None for any.
         avoids_sub_healthy: the job excludes sub-healthy nodes.
+        is_spread: no two pods of its job may be on one node.
     """
 
     chips: int
@@ -26,6 +27,7 @@ class ChipRequest(msgspec.Struct, frozen=True):
     network_sensitive: bool = False
     products: frozenset[str] | None = None
     avoids_sub_healthy: bool = False
+    is_spread: bool = False
 
 
 def requested_chips(pod: Pod) -> int:

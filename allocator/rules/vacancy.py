@@ -116,14 +116,22 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
     return Fit(order, score, placement.chips, placement.taken)
 
 
+def peer_on_node() -> Refusal:
+    """Why a node refuses another pod of a job that is spread."""
+    sentence = "another pod of the job is on the node, and servers of its product take one pod of a job of several pods"
+    return Refusal(Reason.PEER_ON_NODE, sentence)
+
+
 @lru_cache(maxsize=4096)
 def capacity(vacancy: Vacancy, request: ChipRequest) -> tuple[int, Refusal]:
-    """How many pods with this request fit on a node one after the other, and why it refuses the next one."""
+    """How many pods of a job with this request fit on a node one after the other, and why it refuses the next one."""
     verdict, number = judge(vacancy, request), 0
     while isinstance(verdict, Fit):
         number += 1
         vacancy = vacancy.without(verdict.taken)
         verdict = judge(vacancy, request)
+        if request.is_spread and isinstance(verdict, Fit):
+            return number, peer_on_node()
     return number, verdict
 
 

@@ -136,7 +136,7 @@ class Requeuer:
         fits: dict[ChipRequest, bool] = {}
 
         def may_fit(each: _Refused, seen: Pod | None) -> bool:
-            if seen is not None and (each.depends_on_peers or self._engine.keeps_chips):
+            if seen is not None and (each.depends_on_peers or self._engine.keeps_chips or each.request.is_spread):
                 return self._engine.may_fit(seen)
             if each.request not in fits:
                 fits[each.request] = self._cluster.index.best(each.request) is not None

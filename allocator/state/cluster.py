@@ -305,8 +305,9 @@ class Cluster:
     def _note_placed(self, uid: str) -> None:
         pod = self._pods.get(uid)
         if pod is not None:
-            placed = bool(pod.spec.node_name) or self._ledger.get(uid) is not None
-            self.jobs.set_placed(uid, placed=placed and pod.requests_chips and pod.is_live)
+            held = self._ledger.get(uid)
+            node = pod.spec.node_name or (held.node if held is not None else "")
+            self.jobs.set_placed(uid, node if pod.requests_chips and pod.is_live else "")
 
     def _record(self, name: str) -> NodeRecord:
         record = self._records.get(name)

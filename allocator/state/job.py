@@ -5,7 +5,8 @@ gated. A controller replaces a failed or terminating pod, and counting both woul
 pod is considered by no scheduler until its gates are removed, and its peers would start without it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import count
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -88,7 +89,8 @@ class Job:
         self._statements = Statements()
         self._owners = owners
         self._pods: dict[str, Pod] = {}
-        self._placed: dict[str, None] = {}  # a set in the order of placement
+        self._placed: dict[str, str] = {}  # the nodes, in the order of placement
+        self._on: Counter[str] = Counter()
         self._vnpus: dict[str, int] = {}
         self._gated: set[str] = set()
         self._ranks = Ranks()
@@ -254,15 +256,32 @@ class Job:
         """The number of its other live pods that request chips and are bound or have a reservation."""
         return len(self._placed) - (uid in self._placed)
 
-    def set_placed(self, uid: str, *, placed: bool) -> None:
-        """Record whether a live present pod that requests chips is bound or has a reservation."""
-        if placed is (uid in self._placed):
+    def shares(self, node: str, uid: str) -> bool:
+        """Whether a placed pod other than the one with this uid is on a node."""
+        return self._on.get(node, 0) > (self._placed.get(uid) == node)
+
+    def nodes_beside(self, uids: Collection[str]) -> frozenset[str]:
+        """The nodes of its placed pods other than these."""
+        return frozenset(node for uid, node in self._placed.items() if uid not in uids)
+
+    def set_placed(self, uid: str, node: str) -> None:
+        """Record on which node a live present pod that requests chips is bound or has a reservation; empty for none."""
+        old = self._placed.get(uid, "")
+        if old == node:
             return
-        if placed:
-            self._placed[uid] = None
-        else:
-            del self._placed[uid]
-        self.version = next(_VERSIONS)
+        self._leave(uid)
+        if node:
+            self._placed[uid] = node
+            self._on[node] += 1
+        if not old or not node:
+            self.version = next(_VERSIONS)
+
+    def _leave(self, uid: str) -> None:
+        node = self._placed.pop(uid, None)
+        if node is not None:
+            self._on[node] -= 1
+            if not self._on[node]:
+                del self._on[node]
 
     def note_minimum(self, pod: Pod) -> None:
         """Record what a pod states about the number of pods to place together."""
@@ -287,7 +306,7 @@ class Job:
     def remove(self, uid: str) -> None:
         """Remove a pod that is no longer present."""
         self._statements.forget(uid)
-        self._placed.pop(uid, None)
+        self._leave(uid)
         self._ranks.remove(uid)
         if self._remove(uid) is not None:
             self.version = next(_VERSIONS)

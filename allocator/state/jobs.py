@@ -156,12 +156,12 @@ class Jobs:
         """Remove an owner of pods."""
         self._owners.pop(_owned(owner), None)
 
-    def set_placed(self, uid: str, *, placed: bool) -> None:
-        """Record whether a live pod that requests chips is bound or has a reservation."""
+    def set_placed(self, uid: str, node: str) -> None:
+        """Record on which node a live pod that requests chips is bound or has a reservation; empty for none."""
         member = self._members.get(uid)
         job = self._jobs.get(member.key) if member is not None and member.present else None
         if job is not None and uid in job.pods:
-            job.set_placed(uid, placed=placed)
+            job.set_placed(uid, node)
 
     def _renew(self, kind: str) -> None:
         """Give jobs of a kind a new version: whether they lack their group or object may have changed."""

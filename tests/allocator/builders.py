@@ -154,11 +154,15 @@ def noded_says(content: object) -> str:
 class World:
     """A cluster, a ledger and an engine, on a clock that the test sets."""
 
-    def __init__(self, *, ttl_s: float = 30.0, default_product: str = "") -> None:
+    def __init__(
+        self, *, ttl_s: float = 30.0, default_product: str = "", sharing_products: tuple[str, ...] = ()
+    ) -> None:
         self.now_s = 100.0
         self.ledger = Ledger(ttl_s=ttl_s, monotonic=lambda: self.now_s)
         self.cluster = Cluster(self.ledger)
-        self.engine = DecisionEngine(self.cluster, self.ledger, default_product=default_product)
+        self.engine = DecisionEngine(
+            self.cluster, self.ledger, default_product=default_product, sharing_products=sharing_products
+        )
 
     def add(self, *objects: Node | Pod | ConfigMap) -> None:
         """Show objects to the cluster, as the informers do."""

@@ -176,6 +176,6 @@ def test_a_wrong_stated_minimum_is_found() -> None:
 
 def test_pods_wrongly_counted_as_placed_are_found() -> None:
     world = half_bound_gang()
-    world.cluster.jobs.by_key[TRAIN].set_placed("uid-train-1", placed=False)
+    world.cluster.jobs.by_key[TRAIN].set_placed("uid-train-1", "")
     # A pod with a reservation counts as well as a bound one.
     assert differences_of_jobs(world) == [("pod default/train-1", "False", "True")]

@@ -59,7 +59,7 @@ def test_a_job_of_one_pod_may_use_any_part_of_a_server() -> None:
 
 
 def test_pods_of_a_job_of_unknown_size_are_placed_one_by_one() -> None:
-    world = world_of({"n1": []}, None)
+    world = world_of({"n1": [], "n2": []}, None)
     pods = [ordinal(number, 4) for number in range(2)]
     for each in pods:
         assert len(world.engine.place(each).chips) == 4

@@ -40,6 +40,7 @@ def made(
     selector: Mapping[str, str] | None = None,
     node: str = "",
     request: int = 8,
+    uid: str = "",
 ) -> Pod:
     """A pod as a controller makes it: ``owner`` has its apiVersion, kind and name."""
     container: dict[str, Any] = {"name": "main", "env": [{"name": k, "value": v} for k, v in (env or {}).items()]}
@@ -53,7 +54,7 @@ def made(
             "metadata": {
                 "name": name,
                 "namespace": "default",
-                "uid": f"uid-{name}",
+                "uid": uid or f"uid-{name}",
                 "creationTimestamp": "2026-01-01T00:00:00Z",
                 "labels": dict(labels or {}),
                 "annotations": dict(annotations or {}),
@@ -131,7 +132,7 @@ def queued(number: int, total: str, *, name: str = "train") -> Pod:
     return made(f"{name}-{number}", None, labels, {"kueue.x-k8s.io/pod-group-total-count": total})
 
 
-def ordinal(number: int, *, name: str = "train", annotations: Mapping[str, str] | None = None) -> Pod:
+def ordinal(number: int, *, name: str = "train", annotations: Mapping[str, str] | None = None, **options: Any) -> Pod:
     """A pod of a StatefulSet."""
     labels = {"apps.kubernetes.io/pod-index": str(number), "statefulset.kubernetes.io/pod-name": f"{name}-{number}"}
-    return made(f"{name}-{number}", ("apps/v1", "StatefulSet", name), labels, annotations)
+    return made(f"{name}-{number}", ("apps/v1", "StatefulSet", name), labels, annotations, **options)

@@ -1,0 +1,62 @@
+"""Where a pod that is placed alone may be, besides having room: not beside its peers, and on its previous node."""
+
+from collections.abc import Collection
+
+from allocator.decision.filtered import Filtered
+from allocator.decision.request import ResolvedRequest
+from allocator.rules.request import ChipRequest
+from allocator.rules.vacancy import Fit, peer_on_node
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from ascend.kube.objects import Pod
+
+
+class Choice:
+    """Chooses among the nodes with room.
+
+    Args:
+        cluster: nodes, pods and jobs.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def without_peers(
+        self, pod: Pod, resolved: ResolvedRequest, candidates: Collection[str] | None
+    ) -> Collection[str] | None:
+        """The candidates on which no pod of the pod's job is, if that is spread."""
+        job = resolved.job
+        if not resolved.chips.is_spread or not job.placed_beside(pod.uid):
+            return candidates
+        names = self._cluster.index.entries if candidates is None else candidates
+        return [name for name in names if not job.shares(name, pod.uid)]
+
+    def partition(self, pod: Pod, resolved: ResolvedRequest, candidates: Collection[str] | None) -> Filtered:
+        """Where a pod that is placed alone fits, and why other nodes refuse it."""
+        fitting, refused = self._cluster.index.partition(resolved.chips, candidates)
+        allowed = self.without_peers(pod, resolved, fitting)
+        if allowed is None or len(allowed) == len(fitting):
+            return Filtered(fitting, refused)
+        peer = peer_on_node()
+        return Filtered(list(allowed), refused | {name: peer for name in fitting if resolved.job.shares(name, pod.uid)})
+
+    def prefer_previous(
+        self, pod: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None, best: tuple[str, Fit]
+    ) -> tuple[str, Fit]:
+        """Where a pod is placed if it should return to its node, which has its images and files.
+
+        Its own previous node, else the best node that no pod of its job was on, else the best of all
+        (docs/spec/scheduling.md#previous-node). ``best`` is the best of all, and the answer without previous nodes.
+        """
+        index = self._cluster.index
+        previous = self._cluster.previous.of(job.key) if self._cluster.previous is not None else {}
+        own = previous.get(job.rank_of(pod)) if previous else None
+        if own is not None and (candidates is None or own in candidates):
+            fit = index.best(request, (own,))
+            if fit is not None:
+                return fit
+        used = set(previous.values())
+        if best[0] not in used:
+            return best
+        unused = [name for name in (index.entries if candidates is None else candidates) if name not in used]
+        return index.best(request, unused) or best
