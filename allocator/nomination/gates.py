@@ -40,7 +40,8 @@ THROUGH_AT_ONCE: Final = 8
 """The most pods with one request that are let through to preempt others, and not bound yet."""
 TOLD_AT_ONCE: Final = 16
 _REST: Final = 9
-"""The pause after each pass, as a multiple of the time spent on pods that don't fit; at most ``PERIOD_S``."""
+"""The pause after each pass, as a multiple of the time spent on pods that don't fit; at least the pass's duration, and at
+most ``PERIOD_S``."""
 _LEAST_S: Final = 0.01
 
 _Key: TypeAlias = JobKey | tuple[ChipRequest, frozenset[tuple[str, str]], int]
@@ -156,7 +157,8 @@ class Gates:
             if self._groups and (self._is_cut_short or now != seen or now_s - full_s >= FULL_PERIOD_S):
                 seen, full_s = now, now_s
                 wasted_s = await self._pass()
-            await asyncio.sleep(min(max(_LEAST_S, _REST * wasted_s), PERIOD_S))
+            rest_s = max(_LEAST_S, _REST * wasted_s, self._monotonic() - now_s)
+            await asyncio.sleep(min(rest_s, PERIOD_S))
             with suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):
                     await self._wake.wait()
