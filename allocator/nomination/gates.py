@@ -40,8 +40,8 @@ THROUGH_AT_ONCE: Final = 8
 """The most pods with one request that are let through to preempt others, and not bound yet."""
 TOLD_AT_ONCE: Final = 16
 _REST: Final = 9
-"""The pause after each pass, as a multiple of the time spent on pods that don't fit; at least the pass's duration, and at
-most ``PERIOD_S``."""
+"""The pause after each pass, as a multiple of the time spent on pods that don't fit; at least the duration of the pass,
+and at most ``PERIOD_S``."""
 _LEAST_S: Final = 0.01
 
 _Key: TypeAlias = JobKey | tuple[ChipRequest, frozenset[tuple[str, str]], int]
