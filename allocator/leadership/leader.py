@@ -19,8 +19,10 @@ mechanisms prevent that, each for what the one before it leaves open:
    whose chips another live pod holds, and that pod fails with a reason instead of sharing a chip.
 
 A leader that ends in peace releases the lease, so that its successor waits for nothing; it hands over the Bindings that
-others may still make with chips that it gave them (``allocator.leadership.handover``). Where others post Bindings
-through the webhook and a leader has died, its successor waits for as long as the API server may take for them.
+others may still make with chips that it gave them (``allocator.leadership.handover``). The successor of a leader that
+has died does not know them. The fence denies them; without it, a successor that serves the webhook for Bindings waits
+for as long as the API server may take for one. With it, only a Binding that has passed the policy and is held up by a
+slow validating webhook of somebody else, for longer than the lease and ``SETTLE_S`` together, is left to the node.
 
 A process that has lost the lease exits, as Kubernetes' own components do: its state is not trusted any more, and after
 a restart it takes part in the election again.

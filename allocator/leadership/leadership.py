@@ -58,10 +58,12 @@ class Leadership:
         if settings.leader_election:
             lease = LeaseName(settings.lease_namespace, settings.lease_name, settings.lease_duration_s)
             election = Election(client, lease, new_identity(), clock=boot_s, now_ns=now_ns)
-            # Bindings of others end by the API server's own limit. They were last given chips when their leader still
-            # held the lease, which has expired since.
-            others_s = DOUBT_S - settings.lease_duration_s if "bindings" in settings.webhooks else 0.0
-            self._leader = Leader(election, self._close_fence, max(SETTLE_S, others_s))
+            settle_s = SETTLE_S
+            if "bindings" in settings.webhooks and not settings.fence:
+                # Nothing denies the Bindings of others that have got chips from a dead leader: they end by the API
+                # server's own limit. They got them while it held the lease, which has expired since.
+                settle_s = max(SETTLE_S, DOUBT_S - settings.lease_duration_s)
+            self._leader = Leader(election, self._close_fence, settle_s)
             self.lease = self._leader.lease
             if settings.fence:
                 self._fence = Fence(client, lease.namespace, lease.name, election.identity, self.leads)

@@ -44,12 +44,14 @@ class Setup:
         by_webhook: the scheduler has no extender; the API server sends its Bindings to the allocator's webhook.
         allocators: the number of allocators; one of several leads.
         nominate: the allocators' setting.
+        reservation_ttl_s: the allocators' setting.
     """
 
     product: Product = ASCEND_910A
     by_webhook: bool = False
     allocators: int = 1
     nominate: str = "off"
+    reservation_ttl_s: float = 30.0
 
     @property
     def gates(self) -> bool:
@@ -290,6 +292,7 @@ class World(ABC):
                 "nominate_from_nodes": "0",
                 **({"webhooks": "gates"} if self.setup.gates else {}),
             }
+            flags |= {"reservation_ttl_s": str(self.setup.reservation_ttl_s)}
             if self.setup.by_webhook:
                 pair = self.authority.sign("allocator", "IP:127.0.0.1")
                 flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key), "webhooks": "bindings"}

@@ -159,11 +159,14 @@ def test_a_note_that_is_too_long_is_not_written() -> None:
     assert handover.write() is None
 
 
-@pytest.mark.parametrize(("webhooks", "settle_s"), [([], 4.0), (["pods"], 4.0), (["bindings"], DOUBT_S - 15.0)])
+@pytest.mark.parametrize(
+    ("webhooks", "fence", "settle_s"),
+    [([], False, 4.0), (["pods"], False, 4.0), (["bindings"], False, DOUBT_S - 15.0), (["bindings"], True, 4.0)],
+)
 def test_where_others_bind_a_dead_leaders_successor_waits_as_long_as_they_may(
-    webhooks: list[str], settle_s: float
+    webhooks: list[str], *, fence: bool, settle_s: float
 ) -> None:
-    settings = Settings.model_validate({"leader_election": True, "webhooks": webhooks})
+    settings = Settings.model_validate({"leader_election": True, "webhooks": webhooks, "fence": fence})
     made: Any = Leadership(settings, None, None, None, boot_s=lambda: 0.0, now_ns=lambda: 0)  # type: ignore[arg-type]
     assert made._leader._settle_s == settle_s
 
