@@ -13,15 +13,15 @@ from allocator.rules.job_kinds import (
     JOB_KINDS,
     JOB_SET,
     KUBEFLOW,
-    OPERATOR,
+    MARKING_OWNERS,
+    MARKS,
     SINGLE,
     STATEFUL_SET,
     VOLCANO,
     VOLCANO_JOB,
     JobKind,
-    Position,
-    number,
 )
+from allocator.rules.job_marks import OPERATOR, Position, number
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
 from ascend.kube.job_objects import LEADERS
@@ -33,6 +33,13 @@ __all__ = ["COSCHEDULING", "INDEXED_JOB", "JOB_SET", "KUBEFLOW", "OPERATOR", "SI
 _OLD_MINIMUM = "pod-group.scheduling.sigs.k8s.io/min-available"
 _JOB_SET_REPLICAS = "jobset.sigs.k8s.io/replicatedjob-replicas"
 _WITHOUT_GROUP = tuple(kind for kind in JOB_KINDS if not kind.is_group)
+_BY_OWNERS_KIND = {
+    "Job": tuple(BY_NAME[name] for name in (VOLCANO_JOB, INDEXED_JOB, JOB)),
+    **{name: (BY_NAME[name],) for name in (STATEFUL_SET, "ReplicaSet", "ReplicationController")},
+}
+_OTHERS = tuple(BY_NAME[name] for name in ("", SINGLE))
+_ALONE = (BY_NAME[SINGLE],)
+_STATED = frozenset(key for kind in JOB_KINDS for key in kind.stated)
 _BY_OWNER = tuple(BY_NAME[name] for name in (VOLCANO_JOB, INDEXED_JOB, JOB, STATEFUL_SET, ""))
 
 
@@ -96,12 +103,24 @@ def marks_of(pod: Pod) -> Marks:
     return Marks(kind, job, kind.position(pod))
 
 
-def _first(pod: Pod, kinds: tuple[JobKind, ...]) -> tuple[JobKind, JobKey]:
+def first_kind(pod: Pod, kinds: tuple[JobKind, ...] = JOB_KINDS) -> tuple[JobKind, JobKey]:
+    """The first row of the table whose mark a pod has, and its job; ``find_job`` is several times faster."""
     for kind in kinds:
         if name := kind.find(pod):
             return kind, _key(pod, name, kind)
     kind = kinds[-1]  # a pod without a name, which no API server has
     return kind, _key(pod, pod.metadata.name, kind)
+
+
+def _first(pod: Pod, kinds: tuple[JobKind, ...]) -> tuple[JobKind, JobKey]:
+    # Most pods of a cluster have no mark but their owner; called several times for each change of a pod.
+    metadata, owner = pod.metadata, pod.metadata.controller
+    if MARKS.isdisjoint(metadata.labels) and MARKS.isdisjoint(metadata.annotations):
+        if owner is None:
+            kinds = _ALONE
+        elif owner.kind not in MARKING_OWNERS:
+            kinds = _BY_OWNERS_KIND.get(owner.kind, _OTHERS)
+    return first_kind(pod, kinds)
 
 
 def _key(pod: Pod, name: str, kind: JobKind) -> JobKey:
@@ -166,9 +185,11 @@ def stated_whole(pod: Pod) -> int | None:
     Raises:
         Refusal: ``InvalidMinAvailable`` if it is not a positive number.
     """
-    kind = _first(pod, _WITHOUT_GROUP)[0]
-    for key in kind.stated:
-        if (text := pod.metadata.annotations.get(key)) is not None:
+    annotations = pod.metadata.annotations
+    if not annotations or _STATED.isdisjoint(annotations):  # called by every decision
+        return None
+    for key in _first(pod, _WITHOUT_GROUP)[0].stated:
+        if (text := annotations.get(key)) is not None:
             return minimum_from(text, f"pod {pod.key}: {key}")
     return None
 

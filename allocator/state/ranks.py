@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from allocator.rules.job import marks_of, written_rank
-from allocator.rules.job_kinds import Position
+from allocator.rules.job_marks import Position
 from ascend.kube.job_objects import JobPart
 from ascend.kube.objects import Pod
 

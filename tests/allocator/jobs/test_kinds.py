@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
-from allocator.rules.job import JobKey, find_job
+from allocator.rules.job import JobKey, find_job, first_kind
 from allocator.rules.job_kinds import COSCHEDULING, JOB_KINDS, KUEUE, LEADER_WORKER_SET, VOLCANO, VOLCANO_JOB
 from allocator.state.jobs import Jobs
 from ascend.annotations import MIN_AVAILABLE
@@ -436,3 +437,13 @@ def test_a_group_of_pods_of_two_objects_belongs_to_neither() -> None:
     job = jobs.job_of(pods[0])
     assert job.source is None
     assert sorted(rank for rank, _ in job.ranked()) == [0, 1]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_fast_way_finds_the_row_that_all_rows_in_turn_find(case: Case) -> None:
+    for each in case.pods:
+        assert find_job(each) == first_kind(each)[1]
+        by_owner = replace(each, metadata=replace(each.metadata, labels={}, annotations={}))
+        assert find_job(by_owner) == first_kind(by_owner)[1]
+        bare = replace(each, metadata=replace(each.metadata, owner_references=[]))
+        assert find_job(bare) == first_kind(bare)[1]
