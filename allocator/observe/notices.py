@@ -1,4 +1,7 @@
-"""Events on pods that ask for something without effect here (``allocator.rules.unsupported``): one for each job."""
+"""Events on pods that ask for something without effect here: one for each job.
+
+What that is: a row of ``allocator.rules.unsupported``, or a pod group of a kind that is not served.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -63,7 +66,8 @@ class Notices:
         if not self._led:
             return
         job = self._cluster.jobs.job_of(pod)
-        if sentences := without_effect(pod, job.facts):
+        group = self._cluster.jobs.unserved_group(job)
+        if sentences := (*without_effect(pod, job.facts), *((group,) if group is not None else ())):
             told = str(job.key), "; ".join(sentences)
             if told not in self._told and len(self._due) < _REMEMBERED:
                 self._due.setdefault(told, Regarding("Pod", pod.name, pod.metadata.namespace, pod.uid))

@@ -55,6 +55,19 @@ class Jobs:
             return job.kind in self._watched and job.group is None
         return job.source_key is not None and job.source_key.kind in self._watched and job.source is None
 
+    def unserved_group(self, job: Job) -> str | None:
+        """What becomes of a job whose pods name a pod group of a kind that no server serves; None for other jobs.
+
+        Such a group can't exist, so nothing says how many pods start together.
+        """
+        is_known = job.stated_minimum is not None or job.group is not None or job.source is not None
+        if is_known or not is_group(job.key) or job.kind in self._watched:
+            return None
+        return (
+            f"its pods name {job.kind} {job.key}, but the API server does not serve that kind, so each of them starts "
+            "when there is room for it; install the kind, or state huawei.com/schedule_minAvailable on the pods"
+        )
+
     def gang(self, job: Job) -> Job | None:
         """The job, if its pods are placed together or not at all, or if that is unknown; else None."""
         return job if job.is_gang or self.lacks_group(job) else None

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from allocator.observe.notices import REASON, Notices
+from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.unsupported import without_effect
+from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.kube.events import Regarding
 from ascend.kube.objects import Pod
 from sandbox.apiserver import ApiServer
-from tests.allocator.builders import World, owned_by, pod
+from tests.allocator.builders import GROUP, World, owned_by, pod
 from tests.allocator.harness import events_of, pod_manifest, running, until
 
 FAULTS = {"fault-scheduling": "grace"}
@@ -100,3 +102,19 @@ async def test_a_pod_that_no_scheduler_asks_about_gets_the_event(tmp_path: Path,
         (event,) = await events_of(allocator)
         assert (event["reason"], event["type"], event["regarding"]["name"]) == (REASON, "Warning", "a")
         assert (label or f"resource {resource}") in event["note"]
+
+
+def test_a_group_of_a_kind_that_is_not_served_is_told(scene: Scene) -> None:
+    grouped = [pod(f"g-{at}", 8, annotations={GROUP: "train"}) for at in range(2)]
+    assert scene.told(*grouped) == ["g-0"]
+    assert (
+        "PodGroup.scheduling.volcano.sh default/train, but the API server does not serve that kind"
+        in scene.posted[0][1]
+    )
+
+
+def test_a_group_whose_minimum_is_known_is_not_told(scene: Scene) -> None:
+    scene.world.cluster.jobs.watched(VOLCANO)
+    assert scene.told(pod("g", 8, annotations={GROUP: "train"})) == []
+    scene.world.cluster.jobs.unwatched(VOLCANO)
+    assert scene.told(pod("m", 8, annotations={GROUP: "other", MIN_AVAILABLE: "2"})) == []
