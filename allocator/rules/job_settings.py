@@ -15,9 +15,10 @@ from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
+from ascend.kube.workloads import NETWORK_TOPOLOGY
 from ascend.reasons import Reason
 
-DECIDING: Final = frozenset({SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, "tor-affinity"})
+DECIDING: Final = frozenset({SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, NETWORK_TOPOLOGY, "tor-affinity"})
 """The labels and annotations on which the placement of a job depends, besides its minimum."""
 
 

@@ -16,6 +16,7 @@ from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
+from ascend.kube.workloads import NETWORK_TOPOLOGY
 from ascend.reasons import Reason
 
 _VENDOR: Final = "huawei.com/"
@@ -80,8 +81,8 @@ def refused_demand(pod: Pod, chips: int | None) -> Refusal | None:
         chips: the number of its chips, if it is a job of its own; else None.
     """
     labels, annotations = pod.metadata.labels, pod.metadata.annotations
-    if _TOR_AFFINITY not in labels and _SP_BLOCK not in annotations:  # called by every decision
-        return None
+    if _TOR_AFFINITY not in labels and _SP_BLOCK not in annotations and NETWORK_TOPOLOGY not in annotations:
+        return None  # called by every decision
     asked = Asking(labels, annotations, chips=chips)
     for row in UNSUPPORTED:
         if row.outcome is Outcome.REFUSED and (found := row.find(asked)) is not None:
@@ -180,6 +181,18 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and bool(text.strip("0"))
 
 
+def _topology(*, is_hard: bool) -> Finder:
+    _KEYS.add(NETWORK_TOPOLOGY)
+
+    def find(asked: Asking) -> str | None:
+        mode = asked.annotations.get(NETWORK_TOPOLOGY)
+        return (
+            None if mode is None or (mode == "hard") is not is_hard else f"{NETWORK_TOPOLOGY} of its PodGroup, {mode}"
+        )
+
+    return find
+
+
 def _labels(*keys: str) -> Finder:
     """All of these labels, whatever their values; the first one may be on many pods."""
     _KEYS.update(keys[1:])
@@ -204,6 +217,10 @@ UNSUPPORTED: Final = (
         "nodes below as few switches as possible ([switch affinity](spec/switch-affinity.md))",
         Outcome.REFUSED, "the allocator does not know the switches of the nodes; remove it, or set it to null",
         _label(_TOR_AFFINITY, but=frozenset({"null"}))),
+    Unsupported("field `spec.networkTopology` of Volcano's PodGroup with the mode `hard`",
+        "nodes that are near to each other in the network",
+        Outcome.REFUSED, "the allocator does not know the network of the nodes; remove it, or set its mode to soft",
+        _topology(is_hard=True)),
     Unsupported("annotation `sp-block`, unless a number above 0 and, for a single pod, that of its chips",
         "blocks of nodes of one SuperPod ([block size](spec/superpod.md#block-size))",
         Outcome.REFUSED, "the block of a single pod is the number of its chips; set it to that, or remove it",
@@ -243,6 +260,10 @@ UNSUPPORTED: Final = (
         "which SuperPod or rack is chosen",
         Outcome.TOLD, "nodes are chosen regardless of SuperPods and racks",
         _any_of(_annotation("sp-fit"), _annotation("ra-block"), _label("super-pod-affinity"))),
+    Unsupported("field `spec.networkTopology` of Volcano's PodGroup with the mode `soft`",
+        "nodes that are near to each other in the network, if possible",
+        Outcome.TOLD, "nodes are chosen regardless of the network between them",
+        _topology(is_hard=False)),
     Unsupported("annotation `huawei.com/affinity-config`",
         "blocks of nodes at each level of a topology",
         Outcome.TOLD, "nodes are chosen regardless of levels of a topology",

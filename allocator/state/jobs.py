@@ -9,7 +9,7 @@ from allocator.rules.job_kinds import INDEXED_JOB, SINGLE, STATEFUL_SET
 from allocator.state.job import Job, Owned
 from ascend.kube.job_objects import JobFacts, JobObject, settings_among
 from ascend.kube.objects import Pod
-from ascend.kube.workloads import BatchJob, PodGroup, StatefulSet
+from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, StatefulSet
 
 
 class _Membership(NamedTuple):
@@ -138,6 +138,8 @@ class Jobs:
         """Add or update a pod group."""
         metadata = group.metadata
         labels, annotations = settings_among(metadata.labels), settings_among(metadata.annotations)
+        if (topology := group.spec.network_topology) is not None:
+            annotations[NETWORK_TOPOLOGY] = topology.mode
         key = JobKey(metadata.namespace, group.name, kind)
         self._groups[key] = JobFacts(minimum=group.spec.min_member, labels=labels, annotations=annotations)
         self._inform(self._jobs.get(key))

@@ -4,11 +4,21 @@ import msgspec
 
 from ascend.kube.objects import KubeObject, Metadata, Resource
 
+NETWORK_TOPOLOGY = "spec.networkTopology"
+"""Stands for this field of a pod group among its annotations, with the mode as value."""
+
+
+class NetworkTopology(msgspec.Struct, frozen=True):
+    """How near to each other the nodes of a group of Volcano must be (``hard``) or should be (``soft``)."""
+
+    mode: str = "hard"
+
 
 class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True):
     """A pod group's spec."""
 
     min_member: int = 1
+    network_topology: NetworkTopology | None = None
 
 
 class PodGroup(KubeObject, frozen=True, kw_only=True):

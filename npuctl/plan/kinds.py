@@ -13,7 +13,15 @@ from msgspec import structs
 
 from ascend.kube.job_objects import RayCluster
 from ascend.kube.objects import KubeObject, Metadata, OwnerReference, Pod, PodSpec
-from ascend.kube.workloads import BatchJob, BatchJobSpec, PodGroup, PodGroupSpec, StatefulSet, StatefulSetSpec
+from ascend.kube.workloads import (
+    BatchJob,
+    BatchJobSpec,
+    NetworkTopology,
+    PodGroup,
+    PodGroupSpec,
+    StatefulSet,
+    StatefulSetSpec,
+)
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -64,6 +72,7 @@ class _JobSet(msgspec.Struct, rename="camel"):
 class _VolcanoJob(msgspec.Struct, rename="camel"):
     tasks: list[_Replicas] = []
     min_available: _Count | None = None
+    network_topology: NetworkTopology | None = None
 
 
 class _LeaderWorkerTemplate(msgspec.Struct, rename="camel"):
@@ -285,7 +294,7 @@ def _volcano_job(controller: Controller, spec: _VolcanoJob) -> Iterator[KubeObje
         labels=dict(controller.labels),
         annotations=dict(controller.annotations),
     )
-    yield PodGroup(metadata=metadata, spec=PodGroupSpec(minimum))
+    yield PodGroup(metadata=metadata, spec=PodGroupSpec(minimum, spec.network_topology))
     for position, task in enumerate(spec.tasks):
         role = task.name or f"default{position}"
         own = {"volcano.sh/job-name": controller.name, "volcano.sh/task-spec": role}

@@ -17,6 +17,7 @@ from allocator.rules.unsupported import (
 from ascend.chips import RESOURCE
 from ascend.kube.job_objects import JobFacts, settings_among
 from ascend.kube.objects import Container, Pod, Resources
+from ascend.kube.workloads import NETWORK_TOPOLOGY, NetworkTopology, PodGroupSpec
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, stateful_set
 
@@ -40,6 +41,7 @@ TOLD = (
     pod("a", 8, labels={"super-pod-affinity": "soft"}),
     pod("a", 8, annotations={"huawei.com/affinity-config": "level1=2"}),
     pod("a", 1, labels={"huawei.com/scheduler.softShareDev.aicoreQuota": "50"}),
+    pod("a", 8, annotations={NETWORK_TOPOLOGY: "soft"}),
     requesting("huawei.com/Ascend910-2c"),
     requesting("huawei.com/Ascend910-12c.3cpu.32g"),
     requesting("huawei.com/npu-core", "4"),
@@ -53,6 +55,7 @@ REFUSED = (
     (pod("a", 8, labels={"tor-affinity": "large-model-schema"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 8, labels={"tor-affinity": "normal-schema"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 8, labels={"tor-affinity": "?"}), Reason.UNSUPPORTED_POLICY),
+    (pod("a", 8, annotations={NETWORK_TOPOLOGY: "hard"}), Reason.UNSUPPORTED_POLICY),
     (pod("a", 4, annotations={"sp-block": "16"}), Reason.INVALID_REQUEST),
     (pod("a", 4, annotations={"sp-block": "abc"}), Reason.INVALID_REQUEST),
     (pod("a", 4, annotations={"sp-block": "-4"}), Reason.INVALID_REQUEST),
@@ -77,7 +80,7 @@ def accepted(each: Pod) -> bool:
 @pytest.mark.parametrize("each", TOLD)
 def test_a_demand_without_effect_has_one_sentence(each: Pod) -> None:
     (sentence,) = without_effect(each)
-    assert sentence.startswith(("label", "annotation", "resource"))
+    assert sentence.startswith(("label", "annotation", "resource", "spec"))
     if each.requests_chips:
         assert accepted(each)
 
@@ -152,6 +155,18 @@ def test_a_group_of_volcano_is_read() -> None:
     assert told.startswith("label fault-scheduling=grace: ")
 
 
-@pytest.mark.parametrize("key", sorted(_KEYS))
+@pytest.mark.parametrize(("mode", "told"), [("soft", 1), ("hard", 0)])
+def test_the_network_topology_of_a_group_is_read(mode: str, told: int) -> None:
+    group = replace(pod_group(1), spec=PodGroupSpec(1, NetworkTopology(mode)))
+    world = World()
+    world.cluster.jobs.group_applied(VOLCANO, group)
+    each = pod("a", 8, annotations={GROUP: "train"})
+    world.add(node("n1"), each)
+    assert len(world.engine.without_effect(each)) == told
+    if mode == "hard":
+        assert f"{NETWORK_TOPOLOGY} of its PodGroup, hard: the allocator does not know" in world.refusal(each).message
+
+
+@pytest.mark.parametrize("key", sorted(_KEYS - {NETWORK_TOPOLOGY}))
 def test_every_key_is_kept_of_groups_and_job_objects(key: str) -> None:
     assert settings_among({key: "x"}) == {key: "x"}
