@@ -99,7 +99,9 @@ class AllocatorApp:
             default_product=settings.default_product,
             sharing_products=settings.sharing_products,
         )
-        self.gauges = ClusterGauges(self.cluster, self.ledger, self.engine, lambda: now_ns() / 1e9, monotonic)
+        self.gauges = ClusterGauges(
+            self.cluster, self.ledger, self.engine, lambda: now_ns() / 1e9, monotonic, settings.sharing_products
+        )
         self._barrier = Barrier(
             self.cluster, self.ledger, self.engine.gangs, monotonic=monotonic, hold_s=settings.gang_hold_s
         )

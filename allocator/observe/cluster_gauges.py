@@ -6,7 +6,7 @@ and nodes. A measurement lets other tasks run, and the pause after it grows with
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -33,6 +33,7 @@ class ClusterGauges(Collector):
         engine: reads what pods request.
         now_s: wall clock, Unix seconds.
         monotonic: the clock for pauses.
+        sharing_products: names of products whose servers may take several pods of one job.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class ClusterGauges(Collector):
         engine: DecisionEngine,
         now_s: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        sharing_products: Container[str] = (),
     ) -> None:
         self._backlog_reader = BacklogReader(cluster, ledger, engine)
-        self._supply_reader = SupplyReader(cluster.index)
+        self._supply_reader = SupplyReader(cluster.index, sharing_products)
         self._now_s = now_s
         self._monotonic = monotonic
         self._backlog = Backlog()

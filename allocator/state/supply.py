@@ -1,7 +1,7 @@
 """What usable nodes have free, by product."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -47,10 +47,12 @@ class SupplyReader:
 
     Args:
         index: the nodes.
+        sharing_products: names of products whose servers may take several pods of one job.
     """
 
-    def __init__(self, index: NodeIndex) -> None:
+    def __init__(self, index: NodeIndex, sharing_products: Container[str] = ()) -> None:
         self._index = index
+        self._sharing_products = sharing_products
         self._known: dict[Vacancy, _Figures] = {}
 
     async def read(self) -> Supply:
@@ -64,7 +66,7 @@ class SupplyReader:
         for bucket in self._index.buckets:
             await turn.share()
             vacancy, nodes, product = bucket.vacancy, len(bucket), bucket.vacancy.product.name
-            figures = self._known[vacancy] = known.get(vacancy) or _figures(vacancy)
+            figures = self._known[vacancy] = known.get(vacancy) or self._figures(vacancy)
             chips[product] += nodes * vacancy.free.bit_count()
             healthy[product] += nodes * vacancy.healthy
             servers[product] += nodes * figures.is_whole
@@ -73,12 +75,17 @@ class SupplyReader:
                 gang[product, size] += nodes * pods
         return Supply(chips, healthy, servers, rings, gang)
 
-
-def _figures(vacancy: Vacancy) -> _Figures:
-    product = vacancy.product
-    sizes = [size for size in SIZES if size in product.allowed(distributed=True)]
-    return _Figures(
-        vacancy.free == product.all_chips,
-        sum(not ring & ~vacancy.free for ring in product.rings),
-        tuple((size, capacity.__wrapped__(vacancy, ChipRequest(size, distributed=True))[0]) for size in sizes),
-    )
+    def _figures(self, vacancy: Vacancy) -> _Figures:
+        product = vacancy.product
+        is_spread = not product.shared_by_peers and product.name not in self._sharing_products
+        requests = [
+            ChipRequest(size, distributed=True, is_spread=is_spread)
+            for size in SIZES
+            if size in product.allowed(distributed=True)
+        ]
+        return _Figures(
+            vacancy.free == product.all_chips,
+            sum(not ring & ~vacancy.free for ring in product.rings),
+            # Not from its cache, which is kept for decisions.
+            tuple((each.chips, capacity.__wrapped__(vacancy, each)[0]) for each in requests),
+        )

@@ -169,6 +169,16 @@ def test_a_gang_of_the_largest_size_fits_and_a_larger_one_does_not(held: list[in
         assert not world.engine.filter(too_large[0]).fitting
 
 
+@pytest.mark.parametrize(("sharing", "expected"), [((), 2), (("A3-16",), 4)])
+def test_the_largest_gang_has_one_pod_on_a_server_that_peers_must_not_share(
+    sharing: tuple[str, ...], expected: int
+) -> None:
+    world = World()
+    world.add(*(node(f"n{n}", chips=range(16), allocatable=16, labels={TYPE: "module-a3-16"}) for n in range(2)))
+    measured = asyncio.run(SupplyReader(world.cluster.index, sharing).read())
+    assert measured.largest_gang["A3-16", 8] == expected
+
+
 async def test_the_gauges_show_pods_that_no_scheduler_has_called_for(tmp_path: Path) -> None:
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         await allocator.node("n1")
