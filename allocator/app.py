@@ -10,7 +10,6 @@ from typing import Self
 
 import structlog
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
 from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
@@ -27,7 +26,7 @@ from allocator.nomination.nominations import Nominations
 from allocator.nomination.options import NominationOptions
 from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.observe.journal import Journal
-from allocator.observe.notices import Notices
+from allocator.observe.notices import Notices, log_ignored
 from allocator.observe.refusal_events import REFILL_S, RefusalEvents
 from allocator.serving.clients import AllowedClients, guards
 from allocator.serving.extender import MAX_BODY_BYTES, Extender
@@ -90,7 +89,7 @@ class AllocatorApp:
             clock=monotonic,
             max_report_age_s=settings.max_report_age_s,
             previous=PreviousNodes() if settings.prefer_previous_node else None,
-            ignored=_log_ignored,
+            ignored=log_ignored,
         )
         self.engine = DecisionEngine(
             self.cluster,
@@ -99,9 +98,8 @@ class AllocatorApp:
             default_product=settings.default_product,
             sharing_products=settings.sharing_products,
         )
-        self.gauges = ClusterGauges(
-            self.cluster, self.ledger, self.engine, lambda: now_ns() / 1e9, monotonic, settings.sharing_products
-        )
+        now_s, sharing = lambda: now_ns() / 1e9, settings.sharing_products
+        self.gauges = ClusterGauges(self.cluster, self.ledger, self.engine, now_s, monotonic, sharing_products=sharing)
         self._barrier = Barrier(
             self.cluster, self.ledger, self.engine.gangs, monotonic=monotonic, hold_s=settings.gang_hold_s
         )
@@ -280,7 +278,7 @@ class AllocatorApp:
                     tasks.create_task(events.run(), name="events"),
                     tasks.create_task(leadership.run(), name="election"),
                     tasks.create_task(self._lead(grpc_server, preemption), name="leadership"),
-                    tasks.create_task(self._measure(informers, metrics.registry), name="gauges"),
+                    tasks.create_task(self.gauges.run(metrics.registry, informers.synced), name="gauges"),
                     tasks.create_task(self._nominate(nominations), name="nominations"),
                     tasks.create_task(PodGroupQueue(client, self._settings, leadership).run(), name="pod groups"),
                 ]
@@ -304,11 +302,6 @@ class AllocatorApp:
         await grpc_server.set_serving(serving=True)
         log.info("ready", nodes=len(self.cluster.nodes), pods=len(self.cluster.pods) + len(self.cluster.plain))
         await self._leadership.keep(self.extender_address, self.grpc_address)
-
-    async def _measure(self, informers: Informers, registry: CollectorRegistry) -> None:
-        registry.register(self.gauges)
-        await informers.synced()
-        await self.gauges.run()
 
     async def _nominate(self, nominations: Nominations) -> None:
         await self._leadership.opened()
@@ -337,10 +330,6 @@ def _nomination_options(settings: Settings) -> NominationOptions:
         per_s=settings.nominate_per_s,
         gate_limit_s=settings.gate_limit_s,
     )
-
-
-def _log_ignored(node: str, names: tuple[str, ...]) -> None:
-    log.warning("devices of a node are not whole chips of a known name: ignored", node=node, devices=list(names))
 
 
 async def serve(settings: Settings, *, started: Callable[[AllocatorApp], None] | None = None) -> None:

@@ -6,10 +6,11 @@ and nodes. A measurement lets other tasks run, and the pause after it grows with
 
 import asyncio
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -43,6 +44,7 @@ class ClusterGauges(Collector):
         engine: DecisionEngine,
         now_s: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        *,
         sharing_products: Container[str] = (),
     ) -> None:
         self._backlog_reader = BacklogReader(cluster, ledger, engine)
@@ -54,8 +56,15 @@ class ClusterGauges(Collector):
         self._cluster = cluster
         self._disputed = 0
 
-    async def run(self) -> None:
-        """Measure until cancelled."""
+    async def run(self, registry: CollectorRegistry, synced: Callable[[], Awaitable[None]]) -> None:
+        """Serve the gauges, and measure until cancelled.
+
+        Args:
+            registry: where they are served.
+            synced: waits until the state is complete.
+        """
+        registry.register(self)
+        await synced()
         while True:
             started_s = self._monotonic()
             await self.measure()

@@ -7,11 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+import structlog
+
 from allocator.observe.refusal_events import Publish
 from allocator.rules.unsupported import without_effect
 from allocator.state.cluster import Cluster
 from ascend.kube.events import Regarding
 from ascend.kube.objects import Pod
+
+log = structlog.get_logger()
 
 REASON: Final = "WithoutEffect"
 """The reason of the Events."""
@@ -71,3 +75,8 @@ class Notices:
             told = str(job.key), "; ".join(sentences)
             if told not in self._told and len(self._due) < _REMEMBERED:
                 self._due.setdefault(told, Regarding("Pod", pod.name, pod.metadata.namespace, pod.uid))
+
+
+def log_ignored(node: str, names: tuple[str, ...]) -> None:
+    """Log the devices that a node names in its annotation and that are not whole chips."""
+    log.warning("devices of a node are not whole chips of a known name: ignored", node=node, devices=list(names))
