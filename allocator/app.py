@@ -97,6 +97,8 @@ class AllocatorApp:
             gang_ttl_s=settings.gang_ttl_s,
             default_product=settings.default_product,
             sharing_products=settings.sharing_products,
+            earmark_share=settings.gang_earmark_share,
+            now_s=lambda: now_ns() / 1e9,
         )
         now_s, sharing = lambda: now_ns() / 1e9, settings.sharing_products
         self.gauges = ClusterGauges(self.cluster, self.ledger, self.engine, now_s, monotonic, sharing_products=sharing)

@@ -93,6 +93,14 @@ class Settings(DaemonSettings):
         description="seconds for which the chips of preempted pods are kept for the pod or gang that preempts them,"
         " counted from the end of their grace period",
     )
+    gang_earmark_share: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="the largest share of the cluster's chips that are kept free for a waiting gang, while smaller pods"
+        " of lower or equal priority wait; a gang that needs more waits until they happen to be free at one time; 0:"
+        " for none",
+    )
     prefer_previous_node: bool = Field(
         default=False,
         description="place a pod that replaces another pod of its job on the node of that pod, if it fits there",

@@ -5,12 +5,13 @@ flight. So an answer names one node, and the chips are reserved in the same step
 free. A pod's own reservation never counts against the pod.
 """
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 
 from msgspec.structs import replace
 
 from allocator.decision.choice import Choice
-from allocator.decision.filtered import Filtered, Tier
+from allocator.decision.earmarks import Earmarks
+from allocator.decision.filtered import Filtered, Tier, gang_refused, refused_with
 from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
 from allocator.rules.placement import OrderKey
@@ -24,7 +25,7 @@ from allocator.state.ledger import Ledger
 from allocator.state.reservation import Reservation, Stage
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
-from ascend.reasons import Category, Reason
+from ascend.reasons import Reason
 
 
 class DecisionEngine:
@@ -36,6 +37,8 @@ class DecisionEngine:
         gang_ttl_s: how long the unused seats of a gang stay reserved after one of its pods was bound.
         default_product: name of the product for jobs of several pods that name none; empty for none.
         sharing_products: names of products whose servers may take several pods of one job of several pods.
+        earmark_share: the largest share of the cluster's chips that are kept for a waiting gang; 0 for none.
+        now_s: the wall clock, Unix seconds.
     """
 
     def __init__(
@@ -46,12 +49,17 @@ class DecisionEngine:
         gang_ttl_s: float = 120.0,
         default_product: str = "",
         sharing_products: Container[str] = (),
+        earmark_share: float = 0.0,
+        now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._choice = Choice(cluster)
         self._reader = RequestReader(cluster, ledger, default_product, sharing_products)
         self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of)
+        self._earmarks = Earmarks(
+            cluster, ledger, self.gangs, self.request_of, share=earmark_share, now_s=now_s
+        )  # fmt: skip
 
     def handles(self, pod: Pod) -> bool:
         """Whether the allocator judges a pod: it requests chips, or more vNPUs than are allowed."""
@@ -206,7 +214,7 @@ class DecisionEngine:
                 return self._choice.partition(pod, resolved, candidates)
         if (settled := self.settled_node(pod)) is not None:
             return self._filter_settled(pod, settled, candidates)
-        return self._gang_refused(resolved.chips, list(candidates), placed)
+        return gang_refused(self._cluster.index, resolved.chips, list(candidates), placed)
 
     def release(self, uid: str) -> bool:
         """Release what is reserved for a pod alone, unless its Binding is in flight or posted; whether anything was.
@@ -269,6 +277,8 @@ class DecisionEngine:
             try:
                 return resolved, self.gangs.place(pod, resolved.chips, resolved.gang, candidates)
             except Refusal as refusal:
+                if refusal.reason is Reason.GANG_DOES_NOT_FIT:
+                    self._earmarks.note(resolved.gang)
                 return resolved, refusal.with_traceback(None)
         return resolved, self._place_alone(pod, resolved, held, candidates)
 
@@ -288,7 +298,8 @@ class DecisionEngine:
             if best is not None:
                 best = self._choice.prefer_previous(pod, resolved.job, request, candidates, best)
         if best is None and self._ledger.promises:
-            with self._ledger.entitled(pod.uid, pod.priority):
+            opened = self._ledger.promises.lifted(self._earmarks.open_to(pod))
+            with self._ledger.entitled(pod.uid, pod.priority), opened:
                 best = self._cluster.index.best(request, candidates)
         if best is None:
             self._ledger.release(pod.uid)
@@ -300,6 +311,7 @@ class DecisionEngine:
         """Release what will not be used any more."""
         self._ledger.expire()
         self.gangs.prune()
+        self._earmarks.update()
 
     def require_first_try(self, pod: Pod) -> None:
         """Accept a pod unless its gang has stepped back: then its scheduler has to offer nodes for it.
@@ -320,28 +332,11 @@ class DecisionEngine:
         try:
             node = self.gangs.preview(pod, request, gang, None if candidates is None else names)
         except Refusal as refusal:
-            return self._gang_refused(request, names, refusal.with_traceback(None))
+            return gang_refused(self._cluster.index, request, names, refusal.with_traceback(None))
         elsewhere = Refusal(Reason.PLACED_WITH_GANG, f"pod {pod.key} is placed with its gang, on node {node}")
-        return Filtered([node], self._refused_with(request, [name for name in names if name != node], elsewhere))
-
-    def _gang_refused(self, request: ChipRequest, names: list[str], refusal: Refusal) -> Filtered:
-        if refusal.reason.category is Category.INCOMPLETE:
-            return Filtered([], dict.fromkeys(names, refusal))
-        return Filtered([], self._refused_with(request, names, refusal))
-
-    def _refused_with(self, request: ChipRequest, names: list[str], refusal: Refusal) -> dict[str, Refusal]:
-        """The refusal of nodes that the gang does not use: their own, where freeing chips would not help.
-
-        An occupied node gets the gang's refusal, so that no scheduler preempts there: room for one pod is not room for
-        its gang.
-        """
-        verdicts = self._cluster.index.verdicts(request, names)
-        return {
-            name: verdict
-            if isinstance(verdict, Refusal) and verdict.reason.category is not Category.OCCUPIED
-            else refusal
-            for name, verdict in verdicts.items()
-        }
+        return Filtered(
+            [node], refused_with(self._cluster.index, request, [name for name in names if name != node], elsewhere)
+        )
 
     def _filter_settled(self, pod: Pod, settled: str, candidates: Iterable[str] | None) -> Filtered:
         names = list(self._cluster.index.entries if candidates is None else candidates)

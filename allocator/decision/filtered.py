@@ -4,9 +4,11 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
+from allocator.rules.request import ChipRequest
 from allocator.rules.summary import count_reasons
+from allocator.state.index import NodeIndex
 from ascend.errors import Refusal
-from ascend.reasons import Reason
+from ascend.reasons import Category, Reason
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,22 @@ class Tier:
     rank: int
     score: int
     nodes: list[str]
+
+
+def gang_refused(index: NodeIndex, request: ChipRequest, names: list[str], refusal: Refusal) -> Filtered:
+    """Why a pod of a gang fits on none of these nodes."""
+    if refusal.reason.category is Category.INCOMPLETE:
+        return Filtered([], dict.fromkeys(names, refusal))
+    return Filtered([], refused_with(index, request, names, refusal))
+
+
+def refused_with(index: NodeIndex, request: ChipRequest, names: list[str], refusal: Refusal) -> dict[str, Refusal]:
+    """The refusal of nodes that the gang does not use: their own, where freeing chips would not help.
+
+    An occupied node gets the gang's refusal, so that no scheduler preempts there: room for one pod is not room for
+    its gang.
+    """
+    return {
+        name: verdict if isinstance(verdict, Refusal) and verdict.reason.category is not Category.OCCUPIED else refusal
+        for name, verdict in index.verdicts(request, names).items()
+    }

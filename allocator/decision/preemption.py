@@ -127,7 +127,7 @@ class Preemption:
             return ()
         if refused[node].reason is Reason.GANG_DOES_NOT_FIT:
             promise = self._ledger.promises.get(self._cluster.jobs.job_of(pod).key.plan)
-            return (node,) if promise is not None and node in promise.chips else ()
+            return (node,) if promise is not None and not promise.drains and node in promise.chips else ()
         if refused[node].reason.category is not Category.OCCUPIED:
             return ()
         request = self._engine.request_of(pod)

@@ -1,15 +1,15 @@
 """Plans gangs: finds the pods of a gang that need a seat, and seats for all of them at once."""
 
-from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import cache
 from random import Random
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
+from allocator.gangs.pending import PendingMembers
 from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.gangs.redraw import conflicts_with, redraw
 from allocator.gangs.turns import Setback
@@ -25,9 +25,6 @@ from ascend.kube.objects import Pod
 
 _MOST_OUTCOMES: Final = 128
 """The most outcomes cached: each keeps the names of the nodes it was found for."""
-
-_MOST_GANGS: Final = 256
-"""The most gangs whose pods are cached; beyond it the least recently used one is dropped."""
 
 _Kind: TypeAlias = tuple[ChipRequest, frozenset[tuple[str, str]]]
 """Pods of a gang with the same request and node selector: where one of them fits, the other fits as well."""
@@ -51,83 +48,6 @@ class PlanKey(msgspec.Struct, frozen=True):
     own: str
     late: str
     candidates: Collection[str] | None
-
-
-class Waiting(NamedTuple):
-    """A pod that needs a seat.
-
-    Attributes:
-        rank: its rank within the gang.
-        pod: the pod.
-        request: what it requests of a node, or why that is invalid.
-    """
-
-    rank: int
-    pod: Pod
-    request: ChipRequest | Refusal
-
-
-class PendingMembers:
-    """Finds the pods of a gang that need a seat.
-
-    A scheduler filters the pods of a waiting gang one after the other, and other pods come and go in between: the
-    result for the gang is cached until one of its own pods changes.
-
-    Args:
-        cluster: nodes, pods and jobs.
-        ledger: the reservations.
-        request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
-    """
-
-    def __init__(self, cluster: Cluster, ledger: Ledger, request_of: Callable[[Pod], ChipRequest]) -> None:
-        self._cluster = cluster
-        self._ledger = ledger
-        self._request_of = request_of
-        self._cached: dict[JobKey, tuple[tuple[int, int], list[Waiting]]] = {}
-
-    def needed(self, pod: Pod, request: ChipRequest, job: Job) -> tuple[list[Waiting], int]:
-        """The pods that need a seat, by rank, and how many of them must get one.
-
-        Args:
-            pod: the pod being scheduled; it needs a seat, whether it has one now or not.
-            request: what it requests of a node.
-            job: the gang.
-        """
-        others = job.size - (pod.uid in job.pods)
-        # If all other pods are placed, there is nothing to search: for example if a pod has to leave its own seat.
-        if job.placed_beside(pod.uid) < min(job.min_available, others):
-            waiting = [each for each in self._waiting(job) if each.pod.uid != pod.uid]
-            insort(waiting, Waiting(job.rank_of(pod), pod, request), key=lambda each: each.rank)
-            size = len(job.pods) + (pod.uid not in job.pods)
-            needed = job.min_available - (size - len(waiting))
-            if needed > 0:
-                return waiting, needed
-        # The minimum is placed: this pod is an additional one, or the successor of one that has ended.
-        return [Waiting(job.rank_of(pod), pod, request)], 1
-
-    def _waiting(self, job: Job) -> list[Waiting]:
-        # Requests depend on the labels and products of nodes as well.
-        version = job.version, self._cluster.labels.version
-        cached = self._cached.pop(job.key, None)
-        if cached is None or cached[0] != version:
-            cached = (
-                version,
-                [
-                    Waiting(rank, each, self._read(each))
-                    for rank, each in job.ranked()
-                    if each.waits_for_chips and self._ledger.get(each.uid) is None
-                ],
-            )
-            if len(self._cached) >= _MOST_GANGS:
-                del self._cached[next(iter(self._cached))]
-        self._cached[job.key] = cached
-        return cached[1]
-
-    def _read(self, pod: Pod) -> ChipRequest | Refusal:
-        try:
-            return self._request_of(pod)
-        except Refusal as refusal:
-            return refusal.with_traceback(None)
 
 
 class Planner:

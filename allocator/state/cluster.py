@@ -247,7 +247,7 @@ class Cluster:
         self._note_placed(pod.uid)
         self.waiting.put(pod)
         if self._ledger.promises:
-            self._end_promises(pod)
+            self._ledger.promises.settle(pod, self.jobs.job_of(pod))
         nominated = pod.status.nominated_node_name
         if nominated and (old is None or old.status.nominated_node_name != nominated):
             self.nominated(pod)
@@ -275,18 +275,6 @@ class Cluster:
         if job is not None:
             self._ledger.drop_plan(job.plan)
             self._ledger.promises.drop(job.plan)
-
-    def _end_promises(self, pod: Pod) -> None:
-        """End what was promised to a pod that needs it no more, or to its gang once that has started."""
-        promises, bound = self._ledger.promises, bool(pod.spec.node_name)
-        own, nominated = promises.get(pod.uid), pod.status.nominated_node_name
-        if own is not None and (bound or not pod.waits_for_chips or (nominated and nominated not in own.chips)):
-            promises.drop(pod.uid)
-        job = self.jobs.job_of(pod)
-        if bound and promises.get(job.key.plan) is not None:
-            started = sum(bool(job.pods[uid].spec.node_name) for uid in job.placed)
-            if started >= job.min_available:
-                promises.drop(job.key.plan)
 
     def _unhold(self, pod: Pod) -> None:
         record = self._records.get(pod.spec.node_name)

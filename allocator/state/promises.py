@@ -15,7 +15,9 @@ from contextlib import contextmanager
 import msgspec
 from msgspec.structs import replace
 
+from allocator.state.job import Job
 from ascend.chips import ChipSet
+from ascend.kube.objects import Pod
 
 
 class Promise(msgspec.Struct, frozen=True, eq=False):
@@ -27,6 +29,7 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
         priority: pods of higher priority may take the chips.
         chips: by node.
         due_s: when it ends at the latest, on the ledger's clock.
+        drains: these are whole nodes, which drain for a gang that waits: it does not end if others take some chips.
     """
 
     owner: str
@@ -34,6 +37,7 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
     priority: int
     chips: Mapping[str, ChipSet]
     due_s: float
+    drains: bool = False
 
 
 class Promises:
@@ -88,10 +92,19 @@ class Promises:
             for other in self.owners_on(node):
                 if other.chips[node] & chips:
                     changed.update(self._remove(other.owner))
-        self._by_owner[promise.owner] = promise
-        for node in promise.chips:
-            self._by_node.setdefault(node, set()).add(promise.owner)
+        self._put(promise)
         self._changed(changed.union(promise.chips))
+
+    def adjust(self, owner: str, chips: Mapping[str, ChipSet]) -> None:
+        """Let a promise name other chips, which nobody else was promised."""
+        promise = self._by_owner[owner]
+        changed = {
+            node for node in {*chips, *promise.chips} if chips.get(node, 0) != promise.chips.get(node, 0)
+        }  # fmt: skip
+        if changed:
+            self._remove(owner)
+            self._put(replace(promise, chips=chips))
+            self._changed(changed)
 
     def renew(self, owner: str, due_s: float) -> None:
         """Let a promise end at another time."""
@@ -104,6 +117,17 @@ class Promises:
             self._changed(self._remove(owner))
         return promise
 
+    def settle(self, pod: Pod, job: Job) -> None:
+        """End what was promised to a pod that needs it no more, or to its job once that has started."""
+        bound, nominated = bool(pod.spec.node_name), pod.status.nominated_node_name
+        own = self._by_owner.get(pod.uid)
+        if own is not None and (bound or not pod.waits_for_chips or (nominated and nominated not in own.chips)):
+            self.drop(pod.uid)
+        if bound and job.key.plan in self._by_owner:
+            started = sum(bool(job.pods[uid].spec.node_name) for uid in job.placed)
+            if started >= job.min_available:
+                self.drop(job.key.plan)
+
     def taken(self, node: str, chips: ChipSet, owners: Collection[str]) -> None:
         """Some chips were reserved: the promises of others that name some of them end.
 
@@ -113,7 +137,7 @@ class Promises:
             owners: the pod that they were reserved for, and its gang.
         """
         for promise in self.owners_on(node):
-            if promise.chips[node] & chips and promise.owner not in owners:
+            if promise.chips[node] & chips and promise.owner not in owners and not promise.drains:
                 self.drop(promise.owner)
 
     def expire(self) -> list[Promise]:
@@ -139,6 +163,11 @@ class Promises:
             self._lifted -= lifted
             here = [self._by_owner[owner] for owner in lifted if owner in self._by_owner]
             self._changed({node for promise in here for node in promise.chips})
+
+    def _put(self, promise: Promise) -> None:
+        self._by_owner[promise.owner] = promise
+        for node in promise.chips:
+            self._by_node.setdefault(node, set()).add(promise.owner)
 
     def _remove(self, owner: str) -> Iterable[str]:
         promise = self._by_owner.pop(owner, None)

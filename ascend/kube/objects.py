@@ -148,6 +148,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True):
     priority: int | None = None
     preemption_policy: str = ""
     termination_grace_period_seconds: int | None = None
+    active_deadline_seconds: int | None = None
     scheduling_gates: list[SchedulingGate] = []
     volumes: list[Volume] = []
     containers: list[Container] = []
@@ -182,6 +183,7 @@ class PodStatus(msgspec.Struct, rename="camel", frozen=True):
     reason: str = ""
     message: str = ""
     nominated_node_name: str = ""
+    start_time: str | None = None
     conditions: list[Condition] = []
     container_statuses: list[ContainerStatus] = []
     init_container_statuses: list[ContainerStatus] = []

@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ascend.observe.logs import configure_logs
-from tests.bench import allocate, decisions, fragmentation, freed, gangs, growth, plugin, scheduler, startup
+from tests.bench import allocate, decisions, fairness, fragmentation, freed, gangs, growth, plugin, scheduler, startup
 from tests.bench.outcome import Outcome, Run
 
 BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "decisions": decisions.measure,
     "gangs": gangs.measure,
     "fragmentation": fragmentation.measure,
+    "fairness": fairness.measure,
     "allocate": allocate.measure,
     "plugin": plugin.measure,
     "scheduler": scheduler.measure,

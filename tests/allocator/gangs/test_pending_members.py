@@ -5,8 +5,8 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace
 
-from allocator.gangs import planning
-from allocator.gangs.planning import PendingMembers
+from allocator.gangs import pending
+from allocator.gangs.pending import PendingMembers
 from allocator.rules.request import ChipRequest
 from allocator.state.job import Job
 from ascend.kube.objects import Condition, Pod, PodStatus
@@ -87,7 +87,7 @@ def test_a_status_update_does_not_invalidate_the_cache() -> None:
 
 
 def test_the_least_recently_used_gang_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_MOST_GANGS", 2)
+    monkeypatch.setattr(pending, "_MOST_GANGS", 2)
     members = Members()
     jobs = [gang(name, 2) for name in ("one", "two", "three")]
     for pods in jobs:
@@ -109,7 +109,7 @@ def test_outcomes_of_plans_are_dropped_when_nodes_change() -> None:
 
 
 def test_outcomes_of_many_plans_stay_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_MOST_OUTCOMES", 3)
+    monkeypatch.setattr("allocator.gangs.planning._MOST_OUTCOMES", 3)
     planner = Members().world.engine.gangs._planner
     for key in range(5):
         planner._known_outcomes()[key] = None  # type: ignore[index]  # any key

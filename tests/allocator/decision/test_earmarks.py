@@ -1,0 +1,171 @@
+"""A waiting gang is not starved by smaller pods: nodes that drain are kept for it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from allocator.decision.earmarks import PATIENCE_S
+from allocator.decision.engine import DecisionEngine
+from ascend.annotations import MIN_AVAILABLE
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from tests.allocator.builders import GROUP, TYPE, World, node, pod
+
+MESHES = {TYPE: "module-910b-8"}
+NOW_S = 1_767_225_600.0  # 2026-01-01T00:00:00Z
+
+
+def gang(job: str, count: int, *, chips: int = 8, **more: Any) -> list[Pod]:
+    annotations = {GROUP: job, MIN_AVAILABLE: str(count)}
+    return [pod(f"{job}-{number}", chips, annotations=annotations, **more) for number in range(count)]
+
+
+def world_of(nodes: int, *pods: Pod, share: float = 1.0) -> World:
+    world = World()
+    world.engine = DecisionEngine(
+        world.cluster, world.ledger, earmark_share=share, now_s=lambda: NOW_S + world.now_s - 100
+    )  # fmt: skip
+    world.add(*(node(f"n{number}", labels=MESHES) for number in range(nodes)), *pods)
+    return world
+
+
+def holder(name: str, on: str, chips: Iterable[int] = range(8), *, limit_s: int | None = None, **more: Any) -> Pod:
+    """A running pod that holds chips, and may have to end in time."""
+    held = list(chips)
+    running = pod(name, len(held), node=on, chips=held, phase="Running", **more)
+    return replace(
+        running,
+        spec=replace(running.spec, active_deadline_seconds=limit_s),
+        status=replace(running.status, start_time="2026-01-01T00:00:00Z"),
+    )
+
+
+def limited(each: Pod, limit_s: int) -> Pod:
+    return replace(each, spec=replace(each.spec, active_deadline_seconds=limit_s))
+
+
+def end(world: World, name: str) -> None:
+    world.cluster.pod_deleted(world.cluster.pods[f"uid-{name}"])
+
+
+def places(world: World, each: Pod) -> str:
+    """The node of a pod; empty if it has to wait."""
+    world.add(each)
+    try:
+        return world.engine.place(each).node
+    except Refusal:
+        return ""
+
+
+def test_servers_that_become_free_are_kept_for_the_gang_one_after_the_other() -> None:
+    pods = gang("big", 2)
+    world = world_of(4, *(holder(f"s{number}", f"n{number}") for number in range(4)), *pods)
+    assert not places(world, pods[0])
+    for number in (3, 1):
+        end(world, f"s{number}")
+        assert not places(world, pod(f"late-{number}", 1))
+    assert {places(world, each) for each in pods} == {"n1", "n3"}
+    assert not world.ledger.promises
+
+
+def test_a_gang_that_no_scheduler_has_called_for_is_kept_nodes_as_well() -> None:
+    # kube-scheduler does not call while no node has enough chips.
+    world = world_of(3, *(holder(f"s{number}", f"n{number}") for number in range(3)), *gang("big", 2))
+    end(world, "s2")
+    assert not places(world, pod("late", 8))
+
+
+def test_more_important_pods_and_other_nodes_are_not_affected() -> None:
+    world = world_of(4, *(holder(f"s{number}", f"n{number}", range(6)) for number in range(4)), *gang("big", 2))
+    assert places(world, pod("other", 2)) == "n2"
+    assert places(world, pod("important", 2, priority=1)) == "n3"  # it takes kept chips only if it fits nowhere else
+    assert not places(world, pod("third", 2))
+    assert places(world, pod("urgent", 2, priority=1)) == "n0"
+    assert world.ledger.promises  # and that does not end the earmark
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.0, False), (0.49, False), (0.5, True)])
+def test_no_more_than_a_share_of_the_cluster_is_kept(share: float, kept: bool) -> None:  # noqa: FBT001 - a parameter
+    world = world_of(4, *(holder(f"s{number}", f"n{number}") for number in range(4)), *gang("big", 2), share=share)
+    end(world, "s0")
+    assert bool(places(world, pod("late", 8))) is not kept
+
+
+def test_nothing_is_kept_for_a_gang_that_would_not_fit_on_an_empty_cluster() -> None:
+    world = world_of(2, holder("s0", "n0"), holder("s1", "n1"), *gang("big", 3))
+    end(world, "s0")
+    assert places(world, pod("late", 8)) == "n0"
+
+
+def test_the_oldest_gang_of_the_highest_priority_comes_first() -> None:
+    young = gang("young", 2, since="2026-01-02T00:00:00Z")
+    old = gang("old", 2, since="2026-01-01T00:00:00Z")
+    urgent = gang("urgent", 2, since="2026-01-03T00:00:00Z", priority=1)
+    world = world_of(4, *(holder(f"s{number}", f"n{number}", priority=2) for number in range(4)), *young, *old)
+    world.engine.filter(pod("any", 1))
+    assert [promise.what for promise in world.ledger.promises] == ["job default/old"]
+    world.add(*urgent)
+    world.engine.filter(pod("any", 1))
+    assert [promise.what for promise in world.ledger.promises] == ["job default/urgent"]
+    for each in urgent:
+        world.cluster.pod_deleted(each)
+    world.engine.filter(pod("any", 1))
+    assert [promise.what for promise in world.ledger.promises] == ["job default/old"]
+    end(world, "s0")
+    assert not places(world, young[0])
+
+
+def test_a_pod_that_ends_before_the_nodes_have_drained_may_use_them() -> None:
+    world = world_of(2, holder("s0", "n0", limit_s=1000), holder("s1", "n1", limit_s=500), *gang("big", 2))
+    end(world, "s1")
+    assert not places(world, pod("unlimited", 8))
+    assert not places(world, limited(pod("long", 8), 1001))
+    assert places(world, limited(pod("short", 8), 999)) == "n1"
+    assert world.ledger.promises
+
+
+def test_no_pod_may_use_the_nodes_if_it_is_unknown_when_they_have_drained() -> None:
+    world = world_of(3, holder("s0", "n0"), holder("s1", "n1", limit_s=1000), holder("s2", "n2"), *gang("big", 2))
+    end(world, "s2")
+    assert not places(world, limited(pod("short", 8), 1))
+    world.add(holder("s0", "n0", limit_s=10))
+    assert places(world, limited(pod("shorter", 8), 9)) == "n2"
+
+
+def test_a_gang_that_does_not_use_free_nodes_lets_others_pass() -> None:
+    world = world_of(2, holder("s0", "n0"), *gang("big", 2))  # its scheduler never places it
+    end(world, "s0")
+    late = pod("late", 8)
+    assert not places(world, late)
+    world.now_s += 10
+    assert not places(world, late)
+    world.now_s += PATIENCE_S + 1
+    assert places(world, late)
+
+
+@given(
+    held=st.lists(st.integers(0, 8), min_size=2, max_size=6),
+    ends=st.lists(st.integers(0, 5), max_size=12),
+    size=st.integers(2, 4),
+)
+def test_a_gang_starts_once_enough_servers_have_drained(held: list[int], ends: list[int], size: int) -> None:
+    # One pod per chip, so that servers are free in part; after every end small pods try to take what is free.
+    world = world_of(len(held), *gang("big", size))
+    for number, chips in enumerate(held):
+        world.add(*(holder(f"s{number}-{chip}", f"n{number}", [chip]) for chip in range(chips)))
+    thieves = 0
+    while size <= len(held):
+        if places(world, world.cluster.pods["uid-big-0"]):
+            break
+        drained = [each.name for each in world.cluster.pods.values() if each.name.startswith("s")]
+        order = ends.pop() if ends else 0
+        end(world, drained[order % len(drained)])
+        for _ in range(8):
+            thieves += bool(places(world, pod(f"thief-{world.ledger.expired_total}-{thieves}", 1)))
+    else:
+        assert not world.ledger.promises
+    assert thieves <= 8 * max(len(held) - size, 0)

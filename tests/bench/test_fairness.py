@@ -1,0 +1,23 @@
+"""The simulation of waiting times: what it measures, and that gangs are not starved while nodes are kept for them."""
+
+import pytest
+
+from tests.bench.fairness import CHIPS, GANG_SHARE, LOAD, Job, Simulation, trace
+
+
+def test_the_jobs_would_use_the_stated_share_of_the_chips() -> None:
+    jobs, hours = trace(500.0, 1), 500.0
+    gangs = sum(job.lasts_h * job.servers * 8 for job in jobs)
+    alone = sum(job.lasts_h * job.chips for job in jobs if not job.servers)
+    assert (gangs + alone) / (CHIPS * hours) == pytest.approx(LOAD, rel=0.1)
+    assert gangs / (gangs + alone) == pytest.approx(GANG_SHARE, rel=0.2)
+
+
+@pytest.mark.parametrize(("share", "starts_h"), [(0.5, 7.0), (0.0, None)])
+def test_a_gang_among_pods_of_whole_servers_starts_only_if_nodes_are_kept(share: float, starts_h: float | None) -> None:
+    # Each of 4 servers is taken by a pod for 4 h, the next one ends 1 h later, and another pod waits already.
+    stream = [Job(float(hour), hour, 0, 8, 4.0) for hour in range(40)]
+    gang = Job(5.5, 100, 2, 8, 1.0)
+    jobs = sorted([*stream, gang, *(Job(5.6, 101 + number, 0, 8, 4.0) for number in range(8))])
+    result = Simulation(share, nodes=4).run(jobs, 30.0)
+    assert result.waiting[2] if starts_h is None else result.waited_h[2] == [starts_h - 5.5]
