@@ -112,7 +112,7 @@ class Injector:
             reservation = await self._reserve(pod, gang, node)
         except Refusal:
             if gang is not None:
-                self._refused_s[gang.key] = self._monotonic()
+                self._note_refusal(gang)
                 self._engine.gangs.release_unused(gang)
             raise
         if gang is not None:
@@ -122,14 +122,26 @@ class Injector:
 
     async def _reserve(self, pod: Pod, gang: Job | None, node: str) -> Reservation:
         reservation = self._engine.place_on(pod, node)
-        if gang is None or reservation.stage not in {Stage.PLANNED, Stage.RESERVED} or gang.key in self._one_by_one:
+        if reservation.stage is Stage.HELD:
+            raise Refusal(Reason.GANG_STEPPED_BACK, f"pod {pod.key}: another request to bind it is held")
+        if gang is None or reservation.stage not in {Stage.PLANNED, Stage.RESERVED} or self._is_one_by_one(gang):
             return reservation
         try:
             async with asyncio.timeout(HOLD_S):
                 await self._barrier.passed(pod, gang)
         except TimeoutError:
             self._start_in_part(gang)
+            return self._engine.place_on(pod, node)  # the gang may have stepped back at the same time
         return reservation
+
+    def _is_one_by_one(self, gang: Job) -> bool:
+        """Whether a gang has started in part, and the Bindings of its other pods follow."""
+        return gang.key in self._one_by_one and self._engine.gangs.find_started(gang) is not None
+
+    def _note_refusal(self, gang: Job) -> None:
+        now_s = self._monotonic()
+        self._refused_s = {key: since_s for key, since_s in self._refused_s.items() if now_s - since_s < REFUSED_S}
+        self._refused_s[gang.key] = now_s
 
     def _start_in_part(self, gang: Job) -> None:
         """Accept that a gang starts with one Binding.
@@ -143,7 +155,6 @@ class Injector:
             )
         self._engine.gangs.require_rest(gang)
         self._one_by_one = {key for key in self._one_by_one if key in self._cluster.jobs.by_key} | {gang.key}
-        self._refused_s = {key: since_s for key, since_s in self._refused_s.items() if key in self._one_by_one}
 
     def _hand_out(self, pod: Pod, reservation: Reservation) -> Reservation:
         if reservation.stage in {Stage.BINDING, Stage.ASSUMED}:

@@ -66,6 +66,7 @@ class Gangs:
         self._request_of = request_of
         self._planner = Planner(cluster, ledger, request_of, policy)
         self.incomplete = self._progress.incomplete
+        self.find_started = self._progress.find_started
         self._attempts = Attempts(cluster, ledger, self._progress)
         self.turns = self._attempts.turns
         self.gang_request = self._planner.gang_request

@@ -117,3 +117,47 @@ async def test_an_incomplete_gang_is_refused_at_once() -> None:
         await webhook.inject(x[0], "n1")
     assert refused.value.reason is Reason.GANG_INCOMPLETE
     assert asyncio.get_running_loop().time() == started_s
+
+
+async def test_a_binding_posted_twice_does_not_start_a_gang_that_is_held() -> None:
+    x = gang("x")
+    webhook = Webhook(*x)
+    for name in ("n2", "n3", "n4"):
+        webhook.rig.world.fill(name, [0])
+    answers = await asyncio.gather(*(webhook.inject(x[0], "n1") for _ in range(2)), return_exceptions=True)
+    assert all(isinstance(answer, Refusal) for answer in answers)
+    assert len(webhook.rig.world.ledger) == 0
+
+
+async def test_a_gang_that_once_started_in_part_is_held_again_when_its_pods_are_recreated() -> None:
+    x = gang("x", 3)
+    webhook = Webhook(*x)
+    for each, name in zip(x, ("n4", "n3", "n2"), strict=True):
+        await webhook.inject(each, name)
+    for each in x:
+        webhook.rig.world.cluster.pod_deleted(each)
+    webhook.rig.world.fill("n2", [0])
+    webhook.rig.world.fill("n3", [0])
+    webhook.rig.world.add(*x)
+    with pytest.raises(Refusal) as refused:
+        await webhook.inject(x[0], "n1")
+    assert refused.value.reason is Reason.GANG_DOES_NOT_FIT
+
+
+async def test_a_gang_refused_just_now_does_not_start_in_part_because_another_one_does() -> None:
+    x, y = gang("x"), gang("y")
+    webhook = Webhook(*x, *y)
+    webhook.rig.world.fill("n2", [0])
+
+    async def refused_meanwhile() -> None:
+        await asyncio.sleep(HOLD_S / 2)
+        with pytest.raises(Refusal):
+            await webhook.inject(x[1], "n2")
+
+    first = asyncio.create_task(webhook.inject(y[0], "n3"))
+    await refused_meanwhile()
+    second = asyncio.create_task(webhook.inject(x[0], "n1"))
+    assert await first
+    with pytest.raises(Refusal) as refused:
+        await second
+    assert "was refused just now" in refused.value.message
