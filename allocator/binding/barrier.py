@@ -45,7 +45,8 @@ class _Assembly:
         job: the gang.
         held: the futures of the Bindings, by uid.
         since_s: when a Binding was asked for last, or another gang gave up.
-        seen: the condition PodScheduled of its pods that have not come yet, when it was looked at last, by uid.
+        seen: the condition PodScheduled of its pods that have not come yet, when it was looked at last, by uid; before
+            that, when the first Binding was held.
         refused: the pods that their scheduler has refused since, by uid, and when that was seen.
     """
 
@@ -95,7 +96,9 @@ class Barrier:
             raise self._closed
         assembly = self._assemblies.get(job.key)
         if assembly is None:
-            assembly = self._assemblies[job.key] = _Assembly(job, self._monotonic())
+            # The scheduler may refuse the next pod at once, before anything is checked.
+            seen = {each.uid: _verdict(each) for each in job.pods.values() if each.waits_for_chips}
+            assembly = self._assemblies[job.key] = _Assembly(job, self._monotonic(), seen=seen)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ledger.advance(pod.uid, Stage.HELD)
         assembly.job, assembly.since_s = job, self._monotonic()
@@ -178,17 +181,17 @@ class Barrier:
         for pod in assembly.job.pods.values():
             if pod.uid in assembly.held or not pod.waits_for_chips:
                 continue
-            verdict = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+            verdict = _verdict(pod)
             coming += 1
-            if (
-                verdict is not None
-                and verdict.reason == "Unschedulable"
-                and verdict != assembly.seen.get(pod.uid, verdict)
-            ):
+            if verdict is not None and verdict != assembly.seen.get(pod.uid) and _is_refusal(verdict):
                 assembly.refused.setdefault(pod.uid, (now_s, f"pod {pod.key} was refused: {verdict.message}"))
             assembly.seen[pod.uid] = verdict
         missing = self._missing(assembly.job)
-        refused = [sentence for since_s, sentence in assembly.refused.values() if now_s - since_s >= REFUSED_S]
+        refused = [
+            sentence
+            for uid, (since_s, sentence) in assembly.refused.items()
+            if now_s - since_s >= REFUSED_S and uid in assembly.job.pods
+        ]
         if refused and coming - len(refused) < missing:
             return refused[0]
         if any(map(self._excused, assembly.seen)):
@@ -240,3 +243,13 @@ class Barrier:
                     f"job {key}",
                 )
             )
+
+
+def _verdict(pod: Pod) -> Condition | None:
+    return next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+
+
+def _is_refusal(verdict: Condition) -> bool:
+    """Whether a scheduler has refused a pod itself, and not because its gang could not be planned yet."""
+    of_gang = any(reason in verdict.message for reason in (Reason.GANG_INCOMPLETE, Reason.GANG_STEPPED_BACK))
+    return verdict.reason == "Unschedulable" and not of_gang

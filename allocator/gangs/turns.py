@@ -31,6 +31,7 @@ class Setback:
     Attributes:
         job: the ``first_version`` of the job.
         priority: of its pods; gangs of higher priority try first.
+        round: gangs of an earlier round try before those of a later one.
         offers: the names of the nodes that the scheduler has offered for each pod, by uid, while its gang held nothing.
         limits: the most pods of the gang on a node, by name of the node, as far as the scheduler has refused more.
         conflicts: names of nodes, each with uids of pods that the scheduler has not accepted there together.
@@ -39,6 +40,7 @@ class Setback:
 
     job: int
     priority: int
+    round: int = 0
     offers: dict[str, frozenset[str]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     conflicts: set[tuple[str, frozenset[str]]] = field(default_factory=set)
@@ -58,6 +60,10 @@ class Setback:
                 self.conflicts.add((node, frozenset((uid, *beside))))
         elif node in self.offers.get(uid, ()):
             self.offer(uid, self.offers[uid] - {node})
+
+    def precedes(self, other: "Setback") -> bool:
+        """Whether the gang tries before another one that has stepped back earlier."""
+        return (self.round, -self.priority) < (other.round, -other.priority)
 
     def start_over(self) -> None:
         """Forget what could not be together: the cluster may have changed, or it was not the reason."""
@@ -95,14 +101,22 @@ class Turns:
         return None if first == job.key else first
 
     def step_back(self, job: Job) -> None:
-        """Put a gang behind all others of its priority that have stepped back."""
+        """Put a gang behind all others of its priority that have stepped back, and behind all that wait for a turn.
+
+        Only a gang that has not had its turn yet, and has a higher priority than the one whose turn it is, tries before
+        others that wait: one of high priority that never starts must not keep them from trying.
+        """
         first = next(iter(self._waiting), None)
-        setback = self.get(job) or Setback(job.first_version, 0)
-        self._waiting.pop(job.key, None)
+        current = self._waiting[first] if first is not None else None
+        known = self.get(job)
+        setback = known or Setback(job.first_version, 0)
         setback.priority = max((pod.priority for pod in job.pods.values()), default=0)
+        if current is not None:
+            setback.round = current.round + (known is not None or setback.priority <= current.priority)
+        self._waiting.pop(job.key, None)
         setback.forget_offers()
         setback.tries += 1
-        behind = [key for key, other in self._waiting.items() if other.priority < setback.priority]
+        behind = [key for key, other in self._waiting.items() if setback.precedes(other)]
         self._waiting[job.key] = setback
         for key in behind:
             self._waiting[key] = self._waiting.pop(key)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from allocator.binding.barrier import REFUSED_S, STALLED_S
 from allocator.binding.binding import Assignment, PodRef
+from allocator.gangs.turns import TURN_S
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
@@ -129,6 +130,55 @@ async def test_a_gang_gives_up_when_its_scheduler_refuses_one_of_its_pods() -> N
     assert "default/a-1 was refused: 0/2 nodes are available: 2 Insufficient cpu" in refusal.message
     assert len(rig.world.ledger) == 0
     assert scheduler.posted == 0
+
+
+async def test_a_pod_refused_right_after_the_first_binding_is_noticed() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(a)
+    rig.world.add(refused_by_its_scheduler(b))
+    await scheduler.wait(REFUSED_S + 1)
+    assert "default/a-1 was refused" in (await scheduler.refusal(a)).message
+
+
+async def test_a_refusal_from_before_the_gang_was_planned_is_no_obstacle() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(a)
+    incomplete = f"0/2 nodes are available: 2 {Reason.GANG_INCOMPLETE}: job default/a: 1 is missing."
+    rig.world.add(refused_by_its_scheduler(b, incomplete))  # seen late
+    await scheduler.wait(STALLED_S - 1)
+    assert rig.stage(a.uid) is Stage.HELD
+
+
+async def test_the_refusal_of_a_deleted_pod_does_not_count_for_its_successor() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, b)
+    scheduler = Scheduler(rig)
+    await scheduler.try_(a)
+    await scheduler.wait(1)
+    rig.world.add(refused_by_its_scheduler(b))
+    await scheduler.wait(1)
+    rig.world.cluster.pod_deleted(b)
+    rig.world.add(pod("a-2", 8, annotations=b.metadata.annotations))
+    await scheduler.wait(REFUSED_S + 1)
+    assert rig.stage(a.uid) is Stage.HELD
+
+
+async def test_a_gang_of_high_priority_that_never_starts_does_not_keep_others_from_trying() -> None:
+    high, low = gang("high", 2, priority=10), gang("low", 2)
+    rig = rig_of(*high, *low)
+    jobs = {pods[0].name: rig.world.cluster.jobs.job_of(pods[0]) for pods in (high, low)}
+    gangs = rig.world.engine.gangs
+    gangs.step_back(jobs["low-0"], ())
+    gangs.step_back(jobs["high-0"], ())
+    scheduler, turns = Scheduler(rig), []
+    for _ in range(4):
+        turns.append(next(name for name, job in jobs.items() if gangs.turns.ahead_of(job) is None))
+        await scheduler.wait(TURN_S)
+    assert turns == ["high-0", "low-0", "high-0", "low-0"]
 
 
 async def test_a_refusal_of_a_pod_that_the_minimum_does_not_need_is_no_obstacle() -> None:
