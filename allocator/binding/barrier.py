@@ -36,6 +36,12 @@ STALLED_S: Final = 20.0
 REFUSED_S: Final = 2.0
 """How long a gang waits after its scheduler has refused one of its pods; the scheduler may have tried it too early."""
 
+RETRIED_S: Final = 3.0
+"""How long a pod that was refused is waited for in addition, after another gang has given up. kube-scheduler tries it
+then when its backoff is over, 1 or 2 s after its first refusals, and does not report that it was refused as before."""
+TURN_RETRIED_S: Final = 10.0
+"""The same for the gang whose turn it is: kube-scheduler's longest backoff."""
+
 
 @dataclass(slots=True)
 class _Assembly:
@@ -47,7 +53,8 @@ class _Assembly:
         since_s: when a Binding was asked for last, or another gang gave up.
         seen: the condition PodScheduled of its pods that have not come yet, when it was looked at last, by uid; before
             that, when the first Binding was held.
-        refused: the pods that their scheduler has refused since, by uid, and when that was seen.
+        refused: the pods that their scheduler has refused since, by uid, and when that was seen; later if they are to
+            be tried again.
     """
 
     job: Job
@@ -144,7 +151,9 @@ class Barrier:
             self._give_up(*max(stuck, key=lambda each: self._order(each[0].job)))
             for assembly in self._assemblies.values():
                 assembly.since_s = now_s
-                assembly.refused.clear()
+                retried_s = RETRIED_S if self._gangs.turns.get(assembly.job) is None else TURN_RETRIED_S
+                for uid, (_, sentence) in assembly.refused.items():
+                    assembly.refused[uid] = now_s + retried_s, sentence
 
     def _open_if_complete(self, assembly: _Assembly) -> None:
         for uid, future in tuple(assembly.held.items()):
@@ -184,7 +193,8 @@ class Barrier:
             verdict = _verdict(pod)
             coming += 1
             if verdict is not None and verdict != assembly.seen.get(pod.uid) and _is_refusal(verdict):
-                assembly.refused.setdefault(pod.uid, (now_s, f"pod {pod.key} was refused: {verdict.message}"))
+                since_s, _ = assembly.refused.get(pod.uid, (now_s, ""))
+                assembly.refused[pod.uid] = min(now_s, since_s), f"pod {pod.key} was refused: {verdict.message}"
             assembly.seen[pod.uid] = verdict
         missing = self._missing(assembly.job)
         refused = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from allocator.binding.barrier import REFUSED_S, STALLED_S
+from allocator.binding.barrier import REFUSED_S, RETRIED_S, STALLED_S
 from allocator.binding.binding import Assignment, PodRef
 from allocator.gangs.turns import TURN_S
 from allocator.state.reservation import Stage
@@ -219,6 +219,21 @@ async def test_of_two_gangs_in_each_others_way_the_last_gives_up_and_the_first_s
     await scheduler.try_(a[1], ("n2",))
     await asyncio.gather(scheduler.bindings[a[0].uid], scheduler.bindings[a[1].uid])
     assert scheduler.posted == 2
+
+
+async def test_a_pod_that_is_refused_as_before_when_another_gang_has_given_up_is_noticed() -> None:
+    a, b = gang("a", 2, since="2026-01-01"), gang("b", 2, since="2026-01-02")
+    rig = rig_of(*a, *b)
+    scheduler = Scheduler(rig)
+    for pods in (a, b):
+        await scheduler.try_(pods[0])
+    for pods in (a, b):
+        rig.world.add(refused_by_its_scheduler(pods[1]))
+    await scheduler.wait(REFUSED_S + 1)
+    assert "default/b-1 was refused" in (await scheduler.refusal(b[0])).message
+    assert rig.stage(a[0].uid) is Stage.HELD
+    await scheduler.wait(REFUSED_S + RETRIED_S + 1)
+    assert "default/a-1 was refused" in (await scheduler.refusal(a[0])).message
 
 
 async def test_a_gang_of_lower_priority_gives_up_first() -> None:
