@@ -5,9 +5,11 @@ from collections.abc import Collection
 from allocator.decision.filtered import Filtered
 from allocator.decision.request import ResolvedRequest
 from allocator.rules.request import ChipRequest
+from allocator.rules.summary import sum_up
 from allocator.rules.vacancy import Fit, peer_on_node
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
+from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 
 
@@ -39,6 +41,18 @@ class Choice:
             return Filtered(fitting, refused)
         peer = peer_on_node()
         return Filtered(list(allowed), refused | {name: peer for name in fitting if resolved.job.shares(name, pod.uid)})
+
+    def refusal(self, pod: Pod, resolved: ResolvedRequest, candidates: Collection[str] | None) -> Refusal:
+        """Why a pod that is placed alone fits on no candidate; with one candidate, the reason of that node."""
+        request, index = resolved.chips, self._cluster.index
+        reasons = None
+        if request.is_spread or (candidates is not None and len(candidates) == 1):
+            refused = self.partition(pod, resolved, candidates)
+            if len(refused.refused) == 1:
+                (refusal,) = refused.refusals
+                return Refusal(refusal.reason, refusal.message)
+            reasons = refused.reasons
+        return sum_up(pod.key, request.chips, index.reasons(request, candidates) if reasons is None else reasons)
 
     def prefer_previous(
         self, pod: Pod, job: Job, request: ChipRequest, candidates: Collection[str] | None, best: tuple[str, Fit]

@@ -16,7 +16,6 @@ from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import ChipRequest
-from allocator.rules.summary import sum_up
 from allocator.rules.unsupported import without_effect
 from allocator.rules.vacancy import Fit
 from allocator.state.cluster import Cluster
@@ -164,19 +163,8 @@ class DecisionEngine:
             return placed
         if placed is not None:
             raise placed
-        request, index = resolved.chips, self._cluster.index
         with self._ledger.entitled(pod.uid, pod.priority):
-            if request.is_spread:
-                refused = self._choice.partition(pod, resolved, candidates)
-                if len(refused.refusals) == 1 and len(refused.refused) == 1:
-                    (refusal,) = refused.refusals
-                    raise Refusal(refusal.reason, refusal.message)
-                raise sum_up(pod.key, request.chips, refused.reasons)
-            if candidates is not None and len(candidates) == 1:
-                (verdict,) = index.verdicts(request, candidates).values()
-                if isinstance(verdict, Refusal):
-                    raise Refusal(verdict.reason, verdict.message)
-            raise sum_up(pod.key, request.chips, index.reasons(request, candidates))
+            raise self._choice.refusal(pod, resolved, candidates)
 
     def place_on(self, pod: Pod, node: str) -> Reservation:
         """Reserve chips for a pod on the node to which its scheduler binds it.
