@@ -55,7 +55,10 @@ class Metadata(msgspec.Struct, rename="camel", frozen=True):
     @property
     def controller(self) -> OwnerReference | None:
         """The owner that manages the object."""
-        return next((owner for owner in self.owner_references if owner.controller), None)
+        for owner in self.owner_references:  # evaluated a dozen times for each decision, so without a generator
+            if owner.controller:
+                return owner
+        return None
 
 
 class KubeObject(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
