@@ -36,11 +36,12 @@ STALLED_S: Final = 20.0
 REFUSED_S: Final = 2.0
 """How long a gang waits after its scheduler has refused one of its pods; the scheduler may have tried it too early."""
 
-RETRIED_S: Final = 3.0
-"""How long a pod that was refused is waited for in addition, after another gang has given up. kube-scheduler tries it
-then when its backoff is over, 1 or 2 s after its first refusals, and does not report that it was refused as before."""
-TURN_RETRIED_S: Final = 10.0
-"""The same for the gang whose turn it is: kube-scheduler's longest backoff."""
+RETRIED_S: Final = 5.0
+"""How long after the last Binding was asked for a pod counts as refused if it was refused before. kube-scheduler tries
+it again when its backoff is over, 1 or 2 s after its first refusals, and does not report that it was refused as before.
+"""
+TURN_RETRIED_S: Final = 12.0
+"""The same for the gang whose turn it is; kube-scheduler's longest backoff is 10 s."""
 
 
 @dataclass(slots=True)
@@ -53,15 +54,14 @@ class _Assembly:
         since_s: when a Binding was asked for last, or another gang gave up.
         seen: the condition PodScheduled of its pods that have not come yet, when it was looked at last, by uid; before
             that, when the first Binding was held.
-        refused: the pods that their scheduler has refused since, by uid, and when that was seen; later if they are to
-            be tried again.
+        refused: the pods that their scheduler has refused since, by uid, and when that was seen.
     """
 
     job: Job
     since_s: float
     held: dict[str, asyncio.Future[None]] = field(default_factory=dict)
     seen: dict[str, Condition | None] = field(default_factory=dict)
-    refused: dict[str, tuple[float, str]] = field(default_factory=dict)
+    refused: dict[str, float] = field(default_factory=dict)
 
 
 class Barrier:
@@ -151,9 +151,7 @@ class Barrier:
             self._give_up(*max(stuck, key=lambda each: self._order(each[0].job)))
             for assembly in self._assemblies.values():
                 assembly.since_s = now_s
-                retried_s = RETRIED_S if self._gangs.turns.get(assembly.job) is None else TURN_RETRIED_S
-                for uid, (_, sentence) in assembly.refused.items():
-                    assembly.refused[uid] = now_s + retried_s, sentence
+                assembly.refused.clear()
 
     def _open_if_complete(self, assembly: _Assembly) -> None:
         for uid, future in tuple(assembly.held.items()):
@@ -186,22 +184,23 @@ class Barrier:
 
     def _obstacle(self, assembly: _Assembly, now_s: float) -> str:
         """Why a gang has to give up, a part of a sentence; empty if it may still start."""
-        coming = 0
-        for pod in assembly.job.pods.values():
+        coming, job = 0, assembly.job
+        silent_s = now_s - assembly.since_s
+        is_retried = silent_s >= (RETRIED_S if self._gangs.turns.get(job) is None else TURN_RETRIED_S)
+        refused: list[str] = []
+        for pod in job.pods.values():
             if pod.uid in assembly.held or not pod.waits_for_chips:
                 continue
-            verdict = _verdict(pod)
             coming += 1
+            verdict = _verdict(pod)
             if verdict is not None and verdict != assembly.seen.get(pod.uid) and _is_refusal(verdict):
-                since_s, _ = assembly.refused.get(pod.uid, (now_s, ""))
-                assembly.refused[pod.uid] = min(now_s, since_s), f"pod {pod.key} was refused: {verdict.message}"
+                assembly.refused.setdefault(pod.uid, now_s)
             assembly.seen[pod.uid] = verdict
-        missing = self._missing(assembly.job)
-        refused = [
-            sentence
-            for uid, (since_s, sentence) in assembly.refused.items()
-            if now_s - since_s >= REFUSED_S and uid in assembly.job.pods
-        ]
+            is_new = now_s - assembly.refused.get(pod.uid, now_s) >= REFUSED_S
+            if verdict is not None and (is_new or (is_retried and _is_refusal(verdict, Reason.GANG_DOES_NOT_FIT))):
+                assembly.refused.setdefault(pod.uid, now_s)
+                refused.append(f"pod {pod.key} was refused: {verdict.message}")
+        missing = self._missing(job)
         if refused and coming - len(refused) < missing:
             return refused[0]
         if any(map(self._excused, assembly.seen)):
@@ -259,7 +258,7 @@ def _verdict(pod: Pod) -> Condition | None:
     return next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
 
 
-def _is_refusal(verdict: Condition) -> bool:
+def _is_refusal(verdict: Condition, *ignored: Reason) -> bool:
     """Whether a scheduler has refused a pod itself, and not because its gang could not be planned yet."""
-    of_gang = any(reason in verdict.message for reason in (Reason.GANG_INCOMPLETE, Reason.GANG_STEPPED_BACK))
+    of_gang = any(reason in verdict.message for reason in (Reason.GANG_INCOMPLETE, Reason.GANG_STEPPED_BACK, *ignored))
     return verdict.reason == "Unschedulable" and not of_gang

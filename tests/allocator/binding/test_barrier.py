@@ -232,8 +232,19 @@ async def test_a_pod_that_is_refused_as_before_when_another_gang_has_given_up_is
     await scheduler.wait(REFUSED_S + 1)
     assert "default/b-1 was refused" in (await scheduler.refusal(b[0])).message
     assert rig.stage(a[0].uid) is Stage.HELD
-    await scheduler.wait(REFUSED_S + RETRIED_S + 1)
+    await scheduler.wait(RETRIED_S + 1)
     assert "default/a-1 was refused" in (await scheduler.refusal(a[0])).message
+
+
+async def test_a_pod_that_is_refused_as_before_its_gang_was_planned_is_noticed() -> None:
+    a, b = gang("a", 2)
+    rig = rig_of(a, refused_by_its_scheduler(b))
+    scheduler = Scheduler(rig)
+    await scheduler.try_(a)
+    await scheduler.wait(RETRIED_S - 1)
+    assert rig.stage(a.uid) is Stage.HELD
+    await scheduler.wait(2)
+    assert "default/a-1 was refused" in (await scheduler.refusal(a)).message
 
 
 async def test_a_gang_of_lower_priority_gives_up_first() -> None:
