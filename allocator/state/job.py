@@ -87,6 +87,7 @@ class Job:
         self.source_key = source_key
         self.settings: tuple[Place, ...] = ()
         self._statements = Statements()
+        self._minimum: int | None = None  # min_available, which every decision asks for several times
         self._owners = owners
         self._pods: dict[str, Pod] = {}
         self._placed: dict[str, str] = {}  # the nodes, in the order of placement
@@ -127,7 +128,7 @@ class Job:
 
     def set_facts(self, group: JobFacts | None, source: JobFacts | None) -> None:
         """Set what its pod group and its object say, after one of them was created, changed or deleted."""
-        self.group, self.source = group, source
+        self.group, self.source, self._minimum = group, source, None
         self.settings = places(((f"{self.kind} {self.key}", group), (_name(self.source_key), source)))
         self._ranks.know(source.parts if source is not None else ())
         self.version = next(_VERSIONS)
@@ -140,6 +141,11 @@ class Job:
         (docs/spec/scheduling.md#jobs-and-requests), what is stated on its group, on its object and on its pods, and
         without a group the number that starts together by the rules of its kind.
         """
+        if self._minimum is None:
+            self._minimum = self._read_minimum()
+        return self._minimum
+
+    def _read_minimum(self) -> int:
         if self.group is not None and (minimum := self.group.minimum) is not None and minimum > 1:
             return minimum
         for facts in (self.group, self.source):
@@ -286,6 +292,7 @@ class Job:
     def note_minimum(self, pod: Pod) -> None:
         """Record what a pod states about the number of pods to place together."""
         self._statements.note(pod)
+        self._minimum = None
 
     def put(self, pod: Pod) -> None:
         """Add or update a present pod."""
@@ -306,6 +313,7 @@ class Job:
     def remove(self, uid: str) -> None:
         """Remove a pod that is no longer present."""
         self._statements.forget(uid)
+        self._minimum = None
         self._leave(uid)
         self._ranks.remove(uid)
         if self._remove(uid) is not None:

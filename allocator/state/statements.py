@@ -1,5 +1,6 @@
 """What the pods of one job state about the number of them to place together."""
 
+from collections import Counter
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ class Statements:
         self._minimums: dict[str, _Statement] = {}
         self._last: _Statement | None = None
         self._wholes: dict[str, int] = {}
+        self._counts: Counter[int] = Counter()
 
     @property
     def minimum(self) -> int | None:
@@ -38,7 +40,7 @@ class Statements:
     @property
     def whole(self) -> int | None:
         """How many pods start together, as the controller of their kind of job has written on them."""
-        return max(self._wholes.values(), default=None)
+        return max(self._counts, default=None)
 
     def note(self, pod: Pod) -> None:
         """Record what a pod states."""
@@ -47,6 +49,7 @@ class Statements:
         with suppress(Refusal):
             if (whole := stated_whole(pod)) is not None:
                 self._wholes[pod.uid] = whole
+                self._counts[whole] += 1
         minimum = None
         with suppress(Refusal):
             minimum = stated_minimum(pod)
@@ -59,7 +62,11 @@ class Statements:
 
     def forget(self, uid: str) -> None:
         """Remove what a pod has stated."""
-        self._wholes.pop(uid, None)
+        whole = self._wholes.pop(uid, None)
+        if whole is not None:
+            self._counts[whole] -= 1
+            if not self._counts[whole]:
+                del self._counts[whole]
         if self._minimums.pop(uid, None) == self._last:
             self._last = None
 
