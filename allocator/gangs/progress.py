@@ -57,6 +57,8 @@ class Progress:
         found = job.pods.get(last)
         if found is not None and self.is_started(found):
             return found
+        if not job.placed_beside("") and not job.ended:
+            return None  # pods of a gang that has stepped back ask this one after the other
         return next(filter(self.is_started, job.newest), None)  # binding a pod changes it
 
     def is_started(self, pod: Pod) -> bool:

@@ -10,6 +10,7 @@ ALLOWED = "spiffe://cluster.local/ns/volcano-system/sa/scheduler"
 """The name of the only client that is allowed."""
 
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+_RSA_KEY = ("-newkey", "rsa:2048", "-nodes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,22 @@ class Authority:
     Args:
         folder: the directory of its files.
         name: its own name.
+        days: how long it and its certificates are valid.
+        rsa: whether its own key is RSA, in the format of PKCS #1.
     """
 
-    def __init__(self, folder: Path, name: str = "authority") -> None:
+    def __init__(self, folder: Path, name: str = "authority", *, days: int = 2, rsa: bool = False) -> None:
+        self._days = str(days)
         self._folder = folder
         self._name = name
         self._signed: dict[tuple[str, tuple[str, ...]], Pair] = {}
         self.cert = folder / f"{name}.crt"
         self.key = folder / f"{name}.key"
-        _openssl("req", "-x509", *_KEY, "-keyout", self.key, "-out", self.cert, "-days", "2", "-subj", f"/CN={name}")
+        named = ("-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}")
+        key = _RSA_KEY if rsa else _KEY
+        _openssl("req", "-x509", *key, "-keyout", self.key, "-out", self.cert, "-days", self._days, *named)
+        if rsa:
+            _openssl("rsa", "-in", self.key, "-traditional", "-out", self.key)
 
     def sign(self, name: str, *alternatives: str) -> Pair:
         """Make a certificate with subject alternative names such as ``DNS:localhost``."""
@@ -46,7 +54,7 @@ class Authority:
         more.write_text(f"subjectAltName={','.join(alternatives)}\n")
         _openssl("req", *_KEY, "-keyout", pair.key, "-out", request, "-subj", f"/CN={name}")
         signer = ("-CA", self.cert, "-CAkey", self.key, "-CAcreateserial")
-        _openssl("x509", "-req", "-in", request, *signer, "-days", "2", "-extfile", more, "-out", pair.cert)
+        _openssl("x509", "-req", "-in", request, *signer, "-days", self._days, "-extfile", more, "-out", pair.cert)
         return pair
 
 

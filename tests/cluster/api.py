@@ -23,6 +23,7 @@ _GROUPS: Final = {"v1": "/api/v1"}
 _PLURALS: Final = {"Endpoints": "endpoints", "EndpointSlice": "endpointslices", "StorageClass": "storageclasses"}
 _CLUSTER_WIDE: Final = frozenset(
     {
+        "ClusterQueue",
         "ClusterRole",
         "ClusterRoleBinding",
         "CustomResourceDefinition",
@@ -30,6 +31,7 @@ _CLUSTER_WIDE: Final = frozenset(
         "Namespace",
         "Node",
         "PriorityClass",
+        "ResourceFlavor",
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
         "ValidatingWebhookConfiguration",

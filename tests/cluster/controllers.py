@@ -81,7 +81,8 @@ class Controller:
     @property
     def objects(self) -> list[dict[str, Any]]:
         """Its definitions and webhook configurations, as its module has them."""
-        return [each for each in yaml.safe_load_all(self._saved.read_text()) if each]
+        found = [each for each in yaml.safe_load_all(self._saved.read_text()) if each]
+        return [each for each in found if each["kind"] != "Kustomization"]
 
     @property
     def _saved(self) -> Path:
@@ -148,6 +149,49 @@ CONTROLLERS: Final = {
             pods="leaderworkerset.sigs.k8s.io/name",
             kinds="LeaderWorkerSet",
         ),
+        Controller(
+            "kueue",
+            "sigs.k8s.io/kueue",
+            "sigs.k8s.io/kueue/cmd/kueue",
+            ("config/components/crd/bases", "config/components/webhook/manifests.yaml"),
+            # Without its own certificate management it reads a certificate for its metrics from a fixed path.
+            _configured("config.kueue.x-k8s.io/v1beta1", integrations={"frameworks": ["batch/job", "pod"]}),
+            # Its API server for pending workloads would need another certificate.
+            flags=("--feature-gates=VisibilityOnDemand=false",),
+            secret=("kueue-system", "kueue-webhook-server-cert", "kueue-webhook-service.kueue-system.svc"),
+            webhook_names={
+                "MutatingWebhookConfiguration": "kueue-mutating-webhook-configuration",
+                "ValidatingWebhookConfiguration": "kueue-validating-webhook-configuration",
+            },
+            kinds="plain pods, Job",
+            is_long=True,
+        ),
+        Controller(
+            "training-operator",
+            "github.com/kubeflow/training-operator",
+            "github.com/kubeflow/training-operator/cmd/training-operator.v1",
+            ("manifests/base/crds", "manifests/base/webhook/manifests.yaml"),
+            flags=(
+                *("--health-probe-bind-address=127.0.0.1:{health}", "--metrics-bind-address=0"),
+                *("--webhook-server-port={webhook}", "--gang-scheduler-name=default-scheduler"),
+            ),
+            secret=("kubeflow", "training-operator-webhook-cert", "training-operator.kubeflow.svc"),
+            webhook_names={"ValidatingWebhookConfiguration": "validator.training-operator.kubeflow.org"},
+            kinds="PyTorchJob, TFJob, MPIJob",
+            is_long=True,
+        ),
+        Controller(
+            "ray-operator",
+            "github.com/ray-project/kuberay/ray-operator",
+            "github.com/ray-project/kuberay/ray-operator",
+            ("config/crd/bases",),
+            flags=(
+                *("--health-probe-bind-address=127.0.0.1:{health}", "--metrics-addr=0"),
+                "--enable-leader-election=false",
+            ),
+            kinds="RayCluster",
+            is_long=True,
+        ),
     )
 }
 
@@ -186,7 +230,9 @@ def start(cluster: Cluster, name: str, folder: Path) -> Process:
     """
     controller = CONTROLLERS[name]
     health, webhook = free_ports(2)
-    authority = Authority(folder, name)
+    # cert-controller, which some of them use, replaces certificates that expire within 90 days, and a CA that is not
+    # valid for its own name; it reads only such keys.
+    authority = Authority(folder, f"{name}-ca", days=365, rsa=True)
     dns_name = controller.secret[2] if controller.secret else "localhost"
     pair = authority.sign(dns_name, f"DNS:{dns_name}", "IP:127.0.0.1")
     certificates = folder / f"{name}-certificates"
@@ -228,27 +274,6 @@ def start(cluster: Cluster, name: str, folder: Path) -> Process:
     return process
 
 
-def start_controller_manager(cluster: Cluster) -> Process:
-    """Start kube-controller-manager with the controllers of Jobs, StatefulSets and Deployments.
-
-    Not those of nodes: fake nodes have no kubelet, and would be tainted.
-    """
-    (port,) = free_ports(1)
-    names = ("job", "statefulset", "deployment", "replicaset", "garbage-collector")
-    command = [
-        str(binaries.path("kube-controller-manager")),
-        f"--kubeconfig={cluster.kubeconfig_path}",
-        f"--controllers={','.join(f'{name}-controller' for name in names)}",
-        "--leader-elect=false",
-        "--bind-address=127.0.0.1",
-        f"--secure-port={port}",
-    ]
-    process = cluster.process("kube-controller-manager", command)
-    process.start()
-    process.wait_until(lambda: Server(f"https://127.0.0.1:{port}").answers("/healthz"), timeout_s=_READY_S)
-    return process
-
-
 def apply(api: Server, item: Mapping[str, Any]) -> None:
     """Create an object; no error if it exists. Return when the kind that a definition defines is served."""
     try:
@@ -257,15 +282,20 @@ def apply(api: Server, item: Mapping[str, Any]) -> None:
         if error.status != HTTPStatus.CONFLICT:
             raise
     if item["kind"] == "CustomResourceDefinition":
-        wait_until(
-            lambda: all(
-                api.answers(f"/apis/{item['spec']['group']}/{each['name']}/{item['spec']['names']['plural']}")
-                for each in item["spec"]["versions"]
-                if each["served"]
-            ),
-            timeout_s=_READY_S,
-            what=f"{item['metadata']['name']} is served",
-        )
+        what = f"{item['metadata']['name']} is served"
+        wait_until(lambda: _is_served(api, item["spec"]), timeout_s=_READY_S, what=what)
+
+
+def _is_served(api: Server, spec: Mapping[str, Any]) -> bool:
+    """Whether the kind of a definition can be discovered and listed, in each of its versions."""
+    plural, group = spec["names"]["plural"], f"/apis/{spec['group']}"
+    versions = [f"{group}/{each['name']}" for each in spec["versions"] if each["served"]]
+    return all(
+        api.answers(version)
+        and any(each["name"] == plural for each in api.get(version)["resources"])
+        and api.answers(f"{version}/{plural}")
+        for version in versions
+    )
 
 
 def _install(api: Server, controller: Controller, item: dict[str, Any], url: str, ca: Path) -> None:

@@ -221,3 +221,16 @@ def test_after_a_restart_a_gang_without_bound_pods_is_not_planned() -> None:
     world.add(*gang("train", 3))
     assert world.engine.gangs.resume() == []
     assert len(world.ledger) == 0
+
+
+def test_the_pods_of_a_gang_that_has_stepped_back_are_not_all_examined_for_each_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = world_of(6)
+    world.add(*(pods := gang("train", 4)))
+    world.engine.gangs.step_back(world.cluster.jobs.job_of(pods[0]), ())
+    newest = mock.PropertyMock(return_value=iter(()))
+    monkeypatch.setattr(Job, "newest", newest)
+    for each in pods[:3]:
+        assert reason(world, each) is Reason.GANG_STEPPED_BACK
+    newest.assert_not_called()
