@@ -142,15 +142,6 @@ class Binder:
         """End a Binding that is held; the pod keeps its seat."""
         self._barrier.withdraw(uid)
 
-    async def _wait(self, uid: str, task: "asyncio.Task[Assignment]", timeout_s: float, hold_s: float | None) -> bool:
-        """Whether the task has ended in time; the time while its Binding is held counts against ``hold_s`` only."""
-        first: set[asyncio.Future[Any]] = {task, self._posting[uid]}
-        done, _ = await asyncio.wait(first, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            self._barrier.withdraw(uid)
-        await asyncio.wait({task}, timeout=timeout_s)
-        return task.done()
-
     async def drain(self) -> None:
         """Wait for the Bindings in flight."""
         while self._running:
