@@ -7,7 +7,7 @@ whole, and one that can't start has bound nothing. A held Binding is a future: i
 A gang gives up as a whole if its scheduler refuses one of its pods (the pod's condition PodScheduled says so), or has
 not asked to bind a further pod for a while. The requests that are held are then refused, so the scheduler releases what
 it has accounted for, and the gang steps back behind others (``allocator/gangs/turns.py``). If several gangs are stuck,
-only the last one of them gives up, and the others get the time to use what it releases.
+only half of them give up, the last ones, and the others get the time to use what it releases.
 """
 
 import asyncio
@@ -148,7 +148,9 @@ class Barrier:
             if assembly.held and (why := self._obstacle(assembly, now_s)):
                 stuck.append((assembly, why))
         if stuck:
-            self._give_up(*max(stuck, key=lambda each: self._order(each[0].job)))
+            stuck.sort(key=lambda each: self._order(each[0].job))
+            for assembly, why in stuck[len(stuck) // 2 :]:
+                self._give_up(assembly, why)
             for assembly in self._assemblies.values():
                 assembly.since_s = now_s
                 assembly.refused.clear()
@@ -213,7 +215,7 @@ class Barrier:
         return job.min_available - (job.present - job.size) - job.ended - len(self._ledger.held(job.key.plan))
 
     def _order(self, job: Job) -> tuple[bool, int, str, JobKey]:
-        """The order among stuck gangs: the last of them gives up."""
+        """The order among stuck gangs: the last ones give up."""
         pods = job.pods.values()
         priority = max((pod.priority for pod in pods), default=0)
         since = min((pod.metadata.creation_timestamp or "" for pod in pods), default="")

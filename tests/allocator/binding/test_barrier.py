@@ -247,6 +247,17 @@ async def test_a_pod_that_is_refused_as_before_its_gang_was_planned_is_noticed()
     assert "default/a-1 was refused" in (await scheduler.refusal(a)).message
 
 
+async def test_of_many_stuck_gangs_half_give_up_at_once() -> None:
+    gangs = [gang(name, 2, since=f"2026-01-0{number}") for number, name in enumerate("abcd", start=1)]
+    rig = rig_of(*(pod for pods in gangs for pod in pods))
+    rig.world.add(*(node(f"n{number}") for number in range(5, 9)))
+    scheduler = Scheduler(rig)
+    for number, pods in enumerate(gangs):
+        await scheduler.try_(pods[0], (f"n{2 * number + 1}",))
+    await scheduler.wait(STALLED_S + 1)
+    assert [rig.stage(pods[0].uid) is Stage.HELD for pods in gangs] == [True, True, False, False]
+
+
 async def test_a_gang_of_lower_priority_gives_up_first() -> None:
     low, high = gang("a", 2), gang("b", 2, priority=10)
     rig = rig_of(*low, *high)
