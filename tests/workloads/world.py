@@ -28,6 +28,10 @@ R = TypeVar("R")
 
 EXAMPLES: Final = Path(__file__).parents[2] / "deploy" / "examples"
 TIMEOUT_S: Final = 40.0
+_MAKERS: Final = tuple(
+    f"/apis/{each.partition('/')[0]}/v1/namespaces/default/{each.partition('/')[2]}"
+    for each in ("apps/deployments", "apps/replicasets", "apps/statefulsets", "batch/jobs")
+)
 
 
 def example(name: str) -> list[dict[str, Any]]:
@@ -110,12 +114,25 @@ class Workloads:
 
     async def clear(self) -> None:
         """Delete all workloads and nodes."""
-        paths = [f"{collection(each)}/{each['metadata']['name']}" for each in reversed(self._created)]
+        created = [each for each in reversed(self._created) if each["kind"] != "Pod"]
+        paths = [f"{collection(each)}/{each['metadata']['name']}" for each in created]
         self._created.clear()
         for path in paths:
             await asyncio.to_thread(self.cluster.api.delete, f"{path}?propagationPolicy=Background")
 
         async def gone() -> bool:
+            # What makes pods goes before them, such as the Jobs of a JobSet.
+            left = [path for path in paths if await asyncio.to_thread(self.cluster.api.answers, path)]
+            for path in (path for path in left if path.startswith("/apis/kueue.")):
+                with suppress(HTTPError):  # as for pods
+                    body = {"metadata": {"finalizers": None}}
+                    await asyncio.to_thread(self.cluster.api.patch, path, body)
+            for path in _MAKERS:
+                if (await asyncio.to_thread(self.cluster.api.get, path))["items"]:
+                    left.append(path)
+                    await asyncio.to_thread(self.cluster.api.delete, f"{path}?propagationPolicy=Background")
+            if left:
+                return False
             for pod in await self.client.list_objects(PODS, "default"):
                 with suppress(NotFound, Conflict):
                     if pod.is_terminating:  # a controller keeps it, perhaps until a kubelet reports its end
@@ -123,14 +140,7 @@ class Workloads:
                         await self.client.patch(PODS, pod.name, body, namespace=pod.metadata.namespace)
                     path = f"{PODS.path(namespace=pod.metadata.namespace, name=pod.name)}?gracePeriodSeconds=0"
                     await self.client.request("DELETE", path)
-            if await self.client.list_objects(PODS, "default"):
-                return False
-            left = [path for path in paths if await asyncio.to_thread(self.cluster.api.answers, path)]
-            for path in left:
-                with suppress(HTTPError):  # as for pods
-                    body = {"metadata": {"finalizers": None}}
-                    await asyncio.to_thread(self.cluster.api.patch, path, body)
-            return not left
+            return not await self.client.list_objects(PODS, "default")
 
         await self.eventually(gone, "no object is left")
         for name in self._nodes:
