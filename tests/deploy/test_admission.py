@@ -190,10 +190,11 @@ def test_the_webhook_gates_only_pods_that_wait_for_chips_of_our_scheduler(
         return PLACEMENT_GATE in cluster.api.request("POST", path, probe).decode()
 
     wait_until(is_called, timeout_s=READY_S, what="the API server calls the webhook")
-    # While a gang waits, every pod that waits for chips is gated.
+    # On a small cluster a single pod that fits is not gated, a pod of a gang always is.
     assert created("train-0", annotations=gang) == [PLACEMENT_GATE]
     assert created("plain", 0) == created("other", schedulerName="other") == created("there", node="n1") == []
-    assert created("queued", schedulingGates=[{"name": "a.b/c"}]) == ["a.b/c", PLACEMENT_GATE]
+    other = {"scheduling.k8s.io/group-name": "queued", MIN_AVAILABLE: "2"}
+    assert created("queued", annotations=other, schedulingGates=[{"name": "a.b/c"}]) == ["a.b/c", PLACEMENT_GATE]
     assert created("train-1", annotations=gang) == [PLACEMENT_GATE]
     cluster.delete_pod("there", namespace=kube_namespace)
     for number in range(2):
