@@ -82,10 +82,11 @@ class RequestReader:
         stated = with_settings(pod, job.settings)
         together = job.cooperation_with(pod)
         is_job = together.known == 1 and (job.kind == SINGLE or not works_alone(pod, job.key))
-        if (unsupported := refused_demand(stated, requested_chips(pod) if is_job else None)) is not None:
+        chips = requested_chips(pod)
+        if (unsupported := refused_demand(stated, chips if is_job else None)) is not None:
             raise unsupported
         request = ChipRequest(
-            requested_chips(pod),
+            chips,
             distributed=together.known is not None and together.known > 1,
             network_sensitive=together.known is None,
             products=wanted_products(stated),
