@@ -107,11 +107,15 @@ async def scenario(request: pytest.FixtureRequest, where: str, tmp_path: Path) -
 
 async def check_servers(world: World, expected: Scenario) -> None:
     """Check that labels, reports and the allocator have the right product."""
+    known = {node.name: (expected.product.name, expected.product.chips) for node in world.nodes}
     async with grpc.aio.insecure_channel(world.grpc_address) as channel:
-        state = await AllocatorStub(channel).GetState(pb.GetStateRequest())
-    assert {node.node: (node.product, len(node.chips)) for node in state.nodes} == {
-        node.name: (expected.product.name, expected.product.chips) for node in world.nodes
-    }
+
+        async def is_known() -> bool:
+            state = await AllocatorStub(channel).GetState(pb.GetStateRequest())
+            return {node.node: (node.product, len(node.chips)) for node in state.nodes} == known
+
+        # The chips are allocatable once the plugin has registered; its report may reach the allocator later.
+        await world.eventually(is_known, f"the allocator knows {known}")
     for node in world.nodes:
 
         async def labelled(name: str = node.name) -> bool | None:

@@ -223,7 +223,7 @@ class World(ABC):
             await asyncio.sleep(0.03)
 
     async def all_ready(self) -> None:
-        """Wait until both programs are ready: all chips are allocatable and the allocator knows them."""
+        """Wait until both programs are ready and all chips are allocatable."""
         for node in self.nodes:
             await self.eventually(partial(is_ready, node.plugin_url), f"the plugin of {node.name} is ready")
             all_allocatable = partial(self._all_allocatable, node)
