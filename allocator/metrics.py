@@ -52,7 +52,7 @@ class AllocatorMetrics(Collector):
             ["outcome", "reason"],
         )
         self.requeued = counter(
-            "ascend_allocator_requeued_total", "Times a refused pod was annotated so that its scheduler requeues it"
+            "ascend_allocator_requeued_total", "Refused pods that their scheduler was made to requeue"
         )
         self.nominations = counter(
             "ascend_allocator_nominations_total",

@@ -41,6 +41,7 @@ from allocator.serving.requeue import Requeuer
 from allocator.state.reservation import Reservation
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Pod
+from ascend.reasons import Category
 from ascend.turn import Turn
 
 MAX_BODY_BYTES: Final = 16 << 20
@@ -159,7 +160,12 @@ class Extender:
             chosen = await self._preemption.improve(pod, suggested)
         except Refusal as refusal:
             self._journal.preempts(pod, refusal)
+            if refusal.reason.category is Category.INCOMPLETE:
+                self._requeuer.waits_for_peers(pod)
+            else:
+                self._requeuer.judged(pod.uid)
             return None
+        self._requeuer.judged(pod.uid)
         for peer in self._preemption.unanswered(pod):
             self._requeuer.retry(peer)
         self._journal.preempts(pod, chosen)

@@ -7,6 +7,10 @@ change. So the allocator remembers the pods it refused. When one of them would f
 for some time, a changed annotation on the pod makes the scheduler retry it. That time doubles with each attempt,
 because the node on which the pod fits may not be one of its candidates. The pods of a gang don't wait the first time:
 they lacked only the last of them, which exists now.
+
+On a full cluster kube-scheduler does not call ``filter`` for a pod, only ``preempt``, and no annotation makes it retry
+the pod. So those that may not preempt before their gang is complete, and those for which victims were chosen together
+with a peer's, are retried in another way (``allocator/serving/retries.py``).
 """
 
 import asyncio
@@ -20,9 +24,10 @@ from allocator.binding.binding import PodRef
 from allocator.decision.engine import DecisionEngine
 from allocator.metrics import AllocatorMetrics
 from allocator.rules.request import ChipRequest
+from allocator.serving.retries import NOWHERE, Retries, first_of
 from allocator.state.cluster import Cluster
 from ascend.annotations import REQUEUED
-from ascend.errors import ApiError, NotFound, Refusal, Unreachable
+from ascend.errors import ApiError, Conflict, NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
 
@@ -51,6 +56,8 @@ class _Refused:
     tried_s: float
     wait_s: float = FIRST_WAIT_S
     is_due: bool = False
+    may_preempt: bool = False
+    """Whether it is retried once its gang is complete, though it does not fit: it may preempt then."""
 
     @property
     def depends_on_peers(self) -> bool:
@@ -60,6 +67,11 @@ class _Refused:
     @property
     def is_new_gang(self) -> bool:
         return self.is_of_gang and self.wait_s == FIRST_WAIT_S
+
+    def requeued(self, now_s: float) -> None:
+        """It was requeued; if its scheduler doesn't refuse it again, it is the next time after twice the wait."""
+        self.tried_s, self.is_due = now_s, False
+        self.wait_s = min(2 * self.wait_s, LONGEST_WAIT_S)
 
 
 class Requeuer:
@@ -93,6 +105,7 @@ class Requeuer:
         self._metrics = metrics
         self._monotonic = monotonic
         self._now_ns = now_ns
+        self._retries = Retries(client)
         self._refused: dict[str, _Refused] = {}
 
     def refused(self, pod: Pod) -> None:
@@ -106,14 +119,25 @@ class Requeuer:
             self._refused[pod.uid] = _Refused(PodRef.of(pod), request, gang, self._monotonic())
         else:
             known.request, known.is_of_gang, known.tried_s = request, gang, self._monotonic()
+            known.may_preempt = False
 
-    def retry(self, pod: Pod) -> None:
-        """A pod should be scheduled again soon, though it does not fit yet: it may preempt."""
+    def waits_for_peers(self, pod: Pod) -> None:
+        """A pod may not preempt yet, because its gang is incomplete."""
+        self.retry(pod, at_once=False)
+
+    def retry(self, pod: Pod, *, at_once: bool = True) -> None:
+        """A pod should be scheduled again soon, or once its gang is complete: it does not fit, but may preempt."""
         try:
             self.refused(pod)
         except Refusal:
             return  # its request is invalid
-        self._refused[pod.uid].is_due = True
+        known = self._refused[pod.uid]
+        known.may_preempt, known.is_due = True, at_once
+
+    def judged(self, uid: str) -> None:
+        """Preemption was examined for a pod whose gang is complete."""
+        if (known := self._refused.get(uid)) is not None:
+            known.may_preempt = known.is_due = False
 
     def accepted(self, uid: str) -> None:
         """A pod was filtered and fits."""
@@ -127,8 +151,10 @@ class Requeuer:
             started_s = self._monotonic()
             due = await self._due()
             rest_s = min(max(PERIOD_S, _REST * (self._monotonic() - started_s)), _REST_LIMIT_S)
-            for pod in due:
-                await self._annotate(pod)
+            if preempting := [each for each in due if each.may_preempt]:
+                await self._retry(preempting)
+            for each in [each for each in due if not each.may_preempt][:AT_ONCE]:
+                await self._annotate(each)
 
     async def _due(self) -> list[_Refused]:
         now_s = self._monotonic()
@@ -136,6 +162,8 @@ class Requeuer:
         fits: dict[ChipRequest, bool] = {}
 
         def may_fit(each: _Refused, seen: Pod | None) -> bool:
+            if seen is not None and each.may_preempt:
+                return self._is_complete(seen)
             if seen is not None and (each.depends_on_peers or self._engine.keeps_chips or each.request.is_spread):
                 return self._engine.may_fit(seen)
             if each.request not in fits:
@@ -157,11 +185,33 @@ class Requeuer:
                 del self._refused[each.ref.uid]
             elif each.is_due or ((silent_s >= each.wait_s or each.is_new_gang) and may_fit(each, seen)):
                 due.append(each)
-        return due[:AT_ONCE]
+        return due
+
+    def _is_complete(self, pod: Pod) -> bool:
+        gang = self._engine.gang_of(pod)
+        return gang is None or self._engine.gangs.incomplete(gang, pod) is None
+
+    async def _retry(self, due: list[_Refused]) -> None:
+        """Make kube-scheduler retry pods that may preempt now."""
+        seen = [pod for each in due if (pod := self._cluster.pods.get(each.ref.uid)) is not None]
+        try:
+            for pod in seen:
+                if pod.status.nominated_node_name == NOWHERE:  # of a former leader
+                    await self._retries.clear(pod)
+            if (first := first_of(seen)) is not None:
+                await self._retries.trigger(first)
+        except (NotFound, Conflict):
+            return  # it is gone or has changed, which the informer sees soon
+        except (ApiError, Unreachable) as error:
+            log.warning("can't make the scheduler retry pods that may preempt", pods=len(seen), error=str(error))
+        else:
+            self._metrics.requeued.inc(len(seen))
+            log.info("made the scheduler retry pods that may preempt", pods=len(seen))
+        for each in due:
+            each.requeued(self._monotonic())
 
     async def _annotate(self, pod: _Refused) -> None:
-        pod.tried_s, pod.is_due = self._monotonic(), False
-        pod.wait_s = min(2 * pod.wait_s, LONGEST_WAIT_S)
+        pod.requeued(self._monotonic())
         ref = pod.ref
         await self._nominate(ref.uid)
         body = {"metadata": {"uid": ref.uid, "annotations": {REQUEUED: str(self._now_ns())}}}

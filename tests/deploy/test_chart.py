@@ -310,6 +310,7 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
         ("ClusterRole", "nodes"): {"list", "watch"},
         ("ClusterRole", "pods"): {"get", "list", "watch", "patch"},
         ("ClusterRole", "pods/binding"): {"create"},
+        ("ClusterRole", "pods/status"): {"patch"},
         ("ClusterRole", "persistentvolumeclaims"): {"get"},
         ("ClusterRole", "podgroups.scheduling.volcano.sh"): {"list", "watch"},
         ("ClusterRole", "podgroups.scheduling.x-k8s.io"): {"list", "watch"},
@@ -335,10 +336,10 @@ def test_the_chart_grants_exactly_the_listed_rights() -> None:
     }
 
 
-def test_the_status_of_pods_may_be_written_only_if_nodes_are_nominated() -> None:
+def test_nominations_need_no_right_of_their_own() -> None:
     before = _rights(helm.render(), "allocator")
     items = helm.render("--set", "allocator.nominate=pending", "--set", "allocator.schedulerNames={ours,default}")
-    assert _rights(items, "allocator") == before | {("ClusterRole", "pods/status"): {"patch"}}
+    assert _rights(items, "allocator") == before
     container = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["containers"][0]
     assert {"--nominate=pending", '--scheduler-names=["ours","default"]'} <= set(container["args"])
 

@@ -157,3 +157,17 @@ async def test_a_gang_starts_in_the_place_of_its_victims_and_nobody_else(world: 
     assert len(preempted) == 2
     assert not (await world.pod("thief")).spec.node_name
     assert sum(pod.name.startswith("low") for pod in await world.pods()) == 1
+
+
+async def test_the_first_pods_of_a_gang_preempt_once_its_last_one_exists(world: World) -> None:
+    names = ("fake-1", "fake-2")
+    await fill(world, *names)
+    spec: dict[str, Any] = {"annotations": gang(2), "priorityClassName": "urgent", **in_pool(*names)}
+    await world.create("urgent-0", 8, **spec)
+    assert "GangIncomplete" not in await world.pending_because("urgent-0")  # only `preempt` was called for it
+    await world.create("urgent-1", 8, **spec)
+
+    async def all_terminating() -> bool:
+        return {pod.spec.node_name for pod in await world.pods() if pod.is_terminating} == set(names)
+
+    await world.eventually(all_terminating, "the victims of both pods are terminating, and none has ended")

@@ -12,8 +12,9 @@ import pytest
 from allocator.metrics import AllocatorMetrics
 from allocator.rules.job import VOLCANO
 from allocator.serving.requeue import FORGET_S, LONGEST_WAIT_S, PERIOD_S, Requeuer
+from allocator.serving.retries import NOWHERE
 from ascend.annotations import MIN_AVAILABLE, REQUEUED
-from ascend.errors import NotFound, Refusal, Unreachable
+from ascend.errors import ApiError, Conflict, NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Pod
 from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod, pod_group, report, stateful_set
@@ -29,14 +30,21 @@ class PatchServer:
         self.taken: list[tuple[float, str, dict[str, Any]]] = []
         self.answers = True
         self.gone: set[str] = set()
+        self.errors: list[ApiError] = []
 
-    async def patch(self, _resource: object, name: str, body: dict[str, Any], *, namespace: str) -> None:
+    async def patch(
+        self, _resource: object, name: str, body: dict[str, Any], *, namespace: str, subresource: str = ""
+    ) -> Pod:
         if not self.answers:
             raise Unreachable("no answer")
+        if self.errors:
+            raise self.errors.pop()
         assert namespace == "default"
         if name in self.gone:
             raise NotFound("gone", status=404)
+        assert ("status" in body) == (subresource == "status")
         self.taken.append((asyncio.get_running_loop().time(), name, body))
+        return pod(name)  # without a nominated node: there is nothing to clear
 
 
 async def not_nominated(_uid: str) -> None:
@@ -270,12 +278,46 @@ async def test_a_pod_refused_again_is_judged_by_its_current_request() -> None:
         assert [name for _, name, _ in api.taken] == ["train-1"]
 
 
-async def test_a_pod_that_may_preempt_is_requeued_once_though_it_does_not_fit() -> None:
+async def test_one_pod_is_nominated_for_all_that_may_preempt() -> None:
+    world, api = World(), PatchServer()
+    world.add(node("n0"), low := pod("low", 8), high := pod("high", 8, priority=1))
+    world.fill("n0")
+    async with requeuing(world, api) as requeuer:
+        for each in (low, high, pod("invalid", None)):
+            requeuer.retry(each)
+        await asyncio.sleep(1)
+        # kube-scheduler retries those of lower priority, too.
+        assert [(name, body["status"]) for _, name, body in api.taken] == [("high", {"nominatedNodeName": NOWHERE})]
+
+
+async def test_pods_that_could_not_preempt_are_retried_ever_less_often() -> None:
+    world, api = World(), PatchServer()
+    annotations = {GROUP: "train", MIN_AVAILABLE: "2"}
+    first, last = (pod(f"train-{number}", 8, annotations=annotations) for number in range(2))
+    world.add(node("n0"), first)
+    world.fill("n0")
+    async with requeuing(world, api) as requeuer:
+        requeuer.waits_for_peers(first)
+        await asyncio.sleep(30)
+        assert not api.taken
+        world.add(last)
+        await asyncio.sleep(30)
+        times = [time for time, _, _ in api.taken]
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert times[0] == pytest.approx(30, abs=2 * PERIOD_S)
+        assert gaps == pytest.approx([2, 4, 8], abs=2 * PERIOD_S)
+        requeuer.judged(first.uid)
+        await asyncio.sleep(60)
+        assert len(api.taken) == len(times)
+
+
+@pytest.mark.parametrize("error", [Conflict("changed", status=409), ApiError("forbidden", status=403)])
+async def test_a_retry_that_fails_is_tried_again(error: ApiError) -> None:
     world, api = World(), PatchServer()
     world.add(node("n0"), waits := pod("waits", 8))
     world.fill("n0")
+    api.errors = [error]
     async with requeuing(world, api) as requeuer:
         requeuer.retry(waits)
-        requeuer.retry(pod("invalid", None))
-        await asyncio.sleep(30)
+        await asyncio.sleep(2.9)
         assert [name for _, name, _ in api.taken] == ["waits"]
