@@ -62,7 +62,7 @@ class ContainerSpec(msgspec.Struct, rename="camel", frozen=True):
         return {name: _whole(name, text) for name, text in amounts.items() if is_extended(name)}
 
 
-class FullPod(KubeObject, frozen=True, kw_only=True, dict=True):
+class FullPod(KubeObject, frozen=True, gc=True, kw_only=True, dict=True):
     """A pod with its whole spec and status."""
 
     metadata: FullMetadata = FullMetadata()

@@ -16,7 +16,7 @@ from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, gc=False):
     """A pod of a gang that needs a seat.
 
     Attributes:

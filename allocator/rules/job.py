@@ -43,7 +43,7 @@ _STATED = frozenset(key for kind in JOB_KINDS for key in kind.stated)
 _BY_OWNER = tuple(BY_NAME[name] for name in (VOLCANO_JOB, INDEXED_JOB, JOB, STATEFUL_SET, ""))
 
 
-class JobKey(msgspec.Struct, frozen=True, order=True):
+class JobKey(msgspec.Struct, frozen=True, order=True, gc=False):
     """What identifies a job.
 
     Attributes:

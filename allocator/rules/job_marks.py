@@ -1,7 +1,9 @@
 """How the controllers of jobs mark pods: which job a pod belongs to, and its position in it."""
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from ascend.kube.objects import INDEX_VARIABLES, Pod
 
@@ -29,7 +31,7 @@ VOLCANO_VERSION = "batch.volcano.sh/"
 _NO_JOBS = frozenset({"DaemonSet", "Node"})
 
 
-class Position(NamedTuple):
+class Position(msgspec.Struct, frozen=True, gc=False):
     """The position of a pod in its job, as it is written on the pod.
 
     Attributes:

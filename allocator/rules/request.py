@@ -9,7 +9,7 @@ from ascend.reasons import Reason
 from ascend.slices import effective_request
 
 
-class ChipRequest(msgspec.Struct, frozen=True):
+class ChipRequest(msgspec.Struct, frozen=True, gc=False):
     """What a pod requests of a node: pods with equal requests are interchangeable for every rule.
 
     Attributes:

@@ -25,7 +25,7 @@ RULES: Final[dict[Family, Rule]] = {
 """The placement rule of each family of products."""
 
 
-class Vacancy(msgspec.Struct, frozen=True):
+class Vacancy(msgspec.Struct, frozen=True, gc=False):
     """What a usable node has left; nodes with equal vacancies are interchangeable.
 
     Attributes:

@@ -259,7 +259,7 @@ def _pods_of(job: pb.ValidateJobRequest) -> list[Pod]:
         metadata = Metadata(
             name=name, namespace=namespace, annotations=dict(request.annotations), labels=dict(request.labels)
         )
-        containers = [Container("main", Resources(limits=resources))]
+        containers = (Container("main", Resources(limits=resources)),)
         spec = PodSpec(node_selector=dict(request.node_selector), containers=containers)
         # For validity two pods are equivalent to thousands.
         pods += [Pod(metadata=metadata, spec=spec)] * min(max(request.replicas, 1), 2)

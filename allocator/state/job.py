@@ -5,7 +5,6 @@ gated. A controller replaces a failed or terminating pod, and counting both woul
 pod is considered by no scheduler until its gates are removed, and its peers would start without it.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import count
 from types import MappingProxyType
@@ -56,14 +55,12 @@ class Owned(NamedTuple):
     is_one_by_one: bool = False
 
 
-class Job:
+class Job(msgspec.Struct, eq=False, gc=False):
     """The state of a job; `Jobs` keeps it current.
 
-    Args:
-        key: what identifies it.
-        owners: the desired number of pods of each owner, kept by `Jobs`.
-
     Attributes:
+        key: what identifies it.
+        source_key: the object from which its pods were created, if it is of a kind that is watched.
         size: the number of its present pods that request chips.
         present: the number of its pods that have not failed and are neither terminating nor gated; finished ones count.
         ended: the number of its present pods that request chips and have succeeded.
@@ -72,29 +69,31 @@ class Job:
         first_version: tells it from a former job with the same key.
         group: what its pod group says; None without one.
         source: what the object says from which its pods were created; None if it has none, or none is known.
-        source_key: that object, if it is of a kind that is watched.
         settings: what is written on both of how the job is to be placed.
     """
 
-    def __init__(self, key: JobKey, owners: Mapping[JobKey, Owned], source_key: JobKey | None = None) -> None:
-        self.key = key
-        self.size = 0
-        self.present = 0
-        self.ended = 0
-        self.version = self.first_version = next(_VERSIONS)
-        self.group: JobFacts | None = None
-        self.source: JobFacts | None = None
-        self.source_key = source_key
-        self.settings: tuple[Place, ...] = ()
-        self._statements = Statements()
-        self._minimum: int | None = None  # min_available, which every decision asks for several times
-        self._owners = owners
-        self._pods: dict[str, Pod] = {}
-        self._placed: dict[str, str] = {}  # the nodes, in the order of placement
-        self._on: Counter[str] = Counter()
-        self._vnpus: dict[str, int] = {}
-        self._gated: set[str] = set()
-        self._ranks = Ranks()
+    key: JobKey
+    _owners: Mapping[JobKey, Owned]  # the desired number of pods of each owner, kept by Jobs
+    source_key: JobKey | None = None
+    size: int = 0
+    present: int = 0
+    ended: int = 0
+    version: int = msgspec.field(default_factory=_VERSIONS.__next__)
+    first_version: int = 0
+    group: JobFacts | None = None
+    source: JobFacts | None = None
+    settings: tuple[Place, ...] = ()
+    _statements: Statements = msgspec.field(default_factory=Statements)
+    _minimum: int | None = None  # min_available, which every decision asks for several times
+    _pods: dict[str, Pod] = {}
+    _placed: dict[str, str] = {}  # the nodes, in the order of placement
+    _on: dict[str, int] = {}
+    _vnpus: dict[str, int] = {}
+    _gated: dict[str, None] = {}
+    _ranks: Ranks = msgspec.field(default_factory=Ranks)
+
+    def __post_init__(self) -> None:
+        self.first_version = self.version
 
     @property
     def kind(self) -> str:
@@ -249,9 +248,9 @@ class Job:
     def set_gated(self, uid: str, *, gated: bool) -> None:
         """Record whether a pod has scheduling gates."""
         if gated:
-            self._gated.add(uid)
+            self._gated[uid] = None
         else:
-            self._gated.discard(uid)
+            self._gated.pop(uid, None)
 
     @property
     def placed(self) -> Iterable[str]:
@@ -278,7 +277,7 @@ class Job:
         self._leave(uid)
         if node:
             self._placed[uid] = node
-            self._on[node] += 1
+            self._on[node] = self._on.get(node, 0) + 1
         if not old or not node:
             self.version = next(_VERSIONS)
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+
+import msgspec
 
 from allocator.rules.job import JobKey, find_job, find_object, is_group
 from allocator.rules.job_kinds import INDEXED_JOB, SINGLE, STATEFUL_SET
@@ -12,7 +13,7 @@ from ascend.kube.objects import Pod
 from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, StatefulSet
 
 
-class _Membership(NamedTuple):
+class _Membership(msgspec.Struct, frozen=True, gc=False):
     key: JobKey
     present: bool
 

@@ -34,7 +34,7 @@ _MOST_NAMED: Final = 3
 """Names of foreign devices in a sentence."""
 
 
-class Server(msgspec.Struct, frozen=True):
+class Server(msgspec.Struct, frozen=True, gc=False):
     """The chips of a node according to its object.
 
     Attributes:
@@ -50,7 +50,7 @@ class Server(msgspec.Struct, frozen=True):
     health: NodeHealth = NodeHealth.HEALTHY
 
 
-class Holding(msgspec.Struct, frozen=True):
+class Holding(msgspec.Struct, frozen=True, gc=False):
     """What a live pod holds of the node it is bound to.
 
     Attributes:

@@ -5,9 +5,9 @@ collide and whose sizes are unknown, else the lowest free one. A rank that was r
 and no other pod has it written.
 """
 
-from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from allocator.rules.job import marks_of, written_rank
 from allocator.rules.job_marks import Position
@@ -15,7 +15,7 @@ from ascend.kube.job_objects import JobPart
 from ascend.kube.objects import Pod
 
 
-class _Wish(NamedTuple):
+class _Wish(msgspec.Struct, frozen=True, gc=False):
     """What a pod states about its rank."""
 
     written: int | None
@@ -23,17 +23,16 @@ class _Wish(NamedTuple):
     position: Position
 
 
-class Ranks:
+class Ranks(msgspec.Struct, eq=False, gc=False):
     """The ranks of the present pods of a job, by uid."""
 
-    def __init__(self) -> None:
-        self._wishes: dict[str, _Wish] = {}
-        self._parts: Counter[str] = Counter()
-        self._known: dict[str, tuple[int, JobPart]] = {}
-        self._given: dict[str, int] = {}
-        self._holders: dict[int, str] = {}
-        self._wanted: Counter[int] = Counter()
-        self._lowest = 0
+    _wishes: dict[str, _Wish] = {}
+    _parts: dict[str, int] = {}
+    _known: dict[str, tuple[int, JobPart]] = {}
+    _given: dict[str, int] = {}
+    _holders: dict[int, str] = {}
+    _wanted: dict[int, int] = {}
+    _lowest: int = 0
 
     def know(self, parts: Iterable[JobPart]) -> None:
         """Set the parts of the job, as the object from which its pods are created states them."""
@@ -57,7 +56,7 @@ class Ranks:
         was_one = self._is_one_part
         self._wishes[pod.uid] = wish
         if wish.position.own is not None:
-            self._parts[wish.part] += 1
+            self._parts[wish.part] = self._parts.get(wish.part, 0) + 1
         if was_one is not self._is_one_part:
             self._count_again()
         else:
@@ -116,7 +115,7 @@ class Ranks:
         return position.own if self._is_one_part else None
 
     def _free(self) -> int:
-        while self._lowest in self._holders or self._wanted[self._lowest] > 0:
+        while self._lowest in self._holders or self._wanted.get(self._lowest, 0) > 0:
             self._lowest += 1
         return self._lowest
 
@@ -150,8 +149,10 @@ class Ranks:
         """Count the rank that a pod wants, so that no other pod is assigned it."""
         rank = self._want(wish)
         if rank is not None:
-            self._wanted[rank] += by
-            if not self._wanted[rank]:
+            number = self._wanted.get(rank, 0) + by
+            if number:
+                self._wanted[rank] = number
+            else:
                 del self._wanted[rank]
             if by < 0:
                 self._lowest = min(self._lowest, rank)

@@ -43,7 +43,7 @@ _HEALTH = {
 }
 
 
-class NodeReport(msgspec.Struct, frozen=True):
+class NodeReport(msgspec.Struct, frozen=True, gc=False):
     """What a device plugin reports, as far as placement depends on it.
 
     Attributes:

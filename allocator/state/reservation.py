@@ -35,7 +35,7 @@ class Stage(StrEnum):
     DOUBTFUL = "doubtful"
 
 
-class Reservation(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct, frozen=True, gc=False):
     """Chips reserved for a pod.
 
     Attributes:
@@ -74,7 +74,7 @@ class Reservation(msgspec.Struct, frozen=True):
         return Grant(self.chips, self.predicate_time)
 
 
-class Seat(msgspec.Struct, frozen=True):
+class Seat(msgspec.Struct, frozen=True, gc=False):
     """A place for one pod of a gang, found by a policy.
 
     Attributes:

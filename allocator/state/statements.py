@@ -1,8 +1,8 @@
 """What the pods of one job state about the number of them to place together."""
 
-from collections import Counter
 from contextlib import suppress
-from typing import NamedTuple
+
+import msgspec
 
 from allocator.rules.job import minimum_from, stated_minimum, stated_whole
 from ascend.annotations import MIN_AVAILABLE
@@ -11,20 +11,19 @@ from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
 
 
-class _Statement(NamedTuple):
+class _Statement(msgspec.Struct, frozen=True, order=True, gc=False):
     created: str
     name: str
     minimum: int
 
 
-class Statements:
+class Statements(msgspec.Struct, eq=False, gc=False):
     """The statements of pods, by uid; invalid ones don't count: they are refused when the pod is scheduled."""
 
-    def __init__(self) -> None:
-        self._minimums: dict[str, _Statement] = {}
-        self._last: _Statement | None = None
-        self._wholes: dict[str, int] = {}
-        self._counts: Counter[int] = Counter()
+    _minimums: dict[str, _Statement] = {}
+    _last: _Statement | None = None
+    _wholes: dict[str, int] = {}
+    _counts: dict[int, int] = {}
 
     @property
     def minimum(self) -> int | None:
@@ -49,7 +48,7 @@ class Statements:
         with suppress(Refusal):
             if (whole := stated_whole(pod)) is not None:
                 self._wholes[pod.uid] = whole
-                self._counts[whole] += 1
+                self._counts[whole] = self._counts.get(whole, 0) + 1
         minimum = None
         with suppress(Refusal):
             minimum = stated_minimum(pod)

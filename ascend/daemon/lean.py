@@ -48,11 +48,12 @@ def _entry(mapping: MutableMapping[str, Any], key: str, value: object) -> Iterat
 
 
 async def keep_collections_short(filled: Callable[[], bool] = lambda: True) -> NoReturn:
-    """Exclude all live objects from garbage collection now and periodically, until cancelled.
+    """Exclude what was made during the start from garbage collection, and collect the rest periodically.
 
-    A full collection walks every object: with 10,000 nodes and 30,000 pods it stops the event loop for 0.1 s, and frees
-    nothing, because these objects are in no reference cycles and are freed by reference counting. So objects that have
-    lived for a while are frozen, and only young ones are walked.
+    A collection stops the event loop while it walks every object that the collector tracks. It need not walk those of
+    the start, imported modules for example: all of them stay. Later ones are walked, so garbage in reference cycles is
+    freed, whenever it was made. That takes little time only if few objects are tracked: long-lived ones of which there
+    are many are of types that the collector does not track (``gc=False``), as they can't be in cycles.
 
     Args:
         filled: whether the objects that stay are there; until then new ones are frozen without being walked at all.
@@ -62,7 +63,7 @@ async def keep_collections_short(filled: Callable[[], bool] = lambda: True) -> N
     while not filled():
         gc.freeze()
         await asyncio.sleep(_FILLING_S)
+    gc.freeze()
     while True:
-        gc.freeze()
         await asyncio.sleep(PERIOD_S)
         gc.collect()

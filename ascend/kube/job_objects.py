@@ -25,7 +25,7 @@ _SETTINGS: Final = frozenset({
 """Labels and annotations without a prefix that decide how a job is placed, or would where that is supported."""
 
 
-class JobPart(msgspec.Struct, frozen=True):
+class JobPart(msgspec.Struct, frozen=True, gc=False):
     """Pods of a job that are made from one template.
 
     Attributes:
@@ -43,7 +43,7 @@ class JobPart(msgspec.Struct, frozen=True):
     requests_chips: bool = True
 
 
-class JobFacts(msgspec.Struct, frozen=True):
+class JobFacts(msgspec.Struct, frozen=True, gc=False):
     """What an object says of its job.
 
     Attributes:

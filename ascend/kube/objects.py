@@ -28,7 +28,7 @@ def whole_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
-class OwnerReference(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
+class OwnerReference(msgspec.Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
     """An owner reference with all of its fields, so that it can be copied to another object."""
 
     api_version: str = ""
@@ -39,7 +39,7 @@ class OwnerReference(msgspec.Struct, rename="camel", frozen=True, omit_defaults=
     block_owner_deletion: bool = False
 
 
-class Metadata(msgspec.Struct, rename="camel", frozen=True):
+class Metadata(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The metadata every object has."""
 
     name: str = ""
@@ -50,7 +50,7 @@ class Metadata(msgspec.Struct, rename="camel", frozen=True):
     deletion_timestamp: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    owner_references: list[OwnerReference] = []
+    owner_references: tuple[OwnerReference, ...] = ()
 
     @property
     def controller(self) -> OwnerReference | None:
@@ -61,7 +61,7 @@ class Metadata(msgspec.Struct, rename="camel", frozen=True):
         return None
 
 
-class KubeObject(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
+class KubeObject(msgspec.Struct, rename="camel", frozen=True, gc=False, kw_only=True):
     """Base of all objects."""
 
     metadata: Metadata = Metadata()
@@ -82,7 +82,7 @@ class KubeObject(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
         return f"{self.metadata.namespace}/{self.metadata.name}" if self.metadata.namespace else self.metadata.name
 
 
-class Resources(msgspec.Struct, rename="camel", frozen=True):
+class Resources(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A container's resources; quantities as the API server formats them."""
 
     limits: dict[str, str] = {}
@@ -93,24 +93,24 @@ INDEX_VARIABLES = ("VC_TASK_INDEX", "JOB_COMPLETION_INDEX")
 """The environment variables with the index of a pod in its job: Volcano's and that of an Indexed Job."""
 
 
-class EnvVar(msgspec.Struct, rename="camel", frozen=True):
+class EnvVar(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """An environment variable with a literal value."""
 
     name: str = ""
     value: str = ""
 
 
-class Container(msgspec.Struct, rename="camel", frozen=True):
+class Container(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A container of a pod spec; of its environment only ``INDEX_VARIABLES`` are kept, to save memory."""
 
     name: str = ""
     resources: Resources = Resources()
     restart_policy: str = ""
-    env: list[EnvVar] = []
+    env: tuple[EnvVar, ...] = ()
 
     def __post_init__(self) -> None:
         if self.env:
-            msgspec.structs.force_setattr(self, "env", [each for each in self.env if each.name in INDEX_VARIABLES])
+            msgspec.structs.force_setattr(self, "env", tuple(each for each in self.env if each.name in INDEX_VARIABLES))
 
     @property
     def chips(self) -> int:
@@ -136,13 +136,13 @@ class Container(msgspec.Struct, rename="camel", frozen=True):
         return self.resources.limits.get(RESOURCE) or self.resources.requests.get(RESOURCE) or "0"
 
 
-class SchedulingGate(msgspec.Struct, frozen=True):
+class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
     """A gate of a pod: schedulers ignore the pod while it has any."""
 
     name: str = ""
 
 
-class PodSpec(msgspec.Struct, rename="camel", frozen=True):
+class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A pod's spec; the name of the scheduler is kept once for all pods, to save memory."""
 
     node_name: str = ""
@@ -152,25 +152,25 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True):
     preemption_policy: str = ""
     termination_grace_period_seconds: int | None = None
     active_deadline_seconds: int | None = None
-    scheduling_gates: list[SchedulingGate] = []
-    volumes: list[Volume] = []
-    containers: list[Container] = []
-    init_containers: list[Container] = []
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
 
     def __post_init__(self) -> None:
         if self.scheduler_name:
             msgspec.structs.force_setattr(self, "scheduler_name", sys.intern(self.scheduler_name))
         if self.volumes:
-            msgspec.structs.force_setattr(self, "volumes", [each for each in self.volumes if each.claim("")])
+            msgspec.structs.force_setattr(self, "volumes", tuple(each for each in self.volumes if each.claim("")))
 
 
-class ContainerStatus(msgspec.Struct, rename="camel", frozen=True):
+class ContainerStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The status of a container."""
 
     name: str = ""
 
 
-class Condition(msgspec.Struct, rename="camel", frozen=True):
+class Condition(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A condition of an object's status."""
 
     type: str = ""
@@ -179,7 +179,7 @@ class Condition(msgspec.Struct, rename="camel", frozen=True):
     message: str = ""
 
 
-class PodStatus(msgspec.Struct, rename="camel", frozen=True):
+class PodStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A pod's status."""
 
     phase: str = ""
@@ -187,9 +187,9 @@ class PodStatus(msgspec.Struct, rename="camel", frozen=True):
     message: str = ""
     nominated_node_name: str = ""
     start_time: str | None = None
-    conditions: list[Condition] = []
-    container_statuses: list[ContainerStatus] = []
-    init_container_statuses: list[ContainerStatus] = []
+    conditions: tuple[Condition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
 
 
 class Pod(KubeObject, frozen=True, kw_only=True):
@@ -256,34 +256,34 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         return False
 
 
-class Taint(msgspec.Struct, rename="camel", frozen=True):
+class Taint(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A taint of a node."""
 
     key: str = ""
     effect: str = ""
 
 
-class NodeSpec(msgspec.Struct, rename="camel", frozen=True):
+class NodeSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A node's spec."""
 
     unschedulable: bool = False
-    taints: list[Taint] = []
+    taints: tuple[Taint, ...] = ()
 
 
-class NodeAddress(msgspec.Struct, rename="camel", frozen=True):
+class NodeAddress(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """An address of a node."""
 
     type: str = ""
     address: str = ""
 
 
-class NodeStatus(msgspec.Struct, rename="camel", frozen=True):
+class NodeStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A node's status."""
 
     allocatable: dict[str, str] = {}
     capacity: dict[str, str] = {}
-    conditions: list[Condition] = []
-    addresses: list[NodeAddress] = []
+    conditions: tuple[Condition, ...] = ()
+    addresses: tuple[NodeAddress, ...] = ()
 
 
 class Node(KubeObject, frozen=True, kw_only=True):

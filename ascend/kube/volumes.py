@@ -3,17 +3,17 @@
 import msgspec
 
 
-class ClaimSource(msgspec.Struct, rename="camel", frozen=True):
+class ClaimSource(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """The name of a PersistentVolumeClaim."""
 
     claim_name: str = ""
 
 
-class EphemeralSource(msgspec.Struct, frozen=True):
+class EphemeralSource(msgspec.Struct, frozen=True, gc=False):
     """A generic ephemeral volume; of its template nothing is read."""
 
 
-class Volume(msgspec.Struct, rename="camel", frozen=True):
+class Volume(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A volume of a pod, as far as it is a claim."""
 
     name: str = ""

@@ -8,13 +8,13 @@ NETWORK_TOPOLOGY = "spec.networkTopology"
 """Stands for this field of a pod group among its annotations, with the mode as value."""
 
 
-class NetworkTopology(msgspec.Struct, frozen=True):
+class NetworkTopology(msgspec.Struct, frozen=True, gc=False):
     """How near to each other the nodes of a group of Volcano must be (``hard``) or should be (``soft``)."""
 
     mode: str = "hard"
 
 
-class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True):
+class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A pod group's spec."""
 
     min_member: int = 1
@@ -27,7 +27,7 @@ class PodGroup(KubeObject, frozen=True, kw_only=True):
     spec: PodGroupSpec = PodGroupSpec()
 
 
-class StatefulSetSpec(msgspec.Struct, rename="camel", frozen=True):
+class StatefulSetSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A StatefulSet's spec."""
 
     replicas: int = 1
@@ -59,7 +59,7 @@ class StatefulSet(PodOwner, frozen=True, kw_only=True):
         return self.spec.pod_management_policy == "OrderedReady"
 
 
-class BatchJobSpec(msgspec.Struct, rename="camel", frozen=True):
+class BatchJobSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A Job's spec."""
 
     parallelism: int = 1

@@ -137,7 +137,7 @@ class Controller(NamedTuple):
         owner = OwnerReference(
             self.version, self.kind, self.name, f"{self.kind} {self.namespace}/{self.name}", controller=True
         )
-        return Metadata(name, self.namespace, f"{kind} {self.namespace}/{name}", owner_references=[owner])
+        return Metadata(name, self.namespace, f"{kind} {self.namespace}/{name}", owner_references=(owner,))
 
     def child(self, version: str, kind: str, name: str) -> "Controller":
         """Return an object that the controller creates, and that creates pods."""

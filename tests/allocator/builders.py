@@ -79,8 +79,8 @@ def pod(
             node_selector=dict(selector or {}),
             priority=priority,
             preemption_policy=preemption_policy,
-            containers=containers if containers is not None else [container("main", count)],
-            init_containers=init_containers or [],
+            containers=tuple(containers) if containers is not None else (container("main", count),),
+            init_containers=tuple(init_containers or ()),
         ),
         status=PodStatus(phase=phase),
     )
@@ -130,7 +130,7 @@ def node(
         spec=NodeSpec(unschedulable=cordoned),
         status=NodeStatus(
             allocatable={} if allocatable is None else {RESOURCE: str(allocatable)},
-            conditions=[Condition("Ready", "True" if ready else "False")],
+            conditions=(Condition("Ready", "True" if ready else "False"),),
         ),
     )
 

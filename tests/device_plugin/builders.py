@@ -36,13 +36,13 @@ def pod(
         ),
         spec=PodSpec(
             node_name="n1",
-            containers=[_container(name, asked) for name, asked in (asks or {"main": count}).items()],
-            init_containers=[
+            containers=tuple(_container(name, asked) for name, asked in (asks or {"main": count}).items()),
+            init_containers=(
                 *(_container(name, asked) for name, asked in (init or {}).items()),
                 *(_container(name, asked, "Always") for name, asked in (sidecars or {}).items()),
-            ],
+            ),
         ),
-        status=PodStatus(phase=phase, reason=reason, container_statuses=[ContainerStatus("main")] if started else []),
+        status=PodStatus(phase=phase, reason=reason, container_statuses=(ContainerStatus("main"),) if started else ()),
     )
 
 

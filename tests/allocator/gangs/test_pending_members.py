@@ -74,7 +74,7 @@ def test_a_status_update_does_not_invalidate_the_cache() -> None:
     members = Members()
     members.world.add(*(pods := gang("train", 4)))
     members.needed(pods[0])
-    status = PodStatus(phase="Pending", conditions=[Condition("PodScheduled", "False", "0/4 nodes are available")])
+    status = PodStatus(phase="Pending", conditions=(Condition("PodScheduled", "False", "0/4 nodes are available"),))
     metadata = replace(pods[1].metadata, resource_version="2")
     members.world.add(replace(pods[1], metadata=metadata, status=status))
     members.needed(pods[0])

@@ -30,6 +30,6 @@ def marked(
         phase=phase,
         terminating=terminating,
         since=since,
-        containers=[Container("main", container("main", count).resources, env=variables)],
+        containers=[Container("main", container("main", count).resources, env=tuple(variables))],
     )
     return owned_by(made, owner, name="owner") if owner else made

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -60,14 +61,29 @@ async def test_long_lived_objects_are_not_walked_again() -> None:
     assert gc.get_freeze_count() > len(kept)
 
 
+class Cycle:
+    """An object that only the garbage collector can free."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
 @pytest.mark.looptime
-async def test_new_objects_are_frozen_after_the_period() -> None:
+async def test_garbage_cycles_are_freed_whenever_they_were_made() -> None:
     task = asyncio.create_task(keep_collections_short())
-    await asyncio.sleep(1)
+    await asyncio.sleep(0)
+    kept = [Cycle() for _ in range(100)]  # alive at several collections before they become garbage
+    freed: list[int] = []
+    for number, cycle in enumerate(kept):
+        weakref.finalize(cycle, freed.append, number)
     before = gc.get_freeze_count()
-    kept = [[number] for number in range(1000)]
+    await asyncio.sleep(3.5 * PERIOD_S)
+    assert not freed
+    assert gc.get_freeze_count() <= before
+    del cycle
+    kept.clear()
     await asyncio.sleep(PERIOD_S)
-    assert gc.get_freeze_count() >= before + len(kept)
+    assert len(freed) == 100
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

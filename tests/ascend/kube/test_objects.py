@@ -11,4 +11,4 @@ def test_the_metadata_of_an_owner_is_kept_without_labels() -> None:
 
 def test_only_environment_variables_with_a_rank_are_kept() -> None:
     rank = EnvVar("VC_TASK_INDEX", "7")
-    assert Container("main", env=[EnvVar("PASSWORD", "x"), rank]).env == [rank]
+    assert Container("main", env=(EnvVar("PASSWORD", "x"), rank)).env == (rank,)

@@ -1,0 +1,74 @@
+"""What the allocator keeps of pods is not tracked by the garbage collector, whose pauses would grow with their number."""
+
+import gc
+from typing import Any
+
+import msgspec
+
+from allocator.state.cluster import Cluster
+from allocator.state.ledger import Ledger
+from ascend.annotations import MIN_AVAILABLE
+from ascend.kube.objects import Node, Pod
+from tests.allocator.harness import node_manifest, pod_manifest
+
+_OWNER = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "t", "controller": True}
+
+
+def _bound(number: int) -> dict[str, Any]:
+    """Alternately a pod alone, and one of a gang."""
+    more = {"ownerReferences": [_OWNER], "annotations": {MIN_AVAILABLE: "9"}} if number % 2 else {}
+    manifest = pod_manifest(f"train-{number}", 1, uid=f"uid-{number}", labels={"a": "b", "c": str(number)}, **more)
+    manifest["spec"]["nodeName"] = "n1"
+    manifest["spec"]["tolerations"] = [{"key": "a"}]
+    manifest["spec"]["volumes"] = [{"name": "a", "persistentVolumeClaim": {"claimName": "b"}}]
+    manifest["spec"]["containers"][0]["env"] = [{"name": "VC_TASK_INDEX", "value": str(number)}]
+    manifest["status"] = {
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{"name": "main"}],
+    }
+    return manifest
+
+
+class Tracked:
+    """A cluster, and the number of objects that the collector tracks."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster(Ledger(ttl_s=60, monotonic=lambda: 0.0))
+        self.seen: dict[str, Pod] = {}
+
+    def pods(self, numbers: range) -> int:
+        """Apply pods as the informer does; how many more objects are tracked after a collection."""
+        raws = [msgspec.json.encode(_bound(number)) for number in numbers]
+        gc.collect()
+        before = len(gc.get_objects())
+        for raw in raws:
+            pod = self.seen[str(len(self.seen))] = msgspec.json.decode(raw, type=Pod)
+            self.cluster.pod_applied(pod)
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+    def nodes(self, numbers: range) -> int:
+        """Apply nodes; how many more objects are tracked after a collection."""
+        raws = [msgspec.json.encode(node_manifest(f"n{number}")) for number in numbers]
+        gc.collect()
+        before = len(gc.get_objects())
+        for raw in raws:
+            self.cluster.node_applied(msgspec.json.decode(raw, type=Node))
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+
+def test_pods_are_not_tracked() -> None:
+    tracked = Tracked()
+    tracked.nodes(range(2))
+    tracked.pods(range(10))
+    assert tracked.pods(range(10, 210)) < 20
+    assert tracked.pods(range(210)) < 20  # changed
+
+
+def test_one_object_is_tracked_for_each_node() -> None:
+    tracked = Tracked()
+    tracked.nodes(range(10))
+    assert tracked.nodes(range(10, 110)) < 120
+    assert tracked.nodes(range(110)) < 20
