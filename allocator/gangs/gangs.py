@@ -37,6 +37,7 @@ from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.turn import Turn
 
 
 class Gangs:
@@ -234,20 +235,21 @@ class Gangs:
             else:
                 del self._failing[plan]
 
-    def resume(self) -> list[Job]:
-        """Plan the rest of every gang that has both bound and waiting pods.
+    async def resume(self) -> list[Job]:
+        """Plan the rest of every gang that has both bound and waiting pods; other tasks run between the jobs.
 
         Returns:
             The gangs whose rest does not fit.
         """
-        self.prune()
-        stuck = []
+        stuck, turn = [], Turn()
         for job in self._cluster.jobs:
+            await turn.share()
             if not job.is_gang:
                 continue
             waiting = [pod for pod in job.pods.values() if pod.waits_for_chips]
             if not waiting or len(waiting) == job.size:
                 continue
+            self.prune()
             try:
                 self._resume(job, sorted(waiting, key=lambda pod: (job.rank_of(pod), pod.name)))
             except Refusal:

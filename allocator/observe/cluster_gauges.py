@@ -19,6 +19,7 @@ from allocator.decision.engine import DecisionEngine
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.supply import Supply, SupplyReader
+from ascend.turn import Turn
 
 PERIOD_S: Final = 5.0
 _REST: Final = 19
@@ -73,8 +74,15 @@ class ClusterGauges(Collector):
     async def measure(self) -> None:
         """Measure once."""
         self._supply = await self._supply_reader.read()
-        self._disputed = sum(record.disputed for record in self._cluster.nodes.values())
+        self._disputed = await self._count_disputed()
         self._backlog = await self._backlog_reader.read()
+
+    async def _count_disputed(self) -> int:
+        turn, disputed = Turn(), 0
+        for record in list(self._cluster.nodes.values()):
+            await turn.share()
+            disputed += record.disputed
+        return disputed
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges."""

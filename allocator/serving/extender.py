@@ -144,11 +144,12 @@ class Extender:
             if not args.pod.requests_chips:
                 return _answer(PreemptionResult(args.victims))
             with self._journal.timed("preempt"):
-                suggested = {
-                    node: Suggestion(tuple(each.uid for each in victims.pods), victims.pdb_violations)
-                    for node, victims in args.victims.items()
-                }
-                await turn.share()  # thousands of victims may take milliseconds to decode
+                suggested: dict[str, Suggestion] = {}
+                for node, victims in args.victims.items():
+                    await turn.share()  # thousands of victims may take milliseconds to decode
+                    uids = tuple(each.uid for each in victims.pods)
+                    suggested[node] = Suggestion(uids, victims.pdb_violations)
+                await turn.share()
                 chosen = await self._improve(args.pod, suggested)
         except AscendError as error:
             # The answer has no field for an error; with this status kube-scheduler preempts nothing.

@@ -192,8 +192,10 @@ class Reflector(Generic[T]):
             query = {**self._selectors, "limit": str(PAGE_SIZE)}
             if token:
                 query["continue"] = token
-            page = decode(await self._client.request("GET", self._path, query=query, timeout_s=60.0), _List, "answer")
+            body = await self._client.request("GET", self._path, query=query, timeout_s=60.0)
             self._contacted()
+            await turn.share()
+            page = decode(body, _List, "answer")
             for raw in page.items or ():
                 key = self._key_of_unchanged(raw)
                 if key is not None:

@@ -207,3 +207,15 @@ def test_the_age_of_a_gang_grows_with_the_clock() -> None:
     asyncio.run(gauges.measure())
     (age,) = (each for each in gauges.collect() if each.name == "ascend_allocator_oldest_waiting_gang_seconds")
     assert age.samples[0].value == 100.0
+
+
+async def test_measuring_many_nodes_yields_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each node takes a turn
+    world = World()
+    world.add(*(node(f"n{number}") for number in range(100)))
+    measuring = asyncio.create_task(ClusterGauges(world.cluster, world.ledger, world.engine, lambda: NOW_S).measure())
+    turns = 0
+    while not measuring.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 100

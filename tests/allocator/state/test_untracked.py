@@ -1,4 +1,4 @@
-"""What the allocator keeps of pods is not tracked by the garbage collector, whose pauses would grow with their number."""
+"""Pods are not tracked by the garbage collector, whose pauses would grow with their number."""
 
 import gc
 from typing import Any
@@ -16,8 +16,9 @@ _OWNER = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid"
 
 def _bound(number: int) -> dict[str, Any]:
     """Alternately a pod alone, and one of a gang."""
-    more = {"ownerReferences": [_OWNER], "annotations": {MIN_AVAILABLE: "9"}} if number % 2 else {}
-    manifest = pod_manifest(f"train-{number}", 1, uid=f"uid-{number}", labels={"a": "b", "c": str(number)}, **more)
+    manifest = pod_manifest(f"train-{number}", 1, uid=f"uid-{number}", labels={"a": "b", "c": str(number)})
+    if number % 2:
+        manifest["metadata"] |= {"ownerReferences": [_OWNER], "annotations": {MIN_AVAILABLE: "9"}}
     manifest["spec"]["nodeName"] = "n1"
     manifest["spec"]["tolerations"] = [{"key": "a"}]
     manifest["spec"]["volumes"] = [{"name": "a", "persistentVolumeClaim": {"claimName": "b"}}]
