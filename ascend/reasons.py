@@ -111,8 +111,9 @@ class Reason(StrEnum):
     INVALID_MIN_AVAILABLE = ("InvalidMinAvailable", Category.REQUEST, Actor.AUTHOR,
         "`huawei.com/schedule_minAvailable` (or another number of pods that start together) is not a positive number, "
         "or the pods can never exist together: a StatefulSet with `podManagementPolicy: OrderedReady` creates them in "
-        "turn",
-        "correct it; a StatefulSet with a minimum needs `podManagementPolicy: Parallel`")
+        "turn, and a pod without an owner and a pod group is a job of its own",
+        "correct it; a StatefulSet with a minimum needs `podManagementPolicy: Parallel`, pods without an owner need a "
+        "pod group")
 
     GROUP_MISSING = ("GroupMissing", Category.INCOMPLETE, Actor.AUTHOR,
         "the pod names a PodGroup that does not exist, or the object of its operator, as a PyTorchJob, is not known "

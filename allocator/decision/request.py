@@ -5,6 +5,7 @@ Every decision of every front end starts here, so that all of them refuse the sa
 
 from collections.abc import Collection, Container, Iterator
 from itertools import chain
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -18,10 +19,16 @@ from allocator.rules.validity import JobShape, excess_vnpus, invalidity, request
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
+from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
 from ascend.products import PRODUCTS
 from ascend.reasons import Reason
+
+_OF_NO_JOB: Final = (
+    f"it has no owner and names no pod group, so no other pod can be placed together with it, as {MIN_AVAILABLE} "
+    "requires; name a pod group on all of them, or remove the annotation"
+)
 
 
 class ResolvedRequest(msgspec.Struct, frozen=True):
@@ -77,7 +84,7 @@ class RequestReader:
         stated_minimum(pod)
         stated_whole(pod)
         job = self._cluster.jobs.job_of(pod)
-        if job.is_gang and (never := job.never_starts(pod)) is not None:
+        if job.is_gang and (never := _OF_NO_JOB if job.kind == SINGLE else job.never_starts(pod)) is not None:
             raise Refusal(Reason.INVALID_MIN_AVAILABLE, f"pod {pod.key}: {never}")
         stated = with_settings(pod, job.settings)
         together = job.cooperation_with(pod)

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.kube.job_objects import JobFacts
@@ -40,12 +41,14 @@ class Asking(msgspec.Struct, frozen=True):
         annotations: its annotations.
         resources: names of the resources of its containers, without those whose quantity is 0.
         chips: the number of chips of a pod that is a job of its own; None for the pods of other jobs.
+        minimum: the minimum of the job that counts before one in an annotation; None without one.
     """
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     resources: frozenset[str] = frozenset()
     chips: int | None = None
+    minimum: int | None = None
 
 
 Stated: TypeAlias = Sequence[JobFacts | None]
@@ -100,7 +103,7 @@ def without_effect(pod: Pod, job: Stated = ()) -> tuple[str, ...]:
     (labels, annotations), resources = _marks(pod, job), _resources(pod)
     if not resources and _KEYS.isdisjoint(labels) and _KEYS.isdisjoint(annotations):  # called for every new pod
         return ()
-    asked = Asking(labels, annotations, resources)
+    asked = Asking(labels, annotations, resources, minimum=_first_minimum(job))
     return tuple(
         f"{found}: {row.sentence}"
         for row in UNSUPPORTED
@@ -126,6 +129,15 @@ def _marks(pod: Pod, job: Stated) -> tuple[Mapping[str, str], Mapping[str, str]]
     return labels, annotations
 
 
+def _first_minimum(job: Stated) -> int | None:
+    """The minimum of a job that counts before one in an annotation (``Job.min_available``)."""
+    group, source = job or (None, None)
+    if group is not None and group.minimum is not None and group.minimum > 1:
+        return group.minimum
+    is_annotated = any(facts is not None and MIN_AVAILABLE in facts.annotations for facts in job)
+    return None if source is None or is_annotated else source.minimum
+
+
 def _resources(pod: Pod) -> frozenset[str]:
     """Names of the resources of Huawei that a pod requests besides chips."""
     found = set()
@@ -138,7 +150,7 @@ def _resources(pod: Pod) -> frozenset[str]:
     return frozenset(found)
 
 
-_KEYS: Final[set[str]] = set()
+_KEYS: Final = {MIN_AVAILABLE}
 """The keys of all labels and annotations of the table: most pods have none of them."""
 
 
@@ -167,6 +179,14 @@ def _any_of(*finders: Finder) -> Finder:
         return ", ".join(found for finder in finders if (found := finder(asked)) is not None) or None
 
     return find
+
+
+def _outweighed(asked: Asking) -> str | None:
+    """A minimum that does not count, because another one does."""
+    text = asked.annotations.get(MIN_AVAILABLE)
+    if text is None or asked.minimum is None or text == str(asked.minimum):
+        return None
+    return f"annotation {MIN_AVAILABLE}={text}, where another minimum is {asked.minimum}"
 
 
 def _wrong_block(asked: Asking) -> str | None:
@@ -248,6 +268,11 @@ UNSUPPORTED: Final = (
         "to avoid sub-healthy nodes, and to leave a node that becomes sub-healthy",
         Outcome.TOLD, "no new pod is placed on a sub-healthy node, but pods that run on one are left alone",
         _label("subHealthyStrategy", but=frozenset({"", "ignore"}))),
+    Unsupported(f"annotation `{MIN_AVAILABLE}`, other than `minMember` of its PodGroup (if that is above 1) or "
+        "`minAvailable` of its operator's object",
+        "how many pods start together ([gangs](jobs.md#gangs))",
+        Outcome.TOLD, "the minimum of the PodGroup counts if it is above 1, else that of the operator's object",
+        _outweighed),
     Unsupported("labels `app` and `jobID` together",
         "the pods of a MindIE service near each other ([MindIE](spec/inference.md#mindie-jobs))",
         Outcome.TOLD, "pods of one service are not kept near each other, except by affinity that the scheduler applies",

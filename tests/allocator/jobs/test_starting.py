@@ -13,7 +13,7 @@ from ascend.kube.job_objects import JobObject
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import StatefulSet, StatefulSetSpec
 from ascend.reasons import Reason
-from tests.allocator.builders import TYPE, World, node, pod_group, stateful_set
+from tests.allocator.builders import TYPE, World, node, pod, pod_group, stateful_set
 from tests.allocator.jobs.manifests import TEMPLATE, job_object, kubeflow, leader_worker, ordinal, queued, task
 
 B8 = {TYPE: "module-910b-8"}
@@ -112,6 +112,20 @@ def test_a_stateful_set_that_starts_in_order_can_have_no_minimum() -> None:
     )
     made.cluster.jobs.owner_applied(stateful_set(2))
     assert made.refusal(first).reason is Reason.GANG_INCOMPLETE
+
+
+def test_a_pod_without_an_owner_or_a_group_can_have_no_minimum() -> None:
+    made, pods = world(2), [pod(f"p{at}", 8, annotations={MIN_AVAILABLE: "2"}) for at in range(2)]
+    made.add(*pods)
+    refusal = made.refusal(pods[0])
+    assert refusal.reason is Reason.INVALID_MIN_AVAILABLE
+    assert refusal.message == (
+        "pod default/p0: it has no owner and names no pod group, so no other pod can be placed together with it, as "
+        "huawei.com/schedule_minAvailable requires; name a pod group on all of them, or remove the annotation"
+    )
+    alone = pod("alone", 8, annotations={MIN_AVAILABLE: "1"})
+    made.add(alone)
+    assert made.engine.place(alone).node == "n0"
 
 
 @pytest.mark.parametrize("is_watched", [True, False])

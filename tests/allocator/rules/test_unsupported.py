@@ -11,9 +11,11 @@ from allocator.rules.unsupported import (
     UNSUPPORTED,
     Asking,
     Outcome,
+    Stated,
     requests_other_devices,
     without_effect,
 )
+from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.kube.job_objects import JobFacts, settings_among
 from ascend.kube.objects import Container, Pod, Resources
@@ -110,10 +112,24 @@ def test_a_block_of_one_pod_of_several_is_not_compared_with_its_chips() -> None:
     assert "requests nodes of one SuperPod" not in str(world.engine.place(replica))
 
 
+def test_a_minimum_that_another_one_outweighs_is_told() -> None:
+    three, two = pod("a", 8, annotations={MIN_AVAILABLE: "3"}), JobFacts(minimum=2)
+    outweighing: list[Stated] = [(two, None), (None, two), (two, JobFacts(minimum=3))]
+    for job in outweighing:
+        (sentence,) = without_effect(three, job)
+        assert sentence.startswith("annotation huawei.com/schedule_minAvailable=3, where another minimum is 2: ")
+    others: list[Stated] = [(JobFacts(minimum=3), None), (JobFacts(minimum=1), None), (None, JobFacts(whole=2)), ()]
+    for job in others:
+        assert without_effect(three, job) == ()
+    stated = JobFacts(minimum=2, annotations={MIN_AVAILABLE: "3"})
+    assert without_effect(pod("a", 8), (None, stated)) == ()  # the annotation on the object counts before its minimum
+    assert len(without_effect(pod("a", 8), (stated, None))) == 1
+
+
 def test_every_row_is_shown_by_an_example() -> None:
     """A new row needs an example above."""
     shown: Mapping[Outcome, tuple[Pod, ...]] = {
-        Outcome.TOLD: TOLD,
+        Outcome.TOLD: (*TOLD, pod("a", 8, annotations={MIN_AVAILABLE: "3"})),
         Outcome.REFUSED: tuple(each for each, _ in REFUSED),
     }
     for row in UNSUPPORTED:
@@ -123,6 +139,7 @@ def test_every_row_is_shown_by_an_example() -> None:
                 each.metadata.annotations,
                 frozenset(name for one in each.spec.containers for name in one.resources.limits),
                 4,
+                minimum=2,
             )
             for each in shown[row.outcome]
         ]

@@ -198,7 +198,10 @@ async def test_a_gang_is_requeued_when_it_fits_as_a_whole() -> None:
 
 async def test_waiting_gangs_take_at_most_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     world, api, loop = World(), PatchServer(), asyncio.get_running_loop()
-    pods = [pod(f"train-{number}", 8, annotations={MIN_AVAILABLE: "1000"}) for number in range(600)]
+    pods = [
+        pod(f"train-{number}", 8, annotations={GROUP: f"train-{number}", MIN_AVAILABLE: "1000"})
+        for number in range(600)
+    ]
     world.add(*pods)
     examined: list[int] = []
     turns: list[None] = []
@@ -225,7 +228,7 @@ async def test_after_a_slow_pass_the_next_one_starts_within_30_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, api, loop = World(), PatchServer(), asyncio.get_running_loop()
-    waits = pod("train-0", 8, annotations={MIN_AVAILABLE: "2"})
+    waits = pod("train-0", 8, annotations={GROUP: "train", MIN_AVAILABLE: "2"})
     world.add(waits)
     examined: list[float] = []
 
