@@ -253,10 +253,11 @@ UNSUPPORTED: Final = (
         "chips of Ascend 950 and Atlas 350 servers",
         Outcome.TOLD, _COUNTED,
         _resource("npu")),
-    Unsupported("resource `huawei.com/Ascend310`, `huawei.com/Ascend310P`, …, or any other `huawei.com/Ascend…`",
+    Unsupported("resource `huawei.com/Ascend310`, `huawei.com/Ascend310P`, …, or any other `huawei.com/Ascend…`, "
+        "in capitals or not",
         "chips of another kind",
         Outcome.TOLD, f"{_COUNTED}. Chips of the 910 family are {RESOURCE}",
-        _resource(r"Ascend(?!910[^-]*-[0-9]+c).*")),
+        _resource(r"(?!Ascend910[^-]*-[0-9]+c)(?i:ascend).*")),
     Unsupported("labels `fault-scheduling`, unless `off`; `pod-rescheduling`, `process-recover-enable`, "
         "`fault-retry-times`; annotation `huawei.com/recover_policy_path`",
         "what is deleted and placed again after a fault ([switches](spec/rescheduling.md#job-switches))",

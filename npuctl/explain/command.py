@@ -72,7 +72,8 @@ def _render_job(job: _JobExplanation) -> RenderableType:
     parts: list[RenderableType] = [Text(f"job {job.job}, {count(len(job.pods), 'pod')}: {summary}", style="bold")]
     alike: dict[object, list[Explanation]] = {}
     for answer in job.pods:
-        groups = tuple((group.reason, group.nodes) for group in answer.groups)
+        # The pods of a gang that fits are placed on different nodes.
+        groups = tuple((group.reason, group.nodes) for group in answer.groups) if answer.state == "waits" else ()
         key = (answer.state, answer.reason, answer.request, answer.gates, answer.node, answer.chips, groups)
         alike.setdefault(key, []).append(answer)
     for first, *others in alike.values():
@@ -123,7 +124,9 @@ def _verdict(answer: Explanation) -> Text:
         case "placed":
             return Text(f"is on node {answer.node} with chips {numbers(answer.chips)}")
         case "fits":
-            return Text(f"{requests} and fits on {count(len(answer.candidates), 'node')} now; it is not bound yet")
+            gang = ", and so do the other pods of its gang" if answer.gang else ""
+            nodes = count(len(answer.candidates), "node")
+            return Text(f"{requests} and fits on {nodes} now{gang}; it is not bound yet")
     waits = f"{requests} and waits: " if answer.request else "waits: "
     return Text.assemble(waits, (answer.reason, "yellow"), f": {answer.message}")
 

@@ -28,6 +28,8 @@ MOST_NODES: Final = 200
 _HOPELESS: Final = {Category.REQUEST, Category.INCOMPLETE, Category.MISMATCH, Category.NOT_NPU}
 """Categories of reasons that no change on the node resolves."""
 
+_INVALID: Final = "change the pod or its job: nothing on any node helps"
+
 
 class Explanation(msgspec.Struct, frozen=True):
     """The state of a pod, why, and what would help.
@@ -119,7 +121,10 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
             examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
             found = tuple(_search(objects, settings, now_ns, request, examined))
             waiting = structs.replace(waiting, remedies=found, examined=len(examined))
-        return waiting if waiting.remedies else structs.replace(waiting, advice=_advice(waiting, pod, allocator))
+        advice = () if waiting.remedies else _advice(waiting, pod, allocator)
+        if not advice and request is None:
+            advice = (_INVALID,)
+        return structs.replace(waiting, advice=advice)
     return structs.replace(explanation, state="fits")
 
 

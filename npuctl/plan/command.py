@@ -1,6 +1,6 @@
 """Carries out ``npuctl plan`` and lays out its answer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 from rich.console import Group as Stack
@@ -13,7 +13,7 @@ from ascend.daemon.run import EXIT_USAGE
 from ascend.errors import InvalidValue
 from ascend.grammar import count
 from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, show, some, warn
-from npuctl.plan.placement import PendingPod, PlacementPlan, plan_pods
+from npuctl.plan.placement import PendingPod, PlacementPlan, PlannedJob, plan_pods
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import Reading, Unsubmitted
 from npuctl.reading.objects import ClusterObjects
@@ -96,7 +96,12 @@ def _render(plan: PlacementPlan) -> RenderableType:
                 chips = f"{numbers(each.chips)} (score {each.score})"
                 table.add_row("", "", f"{each.rank}. {each.node}", chips, style="dim")
         parts.append(table)
-    parts += [_pending(pod) for pod in plan.pending]
+    alike: dict[object, list[PendingPod]] = {}
+    for waiting in plan.pending:
+        nodes = tuple((each.reason, each.nodes) for each in group(waiting.nodes))
+        alike.setdefault((waiting.job, waiting.reason, waiting.message, nodes), []).append(waiting)
+    parts += map(_pending, alike.values())
+    parts += [Text(f"job {each.job}: {_start(each)}") for each in plan.jobs]
     parts += [
         Text(f"{each.kind} {each.namespace}/{each.name} requests chips, but was not planned: {each.message}", "yellow")
         for each in plan.unplanned
@@ -108,13 +113,27 @@ def _render(plan: PlacementPlan) -> RenderableType:
     return Stack(*parts)
 
 
-def _pending(pod: PendingPod) -> RenderableType:
-    head = Text.assemble(
-        (f"{pod.namespace}/{pod.name}", "bold"), " waits: ", (pod.reason, "yellow"), f": {pod.message}"
-    )
-    if not pod.nodes:
+def _pending(pods: Sequence[PendingPod]) -> RenderableType:
+    """Pods of a job that are refused with the same sentence."""
+    first = pods[0]
+    names = Text(some([f"{pod.namespace}/{pod.name}" for pod in pods]), "bold")
+    wait = " waits: " if len(pods) == 1 else " wait: "
+    head = Text.assemble(names, wait, (first.reason, "yellow"), f": {first.message}")
+    groups = [each for each in group(first.nodes) if each.message != first.message]
+    if not groups:
         return head
     lines = Table.grid(padding=(0, 1))
-    for each in group(pod.nodes):
+    for each in groups:
         lines.add_row(f"  {count(len(each.nodes), 'node')}", Text(f"{each} ({each.names()})"))
     return Stack(head, lines)
+
+
+def _start(job: PlannedJob) -> str:
+    pods = count(job.pods, "pod")
+    if job.together == 1:
+        return f"{pods}; each starts when there is room for it"
+    if job.together == job.pods:
+        return f"{pods} start together or not at all"
+    if job.together < job.pods:
+        return f"{pods}; at least {job.together} of them start together or not at all"
+    return f"{pods} of at least {job.together} that start together"

@@ -82,11 +82,26 @@ class WithoutEffect(msgspec.Struct, frozen=True):
     message: str
 
 
+class PlannedJob(msgspec.Struct, frozen=True):
+    """A job of several pods.
+
+    Attributes:
+        job: ``namespace/name``.
+        pods: the number of its pods, with those that have a place already or request no chips.
+        together: how many of its pods must be placed together; 1 if each may be placed alone.
+    """
+
+    job: str
+    pods: int
+    together: int
+
+
 class PlacementPlan(msgspec.Struct, frozen=True):
     """The answer; pods in the order in which they were decided on. No job is rescheduled yet."""
 
     pods: tuple[Placement, ...]
     pending: tuple[PendingPod, ...]
+    jobs: tuple[PlannedJob, ...] = ()
     rescheduled: tuple[()] = ()
     unplanned: tuple[UnplannedWorkload, ...] = ()
     without_effect: tuple[WithoutEffect, ...] = ()
@@ -103,7 +118,9 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
     placed: list[Placement] = []
     pending: list[PendingPod] = []
     ignored: dict[tuple[str, str], WithoutEffect] = {}
-    for pod in _in_order(objects.pods, allocator):
+    ordered = _in_order(objects.pods, allocator)
+    jobs = _several(ordered, allocator)
+    for pod in ordered:
         namespace, name, job = pod.metadata.namespace, pod.name, str(allocator.job_of(pod).key)
         for sentence in allocator.engine.without_effect(pod):
             ignored.setdefault((job, sentence), WithoutEffect(namespace, name, job, sentence))
@@ -124,7 +141,16 @@ def plan_pods(objects: ClusterObjects, settings: Settings, now_ns: int, *, candi
         for pod in objects.pods
         if allocator.is_for_others(pod)
     )
-    return PlacementPlan(tuple(placed), tuple(pending), unplanned=unplanned, without_effect=tuple(ignored.values()))
+    return PlacementPlan(
+        tuple(placed), tuple(pending), jobs, unplanned=unplanned, without_effect=tuple(ignored.values())
+    )
+
+
+def _several(pods: Iterable[Pod], allocator: OfflineAllocator) -> tuple[PlannedJob, ...]:
+    """The jobs of several pods among those of these pods, in this order."""
+    jobs = dict.fromkeys(allocator.job_of(pod) for pod in pods)
+    found = (PlannedJob(str(job.key), job.present, job.min_available) for job in jobs)
+    return tuple(each for each in found if each.pods > 1 or each.together > 1)
 
 
 def find_candidates(allocator: OfflineAllocator, pod: Pod) -> tuple[Candidate, ...]:

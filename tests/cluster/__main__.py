@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from tests.cluster.programs import missing_programs, start_programs
 from tests.deploy import helm
 
 _NEXT: Final = """
-The cluster runs until `make cluster-down`. To use it, type:
+The cluster runs until `make cluster-down`. It has no controllers (so that a Job makes no pods) and no network for pods
+(they need hostNetwork), and its nodes pull no images: change the example that is named below. To use it, type:
 
   export KUBECONFIG={kubeconfig} PATH={binaries}:$PATH
   kubectl get nodes
@@ -133,16 +135,22 @@ def _up(nodes: int, *, bare: bool) -> int:
             _say(f"[{time.monotonic() - started:5.1f} s] up: ascend-allocator, {nodes} ascend-device-plugin")
         example = cluster.folder / "example.yaml"
         example.write_text(_EXAMPLE.format(resource=RESOURCE, chips=2, stay=STAY))
-        program_commands = _NEXT_WITH_PROGRAMS.format(example=example, npuctl=Path(sys.executable).with_name("npuctl"))
-        text = _NEXT.format(
-            kubeconfig=cluster.kubeconfig_path,
-            binaries=binaries.folder(),
-            program_commands="" if bare else program_commands,
-            log=cluster.folder / "log",
-        )
+        log, programs = cluster.folder / "log", Path(sys.executable).parent
+        text = what_to_type(cluster.kubeconfig_path, example, log, programs, bare=bare)
         cluster.let_go()
     _say(text)
     return 0
+
+
+def what_to_type(kubeconfig: Path, example: Path, log: Path, programs: Path, *, bare: bool) -> str:
+    """Return the commands to continue with, for a shell; ``programs`` is the folder of ``npuctl``."""
+    quoted = {"example": shlex.quote(str(example)), "npuctl": shlex.quote(str(programs / "npuctl"))}
+    return _NEXT.format(
+        kubeconfig=shlex.quote(str(kubeconfig)),
+        binaries=shlex.quote(str(binaries.folder())),
+        program_commands="" if bare else _NEXT_WITH_PROGRAMS.format(**quoted),
+        log=log,
+    )
 
 
 def _down() -> int:

@@ -1,6 +1,7 @@
 """A machine that cannot run the real cluster reports why; in CI that is an error."""
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -61,3 +62,12 @@ def test_a_missing_c_compiler_is_reported_and_the_cluster_can_still_run(
     assert set(requirements.missing_compiler()) == {"gcc", "libc6-dev"}
     assert all("python -m tests.cluster prepare" in sentence for sentence in requirements.missing_compiler().values())
     assert not {"gcc", "libc6-dev"} & set(requirements.missing_packages())
+
+
+def test_the_commands_to_type_can_be_copied_if_a_folder_has_a_blank(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    text = command_line.what_to_type(folder / "config", folder / "example.yaml", folder, folder / "bin", bare=False)
+    words = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("  ")]
+    assert [f"{folder}/bin/npuctl", "topo"] in words
+    assert ["kubectl", "apply", "-f", f"{folder}/example.yaml"] in words
+    assert words[0][1] == f"KUBECONFIG={folder}/config"

@@ -258,6 +258,21 @@ def test_a_pod_of_a_gang_gets_the_remedies_of_its_job(tmp_path: Path) -> None:
     assert (incomplete["reason"], helps(incomplete)) == ("GangIncomplete", [])
 
 
+def test_the_pods_of_a_gang_that_fits_are_printed_once(tmp_path: Path) -> None:
+    members = [member(f"big-{at}", "big") for at in range(3)]
+    printed = people(tmp_path, *(node(f"n{at}") for at in range(3)), pod_group("big", 3), *members, name="job/big")
+    assert (
+        "pod default/big-0 requests 8 chips and fits on 3 nodes now, and so do the other pods of its gang; " in printed
+    )
+    assert printed.count("best nodes:") == 1
+    assert "the same for 2 other pods: default/big-1, default/big-2" in printed
+
+
+def test_more_nodes_are_not_advised_for_a_request_that_none_can_take(tmp_path: Path) -> None:
+    printed = people(tmp_path, node("n1"), pod("train", 8, labels={"tor-affinity": "normal-schema"}))
+    assert printed.split("what would help:\n")[1] == "  change the pod or its job: nothing on any node helps\n"
+
+
 def test_nodes_are_grouped_by_reason(tmp_path: Path) -> None:
     printed = people(
         tmp_path, *(node(f"n{number}", ready=False) for number in range(5)), node("full", chips=1), pod("train", 4)

@@ -65,6 +65,7 @@ def test_a_pod_gets_the_chips_and_annotations_of_its_binding(npuctl: Npuctl) -> 
             }
         ],
         "pending": [],
+        "jobs": [],
         "rescheduled": [],
         "unplanned": [],
         "without_effect": [],
@@ -433,6 +434,37 @@ def test_people_get_a_table(npuctl: Npuctl) -> None:
     assert lines[2].startswith("default/two waits: RingTooSmall: ")
     assert lines[3].endswith("(node-0, node-1, node-2 and 2 more)")
     assert npuctl.run("-f", npuctl.write(*nodes))[1] == "no pod waits for chips\n"
+
+
+def test_pods_that_are_refused_alike_are_printed_once(npuctl: Npuctl) -> None:
+    members = [member(f"train-{number}", "train") for number in range(5)]
+    status, out, _ = npuctl.run("-f", npuctl.write(node("n1"), *members, pod_group("train", 6), pod("big", 9)))
+    lines = [line.rstrip() for line in out.splitlines()]
+    incomplete = "job default/train: 6 pods must be placed together; 5 exist, 1 is missing"
+    assert status == 3
+    assert [*lines[:2], " ".join(lines[2:4]), *lines[4:]] == [
+        "default/big waits: InvalidRequest: pod default/big: 9 chips fit on none of 1 node: 1 InvalidRequest",
+        "  1 node InvalidRequest: a pod may request 1, 2, 4, 8 chips of a 910A server, not 9 (n1)",
+        f"default/train-0, default/train-1, default/train-2 and 2 more wait: GangIncomplete: {incomplete}",
+        "job default/train: 5 pods of at least 6 that start together",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("minimum", "sentence"),
+    [
+        (1, "3 pods; each starts when there is room for it"),
+        (2, "3 pods; at least 2 of them start together or not at all"),
+        (3, "3 pods start together or not at all"),
+        (4, "3 pods of at least 4 that start together"),
+    ],
+)
+def test_how_many_pods_of_a_job_start_together_is_shown(npuctl: Npuctl, minimum: int, sentence: str) -> None:
+    nodes = [node(f"n{number}") for number in range(4)]
+    members = [member(f"train-{number}", "train") for number in range(3)]
+    given = (*nodes, *members, pod_group("train", minimum), pod("alone", 1))
+    assert npuctl.plan(*given)["jobs"] == [{"job": "default/train", "pods": 3, "together": minimum}]
+    assert npuctl.run("-f", npuctl.write(*given), "--now", NOW)[1].splitlines()[-1] == f"job default/train: {sentence}"
 
 
 def test_yaml_and_json_have_the_same_content(npuctl: Npuctl) -> None:

@@ -52,6 +52,7 @@ TOLD = (
     requesting("huawei.com/Ascend310P"),
     requesting("huawei.com/Ascend310P-4c"),
     requesting("huawei.com/Ascend910B"),
+    requesting("huawei.com/ascend910"),
 )
 REFUSED = (
     (pod("a", 8, labels={"tor-affinity": "large-model-schema"}), Reason.UNSUPPORTED_POLICY),
