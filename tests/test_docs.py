@@ -48,6 +48,20 @@ def test_every_file_that_is_linked_exists(document: str) -> None:
     assert [target for target in linked if not (path.parent / target).exists()] == []
 
 
+def _headings(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a document."""
+    found = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_heading_that_is_linked_exists(document: str) -> None:
+    path = ROOT / document
+    linked = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text())
+    targets = {(target, anchor): path.parent / target if target else path for target, anchor in linked}
+    assert [f"{link[0]}#{link[1]}" for link, page in targets.items() if link[1] not in _headings(page.read_text())] == []
+
+
 def modules_named() -> Iterator[str]:
     """The paths in docs/architecture.md; in the tables of rooms, a row without a room belongs to the room above."""
     program = room = ""

@@ -123,7 +123,7 @@ def _waiting(what: str, meaning: str, counted: Mapping[tuple[str, WaitingFor], i
     gauge = GaugeMetricFamily(
         f"ascend_allocator_waiting_{what}",
         f"{meaning}, by namespace and what they wait for: binding (they fit now), chips (of other pods), nodes (that "
-        "can be used), pods (of their gang), change (of their invalid request); without gated pods",
+        "can be used), pods (of their gang), change (of their invalid request); without pods that have gates of others",
         labels=["namespace", "waits_for"],
     )
     for namespace in sorted({namespace for namespace, _ in counted}):
