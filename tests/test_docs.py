@@ -59,7 +59,9 @@ def test_every_heading_that_is_linked_exists(document: str) -> None:
     path = ROOT / document
     linked = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text())
     targets = {(target, anchor): path.parent / target if target else path for target, anchor in linked}
-    assert [f"{link[0]}#{link[1]}" for link, page in targets.items() if link[1] not in _headings(page.read_text())] == []
+    assert [
+        f"{link[0]}#{link[1]}" for link, page in targets.items() if link[1] not in _headings(page.read_text())
+    ] == []
 
 
 def modules_named() -> Iterator[str]:
