@@ -298,7 +298,7 @@ class AllocatorApp:
 
     async def _lead(self, grpc_server: GrpcServer, preemption: Preemption) -> None:
         await self._leadership.enter()
-        for job in await self.engine.gangs.resume():
+        for job in await self.engine.resume():
             log.warning("the rest of a gang does not fit now", job=str(job.key), kind=job.kind)
         preemption.resume()
         await grpc_server.set_serving(serving=True)

@@ -2,8 +2,13 @@
 
 import asyncio
 from collections import deque
-from typing import Final
+from collections.abc import Generator
+from typing import Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
+
+_R = TypeVar("_R")
+Steps: TypeAlias = Generator[None, None, _R]
+"""Work that pauses after each step; the state may be another one when it goes on."""
 
 LIMIT_S: Final = 0.003
 """After this time other tasks run; calls of schedulers take well under a millisecond each."""
@@ -26,6 +31,26 @@ class Turn:
         if self._time() - self._started_s > LIMIT_S:
             await self._line.wait()
             self._started_s = self._time()
+
+    async def share_between(self, steps: Steps[_R]) -> _R:
+        """Do work step by step, and let other tasks run in between."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                result: _R = done.value
+                return result
+            await self.share()
+
+
+def at_once(steps: Steps[_R]) -> _R:
+    """Do all steps of some work without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: _R = done.value
+            return result
 
 
 class _Line:

@@ -16,6 +16,7 @@ from allocator.gangs.policy import GangRequest
 from allocator.rules.request import ChipRequest
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
+from ascend.turn import at_once
 
 
 class Fitting:
@@ -28,7 +29,7 @@ class Fitting:
 
     def seats(self) -> list[Seat] | Refusal:
         """The seats; a refusal if it does not fit."""
-        return self._policy(self._gang, self._trial.index)
+        return at_once(self._policy(self._gang, self._trial.index))
 
     async def check(self) -> bool:
         """Whether it fits; other tasks may run before."""

@@ -1,4 +1,4 @@
-"""Decides on single pods: which nodes fit, which is best, and reserves the chips there. No I/O, no await.
+"""Decides on single pods: which nodes fit, which is best, and reserves the chips there. No I/O.
 
 kube-scheduler breaks ties between nodes at random, and it filters the next pod while the Binding of the last one is in
 flight. So an answer names one node, and the chips are reserved in the same step: for the next pod they are no longer
@@ -14,6 +14,8 @@ from allocator.decision.earmarks import Earmarks
 from allocator.decision.filtered import Filtered, Tier, gang_refused, refused_with
 from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
+from allocator.gangs.gradual import MANY, GradualPlans
+from allocator.gangs.resuming import resume_gangs
 from allocator.rules.placement import OrderKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.unsupported import without_effect
@@ -56,9 +58,20 @@ class DecisionEngine:
         self._choice = Choice(cluster)
         self._reader = RequestReader(cluster, ledger, default_product, sharing_products)
         self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of)
+        self._gradual = GradualPlans(cluster, ledger, self.gangs)
         self._earmarks = Earmarks(
             cluster, ledger, self.gangs, self.request_of, share=earmark_share, now_s=now_s
         )  # fmt: skip
+
+    async def prepare(self, pod: Pod, candidates: Collection[str] | None = None) -> None:
+        """Plan the gang of a pod piece by piece if it is large; a decision right after it finds the pod's seat."""
+        gang = self.gang_of(pod)
+        if gang is not None and gang.size > MANY:
+            await self._gradual.make(pod, gang, candidates)
+
+    async def resume(self) -> list[Job]:
+        """Plan what is left of gangs that have started; returns those for which it does not fit."""
+        return await resume_gangs(self._cluster, self._ledger, self.gangs, self._gradual)
 
     def handles(self, pod: Pod) -> bool:
         """Whether the allocator judges a pod: it requests chips, or more vNPUs than are allowed."""

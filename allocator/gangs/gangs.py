@@ -10,13 +10,13 @@ A plan knows chips, a scheduler knows everything else: CPU, affinity, host ports
 held until each pod that its minimum needs has passed its scheduler's filters (``allocator/binding/barrier.py``).
 
 Two gangs can't deadlock. A gang that waits for chips holds none, because a plan is made and reserved without an await
-in between, or not at all. A gang some of whose pods are refused by their scheduler releases all its seats, and tries
+in between, or not at all; those of large gangs are made one at a time (``gradual.py``). A gang some of whose pods are refused by their scheduler releases all its seats, and tries
 again in its turn (``allocator/gangs/turns.py``). Seats that are reserved but not used end as a whole: after their time
 to live, or with the job. Only bound pods hold chips without a limit, and those run.
 
 A pod that comes later (the successor of one that has ended, or one beyond the minimum) joins its peers: only the
 missing seats are planned, and pods that have a seat keep it. The same happens after a restart, when plans are forgotten
-and only the bound pods are known; `resume` then plans the rest before any call is answered.
+and only the bound pods are known; `resuming.py` then plans the rest before any call is answered.
 """
 
 from collections.abc import Callable, Collection
@@ -37,7 +37,6 @@ from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-from ascend.turn import Turn
 
 
 class Gangs:
@@ -64,13 +63,13 @@ class Gangs:
         self._ledger = ledger
         self._ttl_s = ttl_s
         self._progress = Progress(cluster, ledger)
-        self._request_of = request_of
-        self._planner = Planner(cluster, ledger, request_of, policy)
+        self.request_of = request_of
+        self.planner = Planner(cluster, ledger, request_of, policy)
         self.incomplete = self._progress.incomplete
         self.find_started = self._progress.find_started
         self._attempts = Attempts(cluster, ledger, self._progress)
         self.turns = self._attempts.turns
-        self.gang_request = self._planner.gang_request
+        self.gang_request = self.planner.gang_request
         self.policy = policy
         self._pruned = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
@@ -103,12 +102,16 @@ class Gangs:
             raise
         if isinstance(found, Reservation):
             return self._take_seat(pod, found)
-        self._ledger.reserve_plan(job.key.plan, found, ttl_s=self._ttl_s)
-        self._pruned = self._cluster.changes.revision  # seats found just now are usable
+        self.reserve(job, found)
         made = self._ledger.get(pod.uid)
         if made is None or pod.uid not in {seat.uid for seat in found}:
             raise _left_out(pod, job)
         return made
+
+    def reserve(self, job: Job, seats: Collection[Seat]) -> None:
+        """Reserve seats that were found just now. Call it right after ``prune``."""
+        self._ledger.reserve_plan(job.key.plan, seats, ttl_s=self._ttl_s)
+        self._pruned = self._cluster.changes.revision  # they are usable
 
     def place_on(self, pod: Pod, request: ChipRequest, job: Job, node: str) -> Reservation:
         """A seat for a pod on the node to which its scheduler binds it; no seat is planned for its peers.
@@ -130,7 +133,7 @@ class Gangs:
             raise incomplete
         if seat is not None:
             return self._take_seat(pod, seat)
-        self._ledger.reserve_plan(job.key.plan, self._planner.plan_alone(pod, request, job, node), ttl_s=self._ttl_s)
+        self._ledger.reserve_plan(job.key.plan, self.planner.plan_alone(pod, request, job, node), ttl_s=self._ttl_s)
         made = self._ledger.get(pod.uid)
         if made is None:
             raise _left_out(pod, job)
@@ -148,7 +151,7 @@ class Gangs:
         """
         for pod in job.pods.values():
             if pod.waits_for_chips and self._ledger.get(pod.uid) is None:
-                self._planner.plan(pod, self._request_of(pod), job, None)
+                self.planner.plan(pod, self.request_of(pod), job, None)
                 return
 
     def release_unused(self, job: Job) -> None:
@@ -188,7 +191,7 @@ class Gangs:
         if held is not None and held.stage is Stage.PLANNED and incomplete is None:
             return True
         try:
-            request = self._request_of(pod)
+            request = self.request_of(pod)
         except Refusal:
             return False
         invalid = held is not None and not self._is_valid(held, request, job)
@@ -201,11 +204,11 @@ class Gangs:
     def _may_be_planned(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
         setback = self.turns.get(job)
         if setback is None:
-            return self._planner.fits(pod, request, job)
+            return self.planner.fits(pod, request, job)
         if self._attempts.obstacle(pod, job) is not None:
             return False
         # Its scheduler has to offer each pod once; when that is done, all are planned.
-        return pod.uid not in setback.offers or self._planner.lacks_offers(pod, request, job, setback) <= 0
+        return pod.uid not in setback.offers or self.planner.lacks_offers(pod, request, job, setback) <= 0
 
     def prune(self) -> None:
         """Drop unstarted plans with an unusable seat, and plans whose pods are all gone.
@@ -235,38 +238,6 @@ class Gangs:
             else:
                 del self._failing[plan]
 
-    async def resume(self) -> list[Job]:
-        """Plan the rest of every gang that has both bound and waiting pods; other tasks run between the jobs.
-
-        Returns:
-            The gangs whose rest does not fit.
-        """
-        stuck, turn = [], Turn()
-        for job in self._cluster.jobs:
-            await turn.share()
-            if not job.is_gang:
-                continue
-            waiting = [pod for pod in job.pods.values() if pod.waits_for_chips]
-            if not waiting or len(waiting) == job.size:
-                continue
-            self.prune()
-            try:
-                self._resume(job, sorted(waiting, key=lambda pod: (job.rank_of(pod), pod.name)))
-            except Refusal:
-                stuck.append(job)
-        return stuck
-
-    def _resume(self, job: Job, waiting: list[Pod]) -> None:
-        for pod in waiting:
-            if self._ledger.get(pod.uid) is not None:
-                continue
-            try:
-                request = self._request_of(pod)
-            except Refusal:
-                continue  # an invalid pod does not keep the others from their seats
-            self.place(pod, request, job, None)
-            return
-
     def _find(
         self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
     ) -> Reservation | list[Seat]:
@@ -285,11 +256,11 @@ class Gangs:
             raise wait
         setback = self.turns.get(job)
         if setback is None:
-            return self._planner.plan(pod, request, job, candidates)
-        lacking = self._planner.lacks_offers(pod, request, job, setback)
+            return self.planner.plan(pod, request, job, candidates)
+        lacking = self.planner.lacks_offers(pod, request, job, setback)
         if lacking > 0:
             raise lacks_offers(job, lacking)
-        return self._planner.plan(pod, request, job, candidates, setback)
+        return self.planner.plan(pod, request, job, candidates, setback)
 
     def _find_seat(
         self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None
@@ -318,7 +289,7 @@ class Gangs:
             return (
                 peer is not None
                 and peer.spec.node_selector == pod.spec.node_selector
-                and self._request_of(peer) == request
+                and self.request_of(peer) == request
             )
         except Refusal:
             return False
@@ -341,7 +312,7 @@ class Gangs:
             return True
         pod = self._cluster.pods.get(seat.uid)
         try:
-            request = self._request_of(pod) if pod is not None else ChipRequest(len(seat.chips))
+            request = self.request_of(pod) if pod is not None else ChipRequest(len(seat.chips))
         except Refusal:
             return False  # refused when the pod is scheduled
         return not self._cluster.suits(seat, request)

@@ -26,12 +26,15 @@ from ascend.chips import ChipSet
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.reasons import Category, Reason
+from ascend.turn import Steps
 
+_STEP = 32
+"""After so many seats there is a pause."""
 _FEW = 16
 """Up to this number of candidates are examined one by one; with more, all nodes are examined, bucket by bucket."""
 
 
-def pack(gang: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
+def pack(gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
     """Find seats for all members, or say why they don't fit; see ``Policy``."""
 
     # Members with few candidates first: the others have a larger choice. If a small member then breaks what a large one
@@ -50,10 +53,10 @@ def pack(gang: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
         lambda equals: (-equals[0].request.chips, choice(equals)),
         lambda equals: (spare(equals), -equals[0].request.chips),
     )
-    found = _packed(gang, _Board(index, gang.limits, gang.peers), orders[0])
+    found = yield from _packed(gang, _Board(index, gang.limits, gang.peers), orders[0])
     if isinstance(found, _Misfit) and any(each.candidates is not None for each in gang.members):
         for order in orders[1:]:
-            other = _packed(gang, _Board(index, gang.limits, gang.peers), order)
+            other = yield from _packed(gang, _Board(index, gang.limits, gang.peers), order)
             if not isinstance(other, _Misfit):
                 return other
     return _refuse(gang, found) if isinstance(found, _Misfit) else found
@@ -61,7 +64,7 @@ def pack(gang: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
 
 def _packed(
     gang: GangRequest, board: "_Board", key: Callable[[list[Member]], tuple[float, float]]
-) -> "list[Seat] | _Misfit":
+) -> "Steps[list[Seat] | _Misfit]":
     seats: dict[str, Seat] = {}
     kinds: dict[tuple[int, ChipRequest], list[Member]] = {}
     for member in gang.members:
@@ -70,7 +73,7 @@ def _packed(
         request, allowed = equals[0].request, gang.allowed(equals[0])
         if not seats and (room := board.room(request, allowed)) < len(equals):
             return _Misfit(board, request, allowed, room, is_full=True)
-        found = board.take(request, len(equals), allowed)
+        found = yield from board.take(request, len(equals), allowed)
         if len(found) < len(equals):
             return _Misfit(board, request, allowed, len(seats) + len(found))
         for member, (node, chips) in zip(equals, sorted(found), strict=True):
@@ -96,7 +99,7 @@ class _Board:
 
     def take(
         self, request: ChipRequest, number: int, candidates: Collection[str] | None
-    ) -> list[tuple[str, tuple[int, ...]]]:
+    ) -> Steps[list[tuple[str, tuple[int, ...]]]]:
         """Take nodes and chips for ``number`` pods, or for as many as fit."""
         if number == 1 and not self._changed and not self._limits and not self._peers:
             return self._take_one(request, candidates)
@@ -112,6 +115,8 @@ class _Board:
                     heapq.heappush(heap, following)
                 continue
             taken.append((entry.name, entry.fit.chips))
+            if not len(taken) % _STEP:
+                yield
             self._seats[entry.name] += 1
             # Equal nodes stay equal, so each step is computed once. Looked up by identity, which is much faster than
             # by value; the memo holds the vacancy so that its identity is not reused.

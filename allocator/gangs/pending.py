@@ -11,9 +11,12 @@ from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.turn import Steps, at_once
 
 _MOST_GANGS: Final = 256
 """The most gangs whose pods are cached; beyond it the least recently used one is dropped."""
+_STEP: Final = 16
+"""After so many pods there is a pause."""
 
 
 class Waiting(NamedTuple):
@@ -59,7 +62,7 @@ class PendingMembers:
         others = job.size - (pod.uid in job.pods)
         # If all other pods are placed, there is nothing to search: for example if a pod has to leave its own seat.
         if job.placed_beside(pod.uid) < min(job.min_available, others):
-            waiting = [each for each in self._waiting(job) if each.pod.uid != pod.uid]
+            waiting = [each for each in at_once(self.read(job)) or () if each.pod.uid != pod.uid]
             insort(waiting, Waiting(job.rank_of(pod), pod, request), key=lambda each: each.rank)
             size = len(job.pods) + (pod.uid not in job.pods)
             needed = job.min_available - (size - len(waiting))
@@ -68,23 +71,33 @@ class PendingMembers:
         # The minimum is placed: this pod is an additional one, or the successor of one that has ended.
         return [Waiting(job.rank_of(pod), pod, request)], 1
 
-    def _waiting(self, job: Job) -> list[Waiting]:
-        # Requests depend on the labels and products of nodes as well.
-        version = job.version, self._cluster.labels.version
+    def read(self, job: Job) -> Steps[list[Waiting] | None]:
+        """Read the pods of a job that need a seat, unless they are cached; None if its pods have changed meanwhile."""
+        version = self._version(job)
         cached = self._cached.pop(job.key, None)
         if cached is None or cached[0] != version:
-            cached = (
-                version,
-                [
-                    Waiting(rank, each, self._read(each))
-                    for rank, each in job.ranked()
-                    if each.waits_for_chips and self._ledger.get(each.uid) is None
-                ],
-            )
+            found: list[Waiting] = []
+            for rank, each in job.ranked():
+                if each.waits_for_chips and self._ledger.get(each.uid) is None:
+                    found.append(Waiting(rank, each, self._read(each)))
+                    if not len(found) % _STEP:
+                        yield
+                        if self._version(job) != version:
+                            return None
+            cached = version, found
             if len(self._cached) >= _MOST_GANGS:
                 del self._cached[next(iter(self._cached))]
         self._cached[job.key] = cached
         return cached[1]
+
+    def is_read(self, job: Job) -> bool:
+        """Whether the pods of a job that need a seat are cached."""
+        cached = self._cached.get(job.key)
+        return cached is not None and cached[0] == self._version(job)
+
+    def _version(self, job: Job) -> tuple[int, int]:
+        # Requests depend on the labels and products of nodes as well.
+        return job.version, self._cluster.labels.version
 
     def _read(self, pod: Pod) -> ChipRequest | Refusal:
         try:

@@ -17,11 +17,13 @@ from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import peer_on_node
 from allocator.state.cluster import Cluster
+from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.turn import Steps, at_once
 
 _MOST_OUTCOMES: Final = 128
 """The most outcomes cached: each keeps the names of the nodes it was found for."""
@@ -66,7 +68,7 @@ class Planner:
         self._cluster = cluster
         self._ledger = ledger
         self._policy = policy
-        self._pending = PendingMembers(cluster, ledger, request_of)
+        self.pending = PendingMembers(cluster, ledger, request_of)
         # A scheduler filters the pods of a gang that does not fit one after the other; each would plan all of them.
         self._outcomes: dict[PlanKey, Refusal | None] = {}
         self._version = -1
@@ -181,7 +183,7 @@ class Planner:
         if request.is_spread and job.shares(node, pod.uid):
             raise peer_on_node()
         with self._ledger.promises.lifted((job.key.plan,)):
-            found = self._policy(GangRequest(job.key, (member,), (node,)), self._cluster.index)
+            found = at_once(self._policy(GangRequest(job.key, (member,), (node,)), self._cluster.index))
             (verdict,) = self._cluster.index.verdicts(request, (node,)).values()
         if isinstance(found, Refusal):
             raise Refusal(verdict.reason, verdict.message) if isinstance(verdict, Refusal) else found
@@ -189,7 +191,7 @@ class Planner:
 
     def lacks_offers(self, pod: Pod, request: ChipRequest, job: Job, setback: Setback) -> int:
         """How many pods of a gang that has stepped back have to be offered nodes before it can be planned."""
-        waiting, needed = self._pending.needed(pod, request, job)
+        waiting, needed = self.pending.needed(pod, request, job)
         return needed - sum(each.pod.uid in setback.offers for each in waiting)
 
     def gang_request(
@@ -209,7 +211,7 @@ class Planner:
         labels, selector = self._cluster.labels, pod.spec.node_selector
         common = self._common(pod, None if is_one else candidates)
         selected = cache(lambda items: labels.selected(dict(items)))  # once for each selector of a peer
-        waiting, needed = self._pending.needed(pod, request, job)
+        waiting, needed = self.pending.needed(pod, request, job)
         members: list[Member] = []
         invalid: list[Refusal] = []
         if setback is not None:  # a scheduler has not offered any node yet for the others
@@ -241,23 +243,39 @@ class Planner:
         setback: Setback | None = None,
     ) -> list[Seat]:
         gang, needed = self.gang_request(pod, request, job, candidates, setback)
-        found = self._find_seats(gang, job, setback)
-        if isinstance(found, Refusal) and needed < len(gang.members):
-            found = self._with_previous_nodes(replace(gang, members=gang.members[:needed]))
+        index = self._cluster.index
+        if setback is None:
+            found = at_once(self.search(gang, needed, index))
+        else:
+            found = self._find_seats(gang, job, setback)
+            if isinstance(found, Refusal) and needed < len(gang.members):
+                found = at_once(self._with_previous_nodes(replace(gang, members=gang.members[:needed]), index))
         if isinstance(found, Refusal):
             raise found
         return found
 
-    def _find_seats(self, gang: GangRequest, job: Job, setback: Setback | None) -> list[Seat] | Refusal:
-        """The policy's seats; for a gang that has stepped back, with what has been learned since."""
-        if setback is None:
-            return self._with_previous_nodes(gang)
-        found = self._with_previous_nodes(replace(gang, limits=self._remaining(setback, job)))
+    def search(self, gang: GangRequest, needed: int, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
+        """Find seats for all members, or else for the first ``needed`` ones.
+
+        Args:
+            gang: what is to be placed.
+            needed: how many members must be placed.
+            index: the nodes.
+        """
+        found = yield from self._with_previous_nodes(gang, index)
+        if isinstance(found, Refusal) and needed < len(gang.members):
+            found = yield from self._with_previous_nodes(replace(gang, members=gang.members[:needed]), index)
+        return found
+
+    def _find_seats(self, gang: GangRequest, job: Job, setback: Setback) -> list[Seat] | Refusal:
+        """Seats for a gang that has stepped back, with what has been learned since."""
+        index = self._cluster.index
+        found = at_once(self._with_previous_nodes(replace(gang, limits=self._remaining(setback, job)), index))
         is_new = not isinstance(found, Refusal) and not conflicts_with(found, setback.conflicts)
         if len(gang.members) == 1 or (is_new and setback.tries % 2):
             return found
         random = Random(f"{gang.job} {setback.tries}")  # noqa: S311 - repeatable choices, no secrets
-        return redraw(gang, setback.conflicts, self._cluster.index, self._policy, random) or found
+        return redraw(gang, setback.conflicts, index, self._policy, random) or found
 
     def _common(self, pod: Pod, candidates: Collection[str] | None) -> Collection[str] | None:
         """The nodes for the peers of a pod that have the same node selector; None for every node."""
@@ -270,19 +288,19 @@ class Planner:
         there = Counter(seat.node for uid in job.placed if (seat := self._ledger.get(uid)) is not None)
         return {node: max(0, most - there[node]) for node, most in setback.limits.items()}
 
-    def _with_previous_nodes(self, gang: GangRequest) -> list[Seat] | Refusal:
+    def _with_previous_nodes(self, gang: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         """The policy's seats, with pods on their previous nodes as far as that leaves room for all."""
         previous = self._cluster.previous.of(gang.job) if self._cluster.previous is not None else {}
         kept = tuple(
             replace(member, candidates=(node,))
             if (node := previous.get(member.rank)) is not None
             and ((allowed := gang.allowed(member)) is None or node in allowed)
-            and self._cluster.index.vacancy_for(member.request, node) is not None
+            and index.vacancy_for(member.request, node) is not None
             else member
             for member in gang.members
         )
         if kept != gang.members:
-            found = self._policy(replace(gang, members=kept), self._cluster.index)
+            found = yield from self._policy(replace(gang, members=kept), index)
             if not isinstance(found, Refusal):
                 return found
-        return self._policy(gang, self._cluster.index)
+        return (yield from self._policy(gang, index))

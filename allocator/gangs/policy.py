@@ -1,7 +1,8 @@
 """The types of a placement policy for gangs.
 
-A policy is a pure function from a request and the index of nodes to one seat for each member, or to a refusal. It
-reserves nothing.
+A policy is a function from a request and the index of nodes to one seat for each member, or to a refusal. It reserves
+nothing. It works in steps, so that the nodes of a large gang can be searched for in pieces; the index must not change
+in between.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -14,6 +15,7 @@ from allocator.rules.request import ChipRequest
 from allocator.state.index import NodeIndex
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
+from ascend.turn import Steps
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):
@@ -56,5 +58,5 @@ class GangRequest(msgspec.Struct, frozen=True):
         return self.candidates if member.candidates is None else member.candidates
 
 
-Policy: TypeAlias = Callable[[GangRequest, NodeIndex], list[Seat] | Refusal]
+Policy: TypeAlias = Callable[[GangRequest, NodeIndex], Steps[list[Seat] | Refusal]]
 """Returns one seat for each member, in their order."""

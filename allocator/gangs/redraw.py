@@ -16,6 +16,7 @@ from allocator.gangs.policy import GangRequest, Policy
 from allocator.state.index import NodeIndex
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
+from ascend.turn import at_once
 
 MOST_MEMBERS: Final = 32
 """For larger gangs a draw would hardly ever succeed."""
@@ -63,7 +64,7 @@ def redraw(
             continue
         pairs = zip(gang.members, drawn, strict=True)
         members = tuple(replace(member, candidates=(seat.node,)) for member, seat in pairs)
-        found = policy(replace(gang, members=members), index)
+        found = at_once(policy(replace(gang, members=members), index))
         if not isinstance(found, Refusal):
             return found
         plans += 1

@@ -212,6 +212,9 @@ class Gates:
                 if not self._nominator.has_room:
                     self._is_cut_short = True
                     return wasted_s
+                await self._nominator.prepare(pod)
+                if self._head(group) is not pod:
+                    continue  # it has changed meanwhile
                 started_s = self._monotonic()
                 try:
                     written = self._nominate(pod)

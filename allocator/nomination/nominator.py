@@ -159,8 +159,14 @@ class Nominator:
             return
         if not self._options.nominates or self._is_small():
             return
+        await self.prepare(pod)
         with suppress(Refusal):
             await self.nominate(pod)
+
+    async def prepare(self, pod: Pod) -> None:
+        """Plan the gang of a pod piece by piece if it is large, right before ``nominate``."""
+        if self._engine.is_of_gang(pod):
+            await self._engine.prepare(pod, self._candidates.of(pod))
 
     def nominate(self, pod: Pod) -> "asyncio.Task[bool]":
         """Reserve chips for a pod and write its nomination in a task; returns the task: whether it was written.
@@ -196,13 +202,16 @@ class Nominator:
         while self.has_room and (uid := self._line.pop()) is not None:
             pod = self._cluster.pods.get(uid)
             if pod is not None and self._options.serves(pod) and not pod.status.nominated_node_name:
-                self._decide(pod)
+                await self._decide(pod)
             await turn.share()
 
-    def _decide(self, pod: Pod) -> None:
+    async def _decide(self, pod: Pod) -> None:
         if len(self._unfiltered) + len(self._taken) < self._lead():
             self._taken[pod.uid] = self._monotonic()
             return
+        await self.prepare(pod)
+        if pod.uid in self._left:
+            return  # its scheduler has filtered it meanwhile
         try:
             self.nominate(pod)
         except Refusal:

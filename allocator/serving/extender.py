@@ -87,11 +87,11 @@ class Extender:
 
     async def _filter(self, request: web.Request) -> web.Response:
         try:
-            return _answer(self.filter(await _read(request)))
+            return _answer(await self.filter(await _read(request)))
         except InvalidValue as error:
             return _answer(FilterResult(error=text(error)))
 
-    def filter(self, body: bytes) -> FilterResult:
+    async def filter(self, body: bytes) -> FilterResult:
         """Answer a filter call, also one that can't be decoded."""
         try:
             pod, names = read_args(body)
@@ -102,6 +102,8 @@ class Extender:
                 # It requests the resource with 0, or managedResources is not configured.
                 return FilterResult(node_names=list(names))
             with self._journal.timed("filter"):
+                await self._engine.prepare(pod, names)
+                self._require_open()
                 return self._filtered(pod, names)
         except AscendError as error:
             return FilterResult(error=text(error))

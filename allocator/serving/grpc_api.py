@@ -110,6 +110,7 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         pod = await self._pod(request.pod, context)
         with self._journal.timed("allocate"):
             candidates = list(request.nodes) or None
+            await self._engine.prepare(pod, candidates)
             try:
                 if not request.bind:
                     bound = self._reserver.reserve(pod, candidates)

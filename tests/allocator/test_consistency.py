@@ -300,7 +300,7 @@ class Consistency(RuleBasedStateMachine):
         self.world.now_s = now_s
         self.world.add(*self.seen.values())
         self.binder = self._new_binder()
-        asyncio.run(self.world.engine.gangs.resume())
+        asyncio.run(self.world.engine.resume())
 
     def _new_binder(self) -> Binder:
         world = self.world

@@ -127,7 +127,7 @@ async def _extender(run: Run, size: _Size, count: int, shown: Table, outcome: Ou
                 for number in run.steps(f"{count:,} names", size.asked + 8):
                     which = number % len(pods)
                     started_s = time.perf_counter()
-                    inside = msgspec.json.encode(allocator.app.extender.filter(questions[which]))
+                    inside = msgspec.json.encode(await allocator.app.extender.filter(questions[which]))
                     inside_s = time.perf_counter() - started_s
                     engine.release(pods[which]["metadata"]["uid"])
                     over_http_s, answer = await _post(http, url, questions[which])

@@ -270,7 +270,7 @@ def test_a_waiting_gang_moves_to_the_default_product_as_a_whole() -> None:
 def test_a_gang_planned_again_after_a_restart_joins_its_bound_pods() -> None:
     world = world_of(a1=A, a2=A, b1=B, b2=B)
     world.add(*(selecting(peer(number, minimum=2, on=on), B) for number, on in ((0, "b1"), (1, ""))))
-    assert asyncio.run(world.engine.gangs.resume()) == []
+    assert asyncio.run(world.engine.resume()) == []
     held = world.ledger.get("uid-train-1")
     assert held is not None
     assert held.node == "b2"

@@ -21,6 +21,7 @@ from ascend.annotations import RANK
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod, PodStatus
 from ascend.reasons import Reason
+from ascend.turn import Steps
 from tests.allocator.builders import GROUP, World, node, pod, pod_group
 from tests.allocator.gangs.builders import MESHES, TTL_S, TWO, bind, gang, of_pool, reason, world_of
 
@@ -90,7 +91,7 @@ def test_a_gang_that_does_not_fit_is_planned_once(
 ) -> None:
     world, planned = world_of(3), 0
 
-    def counting(request: GangRequest, index: NodeIndex) -> list[Seat] | Refusal:
+    def counting(request: GangRequest, index: NodeIndex) -> Steps[list[Seat] | Refusal]:
         nonlocal planned
         planned += 1
         return pack(request, index)

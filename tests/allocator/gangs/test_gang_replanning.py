@@ -34,7 +34,7 @@ def test_resuming_a_gang_drops_the_broken_plan_of_another() -> None:
     world.add(node("n0", cordoned=True))
     bound = pod(begun[0].name, 8, node="n2", chips=range(8), phase="Running", annotations=begun[0].metadata.annotations)
     world.add(bound, *(rest := gang("train", 1, minimum=2, first=1)))
-    assert asyncio.run(world.engine.gangs.resume()) == []
+    assert asyncio.run(world.engine.resume()) == []
     assert {each.uid for each in world.ledger} == {rest[0].uid}
 
 
@@ -189,7 +189,7 @@ def test_after_a_restart_the_rest_of_a_gang_is_planned_first() -> None:
     before = World()
     before.add(*(node(f"n{number}") for number in range(3)), *pods)
     world.add(bind(before, pods[0]), *pods[1:])
-    assert asyncio.run(world.engine.gangs.resume()) == []
+    assert asyncio.run(world.engine.resume()) == []
     assert world.ledger.count(Stage.PLANNED) == 2
     assert reason(world, pod("other", 1)) is Reason.NOT_ENOUGH_CHIPS
     assert {world.engine.place(each).node for each in pods[1:]} == {"n1", "n2"}
@@ -201,7 +201,7 @@ def test_after_a_restart_an_invalid_pod_does_not_hold_up_its_gang() -> None:
     bound = pod("train-0", 8, node="n0", chips=range(8), phase="Running", annotations=pods[0].metadata.annotations)
     invalid = pod("train-1", 17, annotations=pods[1].metadata.annotations)
     world.add(bound, invalid, *pods[2:])
-    assert asyncio.run(world.engine.gangs.resume()) == []
+    assert asyncio.run(world.engine.resume()) == []
     assert {each.uid for each in world.ledger} == {each.uid for each in pods[2:]}
 
 
@@ -213,14 +213,14 @@ def test_after_a_restart_a_gang_is_planned_beside_bindings_in_flight() -> None:
     stage = Stage.DOUBTFUL
     world.ledger.reserve(uid=pods[1].uid, pod=pods[1].key, node="n1", chips=tuple(range(8)), stage=stage)
     world.add(node("n1", cordoned=True))
-    assert asyncio.run(world.engine.gangs.resume()) == []
+    assert asyncio.run(world.engine.resume()) == []
     assert [(each.node, each.stage) for each in world.ledger] == [("n1", stage), ("n2", Stage.PLANNED)]
 
 
 def test_after_a_restart_a_gang_without_bound_pods_is_not_planned() -> None:
     world = world_of(3)
     world.add(*gang("train", 3))
-    assert asyncio.run(world.engine.gangs.resume()) == []
+    assert asyncio.run(world.engine.resume()) == []
     assert len(world.ledger) == 0
 
 
@@ -241,7 +241,7 @@ async def test_resuming_many_jobs_yields_to_the_event_loop(monkeypatch: pytest.M
     monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each job takes a turn
     world = world_of(2)
     world.add(*(pod(f"alone-{number}", 1) for number in range(100)))
-    resuming = asyncio.create_task(world.engine.gangs.resume())
+    resuming = asyncio.create_task(world.engine.resume())
     turns = 0
     while not resuming.done():
         await asyncio.sleep(0)

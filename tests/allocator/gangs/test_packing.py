@@ -12,6 +12,7 @@ from allocator.rules.job import VOLCANO, JobKey
 from allocator.rules.request import ChipRequest
 from ascend.chips import chip_set
 from ascend.errors import Refusal
+from ascend.turn import at_once
 from tests.allocator.builders import World, node, pod
 from tests.allocator.gangs.builders import gang, of_pool
 
@@ -43,7 +44,8 @@ def test_packing_equals_placing_one_after_the_other(
     members = tuple(Member(f"u{n}", f"default/p{n}", n, ChipRequest(chips)) for n, chips in enumerate(sizes))
     before = world.cluster.index.version
     with mock.patch.object(packing, "_FEW", few):
-        found = pack(GangRequest(JobKey("default", "train", VOLCANO), members, candidates=names), world.cluster.index)
+        request = GangRequest(JobKey("default", "train", VOLCANO), members, candidates=names)
+        found = at_once(pack(request, world.cluster.index))
     assert world.cluster.index.version == before
     one_by_one: list[tuple[int, str, int]] = []
     for chips in sorted(sizes, reverse=True):

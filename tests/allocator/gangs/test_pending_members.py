@@ -100,7 +100,7 @@ def test_the_least_recently_used_gang_is_dropped(monkeypatch: pytest.MonkeyPatch
 
 def test_outcomes_of_plans_are_dropped_when_nodes_change() -> None:
     members = Members()
-    planner = members.world.engine.gangs._planner
+    planner = members.world.engine.gangs.planner
     outcomes = planner._known_outcomes()
     outcomes[mock.sentinel.key] = None
     assert planner._known_outcomes() is outcomes
@@ -110,7 +110,7 @@ def test_outcomes_of_plans_are_dropped_when_nodes_change() -> None:
 
 def test_outcomes_of_many_plans_stay_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allocator.gangs.planning._MOST_OUTCOMES", 3)
-    planner = Members().world.engine.gangs._planner
+    planner = Members().world.engine.gangs.planner
     for key in range(5):
         planner._known_outcomes()[key] = None  # type: ignore[index]  # any key
     assert len(planner._known_outcomes()) == 2

@@ -1,0 +1,172 @@
+"""Plans large gangs piece by piece, so that other calls are answered in between.
+
+A plan for a thousand pods takes tens of milliseconds: reading what each of them requests, finding seats, reserving
+them. Other calls are answered between the pieces, and nodes, pods and reservations change. The result is nevertheless
+a plan as if it had been made at once, or none:
+
+* The seats are searched for on a copy of what the nodes have left, which does not change.
+* Each seat is checked against what its node has left in the piece in which it is reserved: another pod may have got its
+  chips, a report may exclude them.
+* If the gang changes in between (its pods, its group, the labels of nodes), its version does.
+* If a node with seats that are reserved already becomes unusable, ``Gangs.prune`` drops the plan.
+
+In each of these cases what was reserved is released, and the plan begun anew; after a few times it is made at once. One
+gang is planned at a time: two that both take chips piece by piece would be in each other's way. Calls for the other
+pods of the gang wait until it is done.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from allocator.gangs.gangs import Gangs
+from allocator.rules.request import ChipRequest
+from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.state.cluster import Cluster
+from allocator.state.index import NodeIndex
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from allocator.state.node import NodeRecord, Offer, assess
+from allocator.state.reservation import Seat
+from ascend.chips import chip_set
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.turn import Steps, Turn
+
+MANY: Final = 64
+"""Gangs of which more pods need a seat are planned piece by piece; others take a few milliseconds."""
+TRIES: Final = 3
+"""After so many plans that became outdated one is made at once."""
+_STEP: Final = 32
+"""After so many nodes or seats there may be a pause."""
+
+
+class GradualPlans:
+    """Plans large gangs.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        gangs: the plans.
+    """
+
+    def __init__(self, cluster: Cluster, ledger: Ledger, gangs: Gangs) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._gangs = gangs
+        self._lock = asyncio.Lock()
+
+    async def make(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
+        """Plan the gang of a pod if it is large and has no plan; then ``Gangs.place`` finds the pod's seat.
+
+        Without a plan ``Gangs.place`` makes one, or says why there is none.
+
+        Args:
+            pod: the pod being scheduled.
+            job: its job, a gang.
+            candidates: names of the only nodes it may be on; None for every node.
+        """
+        if not self._is_wanted(pod, job, candidates):
+            return
+        async with self._lock:
+            turn = Turn()
+            several = None if candidates is None else frozenset(candidates)
+            for _ in range(TRIES):
+                if not self._is_wanted(pod, job, several) or await self._try(pod, job, several, turn):
+                    return
+
+    def _is_wanted(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> bool:
+        if job.size - job.placed_beside("") <= MANY or (candidates is not None and len(candidates) <= 1):
+            return False
+        plan = job.key.plan
+        return not (
+            self._ledger.get(pod.uid) is not None
+            or pod.is_gated
+            or self._ledger.unused(plan)
+            or self._ledger.held(plan)
+            or self._gangs.turns.get(job) is not None
+            or self._gangs.incomplete(job, pod) is not None
+        )
+
+    async def _try(self, pod: Pod, job: Job, candidates: Collection[str] | None, turn: Turn) -> bool:
+        """Plan once; returns whether the plan was made, or can't be."""
+        planner, version = self._gangs.planner, self._version(job)
+        if await turn.share_between(planner.pending.read(job)) is None:
+            return False
+        try:
+            gang, needed = planner.gang_request(pod, self._gangs.request_of(pod), job, candidates)
+        except Refusal:
+            return True
+        await turn.share()
+        index = await turn.share_between(self._copied(job.key.plan))
+        found = await turn.share_between(planner.search(gang, needed, index))
+        if isinstance(found, Refusal):
+            return True
+        requests = {member.uid: member.request for member in gang.members}
+        try:
+            return await self._reserve(job, found, requests, version, turn)
+        except asyncio.CancelledError:
+            self._gangs.release_unused(job)
+            raise
+
+    async def _reserve(
+        self, job: Job, seats: Sequence[Seat], requests: Mapping[str, ChipRequest], version: object, turn: Turn
+    ) -> bool:
+        for first in range(0, len(seats), _STEP):
+            await turn.share()
+            self._gangs.prune()
+            some = seats[first : first + _STEP]
+            if self._version(job) != version or not self._are_free(some, requests, job.key.plan):
+                if self._ledger.get(some[0].uid) is None:  # else a call that did not wait has planned the rest
+                    self._gangs.release_unused(job)
+                return False
+            self._gangs.reserve(job, some)
+            version = self._version(job)
+        return True
+
+    def _version(self, job: Job) -> object:
+        """What changes with the gang; also when a seat of it is reserved or released."""
+        is_known = self._cluster.jobs.by_key.get(job.key) is job
+        return is_known, job.version, self._cluster.labels.version
+
+    def _copied(self, plan: str) -> Steps[NodeIndex]:
+        """The nodes with free chips, as they are for the gang of a plan."""
+        index = NodeIndex()
+        for number, name in enumerate(tuple(self._cluster.nodes)):
+            if not number % _STEP:
+                yield
+            record = self._cluster.nodes.get(name)
+            offer = self._offer(record, plan) if record is not None else None
+            if isinstance(offer, Vacancy) and offer.free:
+                index.put(name, offer)
+        return index
+
+    def _offer(self, record: NodeRecord, plan: str) -> Offer | None:
+        """What a node has left for the gang of a plan: what is promised to it counts as free."""
+        promises = self._ledger.promises
+        on_node = promises.owners_on(record.name) if promises else ()
+        if not any(each.owner == plan for each in on_node):
+            return record.offer
+        promised = 0
+        for each in on_node:
+            if each.owner != plan:
+                promised |= each.chips[record.name]
+        return assess(record, self._ledger.on(record.name), promised)
+
+    def _are_free(self, seats: Sequence[Seat], requests: Mapping[str, ChipRequest], plan: str) -> bool:
+        """Whether the chips of seats can be reserved now."""
+        by_node: defaultdict[str, list[Seat]] = defaultdict(list)
+        for seat in seats:
+            by_node[seat.node].append(seat)
+        for node, here in by_node.items():
+            record = self._cluster.nodes.get(node)
+            left = self._offer(record, plan) if record is not None else None
+            for seat in here:
+                request, chips = requests[seat.uid], chip_set(seat.chips)
+                if not isinstance(left, Vacancy) or chips & ~left.usable(request):
+                    return False
+                if not isinstance(judge(left, request), Fit):
+                    return False
+                left = left.without(chips)
+        return True

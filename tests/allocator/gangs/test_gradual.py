@@ -1,0 +1,221 @@
+"""Large gangs are planned piece by piece, with the result of a plan that is made at once."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from allocator.gangs import gradual
+from allocator.state.promises import Promise
+from allocator.state.reservation import Stage
+from ascend.chips import chip_set
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from tests.allocator.builders import World, node, pod, report
+from tests.allocator.gangs.builders import MESHES, gang, of_pool, world_of
+
+Interference = Callable[[World, list[Pod]], None]
+
+
+@pytest.fixture(autouse=True)
+def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
+    monkeypatch.setattr(gradual, "_STEP", 1)
+    monkeypatch.setattr("allocator.gangs.pending._STEP", 1)
+    monkeypatch.setattr("allocator.gangs.packing._STEP", 1)
+    monkeypatch.setattr(gradual, "MANY", 1)
+    monkeypatch.setattr("allocator.decision.engine.MANY", 1)
+
+
+def seats(world: World) -> dict[str, tuple[str, int]]:
+    return {held.uid: (held.node, chip_set(held.chips)) for held in world.ledger}
+
+
+def planned_at_once(world: World, each: Pod, names: list[str] | None = None) -> dict[str, tuple[str, int]]:
+    try:
+        world.engine.place(each, names)
+    except Refusal:
+        return {}
+    return seats(world)
+
+
+async def prepare(world: World, each: Pod, names: list[str] | None = None, between: Iterable[Interference] = ()) -> int:
+    """Prepare a pod; in each turn of the loop one thing happens in between. The number of turns."""
+    preparing, turns = asyncio.create_task(world.engine.prepare(each, names)), 0
+    things = iter(between)
+    while not preparing.done():
+        await asyncio.sleep(0)
+        turns += 1
+        if (thing := next(things, None)) is not None and not preparing.done():
+            thing(world, [])
+    await preparing
+    return turns
+
+
+async def test_planning_a_large_gang_yields_to_the_event_loop() -> None:
+    world = world_of(100)
+    world.add(*(pods := gang("train", 100)))
+    assert await prepare(world, pods[0]) > 300  # reading, searching and reserving
+    assert {held.stage for held in world.ledger} == {Stage.PLANNED}
+    assert len(world.ledger) == 100
+
+
+async def test_small_gangs_and_single_pods_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradual, "MANY", 64)
+    world = world_of(8)
+    world.add(*(pods := gang("train", 4)), alone := pod("alone", 1))
+    for each in (pods[0], alone):
+        await prepare(world, each)
+    assert not len(world.ledger)
+
+
+async def test_calls_for_other_pods_of_the_gang_wait_for_its_plan() -> None:
+    world = world_of(20)
+    world.add(*(pods := gang("train", 20)))
+    await asyncio.gather(*(world.engine.prepare(each) for each in pods))
+    assert len(world.ledger) == 20
+    assert {world.engine.place(each).node for each in pods} == {f"n{number}" for number in range(20)}
+
+
+async def test_what_is_promised_to_the_gang_counts_as_free() -> None:
+    world = world_of(4)
+    world.add(*(pods := gang("train", 4)))
+    plan = world.cluster.jobs.job_of(pods[0]).key.plan
+    world.ledger.promises.keep(Promise(plan, "job", 0, {"n1": 0xFF, "n2": 0xFF}, 1e9, drains=True))
+    await prepare(world, pods[0])
+    assert len(world.ledger) == 4
+
+
+async def test_a_cancelled_plan_leaves_no_reservation() -> None:
+    world = world_of(50)
+    world.add(*(pods := gang("train", 50)))
+    preparing = asyncio.create_task(world.engine.prepare(pods[0]))
+    while not len(world.ledger):  # noqa: ASYNC110 - the state of a task
+        await asyncio.sleep(0)
+    preparing.cancel()
+    await asyncio.gather(preparing, return_exceptions=True)
+    assert not len(world.ledger)
+    await prepare(world, pods[0])
+    assert len(world.ledger) == 50
+
+
+requests = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=2, max_size=10)
+idle = st.lists(st.just(0xFF) | st.integers(0, 0xFF), min_size=3, max_size=8)
+pools = st.lists(st.sampled_from(["", "a", "b"]), min_size=10, max_size=10)
+
+
+def crowded(sizes: list[int], idle: list[int], pool: list[str], minimum: int) -> tuple[World, list[Pod]]:
+    """Nodes with these free chips, the even ones in pool a, and a gang."""
+    world = World()
+    for number, free in enumerate(idle):
+        world.occupy(f"n{number}", free=[chip for chip in range(8) if free >> chip & 1])
+        seen = world.cluster.nodes[f"n{number}"].node
+        assert seen is not None
+        world.add(node(seen.name, labels={**MESHES, "pool": "ab"[number % 2]}))
+    pods = [
+        of_pool(each, pool[at]) if pool[at] else each
+        for at, chips in enumerate(sizes)
+        for each in gang("train", 1, chips=chips, minimum=min(minimum, len(sizes)), first=at)
+    ]
+    world.add(*pods)
+    return world, pods
+
+
+@given(sizes=requests, idle=idle, pool=pools, minimum=st.integers(2, 10), named=st.none() | st.sets(st.integers(0, 7)))
+def test_the_plan_is_that_of_planning_at_once(
+    sizes: list[int], idle: list[int], pool: list[str], minimum: int, named: set[int] | None
+) -> None:
+    names = None if named is None else [f"n{number}" for number in sorted(named)]
+    world, pods = crowded(sizes, idle, pool, minimum)
+    expected = planned_at_once(world, pods[0], names)
+    world, pods = crowded(sizes, idle, pool, minimum)
+    asyncio.run(prepare(world, pods[0], names))
+    event(f"{len(world.ledger)} seats")
+    if len(world.ledger):
+        assert seats(world) == expected
+    assert planned_at_once(world, pods[0], names) == expected
+
+
+def _take(number: int) -> Interference:
+    def act(world: World, _pods: list[Pod]) -> None:
+        world.add(single := pod(f"single-{number}-{world.cluster.changes.revision}", 1))
+        planned_at_once(world, single)
+
+    return act
+
+
+def _report(number: int, bad: int) -> Interference:
+    return lambda world, _pods: world.add(report(f"n{number}", unhealthy=[bad]))
+
+
+def _cordon(number: int) -> Interference:
+    return lambda world, _pods: world.add(
+        node(f"n{number}", cordoned=True, labels={**MESHES, "pool": "ab"[number % 2]})
+    )
+
+
+def _delete(number: int) -> Interference:
+    def act(world: World, _pods: list[Pod]) -> None:
+        if (seen := world.cluster.pods.get(f"uid-train-{number}")) is not None and not seen.spec.node_name:
+            world.cluster.pod_deleted(seen)
+
+    return act
+
+
+def _place(number: int) -> Interference:
+    """A call for another pod of the gang that does not wait for the plan."""
+
+    def act(world: World, _pods: list[Pod]) -> None:
+        if (seen := world.cluster.pods.get(f"uid-train-{number}")) is not None:
+            planned_at_once(world, seen)
+
+    return act
+
+
+def _nothing() -> Interference:
+    return lambda _world, _pods: None
+
+
+interference = st.one_of(
+    *[st.builds(_nothing)] * 3,
+    st.builds(_take, st.integers(0, 7)),
+    st.builds(_report, st.integers(0, 7), st.integers(0, 7)),
+    st.builds(_cordon, st.integers(0, 7)),
+    st.builds(_delete, st.integers(0, 9)),
+    st.builds(_place, st.integers(0, 9)),
+)
+
+
+@given(
+    crowd=st.tuples(requests, idle, pools, st.integers(2, 10)),
+    quiet=st.integers(0, 40),
+    between=st.lists(interference, min_size=1, max_size=20),
+)
+def test_whatever_happens_in_between_the_gang_has_all_its_seats_or_none(
+    crowd: tuple[list[int], list[int], list[str], int], quiet: int, between: list[Interference]
+) -> None:
+    world, pods = crowded(*crowd)
+    asyncio.run(prepare(world, pods[0], between=[_nothing()] * quiet + between))
+    event(f"{len(world.ledger)} seats")
+    world.engine.gangs.prune()
+    taken: Counter[tuple[str, int]] = Counter((held.node, chip) for held in world.ledger for chip in held.chips)
+    assert not [each for each, times in taken.items() if times > 1]
+    for held in world.ledger:
+        record = world.cluster.nodes[held.node]
+        assert not record.held & chip_set(held.chips), "a chip of a running pod"
+        if (seen := world.cluster.pods.get(held.uid)) is not None and held.stage is Stage.PLANNED:
+            assert world.cluster.suits(held, world.engine.request_of(seen)), "an unusable seat"
+    job = world.cluster.jobs.job_of(pods[0])
+
+    def complete() -> bool:
+        """Whether the gang has no seats or enough; that of a deleted pod waits for its successor."""
+        reserved = sum(held.plan == job.key.plan for held in world.ledger)
+        return not reserved or reserved >= min(job.min_available, len(pods))
+
+    assert complete()
+    if pods[0].uid in world.cluster.pods:
+        planned_at_once(world, pods[0])
+        assert complete()
