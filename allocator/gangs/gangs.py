@@ -10,9 +10,10 @@ A plan knows chips, a scheduler knows everything else: CPU, affinity, host ports
 held until each pod that its minimum needs has passed its scheduler's filters (``allocator/binding/barrier.py``).
 
 Two gangs can't deadlock. A gang that waits for chips holds none, because a plan is made and reserved without an await
-in between, or not at all; those of large gangs are made one at a time (``gradual.py``). A gang some of whose pods are refused by their scheduler releases all its seats, and tries
-again in its turn (``allocator/gangs/turns.py``). Seats that are reserved but not used end as a whole: after their time
-to live, or with the job. Only bound pods hold chips without a limit, and those run.
+in between, or not at all; those of large gangs are made one at a time (``gradual.py``). A gang some of whose pods are
+refused by their scheduler releases all its seats, and tries again in its turn (``allocator/gangs/turns.py``). Seats
+that are reserved but not used end as a whole: after their time to live, or with the job. Only bound pods hold chips
+without a limit, and those run.
 
 A pod that comes later (the successor of one that has ended, or one beyond the minimum) joins its peers: only the
 missing seats are planned, and pods that have a seat keep it. The same happens after a restart, when plans are forgotten

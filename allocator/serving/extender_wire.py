@@ -77,13 +77,13 @@ class FilterResult(msgspec.Struct, rename="pascal"):
     error: str = ""
 
 
-class MetaPod(msgspec.Struct):
+class MetaPod(msgspec.Struct, gc=False):
     """A victim."""
 
     uid: str = msgspec.field(name="UID")
 
 
-class MetaVictims(msgspec.Struct):
+class MetaVictims(msgspec.Struct, gc=False):
     """The victims on a node."""
 
     pods: list[MetaPod] = msgspec.field(name="Pods")
