@@ -334,7 +334,21 @@ async def test_a_node_that_becomes_unusable_ends_the_wait_of_the_whole_gang() ->
     nodes = [await scheduler.try_(each) for each in pods[:2]]
     rig.world.add(node(nodes[0], cordoned=True))
     await scheduler.wait(1)
-    rig.world.engine.filter(pod("other", 1))
     for each in pods[:2]:
         assert (await scheduler.refusal(each)).reason is Reason.GANG_STEPPED_BACK
     assert len(rig.world.ledger) == 0
+
+
+async def test_a_gang_that_needs_fewer_pods_now_does_not_start_on_a_node_that_has_become_unusable() -> None:
+    pods = gang("a", 3)
+    rig = rig_of(*pods)
+    scheduler = Scheduler(rig)
+    nodes = [await scheduler.try_(each) for each in pods[:2]]
+    rig.world.add(node(nodes[0], cordoned=True), *gang("a", 3, minimum=2))
+    await scheduler.wait(1)
+    assert scheduler.posted == 0
+    for each in pods[:2]:
+        await scheduler.refusal(each)
+        await scheduler.try_(each)
+    await asyncio.gather(*(scheduler.bindings[each.uid] for each in pods[:2]))
+    assert nodes[0] not in {binding["node"] for binding in rig.server.bindings}
