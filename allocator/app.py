@@ -328,6 +328,7 @@ def _nomination_options(settings: Settings) -> NominationOptions:
         mode=settings.nominate,
         schedulers=frozenset(settings.scheduler_names),
         from_nodes=settings.nominate_from_nodes,
+        gate_from_nodes=settings.gate_from_nodes,
         window=settings.nominate_window,
         per_s=settings.nominate_per_s,
         gate_limit_s=settings.gate_limit_s,

@@ -60,6 +60,10 @@ class AllocatorMetrics(Collector):
             " node), elsewhere (bound on another node), cleared",
             ["outcome"],
         )
+        self.nomination_waits = counter(
+            "ascend_allocator_nomination_wait_seconds_total",
+            "How long answers to filter waited for the nominations of the next pods",
+        )
         self.gates_lifted = counter(
             "ascend_allocator_gates_lifted_total",
             "Scheduling gates lifted, by why: placed (its chips are reserved), preempts (it may preempt other pods),"

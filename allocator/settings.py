@@ -131,10 +131,16 @@ class Settings(DaemonSettings):
         " nominated",
     )
     nominate_from_nodes: int = Field(
+        default=500,
+        ge=0,
+        description="with fewer nodes than this, pods that fit are not nominated: kube-scheduler filters all nodes in"
+        " less time than a nomination takes",
+    )
+    gate_from_nodes: int = Field(
         default=2_000,
         ge=0,
-        description="with fewer nodes than this, pods that fit are neither nominated nor gated: kube-scheduler filters"
-        " all nodes in less time than a nomination takes",
+        description="with fewer nodes than this, single pods that fit are not gated: kube-scheduler filters all nodes"
+        " in less time than the requests for a gate take",
     )
     nominate_window: int = Field(
         default=128, ge=2, description="the most pods that are nominated and that kube-scheduler has not filtered yet"

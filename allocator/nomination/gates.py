@@ -119,7 +119,7 @@ class Gates:
         waits = pod.requests_chips and not pod.spec.node_name and self._options.names(pod)
         if self._options.mode != "gated" or not waits:
             return False
-        if len(self._cluster.nodes) >= self._options.from_nodes or self._engine.is_of_gang(pod):
+        if len(self._cluster.nodes) >= self._options.gate_from_nodes or self._engine.is_of_gang(pod):
             return True
         return not self._engine.may_fit(pod)
 

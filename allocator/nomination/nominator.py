@@ -6,9 +6,12 @@ reserved, and the node is written on its status. ``filter`` then finds the reser
 down for a reason that the allocator does not know, it calls ``filter`` with other nodes, and the answer is one of them.
 
 Only pods right ahead of the scheduler are nominated: a window of them, in the order of its queue. A longer window would
-reserve chips long before they are used, and a burst of pods would become a burst of requests. The pods that the
-scheduler will have taken before the nomination reaches it are left to it. A nomination that the scheduler has made
-itself, for a pod that preempts others, is never overwritten.
+reserve chips long before they are used, and a burst of pods would become a burst of requests. The first pod is left to
+the scheduler, which takes it before a nomination could reach it. After that the nominations stay ahead of the
+scheduler, because a pod whose nomination comes too late costs it as much as many nominated pods: ``filter`` is answered
+once the next pods are nominated, but waits no longer than the scheduler takes to filter one pod on all nodes.
+
+A nomination that the scheduler has made itself, for a pod that preempts others, is never overwritten.
 """
 
 import asyncio
@@ -25,6 +28,7 @@ from allocator.nomination.nomination import Nomination, failure_of, is_ours
 from allocator.nomination.options import NominationOptions
 from allocator.nomination.pace import Pace
 from allocator.nomination.precedence import in_the_way
+from allocator.nomination.window import Window
 from allocator.nomination.writes import Writes
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
@@ -71,10 +75,10 @@ class Nominator:
         self._options = options
         self._monotonic = monotonic
         self._line = Line()
-        self._taken: dict[str, float] = {}  # pods that the scheduler is about to filter, and since when
+        self._taken: dict[str, float] = {}  # the pod that the scheduler is about to filter, and since when
         self._left: dict[str, bool] = {}  # pods left to the scheduler, and whether it has filtered them
         self._nominations: dict[str, Nomination] = {}
-        self._unfiltered: set[str] = set()
+        self._unfiltered = Window(options.window)
         self._cleaner = Cleaner(cluster, writes, metrics)
         self._candidates = Candidates(cluster, engine, monotonic)
         self._pace = Pace(monotonic)
@@ -85,7 +89,7 @@ class Nominator:
     @property
     def has_room(self) -> bool:
         """Whether the window has room for another pod."""
-        return len(self._unfiltered) < self._options.window
+        return self._unfiltered.has_room
 
     def pod_applied(self, pod: Pod) -> None:
         """A pod was added or has changed."""
@@ -119,17 +123,29 @@ class Nominator:
         """The scheduler calls ``filter`` for a pod, with these nodes."""
         if not self._options.nominates:
             return
-        self._pace.filtered()
+        self._pace.filtered(all_nodes=len(names) > 1)
         self._forget(pod.uid)
         self._left[pod.uid] = True
         nomination = self._nominations.get(pod.uid)
         if nomination is not None:
-            self._unfiltered.discard(pod.uid)
+            self._unfiltered.remove(pod.uid)
             nomination.filtered, nomination.since_s = True, self._monotonic()
             if nomination.node not in names:
                 self._candidates.avoid(nomination.node)
         self._wake.set()
         self.freed()
+
+    async def stay_ahead(self) -> None:
+        """Wait until the pods that the scheduler filters next are nominated. Call it before answering ``filter``."""
+        if self._options.nominates:
+            self._metrics.nomination_waits.inc(await self._pace.wait(self._is_behind))
+            self._pace.answered(has_next=bool(self._unfiltered or self._taken or self._line))
+
+    def _is_behind(self) -> bool:
+        pods = map(self._cluster.pods.get, self._unfiltered.unseen())
+        if any(pod is not None and not pod.spec.scheduling_gates for pod in pods):  # the scheduler sees no gated pod
+            return True
+        return self._unfiltered.is_short and bool(self._line)
 
     def make_room(self, pod: Pod, names: Collection[str] | None = None) -> bool:
         """Release what is reserved for nominated pods of lower priority, if a pod that was refused fits then.
@@ -194,11 +210,6 @@ class Nominator:
 
     async def _advance(self) -> None:
         turn = Turn()
-        # The scheduler may have become slower since.
-        while len(self._taken) > self._lead():
-            last = self._cluster.pods.get(self._taken.popitem()[0])
-            if last is not None:
-                self._line.add(last)
         while self.has_room and (uid := self._line.pop()) is not None:
             pod = self._cluster.pods.get(uid)
             if pod is not None and self._options.serves(pod) and not pod.status.nominated_node_name:
@@ -206,7 +217,7 @@ class Nominator:
             await turn.share()
 
     async def _decide(self, pod: Pod) -> None:
-        if len(self._unfiltered) + len(self._taken) < self._lead():
+        if not (self._unfiltered or self._taken):
             self._taken[pod.uid] = self._monotonic()
             return
         await self.prepare(pod)
@@ -223,9 +234,6 @@ class Nominator:
                 del self._left[peer.uid]
                 self._line.add(peer)
 
-    def _lead(self) -> int:
-        return min(self._pace.lead(self._writes.latency_s), self._options.window // 2)
-
     def _peers(self, pod: Pod) -> Iterator[Pod]:
         if self._engine.is_of_gang(pod):
             yield from self._cluster.jobs.job_of(pod).pods.values()
@@ -235,7 +243,7 @@ class Nominator:
         self._forget(pod.uid)
         self._cleaner.keep(pod.uid)
         self._nominations[pod.uid] = nomination
-        self._unfiltered.add(pod.uid)
+        self._unfiltered.add(nomination)
         return self._writes.start(self._post(nomination), f"nominate {pod.key}")
 
     async def _post(self, nomination: Nomination) -> bool:
@@ -273,12 +281,13 @@ class Nominator:
         nomination.filtered = self._left.get(pod.uid, False)
         self._nominations[pod.uid] = nomination
         if not nomination.filtered:
-            self._unfiltered.add(pod.uid)
+            self._unfiltered.add(nomination)
 
     def _follow(self, pod: Pod, nomination: Nomination) -> None:
         """A nominated pod has changed."""
         if pod.status.nominated_node_name == nomination.node:
             nomination.written = True
+            self._pace.progressed()
             if failure_of(pod) == nomination.failure:
                 return
         elif not nomination.written:
@@ -331,7 +340,8 @@ class Nominator:
 
     def _drop(self, uid: str) -> None:
         self._nominations.pop(uid, None)
-        self._unfiltered.discard(uid)
+        self._unfiltered.remove(uid)
+        self._pace.progressed()
         self._wake.set()
 
     def _leave(self, uid: str) -> None:

@@ -15,7 +15,8 @@ class NominationOptions:
     Attributes:
         mode: ``off``, ``pending`` or ``gated``.
         schedulers: the names of the schedulers that call the extender.
-        from_nodes: with fewer nodes pods that fit are neither nominated nor gated.
+        from_nodes: with fewer nodes pods that fit are not nominated.
+        gate_from_nodes: with fewer nodes single pods that fit are not gated.
         window: the most pods that are nominated and not filtered yet.
         per_s: the most requests per second.
         gate_limit_s: seconds after which a gated pod that does not fit is let through; 0 for no limit.
@@ -23,7 +24,8 @@ class NominationOptions:
 
     mode: Mode = "off"
     schedulers: frozenset[str] = frozenset({"default-scheduler"})
-    from_nodes: int = 2_000
+    from_nodes: int = 500
+    gate_from_nodes: int = 2_000
     window: int = 128
     per_s: float = 500.0
     gate_limit_s: float = 0.0

@@ -40,8 +40,6 @@ class Writes:
         self._monotonic = monotonic
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._next_s = 0.0
-        self.latency_s = 0.0
-        """The duration of a request, averaged over the last ones, with the wait for its turn."""
         self._tasks: set[asyncio.Task[bool]] = set()
 
     def start(self, work: Coroutine[None, None, bool], name: str) -> "asyncio.Task[bool]":
@@ -103,7 +101,6 @@ class Writes:
         content_type: str,
         subresource: str = "",
     ) -> bool:
-        started_s = self._monotonic()
         try:
             async with self._turn():
                 pod = current()
@@ -126,7 +123,6 @@ class Writes:
             # A pod that has changed or is gone is seen by the informer; a lost answer is, too.
             log.debug("could not nominate a pod or lift its gate", error=str(error))
             return False
-        self.latency_s += ((self._monotonic() - started_s) - self.latency_s) / 8
         return True
 
     @asynccontextmanager

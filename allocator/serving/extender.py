@@ -87,9 +87,11 @@ class Extender:
 
     async def _filter(self, request: web.Request) -> web.Response:
         try:
-            return _answer(await self.filter(await _read(request)))
+            result = await self.filter(await _read(request))
         except InvalidValue as error:
-            return _answer(FilterResult(error=text(error)))
+            result = FilterResult(error=text(error))
+        await self._nominator.stay_ahead()
+        return _answer(result)
 
     async def filter(self, body: bytes) -> FilterResult:
         """Answer a filter call, also one that can't be decoded."""

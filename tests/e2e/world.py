@@ -290,6 +290,7 @@ class World(ABC):
             flags = {
                 "nominate": self.setup.nominate,
                 "nominate_from_nodes": "0",
+                "gate_from_nodes": "0",
                 **({"webhooks": "gates"} if self.setup.gates else {}),
             }
             flags |= {"reservation_ttl_s": str(self.setup.reservation_ttl_s)}

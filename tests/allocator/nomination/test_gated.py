@@ -15,6 +15,7 @@ from sandbox.apiserver import ApiServer
 from sandbox.apiserver.patches import json_patch
 from sandbox.apiserver.resources import Json, Resource
 from tests.allocator.harness import Allocator, events_of, pod_manifest, review, running, until
+from tests.allocator.nomination.test_pending import waited_s
 
 GATE = [{"name": PLACEMENT_GATE}]
 GANG = {"annotations": {"scheduling.k8s.io/group-name": "train", MIN_AVAILABLE: "3"}}
@@ -39,7 +40,9 @@ async def gating(folder: Path, *nodes: str, **more: Any) -> AsyncIterator[Alloca
     async with (
         ApiServer() as server,
         running(
-            server, folder, **{"nominate": "gated", "nominate_from_nodes": 0, "webhooks": ["gates"], **more}
+            server,
+            folder,
+            **{"nominate": "gated", "nominate_from_nodes": 0, "gate_from_nodes": 0, "webhooks": ["gates"], **more},
         ) as allocator,
     ):
         call_webhook(allocator)
@@ -90,8 +93,18 @@ async def test_a_pod_that_fits_is_nominated_before_its_gate_is_lifted(tmp_path: 
         assert await allocator.schedule(pod, [node]) == node
 
 
+async def test_filter_does_not_wait_for_the_nominations_of_gated_pods(tmp_path: Path) -> None:
+    async with gating(tmp_path, "n1", "n2") as allocator:
+        allocator.server.delay("pods/p./status", 60.0)
+        pods = [await allocator.pod(name, 1) for name in ("p1", "p2", "p3")]
+        await until(lambda: all(allocator.app.ledger.get(pod["metadata"]["uid"]) for pod in pods))
+        for pod in pods[:2]:
+            assert (await allocator.filter(pod, ["n1", "n2"]))["NodeNames"]
+        assert await waited_s(allocator) == 0
+
+
 async def test_with_few_nodes_only_pods_that_wait_are_gated(tmp_path: Path) -> None:
-    async with gating(tmp_path, "n1", "n2", nominate_from_nodes=3) as allocator:
+    async with gating(tmp_path, "n1", "n2", gate_from_nodes=3) as allocator:
         for name in ("a", "b"):
             pod = await allocator.pod(name, 8)
             assert not is_gated(pod)
@@ -213,7 +226,9 @@ async def test_pods_of_other_schedulers_and_without_chips_are_not_gated(tmp_path
 
 async def test_gates_are_lifted_when_pods_are_not_gated_any_more(tmp_path: Path) -> None:
     async with ApiServer() as server:
-        async with running(server, tmp_path, nominate="gated", nominate_from_nodes=0, webhooks=["gates"]) as allocator:
+        async with running(
+            server, tmp_path, nominate="gated", nominate_from_nodes=0, gate_from_nodes=0, webhooks=["gates"]
+        ) as allocator:
             call_webhook(allocator)
             await allocator.node("n1")
             await fill(allocator, "n1")
@@ -236,7 +251,7 @@ async def test_a_new_leader_lifts_the_gates_of_nominated_pods(tmp_path: Path) ->
             # A leader that ended before it lifted the gate.
             await allocator.patch("pod", {"metadata": {"annotations": {NOMINATED: "n2"}}})
             await allocator.patch("pod", {"status": {"nominatedNodeName": "n2"}}, subresource="status")
-        async with running(server, tmp_path, nominate="gated", nominate_from_nodes=0) as leader:
+        async with running(server, tmp_path, nominate="gated", nominate_from_nodes=0, gate_from_nodes=0) as leader:
             assert await ungated(leader, "pod") == "n2"
 
 
@@ -244,13 +259,20 @@ async def test_without_a_leader_pods_are_created_without_the_gate(tmp_path: Path
     async with (
         ApiServer() as server,
         running(
-            server, tmp_path, nominate="gated", nominate_from_nodes=0, webhooks=["gates"], leader_election=True
+            server,
+            tmp_path,
+            nominate="gated",
+            nominate_from_nodes=0,
+            gate_from_nodes=0,
+            webhooks=["gates"],
+            leader_election=True,
         ) as leader,
         running(
             server,
             tmp_path,
             nominate="gated",
             nominate_from_nodes=0,
+            gate_from_nodes=0,
             webhooks=["gates"],
             leader_election=True,
             synced=False,

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.nomination.line import Line
-from allocator.nomination.pace import Pace
 from tests.allocator.builders import pod
 
 
@@ -26,21 +25,3 @@ def test_the_line_is_in_the_order_of_priority_and_age(pods: list[tuple[int, int]
     assert len(line) == len(left)
     ordered = sorted(left, key=lambda each: (-each.priority, each.metadata.creation_timestamp or ""))
     assert list(iter(line.pop, None)) == [each.uid for each in ordered]
-
-
-def test_the_lead_follows_the_schedulers_speed() -> None:
-    now_s = 0.0
-    pace = Pace(lambda: now_s)
-    assert pace.lead(0.02) == 1
-    for _ in range(100):
-        now_s += 0.1
-        pace.filtered()
-    assert pace.lead(0.02) == 1
-    for _ in range(100):
-        now_s += 0.002
-        pace.filtered()
-    assert pace.lead(0.02) == 10
-    now_s += 0.016  # this pod takes longer
-    assert pace.lead(0.02) == 2
-    now_s += 2
-    assert pace.lead(0.02) == 1

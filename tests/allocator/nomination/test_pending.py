@@ -243,3 +243,25 @@ async def former_bind(server: ApiServer, folder: Path, node: str) -> str:
         pod = await allocator.pod("blocker", 1)
         assert await allocator.bind(pod, node) == ""
         return str(pod["metadata"]["uid"])
+
+
+async def test_filter_waits_for_the_nominations_of_the_next_pods(tmp_path: Path) -> None:
+    async with nominating(tmp_path) as allocator:
+        first = await busy(allocator)
+        allocator.server.delay("pods/p[12]/status", 60.0)
+        pods = [await allocator.pod(name, 1) for name in ("p1", "p2")]
+        await until(lambda: all(allocator.app.ledger.get(pod["metadata"]["uid"]) for pod in pods))
+        # From the second call on the time that the scheduler takes for all nodes is known.
+        for pod in (first, pods[0]):
+            assert (await allocator.filter(pod, NODES))["NodeNames"]
+        assert await waited_s(allocator) > 0
+
+
+async def waited_s(allocator: Allocator) -> float:
+    """How long answers to filter have waited."""
+    line = next(
+        line
+        for line in (await allocator.get("/metrics"))[1].splitlines()
+        if line.startswith("ascend_allocator_nomination_wait_seconds_total ")
+    )
+    return float(line.split()[1])
