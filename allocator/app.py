@@ -275,6 +275,7 @@ class AllocatorApp:
                 background = [
                     tasks.create_task(informers.run(), name="informers"),
                     tasks.create_task(self._housekeep(binder, notices), name="housekeeping"),
+                    tasks.create_task(self.engine.earmarks.run(), name="earmarks"),
                     tasks.create_task(requeuer.run(), name="requeuer"),
                     tasks.create_task(volumes.run(), name="volumes"),
                     tasks.create_task(events.run(), name="events"),

@@ -8,19 +8,25 @@ gang waits for any nodes, not for certain ones.
 
 A pod that has to end in time (``activeDeadlineSeconds``) may use an earmarked node: if it ends before the last pod of
 these nodes has to. That is known only if all of them have such a limit.
+
+Nodes are chosen before every decision if something has changed. For a gang of a thousand pods that takes tens of
+milliseconds; so for such a gang it is done in the background, piece by piece.
 """
 
+import asyncio
 import heapq
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import Final
 
 from msgspec.structs import replace as with_fields
 
+from allocator.decision.waiting_gangs import Need, WaitingGangs
 from allocator.gangs.gangs import Gangs
-from allocator.rules.job import JobKey
+from allocator.gangs.gradual import MANY
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, capacity
 from allocator.state.cluster import Cluster
@@ -31,8 +37,8 @@ from allocator.state.promises import Promise
 from allocator.state.ranking import Bucket
 from allocator.state.report import NodeReport
 from ascend.chips import ChipSet
-from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.turn import Steps, Turn, at_once
 
 PATIENCE_S: Final = 120.0
 """How long nodes stay earmarked on which the gang fits, without being placed: it may lack something else."""
@@ -40,26 +46,10 @@ ASIDE_S: Final = 600.0
 """How long another gang comes first then."""
 
 _PERIOD_S: Final = 10.0
-
-
-class _Need(NamedTuple):
-    """What a waiting gang needs.
-
-    Attributes:
-        version: of the job and of the nodes' labels; it is valid for this one.
-        order: the sort key, the gang that comes first has the smallest.
-        priority: the lowest of its pods.
-        request: what the largest pod requests.
-        seats: how many pods must be placed.
-        candidates: names of the only nodes to use; None for every node.
-    """
-
-    version: tuple[int, int]
-    order: tuple[int, str, JobKey]
-    priority: int
-    request: ChipRequest
-    seats: int
-    candidates: Collection[str] | None
+_STEP: Final = 32
+"""After so many nodes there may be a pause."""
+_REST: Final = 9
+"""The pause after each choice in the background, as a multiple of the time it took."""
 
 
 class Earmarks:
@@ -86,31 +76,43 @@ class Earmarks:
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
-        self._gangs = gangs
-        self._request_of = request_of
         self._share = share
         self._wall_s = now_s
-        self._waiting: dict[JobKey, _Need | None] = {}
+        self._gangs = WaitingGangs(cluster, ledger, gangs, request_of)
         self._owner = ""
         self._seen: tuple[int, int, float] = (-1, 0, 0.0)
         self._drained_s: float | None = None
-        self._aside: dict[JobKey, float] = {}
+        self._wake = asyncio.Event()
         if share > 0:
-            cluster.waiting.subscribe(self._appeared)
+            self._gangs.follow()
 
     def note(self, job: Job) -> None:
         """A gang was refused because it does not fit."""
         if self._share > 0:
-            self._waiting.setdefault(job.key, None)
+            self._gangs.note(job)
 
     def update(self) -> None:
         """Choose again, if something has changed; call it before every decision."""
-        if not self._waiting:
+        if not len(self._gangs):
             return
-        state = self._cluster.changes.revision, len(self._waiting), self._now_s // _PERIOD_S
-        if state != self._seen:
-            self._update()
-            self._seen = self._cluster.changes.revision, len(self._waiting), self._now_s // _PERIOD_S
+        if self._state == self._seen:
+            return
+        promise = self._promise
+        if self._gangs.has_large or (promise is not None and len(promise.chips) > MANY):
+            self._wake.set()
+        else:
+            at_once(self._update())
+            self._seen = self._state
+
+    async def run(self) -> None:
+        """Choose piece by piece for large gangs, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            started_s = self._now_s
+            await Turn().share_between(self._update())
+            self._seen = self._state
+            await asyncio.sleep(_REST * (self._now_s - started_s))
 
     def open_to(self, pod: Pod) -> Collection[str]:
         """The owner of the earmarked nodes, if a pod may use them because it ends in time."""
@@ -121,6 +123,10 @@ class Earmarks:
         return (promise.owner,) if self._wall_s() + limit_s <= latest_s < math.inf else ()
 
     @property
+    def _state(self) -> tuple[int, int, float]:
+        return self._cluster.changes.revision, len(self._gangs), self._now_s // _PERIOD_S
+
+    @property
     def _now_s(self) -> float:
         return self._ledger.promises.monotonic()
 
@@ -129,69 +135,55 @@ class Earmarks:
         promise = self._ledger.promises.get(self._owner) if self._owner else None
         return promise if promise is not None and promise.drains else None
 
-    def _appeared(self, pod: Pod) -> None:
-        job = self._cluster.jobs.job_of(pod)
-        if job.is_gang:
-            self._waiting.setdefault(job.key, None)
-
-    def _update(self) -> None:
+    def _update(self) -> Steps[None]:
         promises = self._ledger.promises
-        for need in self._needs():
+        needs = yield from self._gangs.needs()
+        for need in needs:
             owner = need.order[2].plan
             kept = promises.get(owner)
             if kept is not None and not kept.drains:
                 continue  # it preempts: its seats are kept already
-            chips = self._choose(need, kept.chips if kept is not None else {})
+            chips = yield from self._choose(need, kept.chips if kept is not None else {})
             if not chips or self._is_stuck(need, chips):
                 continue
             if self._owner != owner:
-                self._drop()
+                yield from self._drop()
                 self._owner, self._drained_s = owner, None
-            if kept is None:
-                what = f"job {need.order[2]}"
-                promises.keep(Promise(owner, what, need.priority, chips, math.inf, drains=True))
-            else:
-                promises.adjust(owner, chips)
+            yield from self._keep(need, chips)
             return
-        self._drop()
+        yield from self._drop()
 
-    def _drop(self) -> None:
-        if self._promise is not None:
-            self._ledger.promises.drop(self._owner)
-        self._owner = ""
+    def _keep(self, need: Need, chips: Mapping[str, ChipSet]) -> Steps[None]:
+        """Promise a gang these chips instead of others."""
+        job, promises = need.order[2], self._ledger.promises
+        kept = promises.get(job.plan)
+        now = dict(kept.chips) if kept is not None else {}
+        changed = [name for name in {**chips, **now} if now.get(name) != chips.get(name)]
+        for first in range(0, len(changed), _STEP):
+            if first:
+                yield
+            if self._gangs.version(job) != need.version or (first and promises.get(job.plan) is None):
+                return  # it has got its seats, or is another one now
+            for name in changed[first : first + _STEP]:
+                now.pop(name, None)
+                if name in chips and self._is_available(name):
+                    now[name] = chips[name]
+            if promises.get(job.plan) is not None:
+                promises.adjust(job.plan, dict(now))
+            else:
+                promises.keep(Promise(job.plan, f"job {job}", need.priority, dict(now), math.inf, drains=True))
 
-    def _needs(self) -> list[_Need]:
-        """What the waiting gangs need, in the order in which they come first."""
-        found: list[_Need] = []
-        for key, known in tuple(self._waiting.items()):
-            job = self._cluster.jobs.by_key.get(key)
-            if job is None or not job.is_gang:
-                del self._waiting[key]
-                self._aside.pop(key, None)
-                continue
-            version = job.version, self._cluster.labels.version
-            need = known if known is not None and known.version == version else self._read(job, version)
-            self._waiting[key] = need
-            if need is not None and self._aside.get(key, 0.0) <= self._now_s:
-                found.append(need)
-        return sorted(found, key=lambda each: each.order)
+    def _drop(self) -> Steps[None]:
+        owner, self._owner = self._owner, ""
+        while (promise := self._ledger.promises.get(owner)) is not None and promise.drains:
+            left = dict(tuple(promise.chips.items())[_STEP:])
+            if not left:
+                self._ledger.promises.drop(owner)
+                return
+            self._ledger.promises.adjust(owner, left)
+            yield
 
-    def _read(self, job: Job, version: tuple[int, int]) -> _Need | None:
-        waiting = [each for each in job.pods.values() if each.waits_for_chips and self._ledger.get(each.uid) is None]
-        if not waiting or job.placed_beside("") >= job.min_available or self._gangs.incomplete(job, waiting[0]):
-            return None
-        if self._gangs.turns.get(job) is not None:
-            return None  # its scheduler has refused it: it lacks something else
-        try:
-            gang, needed = self._gangs.gang_request(waiting[0], self._request_of(waiting[0]), job, None)
-        except Refusal:
-            return None
-        request = max((each.request for each in gang.members[:needed]), key=lambda each: each.chips)
-        priority = min(each.priority for each in waiting)
-        since = max(each.metadata.creation_timestamp or "" for each in waiting)
-        return _Need(version, (-priority, since, job.key), priority, request, needed, gang.candidates)
-
-    def _choose(self, need: _Need, current: Mapping[str, ChipSet]) -> dict[str, ChipSet]:
+    def _choose(self, need: Need, current: Mapping[str, ChipSet]) -> Steps[dict[str, ChipSet]]:
         """The chips of as many nodes as the gang needs; none if these are too many, or there are too few nodes."""
         index, total = self._cluster.index, 0
         by_held: defaultdict[int, list[Bucket]] = defaultdict(list)
@@ -208,18 +200,20 @@ class Earmarks:
                 earlier[_held(entry.vacancy)].append(name)
         chosen: dict[str, ChipSet] = {}
         missing = need.seats
-        for held in sorted(by_held):
-            for name in self._names(by_held[held], earlier[held], need, current):
-                seats, chips = self._empty(name, need)
-                if seats:
-                    chosen[name] = chips
-                    missing -= seats
-                if missing <= 0:
-                    return chosen
+        ordered = (self._names(by_held[held], earlier[held], need, current) for held in sorted(by_held))
+        for number, name in enumerate(chain.from_iterable(ordered), start=1):
+            if not number % _STEP:
+                yield
+            seats, chips = self._empty(name, need) if name not in chosen else (0, 0)
+            if seats:
+                chosen[name] = chips
+                missing -= seats
+            if missing <= 0:
+                return chosen
         return {}
 
     def _names(
-        self, buckets: list[Bucket], earlier: list[str], need: _Need, current: Mapping[str, ChipSet]
+        self, buckets: list[Bucket], earlier: list[str], need: Need, current: Mapping[str, ChipSet]
     ) -> Iterator[str]:
         """The nodes of some buckets: first those that are earmarked, then by name."""
         yield from earlier
@@ -234,20 +228,22 @@ class Earmarks:
         while names:  # few are used of possibly many
             yield heapq.heappop(names)
 
-    def _empty(self, name: str, need: _Need) -> tuple[int, ChipSet]:
+    def _empty(self, name: str, need: Need) -> tuple[int, ChipSet]:
         """How many pods of a gang fit on a node without other pods, and the chips for them; 0 if it is promised."""
-        record, entry = self._cluster.nodes[name], self._cluster.index.entries[name]
-        if any(not each.drains for each in self._ledger.promises.owners_on(name)):
+        record, entry = self._cluster.nodes.get(name), self._cluster.index.entries.get(name)
+        if record is None or not isinstance(entry, Bucket) or not self._is_available(name):
             return 0, 0
-        if not (
-            isinstance(record.server, Server) and isinstance(record.report, NodeReport) and isinstance(entry, Bucket)
-        ):
+        if not (isinstance(record.server, Server) and isinstance(record.report, NodeReport)):
             return 0, 0
         chips = record.server.reported & ~record.report.unhealthy
         empty = with_fields(entry.vacancy, free=chips, room=record.server.product.chips, kept=0)
         return capacity(empty, need.request)[0], chips
 
-    def _is_stuck(self, need: _Need, chips: Mapping[str, ChipSet]) -> bool:
+    def _is_available(self, name: str) -> bool:
+        """Whether no chips of a node are promised, other than to a waiting gang."""
+        return all(each.drains for each in self._ledger.promises.owners_on(name))
+
+    def _is_stuck(self, need: Need, chips: Mapping[str, ChipSet]) -> bool:
         """Whether a gang has not used free nodes for long; then another one comes first for some time."""
         if need.order[2].plan != self._owner:
             return False
@@ -259,7 +255,7 @@ class Earmarks:
             self._drained_s = self._now_s
         if self._now_s - self._drained_s <= PATIENCE_S:
             return False
-        self._aside[need.order[2]] = self._now_s + ASIDE_S
+        self._gangs.set_aside(need.order[2], self._now_s + ASIDE_S)
         return True
 
     def _occupants(self, chips: Mapping[str, ChipSet]) -> Iterator[str]:

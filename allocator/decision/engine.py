@@ -59,7 +59,7 @@ class DecisionEngine:
         self._reader = RequestReader(cluster, ledger, default_product, sharing_products)
         self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of)
         self._gradual = GradualPlans(cluster, ledger, self.gangs)
-        self._earmarks = Earmarks(
+        self.earmarks = Earmarks(
             cluster, ledger, self.gangs, self.request_of, share=earmark_share, now_s=now_s
         )  # fmt: skip
 
@@ -279,7 +279,7 @@ class DecisionEngine:
                 return resolved, self.gangs.place(pod, resolved.chips, resolved.gang, candidates)
             except Refusal as refusal:
                 if refusal.reason is Reason.GANG_DOES_NOT_FIT:
-                    self._earmarks.note(resolved.gang)
+                    self.earmarks.note(resolved.gang)
                 return resolved, refusal.with_traceback(None)
         return resolved, self._place_alone(pod, resolved, held, candidates)
 
@@ -299,7 +299,7 @@ class DecisionEngine:
             if best is not None:
                 best = self._choice.prefer_previous(pod, resolved.job, request, candidates, best)
         if best is None and self._ledger.promises:
-            opened = self._ledger.promises.lifted(self._earmarks.open_to(pod))
+            opened = self._ledger.promises.lifted(self.earmarks.open_to(pod))
             with self._ledger.entitled(pod.uid, pod.priority), opened:
                 best = self._cluster.index.best(request, candidates)
         if best is None:
@@ -312,7 +312,7 @@ class DecisionEngine:
         """Release what will not be used any more."""
         self._ledger.expire()
         self.gangs.prune()
-        self._earmarks.update()
+        self.earmarks.update()
 
     def require_first_try(self, pod: Pod) -> None:
         """Accept a pod unless its gang has stepped back: then its scheduler has to offer nodes for it.

@@ -1,7 +1,9 @@
 """A waiting gang is not starved by smaller pods: nodes that drain are kept for it."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from msgspec.structs import replace
 
 from allocator.decision.earmarks import PATIENCE_S
 from allocator.decision.engine import DecisionEngine
+from allocator.state.promises import Promise
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -169,3 +172,84 @@ def test_a_gang_starts_once_enough_servers_have_drained(held: list[int], ends: l
     else:
         assert not world.ledger.promises
     assert thieves <= 8 * max(len(held) - size, 0)
+
+
+def kept(world: World) -> dict[str, int]:
+    """The chips that are kept, by node."""
+    return {name: chips for promise in world.ledger.promises for name, chips in promise.chips.items()}
+
+
+async def choose(world: World, between: Iterable[Callable[[], object]] = ()) -> int:
+    """Have nodes chosen in the background, while one thing happens in each turn of the loop; the number of turns."""
+    world.engine.earmarks.update()
+    choosing, turns = asyncio.create_task(world.engine.earmarks.run()), 0
+    things, seen = iter(between), -1
+    while seen != world.cluster.changes.revision or turns < 500:
+        seen = world.cluster.changes.revision
+        await asyncio.sleep(0)
+        turns += 1
+        if (thing := next(things, None)) is not None:
+            thing()
+    choosing.cancel()
+    await asyncio.gather(choosing, return_exceptions=True)
+    return turns
+
+
+@pytest.fixture
+def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
+    monkeypatch.setattr("allocator.decision.earmarks._STEP", 1)
+    monkeypatch.setattr("allocator.decision.waiting_gangs.MANY", 1)
+    monkeypatch.setattr("allocator.decision.earmarks.MANY", 1)
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+async def test_nodes_for_a_large_gang_are_chosen_in_the_background() -> None:
+    world = world_of(60, *(holder(f"s{number}", f"n{number}") for number in range(60)), *gang("big", 40))
+    world.engine.filter(pod("any", 1))
+    assert not kept(world)
+    sizes = set()
+    await choose(world, [lambda: sizes.add(len(kept(world)))] * 400)
+    assert len(kept(world)) == 40
+    assert sizes >= set(range(1, 40))  # other tasks have run in between
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+@given(held=st.lists(st.integers(0, 8), min_size=2, max_size=8), size=st.integers(2, 5))
+def test_the_choice_in_the_background_is_that_before_a_decision(held: list[int], size: int) -> None:
+    def crowded() -> World:
+        world = world_of(len(held), *gang("big", size))
+        for number, chips in enumerate(held):
+            world.add(*(holder(f"s{number}-{chip}", f"n{number}", [chip]) for chip in range(chips)))
+        return world
+
+    at_once = crowded()
+    with mock.patch("allocator.decision.waiting_gangs.MANY", 64), mock.patch("allocator.decision.earmarks.MANY", 64):
+        at_once.engine.filter(pod("any", 1))
+    world = crowded()
+    asyncio.run(choose(world))
+    assert kept(world) == kept(at_once)
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+@pytest.mark.parametrize("turn", range(40))
+async def test_a_promise_made_while_nodes_are_chosen_is_not_overwritten(turn: int) -> None:
+    world = world_of(5, *(holder(f"s{number}", f"n{number}") for number in range(5)), *gang("big", 4))
+    other = Promise("uid-other", "pod default/other", 9, {"n3": 0xFF}, 1e9)
+    await choose(world, [*[lambda: None] * turn, lambda: world.ledger.promises.keep(other)])
+    assert world.ledger.promises.get("uid-other") is other
+    assert "n3" not in {name for each in world.ledger.promises if each.drains for name in each.chips}
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+async def test_the_nodes_of_a_large_gang_are_given_back_in_the_background() -> None:
+    world = world_of(60, *(holder(f"s{number}", f"n{number}") for number in range(60)), *(pods := gang("big", 40)))
+    await choose(world)
+    for number in range(40):
+        end(world, f"s{number}")
+    assert places(world, pods[0])
+    assert len(kept(world)) == 40
+    sizes = set()
+    await choose(world, [lambda: sizes.add(len(kept(world)))] * 400)
+    assert not kept(world)
+    assert sizes >= set(range(1, 40))

@@ -1,0 +1,128 @@
+"""The gangs that wait for chips, and what each of them needs. No I/O."""
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from allocator.gangs.gangs import Gangs
+from allocator.gangs.gradual import MANY
+from allocator.rules.job import JobKey
+from allocator.rules.request import ChipRequest
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.turn import Steps
+
+
+class Need(NamedTuple):
+    """What a waiting gang needs.
+
+    Attributes:
+        version: of the job and of the nodes' labels; it is valid for this one.
+        order: the sort key, the gang that comes first has the smallest.
+        priority: the lowest of its pods.
+        request: what the largest pod requests.
+        seats: how many pods must be placed.
+        candidates: names of the only nodes to use; None for every node.
+    """
+
+    version: tuple[int, int]
+    order: tuple[int, str, JobKey]
+    priority: int
+    request: ChipRequest
+    seats: int
+    candidates: Collection[str] | None
+
+
+class WaitingGangs:
+    """Reads what waiting gangs need.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations.
+        gangs: what is placed together.
+        request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
+    """
+
+    def __init__(
+        self, cluster: Cluster, ledger: Ledger, gangs: Gangs, request_of: Callable[[Pod], ChipRequest]
+    ) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._gangs = gangs
+        self._request_of = request_of
+        self._waiting: dict[JobKey, Need | None] = {}
+        self._aside: dict[JobKey, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def follow(self) -> None:
+        """Note every gang of which a pod begins to wait."""
+        self._cluster.waiting.subscribe(self._appeared)
+
+    def note(self, job: Job) -> None:
+        """Note a gang that was refused because it does not fit."""
+        self._waiting.setdefault(job.key, None)
+
+    def set_aside(self, key: JobKey, until_s: float) -> None:
+        """Leave a gang out until a time on the clock of the promises."""
+        self._aside[key] = until_s
+
+    @property
+    def has_large(self) -> bool:
+        """Whether many pods of a gang wait for a seat: reading what it needs takes long."""
+        return any(map(self._is_large, self._waiting))
+
+    def version(self, key: JobKey) -> tuple[int, int]:
+        """What a need was read from: it is valid for this one."""
+        job = self._cluster.jobs.by_key.get(key)
+        return job.version if job is not None else 0, self._cluster.labels.version
+
+    def needs(self) -> Steps[list[Need]]:
+        """What the waiting gangs need, in the order in which they come first."""
+        found: list[Need] = []
+        for key, known in tuple(self._waiting.items()):
+            job = self._cluster.jobs.by_key.get(key)
+            if job is None or not job.is_gang:
+                del self._waiting[key]
+                self._aside.pop(key, None)
+                continue
+            need = known
+            if known is None or known.version != self.version(key):
+                need = yield from self._read(job)
+            self._waiting[key] = need
+            if need is not None and self._aside.get(key, 0.0) <= self._ledger.promises.monotonic():
+                found.append(need)
+        return sorted(found, key=lambda each: each.order)
+
+    def _read(self, job: Job) -> Steps[Need | None]:
+        if job.placed_beside("") >= job.min_available:
+            return None
+        if self._is_large(job.key):
+            yield from self._gangs.planner.pending.read(job)
+        version = self.version(job.key)
+        waiting = [each for each in job.pods.values() if each.waits_for_chips and self._ledger.get(each.uid) is None]
+        if not waiting or self._gangs.incomplete(job, waiting[0]):
+            return None
+        if self._gangs.turns.get(job) is not None:
+            return None  # its scheduler has refused it: it lacks something else
+        try:
+            gang, needed = self._gangs.gang_request(waiting[0], self._request_of(waiting[0]), job, None)
+        except Refusal:
+            return None
+        request = max((each.request for each in gang.members[:needed]), key=lambda each: each.chips)
+        priority = min(each.priority for each in waiting)
+        since = max(each.metadata.creation_timestamp or "" for each in waiting)
+        return Need(version, (-priority, since, job.key), priority, request, needed, gang.candidates)
+
+    def _appeared(self, pod: Pod) -> None:
+        job = self._cluster.jobs.job_of(pod)
+        if job.is_gang:
+            self._waiting.setdefault(job.key, None)
+
+    def _is_large(self, key: JobKey) -> bool:
+        """Whether many pods of a job wait for a seat."""
+        job = self._cluster.jobs.by_key.get(key)
+        return job is not None and job.size - job.placed_beside("") > MANY
