@@ -4,8 +4,8 @@ A scheduler asks to bind a pod after the pod has passed its filters on a node, a
 kube-scheduler's Permit plugins rely on that, too. So a gang whose Bindings are all asked for can start as a
 whole, and one that can't start has bound nothing. A held Binding is a future: it costs no thread, and is not polled.
 
-A gang gives up as a whole if its scheduler refuses one of its pods (the pod's condition PodScheduled says so), or has
-not asked to bind a further pod for a while. The requests that are held are then refused, so the scheduler releases what
+A gang gives up as a whole if its scheduler refuses one of its pods (the pod's condition PodScheduled says so), has not
+asked to bind a further pod for a while, or can't ask for all of them while the first Binding may be held. The requests that are held are then refused, so the scheduler releases what
 it has accounted for, and the gang steps back behind others (``allocator/gangs/turns.py``). If several gangs are stuck,
 only half of them give up, the last ones, and the others get the time to use what it releases.
 """
@@ -13,6 +13,7 @@ only half of them give up, the last ones, and the others get the time to use wha
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 import structlog
@@ -171,19 +172,22 @@ class Barrier:
             future.set_result(None)
 
     def _expire(self, assembly: _Assembly, now_s: float) -> None:
-        for uid in tuple(assembly.held):
-            reservation = self._ledger.get(uid)
-            if reservation is None or now_s - reservation.since_s < self._hold_s:
-                break  # held in this order
-            missing = self._missing(assembly.job)
-            self._end(
-                uid,
-                Refusal(
-                    Reason.GANG_STEPPED_BACK,
-                    f"pod {reservation.pod}: its Binding was held for {self._hold_s:.3g} s, and "
-                    f"{count(missing, 'pod')} of job {assembly.job.key} could not be bound in that time",
-                ),
-            )
+        late = list(takewhile(lambda uid: self._is_late(uid, now_s), assembly.held))  # held in this order
+        if not late:
+            return
+        job, missing = assembly.job, self._missing(assembly.job)
+        if not self._is_excused(assembly):
+            pods = count(missing, "further pod was", "further pods were")
+            self._give_up(assembly, f"{pods} not asked for within {self._hold_s:.3g} s (gang_hold_s)")
+            return
+        pods = f"{count(missing, 'further pod')} of job {job.key}"
+        for uid in late:
+            waited = f"was held for {self._hold_s:.3g} s, and {pods} still have to get their volumes"
+            self._end(uid, Refusal(Reason.GANG_STEPPED_BACK, f"pod {job.pods[uid].key}: its Binding {waited}"))
+
+    def _is_late(self, uid: str, now_s: float) -> bool:
+        reservation = self._ledger.get(uid)
+        return reservation is not None and now_s - reservation.since_s >= self._hold_s
 
     def _obstacle(self, assembly: _Assembly, now_s: float) -> str:
         """Why a gang has to give up, a part of a sentence; empty if it may still start."""
@@ -206,11 +210,14 @@ class Barrier:
         missing = self._missing(job)
         if refused and coming - len(refused) < missing:
             return refused[0]
-        if any(map(self._excused, assembly.seen)):
+        if self._is_excused(assembly):
             assembly.since_s = now_s
         if now_s - assembly.since_s < STALLED_S:
             return ""
         return f"no Binding of {count(missing, 'further pod')} was asked for within {STALLED_S:.3g} s"
+
+    def _is_excused(self, assembly: _Assembly) -> bool:
+        return any(map(self._excused, assembly.seen))
 
     def _missing(self, job: Job) -> int:
         return job.min_available - (job.present - job.size) - job.ended - len(self._ledger.held(job.key.plan))

@@ -52,6 +52,8 @@ class Attempts:
         held = self._ledger.get(pod.uid)
         if held is not None and held.node not in offered:
             setback.refuse(pod.uid, held.node, self._held_on(held.node, job))
+        if pod.uid not in setback.offers:
+            self.turns.extend()  # many pods take long
         setback.offer(pod.uid, offered)
 
     def step_back(self, job: Job, refused: Collection[str]) -> None:

@@ -18,8 +18,8 @@ from allocator.rules.job import JobKey
 from allocator.state.job import Job
 
 TURN_S: Final = 20.0
-"""How long a gang whose turn it is may take until its first Binding is held; then it is the next one's turn.
-kube-scheduler tries a refused pod again after at most 10 s."""
+"""How long a gang whose turn it is may take until its scheduler filters a further pod of it, or its first Binding is
+held; then it is the next one's turn. kube-scheduler tries a refused pod again after at most 10 s."""
 
 _MOST_CONFLICTS: Final = 1000
 
@@ -122,6 +122,10 @@ class Turns:
             self._waiting[key] = self._waiting.pop(key)
         if first == job.key or next(iter(self._waiting)) != first:
             self._since_s = self._monotonic()
+
+    def extend(self) -> None:
+        """Let the gang whose turn it is have as much time again: its scheduler is filtering its pods."""
+        self._since_s = self._monotonic()
 
     def leave(self, job: JobKey) -> None:
         """Remove a gang that has started or is gone."""

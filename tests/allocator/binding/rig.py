@@ -17,6 +17,7 @@ from ascend.reasons import Reason
 from tests.allocator.builders import World, node, pod
 
 NOW_NS = 1_795_000_000_000_000_000
+HOLD_S = 50.0
 REF = PodRef("default", "a", "uid-a")
 
 
@@ -79,7 +80,7 @@ class BinderWorld:
             self.world.ledger,
             self.world.engine.gangs,
             monotonic=lambda: self.world.now_s,
-            hold_s=50.0,
+            hold_s=HOLD_S,
         )
         stamper = Stamper(self.world.cluster, self.world.ledger, lambda: NOW_NS)
         self.reserver = Reserver(self.world.cluster, self.world.ledger, self.world.engine, stamper)

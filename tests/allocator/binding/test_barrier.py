@@ -14,7 +14,7 @@ from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Condition, Pod
 from ascend.reasons import Reason
-from tests.allocator.binding.rig import BinderWorld
+from tests.allocator.binding.rig import HOLD_S, BinderWorld
 from tests.allocator.builders import GROUP, node, pod
 
 pytestmark = pytest.mark.looptime
@@ -181,6 +181,17 @@ async def test_a_gang_of_high_priority_that_never_starts_does_not_keep_others_fr
     assert turns == ["high-0", "low-0", "high-0", "low-0"]
 
 
+async def test_a_gang_keeps_its_turn_while_its_scheduler_filters_one_pod_after_the_other() -> None:
+    pods = gang("a", 4)
+    rig = rig_of(*pods)
+    rig.world.engine.gangs.step_back(rig.world.cluster.jobs.job_of(pods[0]), ())
+    scheduler = Scheduler(rig)
+    for each in pods[:-1]:
+        assert await scheduler.try_(each) == Reason.GANG_STEPPED_BACK
+        await scheduler.wait(TURN_S / 2)
+    assert await scheduler.try_(pods[-1]) in NODES
+
+
 async def test_a_refusal_of_a_pod_that_the_minimum_does_not_need_is_no_obstacle() -> None:
     pods = gang("a", 3, minimum=2)
     rig = rig_of(*pods)
@@ -204,6 +215,22 @@ async def test_a_gang_gives_up_when_its_scheduler_does_not_come_back() -> None:
     assert rig.stage(a.uid) is Stage.HELD
     await scheduler.wait(2)
     assert "no Binding of 1 further pod was asked for" in (await scheduler.refusal(a)).message
+    assert len(rig.world.ledger) == 0
+
+
+async def test_a_gang_that_its_scheduler_does_not_ask_to_bind_in_time_releases_its_chips() -> None:
+    pods = gang("a", 4)
+    rig = rig_of(*pods)
+    scheduler = Scheduler(rig)
+    for each in pods[:3]:
+        assert await scheduler.try_(each) in NODES
+        await scheduler.wait(HOLD_S / 3 - 1)
+    assert [rig.stage(each.uid) for each in pods[:3]] == [Stage.HELD] * 3
+    await scheduler.wait(4)
+    for each in pods[:3]:
+        message = (await scheduler.refusal(each)).message
+        assert "3 Bindings waited for its other pods" in message
+        assert "1 further pod was not asked for within 50 s (gang_hold_s)" in message
     assert len(rig.world.ledger) == 0
 
 
