@@ -133,8 +133,8 @@ class Reason(StrEnum):
         "wait, or request fewer pods or chips")
     GANG_STEPPED_BACK = ("GangSteppedBack", Category.PLACEMENT, Actor.NOBODY,
         "the scheduler refused some pods of the gang for reasons of its own (CPU, affinity, host ports, taints) while "
-        "others waited to be bound, or did not come to all of them in time; so the gang has released its chips. It tries "
-        "again, one such gang after the other",
+        "others waited to be bound, or did not come to all of them in time; so the gang has released its chips. It "
+        "tries again, one such gang after the other",
         "wait; if it comes again and again, the message of the pods' condition PodScheduled says what the scheduler "
         "lacks, or names the setting of the time")
     PLACED_WITH_GANG = ("PlacedWithGang", Category.PLACEMENT, Actor.NOBODY,

@@ -5,9 +5,10 @@ kube-scheduler's Permit plugins rely on that, too. So a gang whose Bindings are 
 whole, and one that can't start has bound nothing. A held Binding is a future: it costs no thread, and is not polled.
 
 A gang gives up as a whole if its scheduler refuses one of its pods (the pod's condition PodScheduled says so), has not
-asked to bind a further pod for a while, or can't ask for all of them while the first Binding may be held. The requests that are held are then refused, so the scheduler releases what
-it has accounted for, and the gang steps back behind others (``allocator/gangs/turns.py``). If several gangs are stuck,
-only half of them give up, the last ones, and the others get the time to use what it releases.
+asked to bind a further pod for a while, or can't ask for all of them while the first Binding may be held. The requests
+that are held are then refused, so the scheduler releases what it has accounted for, and the gang steps back behind
+others (``allocator/gangs/turns.py``). If several gangs are stuck, only half of them give up, the last ones, and the
+others get the time to use what it releases.
 """
 
 import asyncio
