@@ -83,5 +83,5 @@ def lacks_offers(job: Job, lacking: int) -> Refusal:
 
 
 def _stepped_back(job: Job, rest: str) -> Refusal:
-    cause = f"job {job.key} has released its chips, because its scheduler refused some of its pods"
+    cause = f"job {job.key} has released its chips, because its scheduler did not bind all of its pods"
     return Refusal(Reason.GANG_STEPPED_BACK, f"{cause}; {rest}")
