@@ -8,6 +8,7 @@ victims there.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +33,10 @@ from ascend.reasons import Reason
 _AGAIN_S: Final = 5.0
 """How long an answer that preemption does not help is valid for the gang: its scheduler calls for each of its pods."""
 
+
+_ATTEMPTS: Final = 10
+"""How often victims are chosen, if the gang or the nodes change meanwhile. Its scheduler would not ask again before a
+pod ends."""
 
 _MOST_OFFERED: Final = 64
 """The most gangs whose offered nodes are remembered."""
@@ -59,6 +64,10 @@ class _Plan:
     promise: Promise
     places: list[Place]
     announced: bool = False
+
+
+class _ChangedError(Exception):
+    """The gang or the nodes have changed while victims were chosen."""
 
 
 class GangPreemption:
@@ -122,14 +131,30 @@ class GangPreemption:
             # The other places are for its peers, if they are possible.
             if all(each.uid or each.node in suggested or not self.remaining(each) for each in plan.places):
                 return None
+        for _ in range(_ATTEMPTS):
+            with suppress(_ChangedError):
+                return await self._place_anew(pod, request, job, suggested, plan.places if plan is not None else ())
+        raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: nodes have changed while victims were chosen")
+
+    async def _place_anew(
+        self,
+        pod: Pod,
+        request: ChipRequest,
+        job: Job,
+        suggested: Mapping[str, Suggestion],
+        earlier: Collection[Place],
+    ) -> Place | None:
         if (incomplete := self._gangs.incomplete(job, pod)) is not None:
             raise incomplete
         useless = self._useless.get(job.key.plan)
         if useless is not None and useless[0] == job.version and self._now_s < useless[1] + _AGAIN_S:
             raise Refusal(useless[2].reason, useless[2].message)
+        version = job.version
         try:
-            plan = await self._make(pod, request, job, suggested, plan.places if plan is not None else ())
+            plan = await self._make(pod, request, job, suggested, earlier)
         except Refusal as refusal:
+            if job.version != version:
+                raise _ChangedError from refusal
             self._useless = {key: each for key, each in self._useless.items() if self._now_s < each[1] + _AGAIN_S}
             self._useless[job.key.plan] = job.version, self._now_s, refusal.with_traceback(None)
             raise
@@ -233,9 +258,8 @@ class GangPreemption:
         if isinstance(seats, Refusal):  # pragma: no cover - `clear` has checked it
             raise seats
         # Other tasks have run meanwhile.
-        changed = Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: nodes have changed while victims were chosen")
         if job.version != version:
-            raise changed
+            raise _ChangedError
         requests = {each.uid: each.request for each in gang.members}
         chips: defaultdict[str, ChipSet] = defaultdict(int)
         for seat in seats:
@@ -244,7 +268,7 @@ class GangPreemption:
         for node, taken in chips.items():
             found = _needed_victims(trial, node, taken)
             if found is None:
-                raise changed
+                raise _ChangedError
             victims[node] = found
         owner = job.key.plan
         due_s = self._due_s(uid for each in victims.values() for uid in each)

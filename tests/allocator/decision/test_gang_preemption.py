@@ -1,5 +1,6 @@
 """A gang preempts only if all of it fits then; its victims are chosen for it as a whole."""
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -104,6 +105,22 @@ async def test_the_seats_of_a_gang_are_kept_while_its_victims_end() -> None:
     assert world.refusal(pod("other", 1, priority=9)).reason is Reason.NOT_ENOUGH_CHIPS
     assert world.engine.place(pod("important", 1, priority=10)).node == "n0"
     assert not world.ledger.promises
+
+
+async def test_victims_are_chosen_again_if_the_gang_has_changed_meanwhile() -> None:
+    one, two, extra = gang(3)
+    pods = [
+        replace(each, metadata=replace(each.metadata, annotations=gang(2)[0].metadata.annotations))
+        for each in (one, two)
+    ]
+    world, preemption = world_of(2, holder("x", "n0", [0]), holder("y", "n1", [0]), *pods)
+    asking = asyncio.create_task(preemption.improve(pods[0], everywhere(world)))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    world.add(replace(extra, metadata=replace(extra.metadata, annotations=pods[0].metadata.annotations)))
+    first = await asking
+    assert first is not None
+    assert await answers(world, preemption, pods) == {"n0": ["x"], "n1": ["y"]}
 
 
 async def test_a_gang_preempts_one_gang_rather_than_pods_of_several() -> None:
