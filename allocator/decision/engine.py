@@ -58,7 +58,7 @@ class DecisionEngine:
         self._choice = Choice(cluster)
         self._reader = RequestReader(cluster, ledger, default_product, sharing_products)
         self.gangs = Gangs(cluster, ledger, ttl_s=gang_ttl_s, request_of=self.request_of)
-        self._gradual = GradualPlans(cluster, ledger, self.gangs)
+        self.plans = GradualPlans(cluster, ledger, self.gangs)
         self.earmarks = Earmarks(
             cluster, ledger, self.gangs, self.request_of, share=earmark_share, now_s=now_s
         )  # fmt: skip
@@ -67,11 +67,11 @@ class DecisionEngine:
         """Plan the gang of a pod piece by piece if it is large; a decision right after it finds the pod's seat."""
         gang = self.gang_of(pod)
         if gang is not None and gang.size > MANY:
-            await self._gradual.make(pod, gang, candidates)
+            await self.plans.make(pod, gang, candidates)
 
     async def resume(self) -> list[Job]:
         """Plan what is left of gangs that have started; returns those for which it does not fit."""
-        return await resume_gangs(self._cluster, self._ledger, self.gangs, self._gradual)
+        return await resume_gangs(self._cluster, self._ledger, self.gangs, self.plans)
 
     def handles(self, pod: Pod) -> bool:
         """Whether the allocator judges a pod: it requests chips, or more vNPUs than are allowed."""

@@ -100,10 +100,11 @@ class WaitingGangs:
     def _read(self, job: Job) -> Steps[Need | None]:
         if job.placed_beside("") >= job.min_available:
             return None
+        read = yield from self._gangs.planner.pending.read(job)
         if self._is_large(job.key):
-            yield from self._gangs.planner.pending.read(job)
+            yield
         version = self.version(job.key)
-        waiting = [each for each in job.pods.values() if each.waits_for_chips and self._ledger.get(each.uid) is None]
+        waiting = [each.pod for each in read or () if self._ledger.get(each.pod.uid) is None]
         if not waiting or self._gangs.incomplete(job, waiting[0]):
             return None
         if self._gangs.turns.get(job) is not None:

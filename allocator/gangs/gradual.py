@@ -74,7 +74,18 @@ class GradualPlans:
             several = None if candidates is None else frozenset(candidates)
             for _ in range(TRIES):
                 if not self._is_wanted(pod, job, several) or await self._try(pod, job, several, turn):
-                    return
+                    break
+        await asyncio.sleep(0)  # the decision has a turn of its own
+
+    async def may_fit(self, pod: Pod, job: Job) -> bool:
+        """Whether a large gang could be planned now, on any node; reserves nothing."""
+        if not self._is_wanted(pod, job, None):
+            return self._gangs.may_fit(pod, job)
+        async with self._lock:
+            found = await self._search(pod, job, None, Turn())
+        if isinstance(found, Refusal) and self._ledger.promises.below(pod.priority):
+            return self._gangs.may_fit(pod, job)  # with what is promised to others
+        return not isinstance(found, Refusal)
 
     def _is_wanted(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> bool:
         if job.size - job.placed_beside("") <= MANY or (candidates is not None and len(candidates) <= 1):
@@ -91,24 +102,33 @@ class GradualPlans:
 
     async def _try(self, pod: Pod, job: Job, candidates: Collection[str] | None, turn: Turn) -> bool:
         """Plan once; returns whether the plan was made, or can't be."""
-        planner, version = self._gangs.planner, self._version(job)
+        version = self._version(job)
+        found = await self._search(pod, job, candidates, turn)
+        if found is None or isinstance(found, Refusal):
+            return found is not None
+        try:
+            return await self._reserve(job, *found, version, turn)
+        except asyncio.CancelledError:
+            self._gangs.release_unused(job)
+            raise
+
+    async def _search(
+        self, pod: Pod, job: Job, candidates: Collection[str] | None, turn: Turn
+    ) -> tuple[list[Seat], dict[str, ChipRequest]] | Refusal | None:
+        """Seats, and what their pods request; or why there are none; None if the gang has changed meanwhile."""
+        planner = self._gangs.planner
         if await turn.share_between(planner.pending.read(job)) is None:
-            return False
+            return None
         try:
             gang, needed = planner.gang_request(pod, self._gangs.request_of(pod), job, candidates)
-        except Refusal:
-            return True
+        except Refusal as refusal:
+            return refusal.with_traceback(None)
         await turn.share()
         index = await turn.share_between(self._copied(job.key.plan))
         found = await turn.share_between(planner.search(gang, needed, index))
         if isinstance(found, Refusal):
-            return True
-        requests = {member.uid: member.request for member in gang.members}
-        try:
-            return await self._reserve(job, found, requests, version, turn)
-        except asyncio.CancelledError:
-            self._gangs.release_unused(job)
-            raise
+            return found
+        return found, {member.uid: member.request for member in gang.members}
 
     async def _reserve(
         self, job: Job, seats: Sequence[Seat], requests: Mapping[str, ChipRequest], version: object, turn: Turn

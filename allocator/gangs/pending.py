@@ -77,23 +77,21 @@ class PendingMembers:
         cached = self._cached.pop(job.key, None)
         if cached is None or cached[0] != version:
             found: list[Waiting] = []
-            for rank, each in job.ranked():
+            ranked = job.ranked()
+            if len(ranked) > _STEP:
+                yield
+            for rank, each in ranked:
                 if each.waits_for_chips and self._ledger.get(each.uid) is None:
                     found.append(Waiting(rank, each, self._read(each)))
                     if not len(found) % _STEP:
                         yield
-                        if self._version(job) != version:
-                            return None
+                if self._version(job) != version:
+                    return None
             cached = version, found
             if len(self._cached) >= _MOST_GANGS:
                 del self._cached[next(iter(self._cached))]
         self._cached[job.key] = cached
         return cached[1]
-
-    def is_read(self, job: Job) -> bool:
-        """Whether the pods of a job that need a seat are cached."""
-        cached = self._cached.get(job.key)
-        return cached is not None and cached[0] == self._version(job)
 
     def _version(self, job: Job) -> tuple[int, int]:
         # Requests depend on the labels and products of nodes as well.

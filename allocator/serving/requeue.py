@@ -22,7 +22,9 @@ import structlog
 
 from allocator.binding.binding import PodRef
 from allocator.decision.engine import DecisionEngine
+from allocator.gangs.gradual import MANY
 from allocator.metrics import AllocatorMetrics
+from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.serving.retries import NOWHERE, Retries, first_of
 from allocator.state.cluster import Cluster
@@ -159,17 +161,7 @@ class Requeuer:
     async def _due(self) -> list[_Refused]:
         now_s = self._monotonic()
         due: list[_Refused] = []
-        fits: dict[ChipRequest, bool] = {}
-
-        def may_fit(each: _Refused, seen: Pod | None) -> bool:
-            if seen is not None and each.may_preempt:
-                return self._is_complete(seen)
-            if seen is not None and (each.depends_on_peers or self._engine.keeps_chips or each.request.is_spread):
-                return self._engine.may_fit(seen)
-            if each.request not in fits:
-                fits[each.request] = self._cluster.index.best(each.request) is not None
-            return fits[each.request]
-
+        fits: dict[ChipRequest | JobKey, bool] = {}
         yielded_s = now_s
         for each in list(self._refused.values()):
             if self._monotonic() - yielded_s > _YIELD_S:
@@ -183,7 +175,9 @@ class Requeuer:
                 seen is not None and (seen.spec.node_name or not seen.is_live)
             ):
                 del self._refused[each.ref.uid]
-            elif each.is_due or ((silent_s >= each.wait_s or each.is_new_gang) and may_fit(each, seen)):
+            elif each.is_due or (
+                (silent_s >= each.wait_s or each.is_new_gang) and await self._may_fit(each, seen, fits)
+            ):
                 due.append(each)
         return due
 
@@ -209,6 +203,21 @@ class Requeuer:
             log.info("made the scheduler retry pods that may preempt", pods=len(seen))
         for each in due:
             each.requeued(self._monotonic())
+
+    async def _may_fit(self, each: _Refused, seen: Pod | None, fits: dict[ChipRequest | JobKey, bool]) -> bool:
+        """Whether a pod may fit now; ``fits`` has the answers of this pass for equal requests and large gangs."""
+        if seen is not None and each.may_preempt:
+            return self._is_complete(seen)
+        gang = self._engine.gang_of(seen) if seen is not None and each.is_of_gang else None
+        if seen is not None and gang is not None and gang.size > MANY:
+            if gang.key not in fits:
+                fits[gang.key] = await self._engine.plans.may_fit(seen, gang)
+            return fits[gang.key] and self._refused.get(each.ref.uid) is each  # not accepted meanwhile
+        if seen is not None and (each.depends_on_peers or self._engine.keeps_chips or each.request.is_spread):
+            return self._engine.may_fit(seen)
+        if each.request not in fits:
+            fits[each.request] = self._cluster.index.best(each.request) is not None
+        return fits[each.request]
 
     async def _annotate(self, pod: _Refused) -> None:
         pod.requeued(self._monotonic())

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ Template = tuple[dict[str, Any], int]
 _PATIENCE_S: Final = 180.0
 _POLL_S: Final = 0.02
 _QUIET_S: Final = 2.0
+_PAUSE_S: Final = 0.2
 _GOAL_S: Final = 0.010
 _A3: Final = "node-a3-"
 _A3_PODS: Final = 10
@@ -130,7 +131,7 @@ async def _turns(run: Run, size: _Size, outcome: Outcome) -> None:
     objects[NODES.path()].add(_node(f"node-b-{NUMBER}", _IDLE), size.idle)
     for position in range(_A3_PODS):
         objects[_PODS].add(_a3_pod(position), size.a3)
-    for count in size.gangs:
+    for count in (*size.gangs, size.idle + 1):
         objects[_PODS].add(_gang_pod(count), count)
     server = CannedServer(objects)
     pods = len(objects[_PODS])
@@ -145,6 +146,7 @@ async def _turns(run: Run, size: _Size, outcome: Outcome) -> None:
             "2,000 pods change at once": (size.calls, load.change),
             "state of all nodes by gRPC": (2, load.read_states),
             "scrape of the metrics": (size.calls, load.scrape),
+            f"filter, gang of {size.idle + 1:,} that does not fit": (size.calls, load.refuse_gang(size.idle + 1)),
             **{f"plan of a gang of {count:,}": (1, load.gang(count)) for count in size.gangs},
         }
         _add(shown, outcome, "first lists, until ready", 1, await allocator.turns())
@@ -265,12 +267,25 @@ class _Load:
         """Filter the first pod of a gang."""
 
         async def place(_number: int) -> None:
-            name = _gang_name(count)
-            pod = next(each for each in self._objects[_PODS] if each["metadata"]["name"].startswith(name))
-            answer = await self._filter(pod)
+            answer = await self._filter(next(self._members(count)))
             assert answer["NodeNames"], answer
 
         return place
+
+    def refuse_gang(self, count: int) -> Callable[[int], Awaitable[None]]:
+        """Filter pods of a gang that does not fit, and let the allocator look for what it may requeue."""
+        pods = self._members(count)
+
+        async def refuse(_number: int) -> None:
+            assert not (await self._filter(next(pods)))["NodeNames"]
+            await asyncio.sleep(_PAUSE_S)
+
+        return refuse
+
+    def _members(self, count: int) -> Iterator[dict[str, Any]]:
+        """The pods of a gang."""
+        name = f"{_gang_name(count)}-"
+        return (each for each in self._objects[_PODS] if each["metadata"]["name"].startswith(name))
 
     async def _filter(self, pod: dict[str, Any]) -> Any:
         return await self._post("filter", {"Pod": pod, "Nodes": None, "NodeNames": self._names})

@@ -80,6 +80,19 @@ async def test_calls_for_other_pods_of_the_gang_wait_for_its_plan() -> None:
     assert {world.engine.place(each).node for each in pods} == {f"n{number}" for number in range(20)}
 
 
+@pytest.mark.parametrize(("nodes", "fits"), [(20, True), (19, False)])
+async def test_whether_a_large_gang_fits_is_found_piece_by_piece(nodes: int, fits: bool) -> None:  # noqa: FBT001 - a parameter
+    world = world_of(nodes)
+    world.add(*(pods := gang("train", 20)))
+    finding, turns = asyncio.create_task(world.engine.plans.may_fit(pods[0], world.cluster.jobs.job_of(pods[0]))), 0
+    while not finding.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert await finding is fits
+    assert turns > 20
+    assert not len(world.ledger)
+
+
 async def test_what_is_promised_to_the_gang_counts_as_free() -> None:
     world = world_of(4)
     world.add(*(pods := gang("train", 4)))
