@@ -134,7 +134,8 @@ class Reason(StrEnum):
     GANG_STEPPED_BACK = ("GangSteppedBack", Category.PLACEMENT, Actor.NOBODY,
         "the scheduler refused some pods of the gang for reasons of its own (CPU, affinity, host ports, taints) while "
         "others waited to be bound, or did not come to all of them in time; so the gang has released its chips. It "
-        "tries again, one such gang after the other",
+        "tries again, one such gang after the other. Or another gang has done so, and comes first on the nodes on "
+        "which this one would fit",
         "wait; if it comes again and again, the message of the pods' condition PodScheduled says what the scheduler "
         "lacks, or names the setting of the time")
     PLACED_WITH_GANG = ("PlacedWithGang", Category.PLACEMENT, Actor.NOBODY,

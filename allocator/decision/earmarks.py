@@ -27,6 +27,7 @@ from msgspec.structs import replace as with_fields
 from allocator.decision.waiting_gangs import Need, WaitingGangs
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY
+from allocator.gangs.progress import WAITING
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, capacity
 from allocator.state.cluster import Cluster
@@ -171,7 +172,8 @@ class Earmarks:
             if promises.get(job.plan) is not None:
                 promises.adjust(job.plan, dict(now))
             else:
-                promises.keep(Promise(job.plan, f"job {job}", need.priority, dict(now), math.inf, drains=True))
+                what, since = f"job {job}", need.order[1]
+                promises.keep(Promise(job.plan, what, need.priority, dict(now), math.inf, drains=True, since=since))
 
     def _drop(self) -> Steps[None]:
         owner, self._owner = self._owner, ""
@@ -247,8 +249,7 @@ class Earmarks:
         """Whether a gang has not used free nodes for long; then another one comes first for some time."""
         if need.order[2].plan != self._owner:
             return False
-        entries = (self._cluster.index.entries.get(name) for name in chips)
-        if any(isinstance(entry, Bucket) and _held(entry.vacancy) for entry in entries):
+        if any(self._is_in_use(name) for name in chips):
             self._drained_s = None
             return False
         if self._drained_s is None:
@@ -257,6 +258,13 @@ class Earmarks:
             return False
         self._gangs.set_aside(need.order[2], self._now_s + ASIDE_S)
         return True
+
+    def _is_in_use(self, name: str) -> bool:
+        """Whether pods hold chips of a node; the seats of gangs that have not started don't count."""
+        entry = self._cluster.index.entries.get(name)
+        seats = (self._ledger.get(uid) for uid in self._ledger.on(name))
+        waiting = sum(len(seat.chips) for seat in seats if seat is not None and seat.stage in WAITING)
+        return isinstance(entry, Bucket) and _held(entry.vacancy) > waiting
 
     def _occupants(self, chips: Mapping[str, ChipSet]) -> Iterator[str]:
         for name in chips:

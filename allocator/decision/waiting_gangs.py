@@ -107,7 +107,8 @@ class WaitingGangs:
         waiting = [each.pod for each in read or () if self._ledger.get(each.pod.uid) is None]
         if not waiting or self._gangs.incomplete(job, waiting[0]):
             return None
-        if self._gangs.turns.get(job) is not None:
+        setback = self._gangs.turns.get(job)
+        if setback is not None and setback.tries:
             return None  # its scheduler has refused it: it lacks something else
         try:
             gang, needed = self._gangs.gang_request(waiting[0], self._request_of(waiting[0]), job, None)

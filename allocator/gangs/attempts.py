@@ -1,12 +1,16 @@
-"""What a gang that has stepped back has to wait for, and what is learned of it in its turn."""
+"""Plans gangs in their turn: what a gang has to wait for, and what is learned of one that has stepped back."""
 
 from collections.abc import Collection
 
+from allocator.gangs.planning import Planner
 from allocator.gangs.progress import Progress
 from allocator.gangs.turns import Turns
+from allocator.rules.job import JobKey
+from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
+from allocator.state.reservation import Seat
 from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
@@ -20,23 +24,85 @@ class Attempts:
         cluster: nodes, pods and jobs.
         ledger: the reservations.
         progress: says whether a gang has started.
+        planner: finds seats.
 
     Attributes:
         turns: the gangs that have stepped back.
     """
 
-    def __init__(self, cluster: Cluster, ledger: Ledger, progress: Progress) -> None:
+    def __init__(self, cluster: Cluster, ledger: Ledger, progress: Progress, planner: Planner) -> None:
         self.turns = Turns(ledger.monotonic)
         self._cluster = cluster
         self._ledger = ledger
         self._progress = progress
+        self._planner = planner
+
+    def plan(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
+        """Seats for a pod and all its peers that need one; reserves nothing.
+
+        Raises:
+            Refusal: the gang does not fit, has to wait for others, or its pods have to be filtered first.
+        """
+        if (wait := self.obstacle(pod, job)) is not None:
+            raise wait
+        setback = self.turns.get(job)
+        if setback is None:
+            return self._plan_first(pod, request, job, candidates)
+        lacking = self._planner.lacks_offers(pod, request, job, setback)
+        if lacking > 0:
+            pods = count(lacking, "more of its pods has", "more of its pods have")
+            raise _waits(job, f"{pods} to be filtered before they are planned again", tries=setback.tries)
+        return self._planner.plan(pod, request, job, candidates, setback)
+
+    def may_be_planned(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
+        """Whether a pod would get a seat now, or has to be filtered first for that."""
+        setback = self.turns.get(job)
+        if setback is None:
+            return self._planner.fits(pod, request, job)
+        if self.obstacle(pod, job) is not None:
+            return False
+        # Its scheduler has to offer each pod once; when that is done, all are planned.
+        return pod.uid not in setback.offers or self._planner.lacks_offers(pod, request, job, setback) <= 0
+
+    def left_to_others(self, job: Job) -> dict[JobKey, frozenset[str]]:
+        """The nodes that a gang that has not tried yet leaves to those that come before it, by their jobs."""
+        preceding = self.turns.preceding(job)
+        if not preceding or self._progress.find_started(job) is not None:
+            return {}
+        promise = self._ledger.promises.get(job.key.plan)
+        if promise is not None and not promise.drains:
+            return {}  # others end for it on its nodes
+        return {key: self._nodes(key.plan) | setback.nodes for key, setback in preceding}
+
+    def _plan_first(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
+        """The plan of a gang that has not tried yet, on nodes that it need not leave to others."""
+        left = self.left_to_others(job)
+        avoided = frozenset[str]().union(*left.values())
+        try:
+            return self._planner.plan(pod, request, job, candidates, avoided=avoided)
+        except Refusal:
+            if not left:
+                raise
+        drained = [each.owner for each in self._ledger.promises if each.drains]
+        with self._ledger.promises.lifted(drained):
+            seats = self._planner.plan(pod, request, job, candidates)  # it may not fit at all
+        ahead = next(
+            (key for key, nodes in left.items() if any(each.node in nodes for each in seats)), next(iter(left))
+        )
+        raise _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it on the nodes left", tries=0)
+
+    def _nodes(self, plan: str) -> frozenset[str]:
+        held = (self._ledger.get(uid) for uid in self._ledger.held(plan))
+        return frozenset(each.node for each in (*self._ledger.seats(plan), *held) if each is not None)
 
     def obstacle(self, pod: Pod, job: Job) -> Refusal | None:
         """Why a gang has to wait for another one; None if it may be planned."""
         ahead = self.turns.ahead_of(job)
         if ahead is None or self._progress.find_started(job) is not None:
             return None
-        return _stepped_back(job, f"pod {pod.key} waits for job {ahead}, which tries before it")
+        setback = self.turns.get(job)
+        tries = setback.tries if setback is not None else 0
+        return _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it", tries=tries)
 
     def note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
         """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""
@@ -68,20 +134,15 @@ class Attempts:
             for uid in refused:
                 for node in setback.offers.get(uid, ()):
                     setback.refuse(uid, node, self._held_on(node, job))
-        self._ledger.drop_plan(job.key.plan)
-        self.turns.step_back(job)
+        nodes = frozenset(each.node for each in self._ledger.drop_plan(job.key.plan))
+        self.turns.step_back(job, nodes)
 
     def _held_on(self, node: str, job: Job) -> list[str]:
         held = self._ledger.held(job.key.plan)
         return [uid for uid in self._ledger.on(node) if uid in held]
 
 
-def lacks_offers(job: Job, lacking: int) -> Refusal:
-    """The refusal of a gang that is planned again when so many more of its pods have been filtered."""
-    pods = count(lacking, "more of its pods has", "more of its pods have")
-    return _stepped_back(job, f"{pods} to be filtered before they are planned again")
-
-
-def _stepped_back(job: Job, rest: str) -> Refusal:
-    cause = f"job {job.key} has released its chips, because its scheduler did not bind all of its pods"
-    return Refusal(Reason.GANG_STEPPED_BACK, f"{cause}; {rest}")
+def _waits(job: Job, rest: str, *, tries: int) -> Refusal:
+    if tries:
+        rest = f"job {job.key} has released its chips, because its scheduler did not bind all of its pods; {rest}"
+    return Refusal(Reason.GANG_STEPPED_BACK, rest)

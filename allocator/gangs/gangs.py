@@ -23,7 +23,7 @@ and only the bound pods are known; `resuming.py` then plans the rest before any 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 
-from allocator.gangs.attempts import Attempts, lacks_offers
+from allocator.gangs.attempts import Attempts
 from allocator.gangs.packing import pack
 from allocator.gangs.planning import Planner
 from allocator.gangs.policy import Policy
@@ -68,8 +68,9 @@ class Gangs:
         self.planner = Planner(cluster, ledger, request_of, policy)
         self.incomplete = self._progress.incomplete
         self.find_started = self._progress.find_started
-        self._attempts = Attempts(cluster, ledger, self._progress)
+        self._attempts = Attempts(cluster, ledger, self._progress, self.planner)
         self.turns = self._attempts.turns
+        self.left_to_others = self._attempts.left_to_others
         self.gang_request = self.planner.gang_request
         self.policy = policy
         self._pruned = 0
@@ -100,6 +101,8 @@ class Gangs:
         except Refusal as refusal:
             if refusal.reason is Reason.GANG_DOES_NOT_FIT and not self._ledger.held(job.key.plan):
                 self.turns.end_turn(job)
+            elif refusal.reason is Reason.GANG_STEPPED_BACK:
+                self.turns.join(job)
             raise
         if isinstance(found, Reservation):
             return self._take_seat(pod, found)
@@ -200,16 +203,7 @@ class Gangs:
             seat = self._find_seat(pod, request, job, None)
             if incomplete is not None and (seat is None or self._progress.find_started(job) is None):
                 return False
-            return seat is not None or self._may_be_planned(pod, request, job)
-
-    def _may_be_planned(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
-        setback = self.turns.get(job)
-        if setback is None:
-            return self.planner.fits(pod, request, job)
-        if self._attempts.obstacle(pod, job) is not None:
-            return False
-        # Its scheduler has to offer each pod once; when that is done, all are planned.
-        return pod.uid not in setback.offers or self.planner.lacks_offers(pod, request, job, setback) <= 0
+            return seat is not None or self._attempts.may_be_planned(pod, request, job)
 
     def prune(self) -> None:
         """Drop unstarted plans with an unusable seat, and plans whose pods are all gone.
@@ -253,15 +247,7 @@ class Gangs:
             raise incomplete
         if seat is not None:
             return seat
-        if (wait := self._attempts.obstacle(pod, job)) is not None:
-            raise wait
-        setback = self.turns.get(job)
-        if setback is None:
-            return self.planner.plan(pod, request, job, candidates)
-        lacking = self.planner.lacks_offers(pod, request, job, setback)
-        if lacking > 0:
-            raise lacks_offers(job, lacking)
-        return self.planner.plan(pod, request, job, candidates, setback)
+        return self._attempts.plan(pod, request, job, candidates)
 
     def _find_seat(
         self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None

@@ -20,6 +20,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from allocator.gangs.gangs import Gangs
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Fit, Vacancy, judge
@@ -79,8 +81,8 @@ class GradualPlans:
 
     async def may_fit(self, pod: Pod, job: Job) -> bool:
         """Whether a large gang could be planned now, on any node; reserves nothing."""
-        if not self._is_wanted(pod, job, None):
-            return self._gangs.may_fit(pod, job)
+        if not self._is_wanted(pod, job, None) or self._gangs.left_to_others(job):
+            return self._gangs.may_fit(pod, job)  # it may have to wait for a turn, on the nodes left to others
         async with self._lock:
             found = await self._search(pod, job, None, Turn())
         if isinstance(found, Refusal) and self._ledger.promises.below(pod.priority):
@@ -123,6 +125,8 @@ class GradualPlans:
             gang, needed = planner.gang_request(pod, self._gangs.request_of(pod), job, candidates)
         except Refusal as refusal:
             return refusal.with_traceback(None)
+        left = self._gangs.left_to_others(job).values()
+        gang = replace(gang, limits=dict.fromkeys(frozenset[str]().union(*left), 0))
         await turn.share()
         index = await turn.share_between(self._copied(job.key.plan))
         found = await turn.share_between(planner.search(gang, needed, index))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from functools import cache
 from random import Random
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from allocator.gangs.pending import PendingMembers
 from allocator.gangs.policy import GangRequest, Member, Policy
 from allocator.gangs.redraw import conflicts_with, redraw
-from allocator.gangs.turns import Setback
+from allocator.gangs.turns import Setback, created
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import peer_on_node
@@ -42,6 +42,7 @@ class PlanKey(msgspec.Struct, frozen=True):
         own: the node of its seat; it distinguishes two pods of the gang with equal requests.
         late: its uid, if the scheduler knows it before the informers do: it does not count for its peers.
         candidates: names of the only nodes it may be on; None for every node.
+        avoided: names of nodes that are left to other gangs.
     """
 
     job: JobKey
@@ -50,6 +51,22 @@ class PlanKey(msgspec.Struct, frozen=True):
     own: str
     late: str
     candidates: Collection[str] | None
+    avoided: frozenset[str]
+
+
+class _Scope(NamedTuple):
+    """Where the pods of a gang may be placed.
+
+    Attributes:
+        candidates: names of the only nodes of the pod being scheduled, and of its peers if they are several; None for
+            every node.
+        avoided: names of nodes that are left to other gangs.
+        setback: what is known of a gang that has stepped back.
+    """
+
+    candidates: Collection[str] | None
+    avoided: frozenset[str] = frozenset()
+    setback: Setback | None = None
 
 
 class Planner:
@@ -78,7 +95,7 @@ class Planner:
 
     def fits(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
         """Whether a plan can be made; planned only if something has changed since the last time."""
-        outcomes, key = self._known_outcomes(), self._key(pod, request, job, None)
+        outcomes, key = self._known_outcomes(), self._key(pod, request, job, _Scope(None))
         if key in outcomes:
             return outcomes[key] is None
         try:
@@ -94,6 +111,8 @@ class Planner:
         job: Job,
         candidates: Collection[str] | None,
         setback: Setback | None = None,
+        *,
+        avoided: frozenset[str] = frozenset(),
     ) -> list[Seat]:
         """Seats for a pod and all its peers that need one, or for as many as the minimum needs.
 
@@ -104,28 +123,30 @@ class Planner:
             candidates: names of the only nodes it may be on; if they are several, they apply to its peers with the same
                 node selector as well.
             setback: what is known of a gang that has stepped back.
+            avoided: names of nodes that are left to other gangs.
 
         Chips that are promised to the gang, and those promised to lower priorities if it does not fit otherwise, count
-        as free.
+        as free; in its turn also the nodes that drain for gangs of its priority that were created later.
 
         Raises:
             Refusal: not even the minimum fits.
         """
-        if setback is not None:
-            with self._ledger.promises.lifted((job.key.plan,)):
-                return self._plan(pod, request, job, candidates, setback)
         promises = self._ledger.promises
+        names = candidates if candidates is None or setback is not None else frozenset(candidates)
+        scope = _Scope(names, avoided, setback)
+        if setback is not None:
+            later = promises.behind(job.key.plan, pod.priority, created(job)) if promises else ()
+            return self._plan_lifting(pod, request, job, scope, later)
         lower = promises.below(pod.priority) if promises else ()
         if not lower and promises.get(job.key.plan) is None:
-            return self._plan_once(pod, request, job, candidates)
-        several = None if candidates is None else frozenset(candidates)
-        key, version = self._key(pod, request, job, several), self._cluster.index.version
+            return self._plan_once(pod, request, job, scope)
+        key, version = self._key(pod, request, job, scope), self._cluster.index.version
         if self._refused_version != version or len(self._refused) >= _MOST_OUTCOMES:
             self._refused = {}
         elif (known := self._refused.get(key)) is not None:
             raise Refusal(known.reason, known.message)
         try:
-            return self._plan_lifting(pod, request, job, candidates, lower)
+            return self._plan_lifting(pod, request, job, scope, lower)
         except Refusal as refusal:
             self._refused[key] = refusal.with_traceback(None)
             raise
@@ -133,28 +154,27 @@ class Planner:
             self._refused_version = self._cluster.index.version
 
     def _plan_lifting(
-        self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None, lower: Collection[str]
+        self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope, lower: Collection[str]
     ) -> list[Seat]:
         promises = self._ledger.promises
         try:
             with promises.lifted((job.key.plan,)):
-                return self._plan_once(pod, request, job, candidates)
+                return self._plan_once(pod, request, job, scope)
         except Refusal:
             if not lower:
                 raise
         with promises.lifted((job.key.plan, *lower)):
-            return self._plan_once(pod, request, job, candidates)
+            return self._plan_once(pod, request, job, scope)
 
-    def _plan_once(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> list[Seat]:
-        several = frozenset(candidates) if candidates is not None and len(candidates) > 1 else None
-        if candidates is not None and several is None:
-            return self._plan(pod, request, job, candidates)
+    def _plan_once(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
+        if scope.setback is not None or (scope.candidates is not None and len(scope.candidates) == 1):
+            return self._plan(pod, request, job, scope)
         outcomes = self._known_outcomes()
-        key = self._key(pod, request, job, several)
+        key = self._key(pod, request, job, scope)
         if (known := outcomes.get(key)) is not None:
             raise Refusal(known.reason, known.message)
         try:
-            seats = self._plan(pod, request, job, several)
+            seats = self._plan(pod, request, job, scope)
         except Refusal as refusal:
             outcomes[key] = refusal.with_traceback(None)
             raise
@@ -168,10 +188,11 @@ class Planner:
             self._version, self._outcomes = version, {}
         return self._outcomes
 
-    def _key(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> PlanKey:
+    def _key(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> PlanKey:
         held = self._ledger.get(pod.uid)
         kind, own = (request, frozenset(pod.spec.node_selector.items())), held.node if held is not None else ""
-        return PlanKey(job.key, job.version, kind, own, "" if pod.uid in job.pods else pod.uid, candidates)
+        late = "" if pod.uid in job.pods else pod.uid
+        return PlanKey(job.key, job.version, kind, own, late, scope.candidates, scope.avoided)
 
     def plan_alone(self, pod: Pod, request: ChipRequest, job: Job, node: str) -> list[Seat]:
         """A seat for a pod on one node, whatever its peers need.
@@ -234,17 +255,11 @@ class Planner:
         peers = job.nodes_beside({each.uid for each in members}) if spread else ()
         return GangRequest(job.key, tuple(members), common, peers=peers), needed
 
-    def _plan(
-        self,
-        pod: Pod,
-        request: ChipRequest,
-        job: Job,
-        candidates: Collection[str] | None,
-        setback: Setback | None = None,
-    ) -> list[Seat]:
-        gang, needed = self.gang_request(pod, request, job, candidates, setback)
-        index = self._cluster.index
+    def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
+        gang, needed = self.gang_request(pod, request, job, scope.candidates, scope.setback)
+        index, setback = self._cluster.index, scope.setback
         if setback is None:
+            gang = replace(gang, limits=dict.fromkeys(scope.avoided, 0))
             found = at_once(self.search(gang, needed, index))
         else:
             found = self._find_seats(gang, job, setback)

@@ -5,6 +5,10 @@ its scheduler refuses to some of its pods, for example because another gang hold
 Such a gang releases all its seats, and steps back: it tries again when no gang that stepped back before it is
 still trying. Two gangs that stand in each other's way can't do so twice, because only one of them tries at a time.
 
+A gang that has not tried yet leaves the nodes of the last try to the gangs of the same or a higher priority that have
+stepped back: it would only fail there as well, and take from them what they lack. If it doesn't fit elsewhere, it waits
+for a turn like them, without a try in vain.
+
 When its turn comes, the gang does not rely on its first plan. First each of its pods is offered to its scheduler while
 the gang holds nothing, which tells on which nodes each pod may be at all; then all are planned on these nodes. What the
 scheduler refuses beside peers that hold their seats already is remembered, so that no two tries are alike.
@@ -35,7 +39,9 @@ class Setback:
         offers: the names of the nodes that the scheduler has offered for each pod, by uid, while its gang held nothing.
         limits: the most pods of the gang on a node, by name of the node, as far as the scheduler has refused more.
         conflicts: names of nodes, each with uids of pods that the scheduler has not accepted there together.
-        tries: how often the gang has stepped back.
+        tries: how often the gang has stepped back; 0 if it waits for the first try.
+        nodes: the names of the nodes of its last plan.
+        since: when its last pod was created, and its name.
     """
 
     job: int
@@ -45,6 +51,8 @@ class Setback:
     limits: dict[str, int] = field(default_factory=dict)
     conflicts: set[tuple[str, frozenset[str]]] = field(default_factory=set)
     tries: int = 0
+    nodes: frozenset[str] = frozenset()
+    since: tuple[str, str] = ("", "")
     _known: dict[frozenset[str], frozenset[str]] = field(default_factory=dict)
 
     def offer(self, uid: str, nodes: Collection[str]) -> None:
@@ -62,8 +70,12 @@ class Setback:
             self.offer(uid, self.offers[uid] - {node})
 
     def precedes(self, other: "Setback") -> bool:
-        """Whether the gang tries before another one that has stepped back earlier."""
-        return (self.round, -self.priority) < (other.round, -other.priority)
+        """Whether the gang tries before another one that began to wait earlier.
+
+        Of those that have not tried yet the older one does, which nodes drain for (``decision/earmarks.py``).
+        """
+        own, others = (self.round, -self.priority), (other.round, -other.priority)
+        return own < others or (own == others and not self.tries and not other.tries and self.since < other.since)
 
     def start_over(self) -> None:
         """Forget what could not be together: the cluster may have changed, or it was not the reason."""
@@ -77,7 +89,7 @@ class Setback:
 
 
 class Turns:
-    """The gangs that have released their seats.
+    """The gangs that have released their seats, and those that wait for them.
 
     Args:
         monotonic: the clock.
@@ -89,7 +101,7 @@ class Turns:
         self._since_s = 0.0
 
     def get(self, job: Job) -> Setback | None:
-        """What is known of a gang that has stepped back; None if it has not."""
+        """What is known of a gang that has stepped back or waits for its turn; None of any other."""
         found = self._waiting.get(job.key)
         return found if found is not None and found.job == job.first_version else None
 
@@ -100,22 +112,43 @@ class Turns:
         first = next(iter(self._waiting))
         return None if first == job.key else first
 
-    def step_back(self, job: Job) -> None:
+    def step_back(self, job: Job, nodes: frozenset[str] = frozenset()) -> None:
         """Put a gang behind all others of its priority that have stepped back, and behind all that wait for a turn.
 
         Only a gang that has not had its turn yet, and has a higher priority than the one whose turn it is, tries before
         others that wait: one of high priority that never starts must not keep them from trying.
+
+        Args:
+            job: the gang.
+            nodes: the names of the nodes of its plan.
         """
-        first = next(iter(self._waiting), None)
-        current = self._waiting[first] if first is not None else None
         known = self.get(job)
         setback = known or Setback(job.first_version, 0)
-        setback.priority = max((pod.priority for pod in job.pods.values()), default=0)
-        if current is not None:
-            setback.round = current.round + (known is not None or setback.priority <= current.priority)
-        self._waiting.pop(job.key, None)
         setback.forget_offers()
         setback.tries += 1
+        setback.nodes = nodes
+        self._enqueue(job, setback, is_back=known is not None)
+
+    def join(self, job: Job) -> None:
+        """Let a gang that has not tried yet wait for its turn, as if it had stepped back."""
+        if self.get(job) is None:
+            setback = Setback(job.first_version, 0, since=(created(job), job.key.plan))
+            self._enqueue(job, setback, is_back=False)
+
+    def preceding(self, job: Job) -> list[tuple[JobKey, Setback]]:
+        """The gangs that have stepped back and come before one that has not tried yet."""
+        if not self._waiting or self.get(job) is not None:
+            return []
+        priority = _priority(job)
+        return [(key, each) for key, each in self._waiting.items() if each.tries and each.priority >= priority]
+
+    def _enqueue(self, job: Job, setback: Setback, *, is_back: bool) -> None:
+        first = next(iter(self._waiting), None)
+        current = self._waiting[first] if first is not None else None
+        setback.priority = _priority(job)
+        if current is not None:
+            setback.round = current.round + (is_back or setback.priority <= current.priority)
+        self._waiting.pop(job.key, None)
         behind = [key for key, other in self._waiting.items() if setback.precedes(other)]
         self._waiting[job.key] = setback
         for key in behind:
@@ -148,8 +181,22 @@ class Turns:
             self.end_turn(jobs[first])
 
     def end_turn(self, job: Job) -> None:
-        """End the turn of a gang that does not fit now: it starts from scratch when its turn comes again."""
+        """End the turn of a gang that does not fit now: it starts from scratch when its turn comes again.
+
+        A gang that has not tried yet waits for room then, like any other.
+        """
         setback = self.get(job)
-        if setback is not None:
+        if setback is not None and not setback.tries:
+            self.leave(job.key)
+        elif setback is not None:
             setback.start_over()
             self.step_back(job)
+
+
+def created(job: Job) -> str:
+    """When the last pod of a gang was created."""
+    return max((pod.metadata.creation_timestamp or "" for pod in job.pods.values()), default="")
+
+
+def _priority(job: Job) -> int:
+    return max((pod.priority for pod in job.pods.values()), default=0)

@@ -30,6 +30,7 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
         chips: by node.
         due_s: when it ends at the latest, on the ledger's clock.
         drains: these are whole nodes, which drain for a gang that waits: it does not end if others take some chips.
+        since: when the last pod of that gang was created.
     """
 
     owner: str
@@ -38,6 +39,7 @@ class Promise(msgspec.Struct, frozen=True, eq=False):
     chips: Mapping[str, ChipSet]
     due_s: float
     drains: bool = False
+    since: str = ""
 
 
 class Promises:
@@ -84,6 +86,23 @@ class Promises:
     def below(self, priority: int) -> list[str]:
         """The owners of the promises whose chips a pod of this priority may take."""
         return [each.owner for each in self._by_owner.values() if each.priority < priority]
+
+    def behind(self, owner: str, priority: int, since: str) -> list[str]:
+        """The owners of the promises whose chips a gang may take in its turn.
+
+        These are those of lower priority, and of the same priority those of gangs that wait and were created later.
+
+        Args:
+            owner: the name of the gang's plan.
+            priority: its priority.
+            since: when its last pod was created.
+        """
+        later = [
+            each.owner
+            for each in self._by_owner.values()
+            if each.drains and each.priority == priority and (each.since, each.owner) > (since, owner)
+        ]
+        return [*self.below(priority), *later]
 
     def keep(self, promise: Promise) -> None:
         """Add a promise, replacing that of the same owner and those that name some of its chips."""

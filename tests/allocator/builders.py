@@ -155,13 +155,23 @@ class World:
     """A cluster, a ledger and an engine, on a clock that the test sets."""
 
     def __init__(
-        self, *, ttl_s: float = 30.0, default_product: str = "", sharing_products: tuple[str, ...] = ()
+        self,
+        *,
+        ttl_s: float = 30.0,
+        default_product: str = "",
+        sharing_products: tuple[str, ...] = (),
+        earmark_share: float = 0.0,
     ) -> None:
         self.now_s = 100.0
         self.ledger = Ledger(ttl_s=ttl_s, monotonic=lambda: self.now_s)
         self.cluster = Cluster(self.ledger)
         self.engine = DecisionEngine(
-            self.cluster, self.ledger, default_product=default_product, sharing_products=sharing_products
+            self.cluster,
+            self.ledger,
+            default_product=default_product,
+            sharing_products=sharing_products,
+            earmark_share=earmark_share,
+            now_s=lambda: self.now_s,
         )
 
     def add(self, *objects: Node | Pod | ConfigMap) -> None:

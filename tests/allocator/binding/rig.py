@@ -70,8 +70,8 @@ class Server:
 class BinderWorld:
     """A binder in a world of two nodes."""
 
-    def __init__(self, *pods: Pod, server: Server | None = None) -> None:
-        self.world = World()
+    def __init__(self, *pods: Pod, server: Server | None = None, earmark_share: float = 0.0) -> None:
+        self.world = World(earmark_share=earmark_share)
         self.world.add(node("n1"), node("n2"), *pods)
         self.server = server or Server(*pods)
         self.outcomes: list[Assignment | AscendError] = []

@@ -1,192 +1,35 @@
 """Gangs on random clusters with CPU and taints unknown to the allocator, with a scheduler like kube-scheduler."""
 
 import asyncio
-import itertools
-from collections import Counter
-from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from allocator.binding.binding import Assignment, PodRef
 from ascend.annotations import MIN_AVAILABLE
-from ascend.errors import AscendError, Refusal
-from ascend.kube.objects import Condition, Pod
-from tests.allocator.binding.rig import BinderWorld, Server
-from tests.allocator.builders import GROUP, TYPE, node, pod
-
-CHIPS = 8
-LABELS = {TYPE: "module-910b-8"}
-STEP_S = 0.25
-LONGEST_BACKOFF_S = 10.0
-
-
-@dataclass
-class Demand:
-    """What a pod requests, and the nodes whose taints it tolerates."""
-
-    pod: Pod
-    chips: int
-    cpu: int
-    tolerated: frozenset[str]
-
-
-@dataclass
-class Entry:
-    """A pod in the scheduler's queue."""
-
-    demand: Demand
-    due_s: float = 0.0
-    backoff_s: float = 1.0
-    needs_event: bool = False
-
-
-@dataclass
-class Case:
-    """A cluster and the gangs on it: CPU by node, and the demands of each gang."""
-
-    cpu: dict[str, int]
-    gangs: list[list[Demand]]
-
-    def fits(self, gang: list[Demand], used: dict[str, Demand]) -> bool:
-        """Whether a whole gang fits beside the pods that are bound (name of the node by uid of the pod)."""
-        chips, cpu = Counter[str](), Counter[str]()
-        for where, each in used.items():
-            chips[where.partition(" ")[0]] += each.chips
-            cpu[where.partition(" ")[0]] += each.cpu
-        for nodes in itertools.product(*(sorted(each.tolerated) for each in gang)):
-            more_chips, more_cpu = Counter(chips), Counter(cpu)
-            for name, each in zip(nodes, gang, strict=True):
-                more_chips[name] += each.chips
-                more_cpu[name] += each.cpu
-            if all(more_chips[name] <= CHIPS and more_cpu[name] <= self.cpu[name] for name in self.cpu):
-                return True
-        return False
-
-
-@dataclass
-class Simulation:
-    """kube-scheduler's scheduling and binding cycles, on a virtual clock."""
-
-    case: Case
-    rig: BinderWorld = field(init=False)
-    queue: dict[str, Entry] = field(default_factory=dict)
-    assumed: dict[str, str] = field(default_factory=dict)
-    bindings: dict[str, asyncio.Task[Assignment]] = field(default_factory=dict)
-    demands: dict[str, Demand] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.demands = {each.pod.uid: each for gang in self.case.gangs for each in gang}
-        pods = [each.pod for each in self.demands.values()]
-        self.rig = BinderWorld(server=Server(*pods))
-        for name in ("n1", "n2"):
-            self.rig.world.cluster.node_deleted(node(name))
-        self.rig.world.add(*(node(name, labels=LABELS) for name in self.case.cpu), *pods)
-        self.queue = {each.pod.uid: Entry(each) for each in self.demands.values()}
-
-    async def run(self, seconds: float) -> None:
-        for number in range(round(seconds / STEP_S)):
-            self.rig.world.now_s += STEP_S
-            await self._end_bindings()
-            self._schedule_next()
-            if number % round(1 / STEP_S) == 0:
-                self.rig.world.ledger.expire()
-                self.rig.barrier.check()
-                self._requeue()
-            for _ in range(4):
-                await asyncio.sleep(0)
-
-    @property
-    def bound(self) -> dict[str, Demand]:
-        return {f"{self.assumed[uid]} {uid}": each for uid, each in self.demands.items() if self._is_bound(uid)}
-
-    def started(self, gang: list[Demand]) -> int:
-        return sum(self._is_bound(each.pod.uid) for each in gang)
-
-    def _is_bound(self, uid: str) -> bool:
-        return bool(self.rig.world.cluster.pods[uid].spec.node_name)
-
-    def _schedule_next(self) -> None:
-        now_s = self.rig.world.now_s
-        ready = [each for each in self.queue.values() if not each.needs_event and each.due_s <= now_s]
-        if not ready:
-            return
-        entry = min(ready, key=lambda each: each.due_s)
-        each = self.rig.world.cluster.pods[entry.demand.pod.uid]
-        feasible = [name for name in self.case.cpu if self._fits(entry.demand, name)]
-        if not feasible:
-            self._fail(entry, "0 nodes are available: Insufficient cpu", needs_event=True)
-            return
-        self.rig.binder.give_up(each.uid)
-        try:
-            chosen = self.rig.world.engine.place(each, feasible).node
-        except Refusal as refusal:
-            self._fail(entry, str(refusal), needs_event=True)
-            return
-        del self.queue[each.uid]
-        self.assumed[each.uid] = chosen
-        self.bindings[each.uid] = asyncio.create_task(self.rig.binder.bind(PodRef.of(each), chosen))
-
-    def _fits(self, demand: Demand, name: str) -> bool:
-        there = [self.demands[uid] for uid, where in self.assumed.items() if where == name]
-        return (
-            name in demand.tolerated
-            and demand.cpu + sum(each.cpu for each in there) <= self.case.cpu[name]
-            and demand.chips + sum(each.chips for each in there) <= CHIPS
-        )
-
-    def _fail(self, entry: Entry, message: str, *, needs_event: bool) -> None:
-        entry.due_s = self.rig.world.now_s + entry.backoff_s
-        entry.backoff_s = min(2 * entry.backoff_s, LONGEST_BACKOFF_S)
-        entry.needs_event = needs_event
-        known = self.rig.world.cluster.pods[entry.demand.pod.uid]
-        condition = Condition("PodScheduled", "False", "Unschedulable", message)
-        if condition not in known.status.conditions:
-            self.rig.world.add(replace(known, status=replace(known.status, conditions=[condition])))
-
-    async def _end_bindings(self) -> None:
-        for uid, task in tuple(self.bindings.items()):
-            if not task.done():
-                continue
-            del self.bindings[uid]
-            try:
-                bound = task.result()
-            except AscendError as error:
-                entry = self.queue[uid] = Entry(self.demands[uid])
-                self._fail(entry, str(error), needs_event=False)
-                del self.assumed[uid]
-            else:
-                known = self.rig.world.cluster.pods[uid]
-                annotations = {**known.metadata.annotations, **bound.grant.annotations()}
-                metadata = replace(known.metadata, annotations=annotations)
-                self.rig.world.add(replace(known, metadata=metadata, spec=replace(known.spec, node_name=bound.node)))
-            for each in self.queue.values():
-                each.needs_event = False  # an assigned pod was added or deleted
-
-    def _requeue(self) -> None:
-        """What the requeuer does: a changed annotation on a pod that would fit now."""
-        for each in self.queue.values():
-            if each.needs_event and self.rig.world.engine.may_fit(self.rig.world.cluster.pods[each.demand.pod.uid]):
-                each.needs_event = False
+from tests.allocator.binding.simulation import Case, Demand, Simulation
+from tests.allocator.builders import GROUP, pod
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, *, one_template: bool = False) -> Case:
+    """Clusters and gangs; with ``one_template`` all pods of a gang tolerate the same nodes."""
     names = [f"n{number}" for number in range(draw(st.integers(2, 4)))]
     cpu = {name: draw(st.integers(4, 10)) for name in names}
     gangs = []
-    for number in range(draw(st.integers(1, 3))):
+    for number in range(draw(st.integers(1, 4))):
         size = draw(st.integers(2, 3))
-        same = draw(st.booleans())
+        same, priority = draw(st.booleans()), draw(st.sampled_from([0, 0, 1]))
         chips, cpus = draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 5))
+        some = st.one_of(st.just(frozenset(names)), st.frozensets(st.sampled_from(names), min_size=1))
+        common = draw(some)
         demands = []
         for rank in range(size):
             if not same:
                 cpus = draw(st.integers(1, 5))
-            tolerated = draw(st.one_of(st.just(frozenset(names)), st.frozensets(st.sampled_from(names), min_size=1)))
+            tolerated = common if one_template else draw(some)
             annotations = {GROUP: f"g{number}", MIN_AVAILABLE: str(size)}
-            each = pod(f"g{number}-{rank}", chips, annotations=annotations, since=f"2026-01-0{number + 1}")
+            since = f"2026-01-0{number + 1}"
+            each = pod(f"g{number}-{rank}", chips, annotations=annotations, since=since, priority=priority)
             demands.append(Demand(each, chips, cpus, tolerated))
         gangs.append(demands)
     return Case(cpu, gangs)
@@ -205,8 +48,25 @@ def test_every_gang_starts_whole_or_not_at_all_and_none_waits_for_ever(case: Cas
                 break
         else:
             raise AssertionError("a gang that fits has not started in 20 minutes")
-        for task in simulation.bindings.values():
-            task.cancel()
-        await asyncio.gather(*simulation.bindings.values(), return_exceptions=True)
+        await simulation.close()
+
+    asyncio.run(check())
+
+
+@given(case=cases(one_template=True))
+def test_every_gang_that_fits_the_empty_cluster_starts_when_the_others_have_ended(case: Case) -> None:
+    async def check() -> None:
+        simulation = Simulation(case, earmark_share=1.0)
+        waiting = [gang for gang in case.gangs if case.fits(gang, {})]
+        for _ in range(80):
+            await simulation.run(30)
+            for gang in [gang for gang in waiting if simulation.started(gang) == len(gang)]:
+                waiting.remove(gang)
+                simulation.end(gang)
+            if not waiting:
+                break
+        else:
+            raise AssertionError("a gang has not started in 40 minutes")
+        await simulation.close()
 
     asyncio.run(check())

@@ -253,3 +253,24 @@ async def test_the_nodes_of_a_large_gang_are_given_back_in_the_background() -> N
     await choose(world, [lambda: sizes.add(len(kept(world)))] * 400)
     assert not kept(world)
     assert sizes >= set(range(1, 40))
+
+
+def test_seats_that_are_held_in_vain_on_the_nodes_do_not_prolong_the_patience() -> None:
+    # For reasons that only their scheduler knows neither the older gang starts, nor the one that the nodes drain for.
+    big, old = gang("big", 3), gang("old", 2, chips=4, since="2025-01-01T00:00:00Z")
+    world = world_of(3, holder("s0", "n0"), holder("s1", "n1"), holder("s2", "n2"), *big)
+    for number in range(3):
+        assert not places(world, pod(f"late-{number}", 1))
+        end(world, f"s{number}")
+    world.add(*old)
+    job = world.cluster.jobs.job_of(old[0])
+    world.engine.gangs.step_back(job, ())
+    for _ in range(round(PATIENCE_S / 10) + 2):
+        for each in old:
+            places(world, each)
+        assert places(world, old[0])
+        world.now_s += 10
+        with pytest.raises(Refusal):
+            world.engine.place(big[0], ["n0", "n1"])
+        world.engine.gangs.step_back(job, ())
+    assert places(world, pod("late", 8))

@@ -1,0 +1,208 @@
+"""Gangs on a cluster with CPU and taints unknown to the allocator, with a scheduler like kube-scheduler."""
+
+import asyncio
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from allocator.binding.binding import Assignment, PodRef
+from ascend.errors import AscendError, Refusal
+from ascend.kube.objects import Condition, Pod
+from tests.allocator.binding.rig import BinderWorld, Server
+from tests.allocator.builders import TYPE, node
+
+CHIPS = 8
+LABELS = {TYPE: "module-910b-8"}
+STEP_S = 0.25
+LONGEST_BACKOFF_S = 10.0
+
+
+@dataclass
+class Demand:
+    """What a pod requests, and the nodes whose taints it tolerates."""
+
+    pod: Pod
+    chips: int
+    cpu: int
+    tolerated: frozenset[str]
+
+
+@dataclass
+class Entry:
+    """A pod in the scheduler's queue."""
+
+    demand: Demand
+    due_s: float = 0.0
+    backoff_s: float = 1.0
+    needs_event: bool = False
+    has_failed: bool = False
+    """Its Binding has failed: it is not tried before its backoff is over."""
+    tried_s: float = -1.0
+
+
+@dataclass
+class Case:
+    """A cluster and the gangs on it: CPU by node, and the demands of each gang."""
+
+    cpu: dict[str, int]
+    gangs: list[list[Demand]]
+
+    def fits(self, gang: list[Demand], used: dict[str, Demand]) -> bool:
+        """Whether a whole gang fits beside the pods that are bound (name of the node by uid of the pod)."""
+        chips, cpu = Counter[str](), Counter[str]()
+        for where, each in used.items():
+            chips[where.partition(" ")[0]] += each.chips
+            cpu[where.partition(" ")[0]] += each.cpu
+        for nodes in itertools.product(*(sorted(each.tolerated) for each in gang)):
+            more_chips, more_cpu = Counter(chips), Counter(cpu)
+            for name, each in zip(nodes, gang, strict=True):
+                more_chips[name] += each.chips
+                more_cpu[name] += each.cpu
+            if all(more_chips[name] <= CHIPS and more_cpu[name] <= self.cpu[name] for name in self.cpu):
+                return True
+        return False
+
+
+@dataclass
+class Simulation:
+    """kube-scheduler's scheduling and binding cycles, on a virtual clock.
+
+    Attributes:
+        case: the cluster and the gangs.
+        cycles: the scheduling cycles in a step. If it is above 1, pods are tried before their backoff is over when no
+            other has to be (k/k:pkg/scheduler/backend/queue, SchedulerPopFromBackoffQ).
+        earmark_share: the share of the chips that may be kept for a waiting gang.
+    """
+
+    case: Case
+    cycles: int = 1
+    earmark_share: float = 0.0
+    rig: BinderWorld = field(init=False)
+    queue: dict[str, Entry] = field(default_factory=dict)
+    assumed: dict[str, str] = field(default_factory=dict)
+    bindings: dict[str, asyncio.Task[Assignment]] = field(default_factory=dict)
+    demands: dict[str, Demand] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.demands = {each.pod.uid: each for gang in self.case.gangs for each in gang}
+        pods = [each.pod for each in self.demands.values()]
+        self.rig = BinderWorld(server=Server(*pods), earmark_share=self.earmark_share)
+        for name in ("n1", "n2"):
+            self.rig.world.cluster.node_deleted(node(name))
+        self.rig.world.add(*(node(name, labels=LABELS) for name in self.case.cpu), *pods)
+        self.queue = {each.pod.uid: Entry(each) for each in self.demands.values()}
+        self._started_s = self.rig.world.now_s
+
+    async def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            self.rig.world.now_s += STEP_S
+            await self._end_bindings()
+            for _ in range(self.cycles):
+                self._schedule_next()
+            if self.now_s % 1 == 0:
+                self.rig.world.ledger.expire()
+                self.rig.barrier.check()
+                self._requeue()
+            for _ in range(4):
+                await asyncio.sleep(0)
+
+    @property
+    def now_s(self) -> float:
+        """The time since the start."""
+        return self.rig.world.now_s - self._started_s
+
+    @property
+    def bound(self) -> dict[str, Demand]:
+        return {f"{self.assumed[uid]} {uid}": each for uid, each in self.demands.items() if self._is_bound(uid)}
+
+    def end(self, gang: list[Demand]) -> None:
+        """The pods of a gang are deleted."""
+        for each in gang:
+            self.rig.world.cluster.pod_deleted(self.rig.world.cluster.pods[each.pod.uid])
+            del self.assumed[each.pod.uid], self.demands[each.pod.uid]
+        self._wake()
+
+    async def close(self) -> None:
+        """Give up the Bindings that are held."""
+        for task in self.bindings.values():
+            task.cancel()
+        await asyncio.gather(*self.bindings.values(), return_exceptions=True)
+
+    def started(self, gang: list[Demand]) -> int:
+        return sum(self._is_bound(each.pod.uid) for each in gang)
+
+    def _is_bound(self, uid: str) -> bool:
+        return bool(self.rig.world.cluster.pods[uid].spec.node_name)
+
+    def _schedule_next(self) -> None:
+        now_s = self.rig.world.now_s
+        active = [each for each in self.queue.values() if not each.needs_event]
+        ready = [each for each in active if each.due_s <= now_s]
+        if not ready and self.cycles > 1:
+            ready = [each for each in active if not each.has_failed and each.tried_s < now_s]
+        if not ready:
+            return
+        entry = min(ready, key=lambda each: each.due_s)
+        entry.tried_s = now_s
+        each = self.rig.world.cluster.pods[entry.demand.pod.uid]
+        feasible = [name for name in self.case.cpu if self._fits(entry.demand, name)]
+        if not feasible:
+            self._fail(entry, "0 nodes are available: Insufficient cpu", needs_event=True)
+            return
+        self.rig.binder.give_up(each.uid)
+        try:
+            chosen = self.rig.world.engine.place(each, feasible).node
+        except Refusal as refusal:
+            self._fail(entry, str(refusal), needs_event=True)
+            return
+        del self.queue[each.uid]
+        self.assumed[each.uid] = chosen
+        self.bindings[each.uid] = asyncio.create_task(self.rig.binder.bind(PodRef.of(each), chosen))
+
+    def _fits(self, demand: Demand, name: str) -> bool:
+        there = [self.demands[uid] for uid, where in self.assumed.items() if where == name]
+        return (
+            name in demand.tolerated
+            and demand.cpu + sum(each.cpu for each in there) <= self.case.cpu[name]
+            and demand.chips + sum(each.chips for each in there) <= CHIPS
+        )
+
+    def _fail(self, entry: Entry, message: str, *, needs_event: bool) -> None:
+        entry.due_s = self.rig.world.now_s + entry.backoff_s
+        entry.backoff_s = min(2 * entry.backoff_s, LONGEST_BACKOFF_S)
+        entry.needs_event, entry.has_failed = needs_event, not needs_event
+        known = self.rig.world.cluster.pods[entry.demand.pod.uid]
+        condition = Condition("PodScheduled", "False", "Unschedulable", message)
+        if condition not in known.status.conditions:
+            self.rig.world.add(replace(known, status=replace(known.status, conditions=[condition])))
+
+    async def _end_bindings(self) -> None:
+        for uid, task in tuple(self.bindings.items()):
+            if not task.done():
+                continue
+            del self.bindings[uid]
+            try:
+                bound = task.result()
+            except AscendError as error:
+                entry = self.queue[uid] = Entry(self.demands[uid])
+                self._fail(entry, str(error), needs_event=False)
+                del self.assumed[uid]
+            else:
+                known = self.rig.world.cluster.pods[uid]
+                annotations = {**known.metadata.annotations, **bound.grant.annotations()}
+                metadata = replace(known.metadata, annotations=annotations)
+                self.rig.world.add(replace(known, metadata=metadata, spec=replace(known.spec, node_name=bound.node)))
+            self._wake()
+
+    def _wake(self) -> None:
+        """An assigned pod was added or deleted."""
+        for each in self.queue.values():
+            each.needs_event = False
+
+    def _requeue(self) -> None:
+        """What the requeuer does: a changed annotation on a pod that would fit now."""
+        for each in self.queue.values():
+            if each.needs_event and self.rig.world.engine.may_fit(self.rig.world.cluster.pods[each.demand.pod.uid]):
+                each.needs_event = False

@@ -1,0 +1,142 @@
+"""The order of gangs that want the same nodes, after the scheduler of one of them has refused some of its pods."""
+
+import pytest
+
+from allocator.gangs.turns import TURN_S
+from allocator.state.promises import Promise
+from ascend.annotations import MIN_AVAILABLE
+from ascend.chips import chip_set
+from ascend.errors import Refusal
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+from tests.allocator.builders import GROUP, World, node, pod
+from tests.allocator.gangs.builders import reason, world_of
+
+ALL = chip_set(range(8))
+
+
+def gang(job: str, *, priority: int = 0, since: str = "2026-01-01T00:00:00Z") -> list[Pod]:
+    """Two pods with 8 chips each."""
+    annotations = {GROUP: job, MIN_AVAILABLE: "2"}
+    return [pod(f"{job}-{number}", 8, annotations=annotations, priority=priority, since=since) for number in range(2)]
+
+
+def step_back(world: World, pods: list[Pod]) -> set[str]:
+    """Plan a gang and let it step back; returns the nodes that it had."""
+    nodes = {world.engine.place(each).node for each in pods}
+    world.engine.gangs.step_back(world.cluster.jobs.job_of(pods[0]), ())
+    return nodes
+
+
+def try_again(world: World, pods: list[Pod]) -> set[str]:
+    """Filter the pods of a gang, each of which has to be offered nodes once; returns the nodes of its new plan."""
+    for each in pods[:-1]:
+        assert reason(world, each) is Reason.GANG_STEPPED_BACK
+    world.engine.place(pods[-1])
+    return {world.engine.place(each).node for each in pods}
+
+
+def refusal(world: World, each: Pod) -> Refusal:
+    with pytest.raises(Refusal) as refused:
+        world.engine.place(each)
+    return refused.value
+
+
+def end_turn(world: World) -> None:
+    world.now_s += TURN_S
+    world.engine.gangs.turns.pass_on(world.cluster.jobs.by_key, lambda _key: False)
+
+
+def test_a_new_gang_leaves_its_nodes_to_one_that_has_stepped_back() -> None:
+    world, first, second = world_of(4), gang("first"), gang("second")
+    world.add(*first, *second)
+    nodes = step_back(world, first)
+    assert {world.engine.place(each).node for each in second}.isdisjoint(nodes)
+    assert try_again(world, first) == nodes
+
+
+def test_a_new_gang_that_fits_nowhere_else_waits_for_its_turn() -> None:
+    world, first, second = world_of(2), gang("first"), gang("second")
+    world.add(*first, *second)
+    step_back(world, first)
+    waits = refusal(world, second[0])
+    assert waits.reason is Reason.GANG_STEPPED_BACK
+    assert waits.message == "pod default/second-0 waits for job default/first, which tries before it on the nodes left"
+    assert "has released" not in refusal(world, second[1]).message
+    try_again(world, first)
+    assert not world.engine.may_fit(second[0])
+    for each in first:
+        world.cluster.pod_deleted(each)
+    world.engine.gangs.turns.pass_on(world.cluster.jobs.by_key, lambda _key: False)
+    assert world.engine.may_fit(second[0])
+    assert try_again(world, second) == {"n0", "n1"}
+
+
+def test_a_new_gang_that_does_not_fit_at_all_says_so() -> None:
+    world, first, second = world_of(2), gang("first"), gang("second")
+    world.add(*first, *second)
+    step_back(world, first)
+    world.fill("n0")
+    assert reason(world, second[0]) is Reason.GANG_DOES_NOT_FIT
+    assert world.engine.gangs.turns.get(world.cluster.jobs.job_of(second[0])) is None
+
+
+def test_a_gang_of_higher_priority_leaves_no_nodes_to_others() -> None:
+    world, first, second = world_of(2), gang("first"), gang("second", priority=1)
+    world.add(*first, *second)
+    step_back(world, first)
+    assert {world.engine.place(each).node for each in second} == {"n0", "n1"}
+
+
+def test_of_the_gangs_that_have_not_tried_yet_the_oldest_is_next() -> None:
+    world, first = world_of(2), gang("first")
+    late, early = gang("late", since="2026-01-03T00:00:00Z"), gang("early", since="2026-01-02T00:00:00Z")
+    world.add(*first, *late, *early)
+    step_back(world, first)
+    for each in (late[0], early[0]):
+        assert reason(world, each) is Reason.GANG_STEPPED_BACK
+    end_turn(world)
+    assert "waits for job default/early" in refusal(world, late[0]).message
+
+
+def test_a_gang_that_does_not_fit_any_more_in_its_first_turn_waits_for_room() -> None:
+    world, first, second = world_of(2), gang("first"), gang("second")
+    world.add(*first, *second)
+    step_back(world, first)
+    assert reason(world, second[0]) is Reason.GANG_STEPPED_BACK
+    end_turn(world)
+    world.fill("n0")
+    assert reason(world, second[0]) is Reason.GANG_STEPPED_BACK
+    assert reason(world, second[1]) is Reason.GANG_DOES_NOT_FIT
+    job = world.cluster.jobs.job_of(second[0])
+    assert world.engine.gangs.turns.get(job) is None  # so nodes may drain for it
+    world.add(node("n2"))
+    assert {world.engine.place(each).node for each in second} == {"n1", "n2"}
+
+
+@pytest.mark.parametrize(("priority", "fits"), [(0, True), (1, False), (2, False)])
+def test_a_gang_in_its_turn_takes_what_was_promised_to_lower_priorities(priority: int, *, fits: bool) -> None:
+    world, pods = world_of(2), gang("first", priority=1)
+    world.add(*pods)
+    step_back(world, pods)
+    world.ledger.promises.keep(Promise("uid-other", "pod default/other", priority, {"n0": ALL}, 1e9))
+    assert reason(world, pods[0]) is Reason.GANG_STEPPED_BACK
+    if fits:
+        world.engine.place(pods[1])
+        assert world.ledger.promises.get("uid-other") is None
+    else:
+        assert reason(world, pods[1]) is Reason.GANG_DOES_NOT_FIT
+
+
+@pytest.mark.parametrize(("since", "fits"), [("2026-01-02T00:00:00Z", True), ("2025-12-31T00:00:00Z", False)])
+def test_a_gang_in_its_turn_takes_nodes_that_drain_for_later_ones(since: str, *, fits: bool) -> None:
+    world, pods = world_of(2), gang("first")
+    world.add(*pods)
+    step_back(world, pods)
+    drains = Promise("plan", "job default/other", 0, {"n0": ALL}, 1e9, drains=True, since=since)
+    world.ledger.promises.keep(drains)
+    assert reason(world, pods[0]) is Reason.GANG_STEPPED_BACK
+    if fits:
+        assert world.engine.place(pods[1]).node
+    else:
+        assert reason(world, pods[1]) is Reason.GANG_DOES_NOT_FIT
