@@ -1,6 +1,7 @@
 """Imports of a daemon without the unused parts of its libraries, and long-lived objects outside garbage collection."""
 
 import asyncio
+import ctypes
 import gc
 import subprocess
 import sys
@@ -114,3 +115,24 @@ async def test_frozen_objects_are_freed_when_released() -> None:
     before = gc.get_freeze_count()
     kept.clear()
     assert gc.get_freeze_count() <= before - 1000
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc can give free memory back")
+def test_memory_that_the_start_has_needed_is_given_back() -> None:
+    program = (
+        "import asyncio, resource\n"
+        "from ascend.daemon.lean import keep_collections_short\n"
+        "def rss():\n"
+        "    return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize() >> 20\n"
+        "async def main():\n"
+        "    texts = [bytes(2_000) for _ in range(20_000)]\n"
+        "    del texts[:-1]\n"  # the last one keeps the heap from shrinking by itself
+        "    before = rss()\n"
+        "    task = asyncio.create_task(keep_collections_short())\n"
+        "    await asyncio.sleep(0)\n"
+        "    print(before - rss())\n"
+        "    task.cancel()\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) >= 20, done.stdout
