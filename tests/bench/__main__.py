@@ -27,6 +27,7 @@ BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "allocate": allocate.measure,
     "plugin": plugin.measure,
     "scheduler": scheduler.measure,
+    "scheduler-tls": scheduler.measure_over_tls,
     "freed": freed.measure,
     "startup": startup.measure,
     "growth": growth.measure,

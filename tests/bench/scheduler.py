@@ -1,11 +1,12 @@
 """Pods per second through the real kube-scheduler: alone, so that it only counts, and with the allocator as its
-extender, which nominates nodes in none, one or another of its ways."""
+extender, which nominates nodes in none, one or another of its ways; over HTTP, or over TLS as
+deploy/kube-scheduler.yaml configures."""
 
 import asyncio
 import base64
 import random
 import statistics
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,6 +53,10 @@ _FULL: Final = (
     _Size(nodes=5_000, pods=500, rounds=3, warm_up=50, singles=15, quiet_s=10.0),
     _Size(nodes=10_000, pods=300, rounds=3, warm_up=30, singles=15, quiet_s=15.0),
 )
+_FULL_TLS: Final = (
+    _Size(nodes=1_000, pods=700, rounds=6, warm_up=100, singles=10, quiet_s=10.0),
+    _Size(nodes=10_000, pods=300, rounds=2, warm_up=30, singles=15, quiet_s=15.0),
+)
 _QUICK: Final = (_Size(nodes=100, pods=60, rounds=1, warm_up=8, singles=4, quiet_s=5.0),)
 
 
@@ -81,6 +86,10 @@ class _Program:
 
     process: Process
     url: str
+
+    @property
+    def has_tls(self) -> bool:
+        return self.url.startswith("https:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +157,7 @@ class _Bench:
         await asyncio.to_thread(allocator.process.start)
         server = Server(allocator.url)
         await asyncio.to_thread(allocator.process.wait_until, lambda: server.answers("/readyz"), timeout_s=_READY_S)
-        tls: dict[str, Any] = {"enableHTTPS": True, "tlsConfig": {"insecure": True}} if name == "gated" else {}
+        tls: dict[str, Any] = {"enableHTTPS": True, "tlsConfig": {"insecure": True}} if allocator.has_tls else {}
         ours = extender(f"{allocator.url}/scheduler", **tls)
         await asyncio.to_thread(self.cluster.restart_scheduler, extenders=[ours])
         if name == "gated":
@@ -178,41 +187,53 @@ class _Bench:
 
 
 async def measure(run: Run) -> Outcome:
+    """All sides, over HTTP except where the API server requires TLS."""
+    return await _measure(run, SIDES, _FULL, tls=False)
+
+
+async def measure_over_tls(run: Run) -> Outcome:
+    """The sides without webhook, over TLS."""
+    return await _measure(run, SIDES[:3], _FULL_TLS, tls=True)
+
+
+async def _measure(run: Run, names: Sequence[str], full: Sequence[_Size], *, tls: bool) -> Outcome:
     if sentences := requirements.missing():
         lines = ("!" * 100, "SCHEDULER NOT MEASURED: the real cluster cannot run here.", *sentences, "!" * 100)
         return Outcome([Text("\n".join(lines), style="bold red")])
     outcome = Outcome()
-    for size in _QUICK if run.quick else _FULL:
+    for size in _QUICK if run.quick else full:
         async with AsyncExitStack() as stack:
             with run.doing(f"start a real cluster with {size.nodes:,} nodes"):
-                bench = await stack.enter_async_context(_bench(run, size))
-            steps = run.steps(f"bursts through kube-scheduler, {size.nodes:,} nodes", size.rounds * len(SIDES))
+                bench = await stack.enter_async_context(_bench(run, size, names, tls=tls))
+            steps = run.steps(f"bursts through kube-scheduler, {size.nodes:,} nodes", size.rounds * len(names))
             # Every second round has the reverse order, so that a machine that becomes slower affects all sides.
-            turns = [name for number in range(size.rounds) for name in (SIDES if number % 2 == 0 else SIDES[::-1])]
-            sides = [await bench.side(turns[step], step // len(SIDES)) for step in steps]
-        _show(outcome, size, sides)
+            turns = [name for number in range(size.rounds) for name in (names if number % 2 == 0 else names[::-1])]
+            sides = [await bench.side(turns[step], step // len(names)) for step in steps]
+        _show(outcome, size, sides, names, run.bench)
     return outcome
 
 
 @asynccontextmanager
-async def _bench(run: Run, size: _Size) -> AsyncIterator[_Bench]:
+async def _bench(run: Run, size: _Size, names: Sequence[str], *, tls: bool) -> AsyncIterator[_Bench]:
     cluster = Cluster(nodes=0)
     await asyncio.to_thread(cluster.start)
     try:
         authority = Authority(cluster.folder)
         pair = authority.sign("allocator", "IP:127.0.0.1")
         allocators = {}
-        for name in SIDES[1:]:
+        for name in names[1:]:
             (port,) = free_ports(1)
             flags = {"nominate": name}
-            if name == "gated":
+            if tls or name == "gated":
                 # The API server calls webhooks over TLS only, and both are served at one address.
-                flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key), "webhooks": "gates"}
+                flags |= {"tls_cert_file": str(pair.cert), "tls_key_file": str(pair.key)}
+            if name == "gated":
+                flags["webhooks"] = "gates"
             program = Path(BIN / "ascend-allocator")
             command = allocator_command(
                 program, kubeconfig=cluster.kubeconfig_path, address=f"127.0.0.1:{port}", **flags
             )
-            scheme = "https" if name == "gated" else "http"
+            scheme = "https" if "tls_cert_file" in flags else "http"
             process = cluster.process(f"ascend-allocator-{name}", command)
             allocators[name] = _Program(process, f"{scheme}://127.0.0.1:{port}")
         async with (
@@ -225,7 +246,7 @@ async def _bench(run: Run, size: _Size) -> AsyncIterator[_Bench]:
         await asyncio.to_thread(cluster.stop)
 
 
-def _show(outcome: Outcome, size: _Size, sides: list[_Side]) -> None:
+def _show(outcome: Outcome, size: _Size, sides: list[_Side], names: Sequence[str], bench: str) -> None:
     shown = table(
         *("run", "pods/s", "bound", "on\nnodes", "wait\np50 s", "\np99 s", "alone\np50 ms", "\np99 ms"),
         *("CPU ms\nsched.", "per pod\nAPI", "\nalloc.", "no chips\nwritten", "ring\nbroken"),
@@ -241,17 +262,17 @@ def _show(outcome: Outcome, size: _Size, sides: list[_Side]) -> None:
         )
     outcome.raw[f"{size.nodes} nodes, runs"] = [_raw(side) for side in sides]
     outcome.show(
-        f"scheduler: {size.pods:,} pods of 1/2/4/8 chips in turn on {size.nodes:,} fake nodes, real kube-scheduler",
+        f"{bench}: {size.pods:,} pods of 1/2/4/8 chips in turn on {size.nodes:,} fake nodes, real kube-scheduler",
         shown,
         "pods/s: bound pods from the first create to the last seen bound.",
         "wait: a pod's create to bound in that burst; alone: the same on the idle cluster.",
         "stock: kube-scheduler only counts. The others: the allocator is its extender, with this value of nominate.",
-        "A round has one of each. gated serves TLS, because the API server calls webhooks over TLS only.",
+        "A round has one of each. gated always serves TLS, because the API server calls webhooks over TLS only.",
         "no chips written: bound without chips in the annotation, so they may be in two rings, or another pod's.",
         "ring broken: chips in two rings although one is required, a wrong number, or another pod's.",
     )
-    by_name = {name: [side for side in sides if side.name == name] for name in SIDES}
-    for name in SIDES[1:]:
+    by_name = {name: [side for side in sides if side.name == name] for name in names}
+    for name in names[1:]:
         outcome.shown.insert(-1, Text(_ratios(name, by_name[name], by_name[STOCK]), style="bold"))
 
 
