@@ -27,6 +27,8 @@ BURST = 50
 """Enough for all chips of a server, and all their ports, to fail at once."""
 REFILL_S = 5.0
 """Time between different Events once the burst is used up, unless the program sets it."""
+DROPPED_LOG_S = 10.0
+"""Time between lines of the log about Events that were dropped; a caller may try again at any rate."""
 QUEUE_LENGTH = 256
 MAX_NOTE_BYTES = 1024
 """The longest note the API server accepts, in UTF-8."""
@@ -86,6 +88,8 @@ class EventRecorder:
         self._refill_s = refill_s
         self._tokens = float(BURST)
         self._filled_s = monotonic()
+        self._dropped = 0
+        self._logged_s = -DROPPED_LOG_S
 
     def publish(self, regarding: Regarding, reason: str, note: str, *, action: str, warning: bool = True) -> bool:
         """Post an Event soon; returns at once.
@@ -115,7 +119,7 @@ class EventRecorder:
             "type": "Warning" if warning else "Normal",
         }
         if self._queue.full() or (key not in self._series and not self._take_token()):
-            log.warning("dropped an Event", extra={"reason": reason, "object": regarding.name})
+            self._log_dropped(reason, regarding.name)
             return False
         self._queue.put_nowait((key, body))
         return True
@@ -166,6 +170,13 @@ class EventRecorder:
         """Seconds until repetitions are due; None if there are none."""
         due_s = min((each.due_s for each in self._series.values() if each.unposted), default=None)
         return None if due_s is None else max(due_s - self._monotonic(), 0.0)
+
+    def _log_dropped(self, reason: str, name: str) -> None:
+        self._dropped += 1
+        now_s = self._monotonic()
+        if now_s >= self._logged_s + DROPPED_LOG_S:
+            log.warning("dropped Events", extra={"events": self._dropped, "reason": reason, "object": name})
+            self._dropped, self._logged_s = 0, now_s
 
     def _take_token(self) -> bool:
         now_s = self._monotonic()

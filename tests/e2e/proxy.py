@@ -16,7 +16,7 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-_NOT_FORWARDED = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
+_NOT_FORWARDED = {"host", "content-length", "transfer-encoding", "connection"}
 
 
 @dataclass(slots=True)

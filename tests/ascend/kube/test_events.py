@@ -9,7 +9,16 @@ import pytest
 import pytest_asyncio
 
 from ascend.kube.client import KubeClient
-from ascend.kube.events import BURST, MAX_NOTE_BYTES, REFILL_S, REPEAT_POST_S, REPEAT_S, EventRecorder, Regarding
+from ascend.kube.events import (
+    BURST,
+    DROPPED_LOG_S,
+    MAX_NOTE_BYTES,
+    REFILL_S,
+    REPEAT_POST_S,
+    REPEAT_S,
+    EventRecorder,
+    Regarding,
+)
 from ascend.kube.objects import EVENTS
 from tests.device_plugin.api import running
 
@@ -112,6 +121,16 @@ async def test_an_event_that_cannot_be_posted_is_logged_and_dropped(
     events.publish("chip 1")
     assert await events.posted() == {"chip 1": 1}
     assert "can't post an Event" in caplog.text
+
+
+async def test_dropped_events_are_counted_in_one_line_of_the_log_after_the_other(
+    events: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    events.publish(*(f"chip {number}" for number in range(BURST + 100)))
+    events.now_s += DROPPED_LOG_S
+    events.publish(*(f"chip {number}" for number in range(BURST + 100, BURST + 200)))
+    dropped = [vars(each)["events"] for each in caplog.records if each.message == "dropped Events"]
+    assert dropped == [1, 100]
 
 
 async def test_the_deleted_event_of_a_series_is_recreated_with_its_count(events: Recorder) -> None:
