@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from allocator.nomination.gates import THROUGH_AT_ONCE
 from ascend.annotations import MIN_AVAILABLE, NOMINATED, PLACEMENT_GATE
 from sandbox.apiserver import ApiServer
@@ -139,6 +141,18 @@ async def test_a_gang_is_let_go_when_its_whole_plan_is_there(tmp_path: Path) -> 
         assert sorted(nodes) == ["n1", "n2", "n3"]
         bound = await asyncio.gather(*(allocator.schedule(pod, [node]) for pod, node in zip(pods, nodes, strict=True)))
         assert bound == nodes
+
+
+async def test_a_large_gang_is_planned_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allocator.gangs.gradual.MANY", 1)
+    monkeypatch.setattr("allocator.decision.engine.MANY", 1)
+    at_once: list[object] = []
+    monkeypatch.setattr("allocator.gangs.planning.Planner.plan", lambda *arguments: at_once.append(arguments))
+    async with gating(tmp_path, "n1", "n2", "n3") as allocator:
+        for rank in range(3):
+            await allocator.pod(f"train-{rank}", 8, **GANG)
+        assert sorted([await ungated(allocator, f"train-{rank}") for rank in range(3)]) == ["n1", "n2", "n3"]
+    assert not at_once
 
 
 async def test_a_gang_that_does_not_fit_stays_gated_and_others_pass_it(tmp_path: Path) -> None:

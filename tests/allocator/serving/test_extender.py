@@ -292,3 +292,24 @@ async def test_the_pods_of_a_gang_get_victims_of_one_plan_and_keep_their_chips(a
     await allocator.delete("low-1")
     await until(lambda: "low-1" not in {pod.name for pod in allocator.app.cluster.pods.values()})
     assert set(await asyncio.gather(*(allocator.schedule(pod, names) for pod in pair))) == set(names)
+
+
+async def test_other_calls_are_answered_while_a_large_gang_is_planned(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("allocator.gangs.gradual", "allocator.decision.engine", "allocator.decision.waiting_gangs"):
+        monkeypatch.setattr(f"{module}.MANY", 30)
+    monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
+    monkeypatch.setattr("allocator.gangs.gradual._STEP", 1)
+    nodes = [f"n{number}" for number in range(60)]
+    for name in nodes:
+        await allocator.node(name)
+    annotations = {GROUP: "train", MIN_AVAILABLE: "50"}
+    gang = [await allocator.pod(f"train-{number}", 8, annotations=annotations) for number in range(50)]
+    first = asyncio.create_task(allocator.filter(gang[0], nodes))
+    other = asyncio.create_task(allocator.filter(await allocator.pod("other", 1), nodes))
+    second = asyncio.create_task(allocator.filter(gang[1], nodes))
+    done, _ = await asyncio.wait({first, other, second}, return_when=asyncio.FIRST_COMPLETED)
+    assert done == {other}
+    answers = [(await each)["NodeNames"] for each in (first, other, second)]
+    assert len({node for (node,) in answers}) == 3
