@@ -6,9 +6,10 @@ no taints, affinity, CPU or memory.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from allocator.decision.engine import DecisionEngine
+from allocator.decision.preemption import Preemption
 from allocator.rules.summary import sum_up
 from allocator.rules.unsupported import requests_other_devices
 from allocator.rules.vacancy import Fit
@@ -18,6 +19,7 @@ from allocator.state.job import Job
 from allocator.state.kinds import fill
 from allocator.state.ledger import Ledger
 from allocator.state.previous_nodes import PreviousNodes
+from allocator.state.promises import Promise
 from allocator.state.reservation import Reservation
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -50,8 +52,12 @@ class OfflineAllocator:
             gang_ttl_s=settings.gang_ttl_s,
             default_product=settings.default_product,
             sharing_products=settings.sharing_products,
+            earmark_share=settings.gang_earmark_share,
+            now_s=lambda: now_ns / 1e9,
         )
         fill(self.cluster, objects.watched(settings.node_health_namespace or HEALTH_NAMESPACE))
+        # What the nominated pods were promised, as another leader reads it.
+        Preemption(self.cluster, self.ledger, self.engine, keep_s=settings.preemption_keep_s).resume()
 
     def waits(self, pod: Pod) -> bool:
         """Whether a pod waits for the allocator's decision; schedulers ignore pods that are being deleted."""
@@ -75,6 +81,7 @@ class OfflineAllocator:
         Raises:
             Refusal: it fits on no node.
         """
+        self.engine.earmarks.choose()
         if not pod.spec.node_selector or self.engine.is_of_gang(pod):
             return self.engine.place(pod)
         request = self.engine.request_of(pod)
@@ -87,6 +94,7 @@ class OfflineAllocator:
     def refusals(self, pod: Pod) -> dict[str, Refusal]:
         """Why each node that refuses a pod does so; every node refuses an invalid request."""
         nodes = self.cluster.nodes
+        self.engine.earmarks.choose()
         try:
             refused = self.engine.filter(pod).refused
         except Refusal as refusal:
@@ -110,6 +118,29 @@ class OfflineAllocator:
         """
         selected = self._selected(pod)
         return [each for each in self.engine.fits(pod) if each[0] in selected]
+
+    def kept_for(self, pod: Pod) -> list[Promise]:
+        """What is kept for others without which a pod that waits would fit, each by itself or else all of it."""
+        job, promises = self.job_of(pod), self.ledger.promises
+        others = [
+            each for each in promises if each.owner not in {pod.uid, job.key.plan} and each.priority >= pod.priority
+        ]
+        found = [each for each in others if self._fits_without(pod, [each.owner])]
+        if not found and self._fits_without(pod, [each.owner for each in others]):
+            return others
+        return found
+
+    def _fits_without(self, pod: Pod, owners: Collection[str]) -> bool:
+        gang = self.engine.gang_of(pod)
+        try:
+            request = self.engine.request_of(pod)
+            with self.ledger.promises.lifted(owners):
+                if gang is None:
+                    return self.cluster.index.best(request, self._selected(pod)) is not None
+                self.engine.gangs.preview(pod, request, gang, None)
+        except Refusal:
+            return False
+        return True
 
     def _selected(self, pod: Pod) -> frozenset[str]:
         return frozenset(self.cluster.labels.selected(pod.spec.node_selector))

@@ -102,8 +102,12 @@ class Earmarks:
         if self._gangs.has_large or (promise is not None and len(promise.chips) > MANY):
             self._wake.set()
         else:
-            at_once(self._update())
-            self._seen = self._state
+            self.choose()
+
+    def choose(self) -> None:
+        """Choose now, however long it takes."""
+        at_once(self._update())
+        self._seen = self._state
 
     async def run(self) -> None:
         """Choose piece by piece for large gangs, until cancelled."""

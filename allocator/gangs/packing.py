@@ -147,6 +147,14 @@ class _Board:
         room = sum(nodes * capacity(bucket.vacancy, request)[0] for bucket, nodes in buckets)
         return room - (len(self._with_peers(request, candidates)) if request.is_spread else 0)
 
+    def keepers(self, candidates: Collection[str] | None) -> Counter[str]:
+        """What chips of these nodes are kept for, and on how many nodes."""
+        found: Counter[str] = Counter()
+        for bucket, nodes in self._index.buckets_of(candidates):
+            if bucket.vacancy.keeper:
+                found[bucket.vacancy.keeper] += nodes
+        return found
+
     def _with_peers(self, request: ChipRequest, candidates: Collection[str] | None) -> list[str]:
         """The nodes that refuse a request only because a pod of the job is there."""
         names = (*self._peers, *self._seats) if request.is_spread else ()
@@ -290,4 +298,6 @@ def _refuse(gang: GangRequest, misfit: _Misfit) -> Refusal:
         refusing = f"the nodes refuse: {', '.join(f'{number} {reason}' for reason, number in ordered)}{rule}"
     else:
         refusing = "there is no node" if misfit.allowed is None else "no node matches its node selector"
+    for keeper, nodes in sorted(misfit.board.keepers(misfit.allowed).items()):
+        refusing += f"; chips on {count(nodes, 'node')} are kept for {keeper}"
     return Refusal(Reason.GANG_DOES_NOT_FIT, f"job {gang.job}: {what} {refusing}")

@@ -37,6 +37,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         cut_off: the free chips with an unhealthy network, which distributed jobs can't use.
         sub_healthy: the node or one of its chips is degraded.
         kept: the chips that would be free, but are kept for others: for pods that have preempted, or a waiting gang.
+        keeper: what they are kept for, in sentences.
     """
 
     product: Product
@@ -47,6 +48,7 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
     cut_off: ChipSet = 0
     sub_healthy: bool = False
     kept: ChipSet = 0
+    keeper: str = ""
 
     def usable(self, request: ChipRequest) -> ChipSet:
         """The free chips that a request can use."""
@@ -163,11 +165,12 @@ def _shortage(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
     if vacancy.usable(request).bit_count() < request.chips:
         sentence = f"{requested} requested, {vacancy.free.bit_count()} free of {vacancy.healthy} healthy"
         if vacancy.kept:
-            sentence += f", {vacancy.kept.bit_count()} more kept for pods that were promised them"
+            sentence += f", {vacancy.kept.bit_count()} more kept for {vacancy.keeper or 'others'}"
         if vacancy.needs_network(request) and vacancy.cut_off:
             cut_off = vacancy.cut_off.bit_count()
             sentence += f", {cut_off} of them with an unhealthy network, which a job of several pods can't use"
-        return Refusal(Reason.NOT_ENOUGH_CHIPS, sentence)
+        are_kept = (vacancy.usable(request) | vacancy.kept).bit_count() >= request.chips
+        return Refusal(Reason.CHIPS_KEPT if are_kept else Reason.NOT_ENOUGH_CHIPS, sentence)
     if vacancy.room < request.chips:
         admitted = max(vacancy.room, 0)
         return Refusal(Reason.NO_ROOM_AT_KUBELET, f"{requested} requested, the kubelet would admit {admitted}")

@@ -328,7 +328,8 @@ class Cluster:
         self.changes.note(record.name)
         promises = self._ledger.promises
         promised = promises.on(record.name) if promises else 0
-        offer = assess(record, self._ledger.on(record.name), promised)
+        keeper = promises.keeper_on(record.name) if promised else ""
+        offer = assess(record, self._ledger.on(record.name), promised, keeper)
         if offer != record.offer:
             record.offer = offer
             self.index.put(record.name, offer)

@@ -269,13 +269,14 @@ def read_holding(pod: Pod) -> Holding | None:
     return Holding(pod.key, chips, counted, disputed=chips.bit_count() > counted)
 
 
-def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSet = 0) -> Offer:
+def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSet = 0, keeper: str = "") -> Offer:
     """What a node has left, or why it can't be used.
 
     Args:
         record: the node.
         reserved: the chips reserved on it, by pod uid.
         promised: the chips on it that are kept for others, held or not.
+        keeper: what they are kept for, in sentences.
     """
     server, report = record.server, record.report
     if isinstance(server, Refusal):
@@ -316,6 +317,7 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSe
         cut_off=free & report.network_unhealthy,
         sub_healthy=health is NodeHealth.SUB_HEALTHY,
         kept=kept,
+        keeper=keeper if kept else "",
     )
 
 

@@ -79,6 +79,10 @@ class Promises:
                 chips |= self._by_owner[owner].chips[node]
         return chips
 
+    def keeper_on(self, node: str) -> str:
+        """What the chips of ``on`` are kept for, in sentences."""
+        return " and ".join(each.what for each in self.owners_on(node) if each.owner not in self._lifted)
+
     def owners_on(self, node: str) -> list[Promise]:
         """The promises on a node."""
         return [self._by_owner[owner] for owner in sorted(self._by_node.get(node, ()))]

@@ -149,6 +149,7 @@ def _remedies(answer: Explanation) -> RenderableType:
     more = len(answer.remedies) - _MOST_REMEDIES
     if more > 0:
         lines.append(Text(f"  and {count(more, 'other way')} (-o json has all)", style="dim"))
+    lines += [Text(f"  {sentence}") for sentence in answer.advice]
     return Stack(*lines)
 
 

@@ -53,7 +53,7 @@ class Explanation(msgspec.Struct, frozen=True):
         candidates: every node it fits on, best first.
         remedies: the changes that would make it fit, the smallest first.
         examined: the number of nodes on which remedies were searched.
-        advice: what to do if there is no remedy: sentences for people.
+        advice: what to do if there is no remedy, and for what chips are kept that it could use: sentences for people.
         without_effect: what it requests without effect, a sentence for each.
     """
 
@@ -121,7 +121,8 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
             examined = [node for node in likely if refused[node].reason.category not in _HOPELESS][:MOST_NODES]
             found = tuple(_search(objects, settings, now_ns, request, examined))
             waiting = structs.replace(waiting, remedies=found, examined=len(examined))
-        advice = () if waiting.remedies else _advice(waiting, pod, allocator)
+        kept = _kept(pod, allocator)
+        advice = kept if waiting.remedies or kept else _advice(waiting, pod, allocator)
         if not advice and request is None:
             advice = (_INVALID,)
         return structs.replace(waiting, advice=advice)
@@ -165,6 +166,15 @@ def _search(
     if not found:
         found = [each for scene in scenes if (each := pods_to_end(scene, fits)) is not None]
     return sorted(found, key=lambda each: (len(each.targets), each.node, each.kind, each.targets))
+
+
+def _kept(pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:
+    """For what chips are kept that the pod could use."""
+    found = []
+    for each in allocator.kept_for(pod):
+        waits = "which waits for these nodes to drain" if each.drains else "which has preempted other pods for them"
+        found.append(f"chips on {count(len(each.chips), 'node')} are kept for {each.what}, {waits}: it comes first")
+    return tuple(found)
 
 
 def _advice(waiting: Explanation, pod: Pod, allocator: OfflineAllocator) -> tuple[str, ...]:

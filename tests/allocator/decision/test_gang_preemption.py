@@ -100,9 +100,9 @@ async def test_the_seats_of_a_gang_are_kept_while_its_victims_end() -> None:
     assert await answers(world, preemption, pods) == {"n0": ["low"]}
     for priority, chips in ((0, 1), (9, 8)):
         refused = world.refusal(pod("other", chips, priority=priority))
-        assert refused.reason is Reason.NOT_ENOUGH_CHIPS
+        assert "1 ChipsKept, 1 NotEnoughChips" in refused.message
     end(world, ["low"])
-    assert world.refusal(pod("other", 1, priority=9)).reason is Reason.NOT_ENOUGH_CHIPS
+    assert world.refusal(pod("other", 1, priority=9)).reason is Reason.CHIPS_KEPT
     assert world.engine.place(pod("important", 1, priority=10)).node == "n0"
     assert not world.ledger.promises
 
@@ -220,7 +220,7 @@ async def test_the_chips_of_a_nominated_gang_are_kept_under_another_leader() -> 
     )
     preemption.resume()
     end(world, ["low-0", "low-1"])
-    assert world.refusal(pod("other", 1, priority=9)).reason is Reason.NOT_ENOUGH_CHIPS
+    assert world.refusal(pod("other", 1, priority=9)).reason is Reason.CHIPS_KEPT
     assert {world.engine.place(each).node for each in pods} == {"n0", "n1"}
 
 

@@ -67,7 +67,7 @@ async def test_kept_chips_are_named_in_the_refusal() -> None:
     world, preemption = world_of(holder("low", range(8)), FULL, high)
     await preempt(preemption, high)
     end(world, "low")
-    sentence = "1 chip requested, 0 free of 8 healthy, 8 more kept for pods that were promised them"
+    sentence = "1 chip requested, 0 free of 8 healthy, 8 more kept for pod default/high"
     assert world.refusal(pod("small", 1, priority=50), ["n0"]).message == sentence
 
 
