@@ -6,6 +6,7 @@ free. A pod's own reservation never counts against the pod.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable
+from contextlib import nullcontext
 
 from msgspec.structs import replace
 
@@ -294,7 +295,8 @@ class DecisionEngine:
                 self._ledger.release(pod.uid)
             elif (candidates is None or held.node in candidates) and self._cluster.suits(held, request):
                 return self._ledger.advance(pod.uid, Stage.RESERVED) or held
-        with self._ledger.suspended(pod.uid):
+        has_chips = held is not None or self._ledger.promises
+        with self._ledger.suspended(pod.uid) if has_chips else nullcontext():
             best = self._cluster.index.best(request, candidates)
             if best is not None:
                 best = self._choice.prefer_previous(pod, resolved.job, request, candidates, best)

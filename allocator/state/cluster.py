@@ -295,7 +295,7 @@ class Cluster:
         if pod is not None:
             held = self._ledger.get(uid)
             node = pod.spec.node_name or (held.node if held is not None else "")
-            self.jobs.set_placed(uid, node if pod.requests_chips and pod.is_live else "")
+            self.jobs.set_placed(uid, node)
 
     def _record(self, name: str) -> NodeRecord:
         record = self._records.get(name)

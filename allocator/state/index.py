@@ -194,7 +194,7 @@ class NodeIndex:
             for bucket in self.buckets:
                 ranking.add(bucket)
         else:
-            for bucket in self._journal[ranking.read_to :]:
+            for bucket in dict.fromkeys(self._journal[ranking.read_to :]):  # the same ones change again and again
                 ranking.add(bucket)
         ranking.read_to = len(self._journal)
         return ranking.best()

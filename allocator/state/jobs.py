@@ -16,6 +16,7 @@ from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, Stateful
 class _Membership(msgspec.Struct, frozen=True, gc=False):
     key: JobKey
     present: bool
+    needs_node: bool
 
 
 class Jobs:
@@ -95,7 +96,7 @@ class Jobs:
             self._unlink(job)  # a group of pods of several objects
             job.source_key = None
             self._inform(job)
-        self._members[pod.uid] = _Membership(key, present)
+        self._members[pod.uid] = _Membership(key, present, present and pod.is_live and pod.requests_chips)
         if present:
             job.put(pod)
         else:
@@ -173,11 +174,10 @@ class Jobs:
         self._owners.pop(_owned(owner), None)
 
     def set_placed(self, uid: str, node: str) -> None:
-        """Record on which node a live pod that requests chips is bound or has a reservation; empty for none."""
+        """Record on which node a pod is bound or has a reservation, if it needs chips; empty for none."""
         member = self._members.get(uid)
-        job = self._jobs.get(member.key) if member is not None and member.present else None
-        if job is not None and uid in job.pods:
-            job.set_placed(uid, node)
+        if member is not None and member.present:
+            self._jobs[member.key].set_placed(uid, node if member.needs_node else "")
 
     def _renew(self, kind: str) -> None:
         """Give jobs of a kind a new version: whether they lack their group or object may have changed."""
