@@ -6,11 +6,8 @@ those on which the fewest chips are still held. What becomes free there is promi
 of lower or equal priority don't get it. A node that becomes free elsewhere replaces one that is still in use, so the
 gang waits for any nodes, not for certain ones.
 
-A pod that has to end in time (``activeDeadlineSeconds``) may use an earmarked node: if it ends before the last pod of
-these nodes has to. That is known only if all of them have such a limit.
-
-Nodes are chosen before every decision if something has changed. For a gang of a thousand pods that takes tens of
-milliseconds; so for such a gang it is done in the background, piece by piece.
+A pod that has to end in time (``activeDeadlineSeconds``, its own or its Job's) may use an earmarked node: if it ends
+before the last pod of these nodes has to. That is known only if all of them have such a limit.
 """
 
 import asyncio
@@ -18,7 +15,6 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from datetime import datetime
 from itertools import chain
 from typing import Final
 
@@ -121,11 +117,11 @@ class Earmarks:
 
     def open_to(self, pod: Pod) -> Collection[str]:
         """The owner of the earmarked nodes, if a pod may use them because it ends in time."""
-        limit_s, promise = pod.spec.active_deadline_seconds, self._promise
-        if limit_s is None or promise is None:
+        promise, now_s = self._promise, self._wall_s()
+        if promise is None or (end_s := self._cluster.jobs.end_of(pod, now_s)) == math.inf:
             return ()
-        latest_s = max((self._ends_s(uid) for uid in self._occupants(promise.chips)), default=0.0)
-        return (promise.owner,) if self._wall_s() + limit_s <= latest_s < math.inf else ()
+        latest_s = max((self._ends_s(uid, now_s) for uid in self._occupants(promise.chips)), default=0.0)
+        return (promise.owner,) if end_s <= latest_s < math.inf else ()
 
     @property
     def _state(self) -> tuple[int, int, float]:
@@ -277,17 +273,9 @@ class Earmarks:
                 yield from record.holdings
             yield from self._ledger.on(name)
 
-    def _ends_s(self, uid: str) -> float:
-        """When a pod has to have ended, Unix seconds; infinite if that is unknown."""
+    def _ends_s(self, uid: str, now_s: float) -> float:
         pod = self._cluster.pods.get(uid)
-        limit_s = pod.spec.active_deadline_seconds if pod is not None else None
-        if pod is None or limit_s is None:
-            return math.inf
-        try:
-            started_s = datetime.fromisoformat(pod.status.start_time).timestamp() if pod.status.start_time else None
-        except ValueError:
-            started_s = None
-        return (self._wall_s() if started_s is None else started_s) + limit_s
+        return self._cluster.jobs.end_of(pod, now_s) if pod is not None else math.inf
 
 
 def _held(vacancy: Vacancy) -> int:

@@ -22,6 +22,7 @@ from allocator.rules.job import (
 )
 from allocator.rules.job_settings import Place, places
 from allocator.rules.validity import requested_vnpus
+from allocator.state.owned import Owned
 from allocator.state.ranks import Ranks
 from allocator.state.statements import Statements, annotated_minimum
 from ascend.kube.job_objects import JobFacts
@@ -41,18 +42,6 @@ class Cooperation(NamedTuple):
 
     known: int | None
     least: int
-
-
-class Owned(NamedTuple):
-    """What an owner of the core API says of its pods.
-
-    Attributes:
-        size: the desired number of pods at one time.
-        is_one_by_one: a pod is created only when the one before it is ready.
-    """
-
-    size: int
-    is_one_by_one: bool = False
 
 
 class Job(msgspec.Struct, eq=False, gc=False):

@@ -7,7 +7,8 @@ import msgspec
 
 from allocator.rules.job import JobKey, find_job, find_object, is_group
 from allocator.rules.job_kinds import INDEXED_JOB, SINGLE, STATEFUL_SET
-from allocator.state.job import Job, Owned
+from allocator.state.job import Job
+from allocator.state.owned import Owned, end_of
 from ascend.kube.job_objects import JobFacts, JobObject, settings_among
 from ascend.kube.objects import Pod
 from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, StatefulSet
@@ -167,7 +168,18 @@ class Jobs:
 
     def owner_applied(self, owner: StatefulSet | BatchJob) -> None:
         """Add or update an owner of pods."""
-        self._owners[_owned(owner)] = Owned(owner.size, owner.is_one_by_one)
+        limit_s, started = None, ""
+        if isinstance(owner, BatchJob):
+            limit_s, started = owner.spec.active_deadline_seconds, owner.status.start_time
+        self._owners[_owned(owner)] = Owned(owner.size, owner.is_one_by_one, owner.uid, limit_s, started)
+
+    def end_of(self, pod: Pod, now_s: float) -> float:
+        """When a pod has to have ended, Unix seconds; infinite if that is unknown."""
+        controller = pod.metadata.controller
+        owner = None
+        if controller is not None and controller.kind == "Job" and controller.api_version.startswith("batch/"):
+            owner = self._owners.get(JobKey(pod.metadata.namespace, controller.name, INDEXED_JOB))
+        return end_of(pod, owner, now_s)
 
     def owner_deleted(self, owner: StatefulSet | BatchJob) -> None:
         """Remove an owner of pods."""

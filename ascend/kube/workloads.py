@@ -64,12 +64,20 @@ class BatchJobSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
     parallelism: int = 1
     completions: int | None = None
+    active_deadline_seconds: int | None = None
+
+
+class BatchJobStatus(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    """What of a Job's status says when it has to have ended."""
+
+    start_time: str = ""
 
 
 class BatchJob(PodOwner, frozen=True, kw_only=True):
     """A Job."""
 
     spec: BatchJobSpec = BatchJobSpec()
+    status: BatchJobStatus = BatchJobStatus()
 
     @property
     def size(self) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.rules.job import COSCHEDULING, STATEFUL_SET, VOLCANO, JobKey
-from allocator.state.job import Owned
+from allocator.state.owned import Owned
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE

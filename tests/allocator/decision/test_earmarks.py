@@ -15,8 +15,9 @@ from allocator.decision.engine import DecisionEngine
 from allocator.state.promises import Promise
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
-from ascend.kube.objects import Pod
-from tests.allocator.builders import GROUP, TYPE, World, node, pod
+from ascend.kube.objects import Metadata, Pod
+from ascend.kube.workloads import BatchJob, BatchJobSpec, BatchJobStatus
+from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod
 
 MESHES = {TYPE: "module-910b-8"}
 NOW_S = 1_767_225_600.0  # 2026-01-01T00:00:00Z
@@ -137,6 +138,41 @@ def test_no_pod_may_use_the_nodes_if_it_is_unknown_when_they_have_drained() -> N
     assert not places(world, limited(pod("short", 8), 1))
     world.add(holder("s0", "n0", limit_s=10))
     assert places(world, limited(pod("shorter", 8), 9)) == "n2"
+
+
+def batch(name: str, limit_s: int | None, *, started: str = "", uid: str = "u") -> BatchJob:
+    return BatchJob(
+        metadata=Metadata(name, "default", uid),
+        spec=BatchJobSpec(active_deadline_seconds=limit_s),
+        status=BatchJobStatus(started),
+    )
+
+
+def test_the_deadline_of_a_job_counts_for_its_pods_from_its_start() -> None:
+    held = [holder("s0", "n0"), owned_by(holder("s1", "n1"), "Job", "batch/v1", name="running")]
+    world = world_of(2, *held, *gang("big", 2))
+    end(world, "s0")
+    late = owned_by(pod("late", 8), "Job", "batch/v1", name="waiting")
+    jobs = world.cluster.jobs
+    jobs.owner_applied(batch("waiting", 600, started="2025-12-31T23:55:00Z"))  # it has 300 s left
+    assert not places(world, late)  # it is unknown when the other one ends
+    jobs.owner_applied(batch("running", 299, started="2026-01-01T00:00:00Z"))
+    assert not places(world, late)
+    jobs.owner_applied(batch("running", 301, started="2026-01-01T00:00:00Z", uid="of a former one"))
+    assert not places(world, late)
+    jobs.owner_applied(batch("running", 301, started="2026-01-01T00:00:00Z"))
+    assert not places(world, limited(pod("long", 8), 302))
+    assert places(world, late) == "n0"
+
+
+def test_of_the_deadlines_of_a_pod_and_its_job_the_earlier_counts() -> None:
+    world = world_of(2, holder("s0", "n0"), holder("s1", "n1", limit_s=100), *gang("big", 2))
+    end(world, "s0")
+    world.cluster.jobs.owner_applied(batch("long", 1000))  # it has not started yet
+    late = owned_by(pod("late", 8), "Job", "batch/v1", name="long")
+    assert not places(world, late)
+    assert not places(world, limited(late, 101))
+    assert places(world, limited(late, 99)) == "n0"
 
 
 def test_a_gang_that_does_not_use_free_nodes_lets_others_pass() -> None:

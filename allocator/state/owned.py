@@ -1,0 +1,52 @@
+"""What the owners of the core API say of their pods: how many there are, and when they have to have ended."""
+
+import math
+from datetime import datetime
+from typing import NamedTuple
+
+from ascend.kube.objects import Pod
+
+
+class Owned(NamedTuple):
+    """What an owner of the core API says of its pods.
+
+    Attributes:
+        size: the desired number of pods at one time.
+        is_one_by_one: a pod is created only when the one before it is ready.
+        uid: its uid.
+        limit_s: the time after its start at which its pods are ended; None for no limit.
+        started: when it started, as the API server writes it; empty if that is unknown.
+    """
+
+    size: int
+    is_one_by_one: bool = False
+    uid: str = ""
+    limit_s: int | None = None
+    started: str = ""
+
+
+def end_of(pod: Pod, owner: Owned | None, now_s: float) -> float:
+    """When a pod has to have ended by its own ``activeDeadlineSeconds`` or that of its Job.
+
+    Args:
+        pod: the pod; if it has not started yet, its limit counts from now on.
+        owner: what its controller says, if that is known.
+        now_s: the time, Unix seconds.
+
+    Returns:
+        Unix seconds; infinite if there is no limit.
+    """
+    own_s = _end(pod.spec.active_deadline_seconds, pod.status.start_time or "", now_s)
+    controller = pod.metadata.controller
+    if owner is None or controller is None or controller.uid != owner.uid:
+        return own_s
+    return min(own_s, _end(owner.limit_s, owner.started, now_s))
+
+
+def _end(limit_s: int | None, started: str, now_s: float) -> float:
+    if limit_s is None:
+        return math.inf
+    try:
+        return (datetime.fromisoformat(started).timestamp() if started else now_s) + limit_s
+    except ValueError:
+        return now_s + limit_s
