@@ -37,7 +37,8 @@ def requested_chips(pod: Pod) -> int:
         Refusal: ``InvalidRequest`` if a quantity is invalid or no chips are requested.
     """
     try:
-        chips = effective_request(pod.container_requests)
+        # Most pods have one container.
+        chips = only.chips if (only := pod.only_container) is not None else effective_request(pod.container_requests)
     except InvalidValue as error:
         raise Refusal(Reason.INVALID_REQUEST, f"pod {pod.key}: {error}") from error
     if not chips:

@@ -52,11 +52,11 @@ class Jobs:
 
         Only if objects of that kind are watched, and if the pods don't state the minimum themselves.
         """
-        if job.stated_minimum is not None:
-            return False
         if is_group(job.key):
-            return job.kind in self._watched and job.group is None
-        return job.source_key is not None and job.source_key.kind in self._watched and job.source is None
+            lacks = job.kind in self._watched and job.group is None
+        else:
+            lacks = job.source_key is not None and job.source_key.kind in self._watched and job.source is None
+        return lacks and job.stated_minimum is None
 
     def unserved_group(self, job: Job) -> str | None:
         """What becomes of a job whose pods name a pod group of a kind that no server serves; None for other jobs.

@@ -328,7 +328,10 @@ def _health(record: NodeRecord, server: Server, report: NodeReport) -> NodeHealt
     """
     if isinstance(record.health, Refusal):
         return record.health
-    worst = max(record.health, server.health, report.health)
+    if record.health is server.health is report.health:
+        worst = record.health
+    else:
+        worst = max(record.health, server.health, report.health)
     if worst is NodeHealth.UNHEALTHY:
         return Refusal(Reason.NODE_UNHEALTHY, f"node {record.name} is unhealthy according to {_source(record, worst)}")
     if worst is NodeHealth.PRE_SEPARATE:

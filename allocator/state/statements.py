@@ -32,8 +32,8 @@ class Statements(msgspec.Struct, eq=False, gc=False):
         If they contradict each other, as during the rollout of a changed template, the newest pod that states one
         decides: the result is the same after a restart, whatever the order in which the pods are seen.
         """
-        if self._last is None:
-            self._last = max(self._minimums.values(), default=None)
+        if self._last is None and self._minimums:
+            self._last = max(self._minimums.values())
         return self._last.minimum if self._last is not None else None
 
     @property

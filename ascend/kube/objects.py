@@ -238,6 +238,11 @@ class Pod(KubeObject, frozen=True, kw_only=True):
         )
 
     @property
+    def only_container(self) -> Container | None:
+        """Its container, if it has one, and no init containers."""
+        return self.spec.containers[0] if len(self.spec.containers) == 1 and not self.spec.init_containers else None
+
+    @property
     def ordered_containers(self) -> Iterator[tuple[Container, ContainerKind]]:
         """Its containers in the order the kubelet admits them, with their kinds."""
         for each in self.spec.init_containers:
