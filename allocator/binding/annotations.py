@@ -11,7 +11,8 @@ size their chips in this order, so no two may be equal.
 from collections.abc import Callable
 from typing import Final
 
-from allocator.rules.job import OPERATOR, writes_rank
+from allocator.rules.job import writes_rank
+from allocator.rules.job_marks import OPERATOR
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from allocator.state.reservation import Reservation, Stage

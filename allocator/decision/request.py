@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from allocator.rules.job import SINGLE, stated_minimum, stated_whole, works_alone
+from allocator.rules.job import stated_minimum, stated_whole, works_alone
+from allocator.rules.job_kinds import SINGLE
 from allocator.rules.job_products import avoids_sub_healthy, one_product, wanted_products, wants_super_pod
 from allocator.rules.job_settings import with_settings
 from allocator.rules.request import ChipRequest, requested_chips

@@ -7,28 +7,22 @@ import msgspec
 
 from allocator.rules.job_kinds import (
     BY_NAME,
-    COSCHEDULING,
     INDEXED_JOB,
     JOB,
     JOB_KINDS,
-    JOB_SET,
-    KUBEFLOW,
     MARKING_OWNERS,
     MARKS,
     SINGLE,
     STATEFUL_SET,
-    VOLCANO,
     VOLCANO_JOB,
     JobKind,
 )
-from allocator.rules.job_marks import OPERATOR, Position, number
+from allocator.rules.job_marks import Position, number
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal
 from ascend.kube.job_objects import LEADERS
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
-
-__all__ = ["COSCHEDULING", "INDEXED_JOB", "JOB_SET", "KUBEFLOW", "OPERATOR", "SINGLE", "STATEFUL_SET", "VOLCANO"]
 
 _OLD_MINIMUM = "pod-group.scheduling.sigs.k8s.io/min-available"
 _JOB_SET_REPLICAS = "jobset.sigs.k8s.io/replicatedjob-replicas"

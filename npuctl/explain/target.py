@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from allocator.rules.job import SINGLE, find_job
+from allocator.rules.job import find_job
+from allocator.rules.job_kinds import SINGLE
 from ascend.errors import InvalidValue
 from ascend.kube.objects import Pod
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import structs
 
-from allocator.rules.job import VOLCANO
+from allocator.rules.job_kinds import VOLCANO
 from allocator.state.kinds import KINDS as WATCHED
 from ascend.kube.job_objects import RAY_CLUSTERS, RayCluster
 from ascend.kube.objects import KubeObject, Pod

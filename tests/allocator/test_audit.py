@@ -2,7 +2,8 @@
 
 import pytest
 
-from allocator.rules.job import COSCHEDULING, STATEFUL_SET, VOLCANO, JobKey
+from allocator.rules.job import JobKey
+from allocator.rules.job_kinds import COSCHEDULING, STATEFUL_SET, VOLCANO
 from allocator.state.owned import Owned
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE

@@ -18,7 +18,8 @@ from allocator.binding.annotations import Stamper
 from allocator.binding.barrier import Barrier
 from allocator.binding.binder import Binder
 from allocator.binding.reserving import Reserver
-from allocator.rules.job import VOLCANO, JobKey
+from allocator.rules.job import JobKey
+from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.vacancy import Vacancy
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE, held_chips

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allocator.rules.job import COSCHEDULING, VOLCANO
+from allocator.rules.job_kinds import COSCHEDULING, VOLCANO
 from ascend.errors import ApiError
 from ascend.kube.client import KubeClient
 from npuctl.reading.objects import list_objects

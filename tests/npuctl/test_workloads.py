@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from allocator.rules.job import VOLCANO
+from allocator.rules.job_kinds import VOLCANO
 from npuctl.cli import app
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests

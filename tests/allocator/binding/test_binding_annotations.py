@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.binding.annotations import DAY_NS, Stamper
-from allocator.rules.job import OPERATOR, VOLCANO
+from allocator.rules.job_kinds import VOLCANO
+from allocator.rules.job_marks import OPERATOR
 from allocator.state.reservation import Reservation, Stage
 from ascend.annotations import (
     ALLOCATED,

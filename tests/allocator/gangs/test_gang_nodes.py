@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from allocator.rules.job import VOLCANO
+from allocator.rules.job_kinds import VOLCANO
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal

@@ -12,7 +12,7 @@ from allocator.decision.engine import DecisionEngine
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest
-from allocator.rules.job import VOLCANO
+from allocator.rules.job_kinds import VOLCANO
 from allocator.state.index import NodeIndex
 from allocator.state.job import Job
 from allocator.state.ranking import Ranking

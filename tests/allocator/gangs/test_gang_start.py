@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from allocator.rules.job import VOLCANO
+from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.job_products import SCHEDULE_POLICY as POLICY
 from allocator.state.reservation import Stage
 from ascend.annotations import MIN_AVAILABLE

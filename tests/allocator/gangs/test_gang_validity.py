@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from allocator.rules.job import VOLCANO
+from allocator.rules.job_kinds import VOLCANO
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from allocator.gangs import packing
 from allocator.gangs.packing import pack
 from allocator.gangs.policy import GangRequest, Member
-from allocator.rules.job import VOLCANO, JobKey
+from allocator.rules.job import JobKey
+from allocator.rules.job_kinds import VOLCANO
 from allocator.rules.request import ChipRequest
 from ascend.chips import chip_set
 from ascend.errors import Refusal

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from allocator.decision.backlog import Backlog, BacklogReader, WaitingFor
 from allocator.observe.cluster_gauges import ClusterGauges
-from allocator.rules.job import VOLCANO
+from allocator.rules.job_kinds import VOLCANO
 from allocator.state.supply import SIZES, Supply, SupplyReader
 from ascend.annotations import MIN_AVAILABLE, PLACEMENT_GATE
 from ascend.kube.objects import Pod, SchedulingGate

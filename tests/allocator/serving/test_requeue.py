@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from allocator.metrics import AllocatorMetrics
-from allocator.rules.job import VOLCANO
+from allocator.rules.job_kinds import VOLCANO
 from allocator.serving.requeue import FORGET_S, LONGEST_WAIT_S, PERIOD_S, Requeuer
 from allocator.serving.retries import NOWHERE
 from ascend.annotations import MIN_AVAILABLE, REQUEUED

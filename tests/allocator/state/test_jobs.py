@@ -6,19 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.rules.job import (
-    COSCHEDULING,
-    INDEXED_JOB,
-    JOB_SET,
-    KUBEFLOW,
-    SINGLE,
-    VOLCANO,
-    JobKey,
-    find_job,
-    is_later,
-    own_rank,
-    stated_minimum,
-)
+from allocator.rules.job import JobKey, find_job, is_later, own_rank, stated_minimum
+from allocator.rules.job_kinds import COSCHEDULING, INDEXED_JOB, JOB_SET, KUBEFLOW, SINGLE, VOLCANO
 from allocator.state.jobs import Jobs
 from ascend.annotations import MIN_AVAILABLE, RANK
 from ascend.errors import Refusal

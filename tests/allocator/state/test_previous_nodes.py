@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.decision.engine import DecisionEngine
-from allocator.rules.job import VOLCANO, JobKey
+from allocator.rules.job import JobKey
+from allocator.rules.job_kinds import VOLCANO
 from allocator.state.cluster import Cluster
 from allocator.state.previous_nodes import TTL_S, PreviousNodes
 from ascend.annotations import MIN_AVAILABLE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allocator.rules.job import COSCHEDULING, VOLCANO
+from allocator.rules.job_kinds import COSCHEDULING, VOLCANO
 from allocator.rules.vacancy import Vacancy
 from allocator.state.cluster import Cluster
 from allocator.state.jobs import Jobs
