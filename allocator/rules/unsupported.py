@@ -17,7 +17,7 @@ from ascend.chips import RESOURCE
 from ascend.errors import Refusal
 from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
-from ascend.kube.workloads import NETWORK_TOPOLOGY
+from ascend.kube.workloads import NETWORK_TOPOLOGY, TASK_MINIMA
 from ascend.reasons import Reason
 
 _VENDOR: Final = "huawei.com/"
@@ -150,7 +150,7 @@ def _resources(pod: Pod) -> frozenset[str]:
     return frozenset(found)
 
 
-_KEYS: Final = {MIN_AVAILABLE}
+_KEYS: Final = {MIN_AVAILABLE, TASK_MINIMA}
 """The keys of all labels and annotations of the table: most pods have none of them."""
 
 
@@ -207,10 +207,17 @@ def _topology(*, is_hard: bool) -> Finder:
     def find(asked: Asking) -> str | None:
         mode = asked.annotations.get(NETWORK_TOPOLOGY)
         return (
-            None if mode is None or (mode == "hard") is not is_hard else f"{NETWORK_TOPOLOGY} of its PodGroup, {mode}"
+            None
+            if mode is None or (mode == "hard") is not is_hard
+            else f"{NETWORK_TOPOLOGY} of its PodGroup or Volcano Job, {mode}"
         )
 
     return find
+
+
+def _task_minima(asked: Asking) -> str | None:
+    minima = asked.annotations.get(TASK_MINIMA)
+    return None if minima is None else f"spec.minTaskMember of its PodGroup or minAvailable of its tasks ({minima})"
 
 
 def _labels(*keys: str) -> Finder:
@@ -237,7 +244,7 @@ UNSUPPORTED: Final = (
         "nodes below as few switches as possible ([switch affinity](spec/switch-affinity.md))",
         Outcome.REFUSED, "the allocator does not know the switches of the nodes; remove it, or set it to null",
         _label(_TOR_AFFINITY, but=frozenset({"null"}))),
-    Unsupported("field `spec.networkTopology` of Volcano's PodGroup with the mode `hard`",
+    Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job with the mode `hard`",
         "nodes that are near to each other in the network",
         Outcome.REFUSED, "the allocator does not know the network of the nodes; remove it, or set its mode to soft",
         _topology(is_hard=True)),
@@ -286,10 +293,16 @@ UNSUPPORTED: Final = (
         "which SuperPod or rack is chosen",
         Outcome.TOLD, "nodes are chosen regardless of SuperPods and racks",
         _any_of(_annotation("sp-fit"), _annotation("ra-block"), _label("super-pod-affinity"))),
-    Unsupported("field `spec.networkTopology` of Volcano's PodGroup with the mode `soft`",
+    Unsupported("field `spec.networkTopology` of Volcano's PodGroup or Job with the mode `soft`",
         "nodes that are near to each other in the network, if possible",
         Outcome.TOLD, "nodes are chosen regardless of the network between them",
         _topology(is_hard=False)),
+    Unsupported("field `minAvailable` of the tasks of a Volcano Job, `minTaskMember` of a PodGroup, unless the minimum "
+        "of the whole is below their sum, or all pods",
+        "how many pods of each task start together",
+        Outcome.TOLD, "as many pods start together as the minimum of the whole requires, those of the lowest ranks, of "
+        "whatever tasks",
+        _task_minima),
     Unsupported("annotation `huawei.com/affinity-config`",
         "blocks of nodes at each level of a topology",
         Outcome.TOLD, "nodes are chosen regardless of levels of a topology",

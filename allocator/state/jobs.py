@@ -11,7 +11,7 @@ from allocator.state.job import Job
 from allocator.state.owned import Owned, end_of
 from ascend.kube.job_objects import JobFacts, JobObject, settings_among
 from ascend.kube.objects import Pod
-from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, StatefulSet
+from ascend.kube.workloads import NETWORK_TOPOLOGY, BatchJob, PodGroup, StatefulSet, task_minima
 
 
 class _Membership(msgspec.Struct, frozen=True, gc=False):
@@ -143,6 +143,8 @@ class Jobs:
         labels, annotations = settings_among(metadata.labels), settings_among(metadata.annotations)
         if (topology := group.spec.network_topology) is not None:
             annotations[NETWORK_TOPOLOGY] = topology.mode
+        if metadata.controller is None:  # controllers write the number of all pods of each task
+            annotations |= task_minima(group.spec.min_task_member or {}, group.spec.min_member)
         key = JobKey(metadata.namespace, group.name, kind)
         self._groups[key] = JobFacts(minimum=group.spec.min_member, labels=labels, annotations=annotations)
         self._inform(self._jobs.get(key))

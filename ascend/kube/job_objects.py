@@ -10,6 +10,7 @@ import msgspec
 
 from ascend.chips import RESOURCE
 from ascend.kube.objects import KubeObject, Metadata, Resource
+from ascend.kube.workloads import NETWORK_TOPOLOGY, NetworkTopology, task_minima
 
 LEADERS: Final = frozenset({"master", "chief", "launcher", "leader", "head", "headgroup"})
 """Names of parts of jobs that come first, in lower case."""
@@ -103,6 +104,7 @@ class _Replicas(msgspec.Struct, rename="camel", frozen=True):
     group_name: str = ""
     min_replicas: int | None = None
     num_of_hosts: int | None = None
+    min_available: int | None = None
 
     @property
     def number(self) -> int:
@@ -191,6 +193,7 @@ class KubeflowJob(JobObject, frozen=True, kw_only=True):
 class _VolcanoJobSpec(msgspec.Struct, rename="camel", frozen=True):
     tasks: list[_Replicas] = []
     min_available: int | None = None
+    network_topology: NetworkTopology | None = None
 
 
 class VolcanoJob(JobObject, frozen=True, kw_only=True):
@@ -203,7 +206,16 @@ class VolcanoJob(JobObject, frozen=True, kw_only=True):
         """What it says of its job."""
         named = [_part(task.name or f"default{at}", task) for at, task in enumerate(self.spec.tasks)]
         parts = tuple(sorted(named, key=lambda part: part.name not in LEADERS))
-        return self._facts(parts, self.spec.min_available, sum(part.pods for part in parts))
+        total = sum(part.pods for part in parts)
+        facts = self._facts(parts, self.spec.min_available, total)
+        asked = {}
+        if self.spec.network_topology is not None:
+            asked[NETWORK_TOPOLOGY] = self.spec.network_topology.mode
+        minimum = total if self.spec.min_available is None else self.spec.min_available
+        if minimum < total:
+            minima = ((task.number if task.min_available is None else task.min_available) for task in self.spec.tasks)
+            asked |= task_minima(dict(zip((part.name for part in named), minima, strict=True)), minimum)
+        return msgspec.structs.replace(facts, annotations={**facts.annotations, **asked}) if asked else facts
 
 
 class _JobSpec(msgspec.Struct, frozen=True):

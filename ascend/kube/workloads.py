@@ -1,11 +1,26 @@
 """Slim types for what the allocator reads of the owners of pods and of pod groups: how many pods belong together."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from ascend.kube.objects import KubeObject, Metadata, Resource
 
 NETWORK_TOPOLOGY = "spec.networkTopology"
-"""Stands for this field of a pod group among its annotations, with the mode as value."""
+"""Stands for this field of a pod group or a Volcano Job among its annotations, with the mode as value."""
+
+TASK_MINIMA = "spec.minTaskMember"
+"""Stands for the minima of the tasks of a pod group or a Volcano Job, if they add something to that of the whole."""
+
+
+def task_minima(tasks: Mapping[str, int], minimum: int) -> dict[str, str]:
+    """The minima of tasks as an annotation; none where Volcano ignores them.
+
+    Volcano does so if the minimum of the whole is below their sum (volcano: pkg/scheduler/api, CheckTaskValid).
+    """
+    if len(tasks) < 2 or minimum < sum(tasks.values()):  # noqa: PLR2004 - that of a single task is that of the whole
+        return {}
+    return {TASK_MINIMA: ", ".join(f"{name} {number}" for name, number in sorted(tasks.items()))}
 
 
 class NetworkTopology(msgspec.Struct, frozen=True, gc=False):
@@ -19,6 +34,7 @@ class PodGroupSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
     min_member: int = 1
     network_topology: NetworkTopology | None = None
+    min_task_member: dict[str, int] | None = None
 
 
 class PodGroup(KubeObject, frozen=True, kw_only=True):

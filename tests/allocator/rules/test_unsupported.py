@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from allocator.rules.job_kinds import VOLCANO
+from allocator.rules.job_kinds import VOLCANO, VOLCANO_JOB
 from allocator.rules.unsupported import (
     _KEYS,
     UNSUPPORTED,
@@ -18,10 +18,11 @@ from allocator.rules.unsupported import (
 from ascend.annotations import MIN_AVAILABLE
 from ascend.chips import RESOURCE
 from ascend.kube.job_objects import JobFacts, settings_among
-from ascend.kube.objects import Container, Pod, Resources
-from ascend.kube.workloads import NETWORK_TOPOLOGY, NetworkTopology, PodGroupSpec
+from ascend.kube.objects import Container, OwnerReference, Pod, Resources
+from ascend.kube.workloads import NETWORK_TOPOLOGY, TASK_MINIMA, NetworkTopology, PodGroupSpec
 from ascend.reasons import Reason
 from tests.allocator.builders import GROUP, World, node, owned_by, pod, pod_group, stateful_set
+from tests.allocator.jobs.manifests import job_object
 
 
 def requesting(resource: str, quantity: str = "1") -> Pod:
@@ -44,6 +45,7 @@ TOLD = (
     pod("a", 8, annotations={"huawei.com/affinity-config": "level1=2"}),
     pod("a", 1, labels={"huawei.com/scheduler.softShareDev.aicoreQuota": "50"}),
     pod("a", 8, annotations={NETWORK_TOPOLOGY: "soft"}),
+    pod("a", 8, annotations={TASK_MINIMA: "ps 1, worker 2"}),
     requesting("huawei.com/Ascend910-2c"),
     requesting("huawei.com/Ascend910-12c.3cpu.32g"),
     requesting("huawei.com/npu-core", "4"),
@@ -182,9 +184,64 @@ def test_the_network_topology_of_a_group_is_read(mode: str, told: int) -> None:
     world.add(node("n1"), each)
     assert len(world.engine.without_effect(each)) == told
     if mode == "hard":
-        assert f"{NETWORK_TOPOLOGY} of its PodGroup, hard: the allocator does not know" in world.refusal(each).message
+        assert (
+            f"{NETWORK_TOPOLOGY} of its PodGroup or Volcano Job, hard: the allocator does not know"
+            in world.refusal(each).message
+        )
 
 
-@pytest.mark.parametrize("key", sorted(_KEYS - {NETWORK_TOPOLOGY}))
+VCJOB = """
+minAvailable: {minimum}
+tasks:
+- {{name: ps, replicas: 2, minAvailable: {ps}, template: {{}}}}
+- {{name: worker, replicas: 4, minAvailable: {worker}, template: {{}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("minimum", "ps", "worker", "told"),
+    [
+        (3, 1, 2, ["spec.minTaskMember of its PodGroup or minAvailable of its tasks (ps 1, worker 2)"]),
+        (4, 1, 2, ["spec.minTaskMember of its PodGroup or minAvailable of its tasks (ps 1, worker 2)"]),
+        (2, 1, 2, []),  # Volcano ignores them, too
+        (3, "null", "null", []),
+        (6, 1, 2, []),  # all pods start together
+    ],
+)
+def test_the_minima_of_the_tasks_of_a_volcano_job_are_told(
+    minimum: int, ps: object, worker: object, told: list[str]
+) -> None:
+    world, spec = World(), VCJOB.format(minimum=minimum, ps=ps, worker=worker)
+    world.cluster.jobs.source_applied(VOLCANO_JOB, job_object(VOLCANO_JOB, spec))
+    each = owned_by(pod("train-worker-0", 8), "Job", "batch.volcano.sh/v1alpha1")
+    world.add(node("n1"), each)
+    assert [sentence.partition(": ")[0] for sentence in world.engine.without_effect(each)] == told
+
+
+@pytest.mark.parametrize(("mode", "told"), [("soft", 1), ("hard", 0)])
+def test_the_network_topology_of_a_volcano_job_is_read(mode: str, told: int) -> None:
+    world = World()
+    spec = f"{{networkTopology: {{mode: {mode}}}, tasks: [{{name: worker, template: {{}}}}]}}"
+    world.cluster.jobs.source_applied(VOLCANO_JOB, job_object(VOLCANO_JOB, spec))
+    each = owned_by(pod("train-worker-0", 8), "Job", "batch.volcano.sh/v1alpha1")
+    world.add(node("n1"), each)
+    assert len(world.engine.without_effect(each)) == told
+    if mode == "hard":
+        assert world.refusal(each).reason is Reason.UNSUPPORTED_POLICY
+
+
+@pytest.mark.parametrize(("owner", "told"), [([], 1), ([OwnerReference(kind="Job", controller=True)], 0)])
+def test_the_minima_of_tasks_that_a_user_writes_on_a_group_are_told(owner: list[OwnerReference], told: int) -> None:
+    group = pod_group(3)
+    spec = PodGroupSpec(3, min_task_member={"ps": 1, "worker": 2})
+    group = replace(group, spec=spec, metadata=replace(group.metadata, owner_references=owner))
+    world = World()
+    world.cluster.jobs.group_applied(VOLCANO, group)
+    each = pod("a", 8, annotations={GROUP: "train"})
+    world.add(node("n1"), each)
+    assert len(world.engine.without_effect(each)) == told
+
+
+@pytest.mark.parametrize("key", sorted(_KEYS - {NETWORK_TOPOLOGY, TASK_MINIMA}))
 def test_every_key_is_kept_of_groups_and_job_objects(key: str) -> None:
     assert settings_among({key: "x"}) == {key: "x"}

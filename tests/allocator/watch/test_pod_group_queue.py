@@ -1,11 +1,53 @@
-"""Which schedulers the pods of a job get from its operator."""
+"""Which pod groups are admitted to the queue, and which schedulers the pods of a job get from its operator."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from allocator.watch.pod_group_queue import AscendJobSpec, QueuedPodGroup, VolcanoJobSpec
+from sandbox.apiserver import ApiServer
+from sandbox.apiserver.resources import SERVED, VOLCANO_POD_GROUPS, Resource
+from tests.allocator.harness import Json, running, until
+
+VOLCANO_JOBS = Resource("batch.volcano.sh", "v1alpha1", "jobs", "job", "Job", unconditional_update=False)
+
+
+async def create_job(server: ApiServer, name: str, scheduler: str) -> None:
+    """Create a Volcano Job and its group, as Volcano's controller does."""
+    spec = {"schedulerName": scheduler, "tasks": []}
+    job = await server.create(
+        {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+    )
+    owner = {"apiVersion": job["apiVersion"], "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+    metadata = {"name": name, "ownerReferences": [{**owner, "controller": True}]}
+    await server.create(
+        {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "metadata": metadata, "spec": {}}
+    )
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+async def test_groups_are_admitted_only_with_the_setting(tmp_path: Path, *, is_on: bool) -> None:
+    admitted: list[str] = []
+
+    async def follow(operation: str, resource: Resource, _subresource: str, document: Json) -> Json:
+        if (operation, resource.plural) == ("UPDATE", "podgroups"):
+            admitted.append(document["metadata"]["name"])
+        return document
+
+    async with ApiServer(resources=(*SERVED, VOLCANO_POD_GROUPS, VOLCANO_JOBS)) as server:
+        server.admission.append(follow)
+        async with running(server, tmp_path, enqueue_pod_groups=is_on) as allocator:
+            await create_job(server, "ours", "default-scheduler")
+            await create_job(server, "others", "volcano")
+            await until(lambda: admitted == ["ours"] or not is_on)
+            # Whatever the allocator does with groups it has done when it has seen this pod of the group.
+            labels = {"scheduling.k8s.io/group-name": "ours"}
+            for number in range(3):
+                pod = await allocator.pod(f"a-{number}", 8, annotations=labels)
+                await allocator.filter(pod, [])
+        assert admitted == (["ours"] if is_on else [])
 
 
 def template(scheduler: str = "") -> dict[str, Any]:
