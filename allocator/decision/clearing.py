@@ -7,7 +7,6 @@ at last every pod that can stay is reprieved, the most important first. A pod of
 gang, because a gang that loses a pod can't work.
 """
 
-import asyncio
 import heapq
 
 from allocator.decision.trial import Trial, Unit
@@ -16,7 +15,6 @@ from allocator.gangs.policy import GangRequest
 from allocator.rules.request import ChipRequest
 from allocator.state.reservation import Seat
 from ascend.errors import Refusal
-from ascend.turn import at_once
 
 
 class Fitting:
@@ -27,14 +25,14 @@ class Fitting:
         self._gang = gang
         self._trial = trial
 
-    def seats(self) -> list[Seat] | Refusal:
-        """The seats; a refusal if it does not fit."""
-        return at_once(self._policy(self._gang, self._trial.index))
+    async def seats(self) -> list[Seat] | Refusal:
+        """The seats; a refusal if it does not fit. Other tasks may run meanwhile."""
+        await self._trial.turn.share()
+        return await self._trial.turn.share_between(self._policy(self._gang, self._trial.index))
 
     async def check(self) -> bool:
-        """Whether it fits; other tasks may run before."""
-        await asyncio.sleep(0)
-        return not isinstance(self.seats(), Refusal)
+        """Whether it fits."""
+        return not isinstance(await self.seats(), Refusal)
 
 
 async def clear(fitting: Fitting, trial: Trial, request: ChipRequest) -> None:
@@ -46,17 +44,17 @@ async def clear(fitting: Fitting, trial: Trial, request: ChipRequest) -> None:
     if await fitting.check():
         return
     units = list(trial.units.values())
-    trial.end(units)
-    seats = fitting.seats()
+    await trial.end(units)
+    seats = await fitting.seats()
     if isinstance(seats, Refusal):
         raise Refusal(seats.reason, f"{seats.message}; also without the pods of lower priority")
     for highest in sorted({unit.priority for unit in units}):
-        trial.restore(trial.gone)
+        await trial.restore(trial.gone)
         pool = [unit for unit in units if unit.priority <= highest]
-        trial.end(pool)
+        await trial.end(pool)
         if await fitting.check():
             break
-    trial.restore(pool)
+    await trial.restore(pool)
     await _end_cheapest(fitting, trial, pool, request)
     await _reprieve(fitting, trial, sorted(trial.gone, key=_importance))
 
@@ -72,9 +70,14 @@ async def _end_cheapest(fitting: Fitting, trial: Trial, pool: list[Unit], reques
         return sum(unit.pods for unit in ending) / gain, sum(unit.total for unit in ending), node
 
     allowed = set(pool)
-    heap = [found for node in trial.nodes_of(pool) if (found := price(node)) is not None]
+    heap: list[tuple[float, int, str]] = []
+    for node in trial.nodes_of(pool):
+        if (found := price(node)) is not None:
+            heap.append(found)
+        await trial.turn.share()
     heapq.heapify(heap)
     while heap:
+        await trial.turn.share()
         cost = heapq.heappop(heap)
         node = cost[2]
         now = price(node)
@@ -83,21 +86,21 @@ async def _end_cheapest(fitting: Fitting, trial: Trial, pool: list[Unit], reques
                 heapq.heappush(heap, now)
             continue
         ending = [unit for unit in trial.units_on(node) if unit in allowed]
-        trial.end(ending)
+        await trial.end(ending)
         if await fitting.check():
             return
-        for other in trial.nodes_of(ending) - {node}:
-            if (found := price(other)) is not None:
-                heapq.heappush(heap, found)  # cheaper, because pods of a gang on it have ended; an older entry is moved
-    trial.end(pool)
+        # Other nodes are cheaper now, because pods of a gang on them have ended; an older entry is moved.
+        for found in filter(None, map(price, trial.nodes_of(ending) - {node})):
+            heapq.heappush(heap, found)
+    await trial.end(pool)
 
 
 async def _reprieve(fitting: Fitting, trial: Trial, units: list[Unit]) -> None:
     """Let all units stay that can, the first ones rather than the last ones."""
-    trial.restore(units)
+    await trial.restore(units)
     if await fitting.check():
         return
-    trial.end(units)
+    await trial.end(units)
     if len(units) > 1:
         half = len(units) // 2
         await _reprieve(fitting, trial, units[:half])

@@ -80,6 +80,7 @@ class Earmarks:
         self._seen: tuple[int, int, float] = (-1, 0, 0.0)
         self._drained_s: float | None = None
         self._wake = asyncio.Event()
+        self._prune = gangs.prune
         if share > 0:
             self._gangs.follow()
 
@@ -183,6 +184,7 @@ class Earmarks:
                 self._ledger.promises.drop(owner)
                 return
             self._ledger.promises.adjust(owner, left)
+            self._prune()  # it examines the seats on nodes that have changed
             yield
 
     def _choose(self, need: Need, current: Mapping[str, ChipSet]) -> Steps[dict[str, ChipSet]]:

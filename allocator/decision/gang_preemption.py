@@ -254,7 +254,7 @@ class GangPreemption:
         gang = replace(gang, members=gang.members[:needed], candidates=common)
         fitting = Fitting(self._gangs, gang, trial)
         await clear(fitting, trial, max((each.request for each in gang.members), key=lambda each: each.chips))
-        seats = fitting.seats()
+        seats = await fitting.seats()
         if isinstance(seats, Refusal):  # pragma: no cover - `clear` has checked it
             raise seats
         # Other tasks have run meanwhile.

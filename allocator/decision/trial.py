@@ -5,7 +5,9 @@ Pods that end together are one unit: the pods of a gang, because a gang that los
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+import msgspec
 
 from allocator.rules.request import ChipRequest
 from allocator.rules.vacancy import Vacancy, capacity
@@ -18,8 +20,7 @@ from ascend.kube.objects import Pod
 from ascend.turn import Turn
 
 
-@dataclass(slots=True, eq=False)
-class Unit:
+class Unit(msgspec.Struct, eq=False, gc=False):
     """Pods that end together.
 
     Attributes:
@@ -36,7 +37,7 @@ class Unit:
     priority: int
     total: int
     since: str
-    occupants: dict[str, list[Occupant]] = field(default_factory=lambda: defaultdict(list))
+    occupants: dict[str, tuple[Occupant, ...]] = {}
 
 
 class Trial:
@@ -54,6 +55,7 @@ class Trial:
         self, cluster: Cluster, ledger: Ledger, *, owner: str, priority: int, terminating_only: bool = False
     ) -> None:
         self.index = NodeIndex()
+        self.turn = Turn()
         self.units: dict[str, Unit] = {}
         self._cluster = cluster
         self._ledger = ledger
@@ -66,13 +68,12 @@ class Trial:
 
     async def read(self, nodes: Collection[str]) -> None:
         """Read the cluster; pods may end on these nodes, and terminating ones on all. Other tasks may run meanwhile."""
-        turn = Turn()
         for name in list(self._cluster.nodes):
             record = self._cluster.nodes.get(name)
             if record is not None:
                 self._read_pods(record, may_end=name in nodes)
                 self.index.put(name, self._offer(record))
-            await turn.share()
+            await self.turn.share()
 
     @property
     def gone(self) -> list[Unit]:
@@ -83,17 +84,17 @@ class Trial:
         """Whether a unit has ended."""
         return unit.key in self._gone
 
-    def end(self, units: Iterable[Unit]) -> None:
-        """Let units end."""
+    async def end(self, units: Iterable[Unit]) -> None:
+        """Let units end; other tasks may run meanwhile."""
         ending = list(units)
         self._gone.update(unit.key for unit in ending)
-        self._renew(ending)
+        await self._renew(ending)
 
-    def restore(self, units: Iterable[Unit]) -> None:
-        """Undo the end of units."""
+    async def restore(self, units: Iterable[Unit]) -> None:
+        """Undo the end of units; other tasks may run meanwhile."""
         staying = list(units)
         self._gone.difference_update(unit.key for unit in staying)
-        self._renew(staying)
+        await self._renew(staying)
 
     def units_on(self, node: str) -> list[Unit]:
         """The units with pods on a node."""
@@ -108,13 +109,13 @@ class Trial:
         record = self._cluster.nodes.get(node)
         if record is None:
             return 0
-        offer = self._offer(record, {each.uid for unit in without for each in unit.occupants[node]})
+        offer = self._offer(record, {each.uid for unit in without for each in unit.occupants.get(node, ())})
         return capacity(offer, request)[0] if isinstance(offer, Vacancy) else 0
 
     def ended_on(self, node: str) -> list[Occupant]:
         """The pods on a node that are terminating or have ended."""
         gone = (self.units[key] for key in self._on.get(node, ()) if key in self._gone)
-        return [*self._terminating.get(node, ()), *(each for unit in gone for each in unit.occupants[node])]
+        return [*self._terminating.get(node, ()), *(each for unit in gone for each in unit.occupants.get(node, ()))]
 
     def offer(self, node: str, staying: Collection[str] = ()) -> Offer | None:
         """What a node has left now, if these of the ended pods stay; None if it is gone."""
@@ -133,11 +134,12 @@ class Trial:
     def _without(self, record: NodeRecord, gone: Collection[str]) -> Offer:
         return offer_without(record, gone, self._ledger, self._owner, self._priority)
 
-    def _renew(self, units: Iterable[Unit]) -> None:
+    async def _renew(self, units: Iterable[Unit]) -> None:
         for node in self.nodes_of(units):
             record = self._cluster.nodes.get(node)
             if record is not None:
                 self.index.put(node, self._offer(record))
+            await self.turn.share()
 
     def _read_pods(self, record: NodeRecord, *, may_end: bool) -> None:
         for uid, holding in record.holdings.items():
@@ -149,7 +151,8 @@ class Trial:
             elif may_end and not self._terminating_only and pod.priority < self._priority:
                 unit = self._unit_of(pod)
                 if unit.priority < self._priority:
-                    unit.occupants[record.name].append(Occupant.of(pod, holding.chips, holding.counted))
+                    here = unit.occupants.get(record.name, ())
+                    unit.occupants[record.name] = (*here, Occupant.of(pod, holding.chips, holding.counted))
                     self._on[record.name].add(unit.key)
 
     def _unit_of(self, pod: Pod) -> Unit:

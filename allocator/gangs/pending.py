@@ -77,6 +77,7 @@ class PendingMembers:
         cached = self._cached.pop(job.key, None)
         if cached is None or cached[0] != version:
             found: list[Waiting] = []
+            yield from job.assign_ranks()
             ranked = job.ranked()
             if len(ranked) > _STEP:
                 yield

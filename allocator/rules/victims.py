@@ -26,7 +26,7 @@ _EXHAUSTIVE: Final = 10
 the request fits beside it."""
 
 
-class Occupant(msgspec.Struct, frozen=True, eq=False):
+class Occupant(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A pod that may be preempted. Compared by identity, which is much faster than by value.
 
     Attributes:

@@ -27,8 +27,11 @@ from allocator.state.ranks import Ranks
 from allocator.state.statements import Statements, annotated_minimum
 from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
+from ascend.turn import Steps, at_once
 
 _VERSIONS: Final = count(1)
+_STEP: Final = 64
+"""After so many pods there may be a pause."""
 
 
 class Cooperation(NamedTuple):
@@ -220,14 +223,24 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     def ranked(self) -> list[tuple[int, Pod]]:
         """Its present pods in the order of their ranks; assigns a rank to those without one."""
+        at_once(self.assign_ranks())
+        ranked = ((self._ranks.rank_of(pod), pod) for pod in self._pods.values())
+        return sorted(ranked, key=lambda each: (each[0], each[1].name))
+
+    def assign_ranks(self) -> Steps[None]:
+        """Assign a rank to every present pod without one."""
         ranks = self._ranks
         unread = [pod for pod in self._pods.values() if not ranks.is_given(pod.uid)]
         parts = tuple(part.name for part in self.source.parts) if self.source is not None else ()
-        for pod in sorted(unread, key=lambda each: (not ranks.wants(each.uid), filling_order(each, parts))):
+        keys = []
+        for number, pod in enumerate(unread, start=1):
+            keys.append((not ranks.wants(pod.uid), filling_order(pod, parts), pod))
+            if not number % _STEP:
+                yield
+                if any(each.uid not in self._pods for each in unread[number:]):
+                    return  # the pods have changed: the next call assigns them
+        for *_, pod in sorted(keys, key=lambda each: each[:2]):
             ranks.rank_of(pod)
-        return sorted(
-            ((ranks.rank_of(pod), pod) for pod in self._pods.values()), key=lambda each: (each[0], each[1].name)
-        )
 
     @property
     def gated(self) -> int:

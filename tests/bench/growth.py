@@ -1,6 +1,7 @@
 """What the allocator needs as a cluster grows: memory for pods, and the longest time its event loop is kept."""
 
 import asyncio
+import json
 import sys
 import tempfile
 import time
@@ -148,6 +149,7 @@ async def _turns(run: Run, size: _Size, outcome: Outcome) -> None:
             "scrape of the metrics": (size.calls, load.scrape),
             f"filter, gang of {size.idle + 1:,} that does not fit": (size.calls, load.refuse_gang(size.idle + 1)),
             **{f"plan of a gang of {count:,}": (1, load.gang(count)) for count in size.gangs},
+            f"preempt for a gang of {size.gangs[0]:,}, all nodes": (1, load.preempt_for_gang(size.gangs[0])),
         }
         _add(shown, outcome, "first lists, until ready", 1, await allocator.turns())
         for what in run.steps("phases", len(phases)):
@@ -282,6 +284,20 @@ class _Load:
 
         return refuse
 
+    def preempt_for_gang(self, count: int) -> Callable[[int], Awaitable[None]]:
+        """Create a gang of high priority, and select victims for its first pod on every node in use."""
+
+        async def preempt(_number: int) -> None:
+            pods = [_urgent_pod(number, count) for number in range(count)]
+            self._server.send(_PODS, *(json.dumps({"type": "ADDED", "object": pod}).encode() for pod in pods))
+            await asyncio.sleep(_QUIET_S)
+            nodes = [name for name in self._uids if not name.startswith(_A3)][1:]  # the first has all plain pods
+            victims = {name: {"Pods": [{"UID": uid} for uid in self._uids[name]]} for name in nodes}
+            answer = await self._post("preempt", {"Pod": pods[0], "NodeNameToMetaVictims": victims})
+            assert answer["NodeNameToMetaVictims"], answer
+
+        return preempt
+
     def _members(self, count: int) -> Iterator[dict[str, Any]]:
         """The pods of a gang."""
         name = f"{_gang_name(count)}-"
@@ -368,6 +384,16 @@ def _gang_pod(count: int) -> dict[str, Any]:
     minimum = {MIN_AVAILABLE: str(count)}
     manifest = pod_manifest(f"{name}-{NUMBER}", 8, annotations=minimum, ownerReferences=[owner])
     manifest["spec"]["nodeSelector"] = {"accelerator-type": _IDLE}
+    return manifest
+
+
+def _urgent_pod(number: int, count: int) -> dict[str, Any]:
+    owner = {"apiVersion": "example.com/v1", "kind": "Training", "name": "urgent", "uid": "u", "controller": True}
+    manifest = pod_manifest(
+        f"urgent-{number}", 8, priority=2_000_000_000, ownerReferences=[owner], uid=f"urgent-{number}"
+    )
+    manifest["metadata"] |= {"annotations": {MIN_AVAILABLE: str(count)}, "resourceVersion": f"9{number}"}
+    manifest["spec"]["nodeSelector"] = {"accelerator-type": "module"}
     return manifest
 
 

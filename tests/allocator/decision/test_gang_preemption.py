@@ -71,6 +71,22 @@ async def test_a_gang_that_would_not_fit_even_then_preempts_nobody() -> None:
     assert not world.ledger.promises
 
 
+async def test_choosing_victims_for_a_gang_yields_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
+    monkeypatch.setattr("allocator.gangs.packing._STEP", 1)
+    pods = gang(10)
+    world, preemption = world_of(60, *(holder(f"low-{number}", f"n{number}", range(8)) for number in range(60)), *pods)
+    improving, turns = asyncio.create_task(preemption.improve(pods[0], everywhere(world))), 0
+    while not improving.done():
+        await asyncio.sleep(0)
+        turns += 1
+    chosen = await improving
+    assert chosen is not None
+    assert len(chosen.victims) == 1
+    # Nodes are read, all are emptied and filled again, priced, and ten are cleared; seats are looked for each time.
+    assert turns > 4 * 60 + 10 * 10
+
+
 async def test_a_gang_that_lacks_pods_preempts_nobody() -> None:
     pods = gang(2)
     world, preemption = world_of(2, holder("low-0", "n0", range(8)), holder("low-1", "n1", range(8)), pods[0])
@@ -107,7 +123,8 @@ async def test_the_seats_of_a_gang_are_kept_while_its_victims_end() -> None:
     assert not world.ledger.promises
 
 
-async def test_victims_are_chosen_again_if_the_gang_has_changed_meanwhile() -> None:
+async def test_victims_are_chosen_again_if_the_gang_has_changed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
     one, two, extra = gang(3)
     pods = [
         replace(each, metadata=replace(each.metadata, annotations=gang(2)[0].metadata.annotations))
