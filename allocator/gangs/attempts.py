@@ -1,6 +1,6 @@
 """Plans gangs in their turn: what a gang has to wait for, and what is learned of one that has stepped back."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from allocator.gangs.planning import Planner
 from allocator.gangs.progress import Progress
@@ -81,15 +81,34 @@ class Attempts:
         try:
             return self._planner.plan(pod, request, job, candidates, avoided=avoided)
         except Refusal:
-            if not left:
+            if left:
+                raise self._behind(pod, request, job, candidates, left) from None
+            if candidates is None or not job.is_mixed:
                 raise
+        self._planner.plan(pod, request, job, None)  # it may not fit at all
+        rest = f"its pods differ, and do not all fit where pod {pod.key} may be; each of them has to be filtered"
+        raise _waits(job, f"job {job.key}: {rest}", tries=0)
+
+    def _behind(
+        self,
+        pod: Pod,
+        request: ChipRequest,
+        job: Job,
+        candidates: Collection[str] | None,
+        left: Mapping[JobKey, Collection[str]],
+    ) -> Refusal:
+        """Why a gang waits that fits only on nodes that it leaves to others.
+
+        Raises:
+            Refusal: it does not fit there either.
+        """
         drained = [each.owner for each in self._ledger.promises if each.drains]
         with self._ledger.promises.lifted(drained):
-            seats = self._planner.plan(pod, request, job, candidates)  # it may not fit at all
+            seats = self._planner.plan(pod, request, job, candidates)
         ahead = next(
             (key for key, nodes in left.items() if any(each.node in nodes for each in seats)), next(iter(left))
         )
-        raise _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it on the nodes left", tries=0)
+        return _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it on the nodes left", tries=0)
 
     def _nodes(self, plan: str) -> frozenset[str]:
         held = (self._ledger.get(uid) for uid in self._ledger.held(plan))

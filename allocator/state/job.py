@@ -103,6 +103,11 @@ class Job(msgspec.Struct, eq=False, gc=False):
         return reversed(self._pods.values())
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether its pods differ in what only their scheduler knows, so that they may fit on different nodes."""
+        return len({(pod.spec.affinity, pod.spec.tolerations) for pod in self._pods.values()}) > 1
+
+    @property
     def stated_minimum(self) -> int | None:
         """The minimum stated by its pods; None if none states one."""
         return self._statements.minimum

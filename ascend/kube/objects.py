@@ -143,7 +143,10 @@ class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
-    """A pod's spec; the name of the scheduler is kept once for all pods, to save memory."""
+    """A pod's spec; the name of the scheduler is kept once for all pods, to save memory.
+
+    Affinity and tolerations are kept as one string for all equal ones, only to tell whether pods have the same.
+    """
 
     node_name: str = ""
     scheduler_name: str = ""
@@ -156,8 +159,14 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     volumes: tuple[Volume, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
+    affinity: Any = None
+    tolerations: Any = None
 
     def __post_init__(self) -> None:
+        for field in ("affinity", "tolerations"):
+            value = getattr(self, field)
+            if value is not None and not isinstance(value, str):
+                msgspec.structs.force_setattr(self, field, sys.intern(repr(value)))
         if self.scheduler_name:
             msgspec.structs.force_setattr(self, "scheduler_name", sys.intern(self.scheduler_name))
         if self.volumes:

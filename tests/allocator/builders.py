@@ -61,6 +61,7 @@ def pod(
     preemption_policy: str = "",
     labels: Mapping[str, str] | None = None,
     selector: Mapping[str, str] | None = None,
+    tolerations: str | None = None,
 ) -> Pod:
     """A pod that requests ``count`` chips, with ``chips`` written on it if any."""
     written = Grant(tuple(chips), time).annotations() if chips is not None else {}
@@ -81,6 +82,7 @@ def pod(
             preemption_policy=preemption_policy,
             containers=tuple(containers) if containers is not None else (container("main", count),),
             init_containers=tuple(init_containers or ()),
+            tolerations=tolerations,
         ),
         status=PodStatus(phase=phase),
     )

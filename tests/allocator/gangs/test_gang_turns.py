@@ -140,3 +140,37 @@ def test_a_gang_in_its_turn_takes_nodes_that_drain_for_later_ones(since: str, *,
         assert world.engine.place(pods[1]).node
     else:
         assert reason(world, pods[1]) is Reason.GANG_DOES_NOT_FIT
+
+
+def mixed_gang() -> tuple[list[Pod], list[Pod]]:
+    """Two pods that may be on some nodes, and two of the same gang that may be on others."""
+    annotations = {GROUP: "mixed", MIN_AVAILABLE: "4"}
+    one, other = (
+        [pod(f"{kind}-{number}", 8, annotations=annotations, tolerations=kind) for number in range(2)]
+        for kind in ("one", "other")
+    )
+    return one, other
+
+
+def test_a_gang_whose_pods_may_be_on_different_nodes_is_planned_where_each_may_be() -> None:
+    world, (one, other) = world_of(4), mixed_gang()
+    world.add(*one, *other)
+    nodes = {each.uid: ["n0", "n1"] if each in one else ["n2", "n3"] for each in (*one, *other)}
+    seen = []
+    for each in (*one, *other, *one, *other):  # kube-scheduler tries the refused ones again
+        try:
+            seen.append((each.uid, world.engine.place(each, nodes[each.uid]).node))
+        except Refusal as refusal:
+            assert refusal.reason is Reason.GANG_STEPPED_BACK  # noqa: PT017 - most of them are refused
+    placed = dict(seen)
+    assert len(placed) == 4
+    assert all(node in nodes[uid] for uid, node in placed.items())
+
+
+def test_a_gang_of_different_pods_that_does_not_fit_at_all_says_so() -> None:
+    world, (one, other) = world_of(4), mixed_gang()
+    world.add(*one, *other)
+    world.fill("n3")
+    with pytest.raises(Refusal) as refused:
+        world.engine.place(one[0], ["n0", "n1"])
+    assert refused.value.reason is Reason.GANG_DOES_NOT_FIT
