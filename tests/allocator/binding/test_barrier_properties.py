@@ -11,8 +11,8 @@ from tests.allocator.builders import GROUP, pod
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, one_template: bool = False) -> Case:
-    """Clusters and gangs; with ``one_template`` all pods of a gang tolerate the same nodes."""
+def cases(draw: st.DrawFn) -> Case:
+    """Clusters and gangs whose pods may tolerate different nodes."""
     names = [f"n{number}" for number in range(draw(st.integers(2, 4)))]
     cpu = {name: draw(st.integers(4, 10)) for name in names}
     gangs = []
@@ -21,15 +21,21 @@ def cases(draw: st.DrawFn, *, one_template: bool = False) -> Case:
         same, priority = draw(st.booleans()), draw(st.sampled_from([0, 0, 1]))
         chips, cpus = draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 5))
         some = st.one_of(st.just(frozenset(names)), st.frozensets(st.sampled_from(names), min_size=1))
-        common = draw(some)
         demands = []
         for rank in range(size):
             if not same:
                 cpus = draw(st.integers(1, 5))
-            tolerated = common if one_template else draw(some)
+            tolerated = draw(some)
             annotations = {GROUP: f"g{number}", MIN_AVAILABLE: str(size)}
             since = f"2026-01-0{number + 1}"
-            each = pod(f"g{number}-{rank}", chips, annotations=annotations, since=since, priority=priority)
+            each = pod(
+                f"g{number}-{rank}",
+                chips,
+                annotations=annotations,
+                since=since,
+                priority=priority,
+                tolerations=" ".join(sorted(tolerated)),
+            )
             demands.append(Demand(each, chips, cpus, tolerated))
         gangs.append(demands)
     return Case(cpu, gangs)
@@ -53,7 +59,7 @@ def test_every_gang_starts_whole_or_not_at_all_and_none_waits_for_ever(case: Cas
     asyncio.run(check())
 
 
-@given(case=cases(one_template=True))
+@given(case=cases())
 def test_every_gang_that_fits_the_empty_cluster_starts_when_the_others_have_ended(case: Case) -> None:
     async def check() -> None:
         simulation = Simulation(case, earmark_share=1.0)
