@@ -38,7 +38,7 @@ def check_cluster(objects: ClusterObjects, settings: Settings, now_ns: int) -> l
         *named("kubelets", _check_kubelets(nodes)),
         *named("chips", _check_holders(nodes)),
         *named("pods", _check_pods(objects.pods)),
-        *named("waiting", _check_waiting(plan_pods(objects, settings, now_ns).pending)),
+        *named("waiting", _check_waiting(plan_pods(objects, settings, now_ns).pending, objects.pods)),
     ]
 
 
@@ -144,13 +144,29 @@ def _check_pod(pod: Pod) -> Finding | None:
     return None
 
 
-def _check_waiting(pending: Sequence[PendingPod]) -> Iterator[Finding]:
-    if not pending:
+def _check_waiting(pending: Sequence[PendingPod], pods: Sequence[Pod]) -> Iterator[Finding]:
+    names = {(each.namespace, each.name) for each in pending}
+    refused = [
+        (pod, says)
+        for pod in pods
+        if pod.waits_for_chips and (pod.metadata.namespace, pod.name) not in names and (says := _refusal_of(pod))
+    ]
+    if not pending and not refused:
         yield ok("every pod that requests chips has a place, or one is free")
-        return
+    if refused:
+        pod, says = refused[0]
+        more = f" and {len(refused) - 1} more wait" if len(refused) > 1 else " waits"
+        advice = f"kubectl -n {pod.metadata.namespace} describe pod {pod.name}"
+        yield warning(f"{pod.key}{more}, though there are chips: {says}", advice)
     by_reason: dict[str, list[str]] = {}
     for pod in pending:
         by_reason.setdefault(pod.reason, []).append(f"{pod.namespace}/{pod.name}")
-    for reason, pods in sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0])):
-        more = f" and {len(pods) - 1} more wait" if len(pods) > 1 else " waits"
-        yield warning(f"{reason}: {pods[0]}{more} for chips", f"npuctl explain {pods[0]}")
+    for reason, keys in sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0])):
+        more = f" and {len(keys) - 1} more wait" if len(keys) > 1 else " waits"
+        yield warning(f"{reason}: {keys[0]}{more} for chips", f"npuctl explain {keys[0]}")
+
+
+def _refusal_of(pod: Pod) -> str:
+    """Why its scheduler could not place a pod when it tried last; empty if it did not try."""
+    conditions = (each for each in pod.status.conditions if each.type == "PodScheduled" and each.status == "False")
+    return next((each.message for each in conditions if each.reason == "Unschedulable"), "")

@@ -153,6 +153,17 @@ def test_waiting_pods_are_reported_with_the_command_that_explains(tmp_path: Path
     )
 
 
+def test_a_pod_that_its_scheduler_refuses_although_there_are_chips_is_reported(tmp_path: Path) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient cpu."}
+    refused = [pod("a", 1), pod("b", 1)]
+    for each in refused:
+        each["status"] = {"phase": "Pending", "conditions": [condition]}
+    _, diagnosis = doctor(tmp_path, node("n1"), report("n1"), *refused)
+    last = diagnosis["findings"][-1]
+    assert last["severity"] == "warning"
+    assert last["sentence"] == "default/a and 1 more wait, though there are chips: Insufficient cpu."
+
+
 async def test_a_running_allocator_is_ready(tmp_path: Path) -> None:
     async with ApiServer() as server, running(server, tmp_path) as allocator:
         found = await check_allocator(allocator.app.extender_address)
