@@ -159,8 +159,8 @@ def _check_waiting(pending: Sequence[PendingPod], pods: Sequence[Pod]) -> Iterat
         advice = f"kubectl -n {pod.metadata.namespace} describe pod {pod.name}"
         yield warning(f"{pod.key}{more}, though there are chips: {says}", advice)
     by_reason: dict[str, list[str]] = {}
-    for pod in pending:
-        by_reason.setdefault(pod.reason, []).append(f"{pod.namespace}/{pod.name}")
+    for each in pending:
+        by_reason.setdefault(each.reason, []).append(f"{each.namespace}/{each.name}")
     for reason, keys in sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0])):
         more = f" and {len(keys) - 1} more wait" if len(keys) > 1 else " waits"
         yield warning(f"{reason}: {keys[0]}{more} for chips", f"npuctl explain {keys[0]}")
