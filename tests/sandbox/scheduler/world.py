@@ -23,15 +23,22 @@ class Event(KubeObject, frozen=True, kw_only=True):
 
 
 class ManualClock:
-    """A clock for backoffs: a wait ends when the test ends it."""
+    """A clock for backoffs: a wait ends when the test ends it.
+
+    Attributes:
+        ends_new: whether a wait that begins ends at once.
+    """
 
     def __init__(self) -> None:
+        self.ends_new = False
         self.waits_s: list[float] = []
         self._waits: list[asyncio.Future[None]] = []
         self._waiting = asyncio.Event()
 
     async def __call__(self, seconds: float) -> None:
         self.waits_s.append(seconds)
+        if self.ends_new:
+            return
         wait = asyncio.get_running_loop().create_future()
         self._waits.append(wait)
         self._waiting.set()
