@@ -28,6 +28,7 @@ from device_plugin.chips.scanner import Scanner
 from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.snapshot import Snapshot
+from device_plugin.job_files.mirror import JobFiles
 from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePod, NodePods
@@ -185,6 +186,14 @@ class Plugin:
                 labels = ReadmissionLabels(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
                 start("label watch", labels.watch().run())
                 start("labels", labels.run())
+            if self._settings.job_files:
+                files = JobFiles(
+                    client,
+                    self.pods,
+                    reset_config_dir=self._settings.reset_config_dir,
+                    data_trace_dir=self._settings.data_trace_dir,
+                )
+                start("job files", files.run())
             await pods.registration.run()
 
     def _starter(self, tasks: asyncio.TaskGroup) -> Callable[[str, Coroutine[Any, Any, None]], None]:

@@ -107,6 +107,18 @@ class Settings(DriverSettings, DaemonSettings):
         default=Path("/var/run/cdi"), description="the folder in which container runtimes look for CDI files"
     )
     device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")
+    job_files: bool = Field(
+        default=False,
+        description="whether the ConfigMaps reset-config-<job> and data-trace-<job> of the node's jobs are mirrored to "
+        "folders of the node",
+    )
+    reset_config_dir: Path = Field(
+        default=Path("/user/restore/reset"), description="the folder to which reset-config-<job> is mirrored"
+    )
+    data_trace_dir: Path = Field(
+        default=Path("/user/cluster-info/datatrace-config"),
+        description="the folder to which data-trace-<job> is mirrored",
+    )
     http_address: Address = Field(
         default=":11251",
         description="the address of the probes and /metrics; without a host: every address, IPv6 included",

@@ -16,6 +16,9 @@ from ascend.slices import ContainerRequest, effective_request
 REMEMBERED = 1024
 """How many deleted pods are remembered: more than a kubelet can still list."""
 
+JOB_NAME_LABELS = ("volcano.sh/job-name", "training.kubeflow.org/job-name", "deploy-name")
+"""The labels that name a pod's job, in this order (docs/spec/job-files.md#the-name-of-a-job)."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodePod:
@@ -36,6 +39,7 @@ class NodePod:
         claimed: whether it has our claim; AscendReal alone can also be from Volcano or from the pod's author.
         live: neither Succeeded nor Failed.
         past_admission: whether the kubelet has admitted it, so that it has containers.
+        job_name: the name that MindCluster's ConfigMaps for its job contain; empty if it has none.
     """
 
     uid: str
@@ -51,6 +55,7 @@ class NodePod:
     claimed: bool
     live: bool
     past_admission: bool
+    job_name: str
 
     @property
     def key(self) -> str:
@@ -96,6 +101,7 @@ def read_pod(pod: Pod, order: int) -> NodePod:
         claimed=bool(real) and read_predicate_time(annotations) == CLAIMED,
         live=pod.is_live,
         past_admission=bool(statuses) or pod.status.phase == "Running",
+        job_name=next(filter(None, map(pod.metadata.labels.get, JOB_NAME_LABELS)), ""),
     )
 
 

@@ -16,6 +16,7 @@ class Right:
         group: the API group; empty for the core group.
         subresource: empty for none.
         namespace: empty for all.
+        setting: the setting that needs it; empty if it is always needed.
     """
 
     verb: str
@@ -24,6 +25,7 @@ class Right:
     group: str = ""
     subresource: str = ""
     namespace: str = ""
+    setting: str = ""
 
     def __str__(self) -> str:
         name = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
@@ -31,7 +33,10 @@ class Right:
         return f"{self.verb} {name}{f'.{self.group}' if self.group else ''}{where}"
 
 
-_RIGHTS = (
+MANUAL = "readmission: manual"
+JOB_FILES = "job_files: true"
+
+RIGHTS = (
     Right("get", "pods", "after a refused claim, check whether the pod was recreated"),
     Right("list", "pods", "the node's pods, at the start and if the kubelet admits one the watch has not shown"),
     Right("watch", "pods", "the chips written on the node's pods"),
@@ -45,12 +50,16 @@ _RIGHTS = (
     Right("patch", "configmaps", "every later report", namespace=NAMESPACE),
     Right("create", "events", "changes of a chip's health, and pods whose chips do not match", group="events.k8s.io"),
     Right("patch", "events", "repetitions of an Event: counted, not repeated", group="events.k8s.io"),
+    *(
+        Right(verb, "nodes", "operators' edits of the labels of chips that await readmission", setting=MANUAL)
+        for verb in ("list", "watch")
+    ),
+    *(
+        Right(verb, "configmaps", "reset-config-<job> and data-trace-<job> of the jobs on the node", setting=JOB_FILES)
+        for verb in ("list", "watch")
+    ),
 )
-
-_MANUAL_READMISSION = (
-    Right("list", "nodes", "operators' edits of the labels of chips that await readmission"),
-    Right("watch", "nodes", "operators' edits of the labels of chips that await readmission"),
-)
+"""All rights with any settings, except ``KUBELET_PODS``."""
 
 KUBELET_PODS = (
     Right("get", "nodes", "the kubelet's own list of pods", subresource="pods"),
@@ -59,6 +68,7 @@ KUBELET_PODS = (
 """One of these two is enough."""
 
 
-def rights(*, manual_readmission: bool) -> tuple[Right, ...]:
-    """Return all rights the plugin needs, except ``KUBELET_PODS``."""
-    return _RIGHTS + (_MANUAL_READMISSION if manual_readmission else ())
+def rights(*, manual_readmission: bool, job_files: bool) -> tuple[Right, ...]:
+    """Return the rights the plugin needs with these settings, except ``KUBELET_PODS``."""
+    needed = {"": True, MANUAL: manual_readmission, JOB_FILES: job_files}
+    return tuple(right for right in RIGHTS if needed[right.setting])

@@ -18,7 +18,7 @@ from allocator.rules.unsupported import UNSUPPORTED
 from allocator.settings import Settings as AllocatorSettings
 from ascend.daemon.settings import RELOADED, fixed_settings
 from ascend.reasons import Category, Reason
-from device_plugin.publish.rights import KUBELET_PODS, rights
+from device_plugin.publish.rights import KUBELET_PODS, RIGHTS
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 from tests.cluster.binaries import KUBERNETES_VERSION
@@ -110,9 +110,8 @@ def rights_table() -> Iterator[str]:
     """Yield the lines of the table of the rights that the device plugin needs at the API server."""
     yield "| right | what for |"
     yield "|---|---|"
-    manual = set(rights(manual_readmission=True)) - set(rights(manual_readmission=False))
-    for right in rights(manual_readmission=True):
-        yield f"| `{right}`{' (only `readmission: manual`)' if right in manual else ''} | {right.why} |"
+    for right in RIGHTS:
+        yield f"| `{right}`{f' (only `{right.setting}`)' if right.setting else ''} | {_text(right.why)} |"
     yield f"| one of {', '.join(f'`{right}`' for right in KUBELET_PODS)} | {KUBELET_PODS[0].why} |"
 
 

@@ -38,6 +38,7 @@ VARIANTS = {
         *("--set", "devicePlugin.kubelet.rootDir=/data/kubelet,devicePlugin.kubelet.authorization=proxy"),
         *("--set", "devicePlugin.kubelet.caFile=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"),
         *("--set", "devicePlugin.injection=cdi,devicePlugin.cdiDir=/etc/cdi"),
+        *("--set", "devicePlugin.jobFiles.enabled=true,devicePlugin.jobFiles.resetConfigDir=/srv/reset"),
         *("--set", "devicePlugin.health.readmission=manual,devicePlugin.health.recoveryHoldSeconds=30"),
         *("--set", "devicePlugin.maxUnavailable=25%,devicePlugin.podAnnotations.note=yes"),
         *("--set", "devicePlugin.seLinuxOptions.type=container_device_plugin_t"),
@@ -207,6 +208,8 @@ def test_the_programs_accept_the_settings_of_the_chart(
         wanted.add(str(read.device_root))
     if read.injection == "cdi":
         wanted.add(str(read.cdi_dir))
+    if read.job_files:
+        wanted |= {str(read.reset_config_dir), str(read.data_trace_dir)}
     assert mounted == wanted
     # Without a host: the kubelet probes the address of the pod, which may be an IPv6 address.
     assert read.http_address == f":{plugin['ports'][0]['containerPort']}"
@@ -265,6 +268,7 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
         ("devicePlugin.injection=devices", False),
         ("devicePlugin.logLevel=DEBUG", False),
         ("devicePlugin.health.readmission=manual", True),
+        ("devicePlugin.jobFiles.enabled=true", True),
         ("devicePlugin.driver.dcmi.library=/opt/libdcmi.so", True),
         ("devicePlugin.kubelet.caFile=/ca.crt", True),
     ],
@@ -278,6 +282,7 @@ def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls:
         "scanPeriodSeconds": "scan_period_s",
         "logLevel": "log_level",
         "library": "dcmi_library",
+        "enabled": "job_files",
     }
     name = value.partition("=")[0].rpartition(".")[2]
     snake = field.get(name, "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name))
@@ -286,11 +291,17 @@ def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls:
     assert (extra == RELOADED) != rolls
 
 
+@pytest.mark.parametrize("job_files", [False, True])
 @pytest.mark.parametrize("readmission", ["automatic", "manual"])
-def test_the_plugins_rights_are_those_it_checks_at_its_start(readmission: Literal["automatic", "manual"]) -> None:
-    items = helm.render("--set", f"devicePlugin.health.readmission={readmission}")
+def test_the_plugins_rights_are_those_it_checks_at_its_start(
+    readmission: Literal["automatic", "manual"],
+    job_files: bool,  # noqa: FBT001 - pytest passes parameters by name
+) -> None:
+    items = helm.render(
+        "--set", f"devicePlugin.health.readmission={readmission},devicePlugin.jobFiles.enabled={json.dumps(job_files)}"
+    )
     wanted: dict[tuple[str, str], set[str]] = {}
-    for right in (*rights(manual_readmission=readmission == "manual"), KUBELET_PODS[0]):
+    for right in (*rights(manual_readmission=readmission == "manual", job_files=job_files), KUBELET_PODS[0]):
         name = "/".join(filter(None, (right.resource, right.subresource)))
         name += f".{right.group}" if right.group else ""
         wanted.setdefault(("Role" if right.namespace else "ClusterRole", name), set()).add(right.verb)

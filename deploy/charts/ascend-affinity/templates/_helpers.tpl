@@ -71,6 +71,13 @@ dcmi_library: {{ .driver.dcmi.library }}
 readmission: {{ .health.readmission }}
 device_root: {{ .deviceRoot }}
 cdi_dir: {{ .cdiDir }}
+{{- with .jobFiles }}
+job_files: {{ .enabled }}
+{{- if .enabled }}
+reset_config_dir: {{ .resetConfigDir }}
+data_trace_dir: {{ .dataTraceDir }}
+{{- end }}
+{{- end }}
 device_plugin_dir: {{ .kubelet.devicePluginDir }}
 pod_resources_socket: {{ .kubelet.rootDir }}/pod-resources/kubelet.sock
 {{- with .kubelet.caFile }}
