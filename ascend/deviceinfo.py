@@ -25,6 +25,7 @@ from ascend.chips import (
 )
 from ascend.errors import UNREADABLE, InvalidReport, InvalidValue
 from ascend.faults import FAULT_LIST, Fault, read_faults
+from ascend.switches import SwitchReport, switch_info
 
 NAMESPACE = "kube-system"
 NAME_PREFIX = "mindx-dl-deviceinfo-"
@@ -42,9 +43,6 @@ _DESCRIPTION_TEXT = (
     "and can temporarily use this field by configuring the Volcano parameter 'self-maintain-available-card'"
 )
 """The reference's text, verbatim (docs/spec/node-report.md#configmap)."""
-
-_UNKNOWN_SWITCHES = '{"FaultCode":null,"FaultLevel":"","UpdateTime":0,"NodeStatus":"","FaultTimeAndLevelMap":null}'
-"""The reference writes this if it can't read the switches (docs/spec/node-report.md#switchinfocfg)."""
 
 _UNHEALTHY = f"{RESOURCE}-Unhealthy"
 _NETWORK_UNHEALTHY = f"{RESOURCE}-NetworkUnhealthy"
@@ -94,7 +92,7 @@ class DeviceReport:
         server_index: the node's index within it, -2 if unknown.
         manually_separated: chips taken out of use by an operator or by the frequency rule.
         upgrades: why the levels of chips are worse than those of their fault codes, by physical id.
-        has_switches: the server has switches of its own (A3), whose state is unknown here.
+        switches: the state of the server's switches; None if it has none, or has not read them yet. Not decoded.
     """
 
     free: ChipSet
@@ -107,7 +105,7 @@ class DeviceReport:
     server_index: int = UNKNOWN
     manually_separated: ChipSet = 0
     upgrades: Mapping[int, tuple[Upgrade, ...]] = field(default_factory=dict)
-    has_switches: bool = False
+    switches: SwitchReport | None = None
 
 
 class _DeviceInfo(msgspec.Struct, frozen=True):
@@ -169,8 +167,8 @@ def encode_report(report: DeviceReport) -> dict[str, str]:
         UPGRADE_REASONS: _go_json({chip_name(phy_id): each for phy_id, each in report.upgrades.items()}),
         DESCRIPTION: _DESCRIPTION_TEXT,
     }
-    if report.has_switches:
-        data[SWITCH_INFO] = _UNKNOWN_SWITCHES
+    if report.switches is not None:
+        data[SWITCH_INFO] = _go_json(switch_info(report.switches, report.update_time_s))
     return data
 
 
@@ -204,7 +202,6 @@ def decode_report(data: Mapping[str, str]) -> DeviceReport:
             super_pod_id=cfg.SuperPodID,
             server_index=cfg.ServerIndex,
             manually_separated=read_manually_separated(data)[0],
-            has_switches=SWITCH_INFO in data,
         )
     except InvalidReport:
         raise

@@ -25,7 +25,8 @@ from ascend.observe.probes import Check, add_probes, loop_is_turning, serve_http
 from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.chips.scanner import Scanner
-from device_plugin.health.fault_rules import default_rules
+from device_plugin.chips.switch_monitor import SwitchMonitor
+from device_plugin.health.fault_rules import FaultRules, default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.job_files.mirror import JobFiles
@@ -61,6 +62,7 @@ class _ChipSide:
 
     scanner: Scanner
     health: HealthMonitor
+    switches: SwitchMonitor
     fault_config: FaultConfig
     node_object: NodeWriter
     config_map: DeviceInfoConfigMap
@@ -164,6 +166,7 @@ class Plugin:
             # The health of a chip can depend on the pod that runs with it, so the pods come before the judgement.
             await pods.watch.synced.wait()
             start("health", chips.health.run())
+            start("switches", chips.switches.run())
             await self.snapshots.newer_than(0)
             async with pods.lock.held():
                 try:
@@ -251,12 +254,26 @@ class Plugin:
             metrics=self.metrics,
             announce=announce,
         )
+        switches = SwitchMonitor(settings.make_switch_driver(), self.snapshots, announce)
+
+        def configure(rules: FaultRules) -> None:
+            health.configure(rules)
+            switches.configure(rules.switches)
+
         manual = settings.readmission == "manual"
         node_object = NodeWriter(client, settings.node_name, () if manual else (CHIPS, PORTS))
         config_map = DeviceInfoConfigMap(client, settings.node_name, health.edited, health.misnamed)
-        reporter = Reporter(config_map, node_object, snapshots=self.snapshots, order=self.order, metrics=self.metrics)
+        reporter = Reporter(
+            config_map,
+            node_object,
+            snapshots=self.snapshots,
+            switches=switches.report,
+            order=self.order,
+            metrics=self.metrics,
+        )
         scanner = Scanner(self._driver, health, period_s=settings.scan_period_s)
-        return _ChipSide(scanner, health, FaultConfig(health.configure, announce), node_object, config_map, reporter)
+        fault_config = FaultConfig(configure, announce)
+        return _ChipSide(scanner, health, switches, fault_config, node_object, config_map, reporter)
 
     def _pod_side(self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder) -> _PodSide:
         settings = self._settings

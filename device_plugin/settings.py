@@ -10,6 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ascend.daemon.settings import RELOADED, Address, DaemonSettings
 from device_plugin.driver import Driver
 from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.driver.simulated_switches import SimulatedSwitches
+from device_plugin.driver.switches import SwitchDriver
 from device_plugin.pods.container_edits import InjectionSetting
 
 
@@ -38,6 +40,14 @@ class DriverSettings(BaseSettings):
         from device_plugin.driver.dcmi import DcmiDriver
 
         return DcmiDriver(self.dcmi_library, observe=observe)
+
+    def make_switch_driver(self) -> SwitchDriver:
+        """Return the driver of the switches, for the driver these settings name; it has not been called yet."""
+        if self.driver == "simulated":
+            return SimulatedSwitches(self.simulated_state)
+        from device_plugin.driver.dcmi.lingqu import LingquDriver
+
+        return LingquDriver()
 
 
 class Settings(DriverSettings, DaemonSettings):

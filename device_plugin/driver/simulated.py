@@ -11,7 +11,8 @@ The file may be edited while the plugin runs::
 ``product`` is 910A, 910B or A3. An unhealthy chip has the faults listed; if none is listed, it has dropped off the bus.
 An unhealthy network is one more fault. ``delay_s`` delays the driver's answers (or the readings of one chip), ``error``
 makes every call fail with that text. Only ``product``, ``chips`` and the chips' ids are required. A server may have
-``driver_version``, ``super_pod_id`` and ``server_index`` as well, a chip ``chip_name``, ``numa_node``, ``hbm_mb`` and
+``driver_version``, ``super_pod_id``, ``server_index`` and ``switch_faults`` (``simulated_switches``) as well, a chip
+``chip_name``, ``numa_node``, ``hbm_mb`` and
 ``vnpus`` (such as ``[{"id": 100, "template": "vir02"}]``).
 """
 
@@ -29,6 +30,7 @@ from ascend.annotations import UNKNOWN, ChipAddress
 from ascend.chips import MAX_CHIP_ID
 from ascend.errors import DriverError
 from device_plugin.driver import ChipFacts, ChipState, ChipType, FaultEvent, Inventory, VirtualNpu
+from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 
 Health = Literal["Healthy", "Unhealthy"]
 Delay = Annotated[float, msgspec.Meta(ge=0, le=3600)]
@@ -93,6 +95,7 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
     delay_s: Delay = 0.0
     error: str = ""
     driver_version: str = "simulated"
+    switch_faults: list[SimulatedSwitchFault] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import msgspec
 
 from ascend.errors import UNREADABLE, InvalidValue
 from device_plugin.health.levels import NETWORK_CODES, Level, level_of_unknown
+from device_plugin.health.switch_faults import SwitchLevel, read_switch_levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class FaultRules:
         frequency: frequency rules by code, in the order written.
         duration: duration rules by code, in the order written.
         spellings: spelling of the codes with leading zeros.
+        switches: levels of the faults of switches.
     """
 
     chip: Mapping[int, Level]
@@ -74,6 +76,7 @@ class FaultRules:
     frequency: Mapping[int, tuple[FrequencyRule, ...]]
     duration: Mapping[int, tuple[DurationRule, ...]]
     spellings: Mapping[int, str]
+    switches: Mapping[str, SwitchLevel]
 
     def level(self, code: int, severity: int | None = None) -> Level:
         """Return the level of a code before any rule raises it.
@@ -94,13 +97,12 @@ class FaultRules:
         return self.spellings.get(code) or f"{code:X}"
 
 
-NO_RULES = FaultRules({}, {}, {}, {}, {})
+NO_RULES = FaultRules({}, {}, {}, {}, {}, {})
 """Rules that list no code."""
 
 CODES_FILE = "faultCode.json"
 CUSTOM_FILE = "faultCustomization.json"
 SWITCH_FILE = "SwitchFaultCode.json"
-"""Faults of the switches of a SuperPod server; they are not read here."""
 POLL_INTERVAL = "PollInterval"
 """How often the reference reads the ConfigMap; without effect here, because the ConfigMap is watched."""
 
@@ -169,6 +171,10 @@ def read_rules(data: Mapping[str, str], default: FaultRules) -> tuple[FaultRules
         rules = _with_levels(rules, codes, refused)
     if (custom := _read_object(data, CUSTOM_FILE, refused)) is not None:
         rules = _with_customization(rules, custom, refused)
+    if (switches := _read_object(data, SWITCH_FILE, refused)) is not None:
+        problems: list[str] = []
+        rules = replace(rules, switches=read_switch_levels(switches, default.switches, problems))
+        refused += [f"{SWITCH_FILE}: {problem}" for problem in problems]
     if (text := data.get(POLL_INTERVAL)) is not None:
         _check_poll_interval(text, refused)
     return rules, tuple(refused)

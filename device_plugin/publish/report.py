@@ -7,6 +7,7 @@ from ascend.chips import ChipSet, chip_set, parse_chip_name
 from ascend.deviceinfo import DeviceReport, Upgrade
 from ascend.errors import InvalidValue
 from ascend.faults import Fault, FaultTime, chip_fault
+from ascend.switches import SwitchReport
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import NO_CODE, Chip, FaultRecord, Snapshot, UpgradeKind, UpgradeReason
 
@@ -21,7 +22,7 @@ MAX_CODES = 128
 _HARMLESS = Level.NOT_HANDLE.wire
 
 
-def make_report(snapshot: Snapshot, update_time_s: int) -> DeviceReport:
+def make_report(snapshot: Snapshot, update_time_s: int, switches: SwitchReport | None = None) -> DeviceReport:
     """Make the report: free is healthy and not used.
 
     See docs/spec/affinity-rules.md#free-chips; docs/spec/node-report.md#fault-entries.
@@ -29,6 +30,7 @@ def make_report(snapshot: Snapshot, update_time_s: int) -> DeviceReport:
     Args:
         snapshot: the node's chips.
         update_time_s: Unix seconds.
+        switches: the state of the server's switches; None if it has none, or has not read them yet.
     """
     return DeviceReport(
         free=snapshot.healthy & ~snapshot.used,
@@ -42,7 +44,7 @@ def make_report(snapshot: Snapshot, update_time_s: int) -> DeviceReport:
         upgrades={
             phy_id: tuple(map(_upgrade, reasons)) for phy_id, reasons in sorted(snapshot.upgrade_reasons.items())
         },
-        has_switches=snapshot.server.chip_type == "Ascend910A3",
+        switches=switches,
     )
 
 

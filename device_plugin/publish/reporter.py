@@ -17,6 +17,7 @@ from ascend.daemon.observable import Observable, wait_for_change
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.errors import ApiError, Conflict, Unreachable
 from ascend.kube.backoff import Backoff
+from ascend.switches import SwitchReport
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
@@ -45,6 +46,7 @@ class Reporter:
         config_map: the node's ConfigMap.
         node_object: the Node.
         snapshots: the node's chips.
+        switches: the state of its switches.
         order: decides whether the report or the kubelet comes first.
         metrics: counts writes, and chips by state.
         now_s: wall clock, Unix seconds, for UpdateTime.
@@ -56,6 +58,7 @@ class Reporter:
         node_object: NodeWriter,
         *,
         snapshots: Observable[Snapshot | None],
+        switches: Observable[SwitchReport | None],
         order: PublishingOrder,
         metrics: Metrics,
         now_s: Callable[[], float] = time.time,
@@ -63,6 +66,7 @@ class Reporter:
         self._config_map = config_map
         self._node_object = node_object
         self._snapshots = snapshots
+        self._switches = switches
         self._order = order
         self._metrics = metrics
         self._now_s = now_s
@@ -76,7 +80,7 @@ class Reporter:
         backoff, node_backoff = Backoff(limit_s=RETRY_LIMIT_S), Backoff(limit_s=NODE_RETRY_LIMIT_S)
         written: tuple[DeviceReport, Mapping[str, str]] | None = None
         refresh_at_s, lost = 0.0, self._config_map.lost.version
-        sources = (self._snapshots, self._order.advertised, self._config_map.lost)
+        sources = (self._snapshots, self._switches, self._order.advertised, self._config_map.lost)
         await self._order.wait_before_first_report(self._snapshots)
         while True:
             versions = [source.version for source in sources]
@@ -177,7 +181,7 @@ class Reporter:
     def _report(self, snapshot: Snapshot) -> DeviceReport:
         """Return the report to write now, without its time."""
         self._count(snapshot)
-        report = make_report(snapshot, update_time_s=0)
+        report = make_report(snapshot, 0, self._switches.value)
         return replace(report, free=report.free & self._order.offered(asyncio.get_running_loop().time()))
 
     def _count(self, snapshot: Snapshot) -> None:

@@ -43,6 +43,13 @@ def build_library(functions: Sequence[str] = ("dcmi_*",)) -> Path:
     return library
 
 
+def build_switch_library() -> Path:
+    """Build the fake library of switches; every call makes another file, and so a library with its own state."""
+    library = _folder() / "liblingqu-dcmi.so"
+    _compile([*WARNINGS, "-fPIC", "-shared", "-pthread", str(HERE / "fake_lingqu.c"), "-o", str(library)])
+    return library
+
+
 def build(source: str) -> Path:
     """Compile C source into a library."""
     folder = _folder()

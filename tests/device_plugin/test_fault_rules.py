@@ -2,6 +2,7 @@
 
 import importlib.resources
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from device_plugin.health.fault_rules import (
     read_rules,
 )
 from device_plugin.health.levels import LINK_DOWN, Level
+from device_plugin.health.switch_faults import SwitchLevel
 
 FREQUENCY = {
     "EventId": ["80E18005"],
@@ -109,8 +111,38 @@ def test_an_unreadable_key_leaves_the_default(text: str) -> None:
     assert [sentence.split(" ")[0].rstrip(":") for sentence in refused] == [
         "faultCode.json",
         "faultCustomization.json",
+        "SwitchFaultCode.json",
         "PollInterval",
     ]
+
+
+def test_levels_of_switch_faults_are_read_entry_by_entry() -> None:
+    defaults = default_rules().switches
+    assert Counter(level.name for level in defaults.values()) == {
+        "NOT_HANDLE": 12,
+        "SUB_HEALTH": 8,
+        "RESTART_REQUEST": 1,
+        "SEPARATE": 9,
+    }
+    lists = {
+        "NotHandleFaultCodes": ["[0x00F1FEF5,155912,npu,na]", "[0x1,na,npu,na]", 3, "[0x08520003,na,npu,na]"],
+        "PreSeparateFaultCodes": ["[0x08520003,na,npu,na]"],
+        "SeparateFaultCodes": "all",
+        "RestartFaultCodes": [],
+    }
+    rules, refused = read_rules({"SwitchFaultCode.json": json.dumps(lists)}, default_rules())
+    separated = {code: level for code, level in defaults.items() if level is SwitchLevel.SEPARATE}
+    assert rules.switches == {
+        "[0x00f1fef5,155912,npu,na]": SwitchLevel.SEPARATE,
+        "[0x08520003,na,npu,na]": SwitchLevel.SEPARATE,
+        **separated,
+    }
+    assert refused == (
+        "SwitchFaultCode.json: 'RestartFaultCodes' is not a list of switch faults",
+        "SwitchFaultCode.json: NotHandleFaultCodes: '[0x1,na,npu,na]' is not of the form [0x00f1fef5,155912,npu,na]",
+        "SwitchFaultCode.json: NotHandleFaultCodes: '3' is not of the form [0x00f1fef5,155912,npu,na]",
+        "SwitchFaultCode.json: SeparateFaultCodes is 'all', not a list; the default applies",
+    )
 
 
 def test_an_unknown_key_is_named() -> None:

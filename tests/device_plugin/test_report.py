@@ -7,9 +7,12 @@ import msgspec
 
 from ascend.deviceinfo import Upgrade, decode_report, encode_report
 from ascend.faults import FaultTime
+from ascend.switches import UNREADABLE_SWITCHES, SwitchFault
 from device_plugin.driver import ChipFacts, Inventory
+from device_plugin.health.fault_rules import default_rules
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import UpgradeReason
+from device_plugin.health.switch_faults import assess
 from device_plugin.publish.report import (
     AUTOFILL_CODE,
     MAX_CODES,
@@ -109,11 +112,22 @@ def test_upgrade_reasons_are_read_back_and_invalid_ones_ignored() -> None:
     assert read_reasons({0: odd}) == {}
 
 
-def test_only_servers_with_switches_report_them() -> None:
+def test_switches_are_reported_once_their_state_is_known() -> None:
     assert "SwitchInfoCfg" not in encode_report(make_report(snapshot(), 1))
-    found = encode_report(make_report(snapshot(of=server(chip_type="Ascend910A3")), 1))
-    assert found["SwitchInfoCfg"] == (
+    unreadable = encode_report(make_report(snapshot(), 1, UNREADABLE_SWITCHES))["SwitchInfoCfg"]
+    assert unreadable == (
         '{"FaultCode":null,"FaultLevel":"","UpdateTime":0,"NodeStatus":"","FaultTimeAndLevelMap":null}'
+    )
+    good = encode_report(make_report(snapshot(), 7, assess((), {})))["SwitchInfoCfg"]
+    assert good == '{"FaultCode":[],"FaultLevel":"","UpdateTime":7,"NodeStatus":"Healthy","FaultTimeAndLevelMap":{}}'
+    down = SwitchFault(0x8520003, "[0x08520003,na,npu,na]", 1, 2, 3, 4, 2, 1, 1744167455784)
+    bad = encode_report(make_report(snapshot(), 7, assess((down,), default_rules().switches)))["SwitchInfoCfg"]
+    assert bad == (
+        r'{"FaultCode":["{\"EventType\":139591683,\"AssembledFaultCode\":\"[0x08520003,na,npu,na]\",'
+        r"\"PeerPortDevice\":1,\"PeerPortId\":2,\"SwitchChipId\":3,\"SwitchPortId\":4,\"Severity\":2,"
+        r'\"Assertion\":1,\"AlarmRaisedTime\":1744167455784}"],"FaultLevel":"Separate","UpdateTime":7,'
+        '"NodeStatus":"UnHealthy","FaultTimeAndLevelMap":{"[0x08520003,na,npu,na]_3_4":'
+        '{"fault_time":1744167455784,"fault_level":"Separate"}}}'
     )
 
 

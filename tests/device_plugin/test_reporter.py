@@ -16,6 +16,7 @@ from ascend.errors import ApiError
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import CONFIG_MAPS, NODES, ConfigMap, JsonObject
+from ascend.switches import UNREADABLE_SWITCHES, SwitchReport
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import Snapshot
@@ -42,6 +43,7 @@ class Rig:
     def __init__(self, client: RecordingClient) -> None:
         self.client = client
         self.snapshots: Observable[Snapshot | None] = Observable(None)
+        self.switches: Observable[SwitchReport | None] = Observable(None)
         self.metrics = Metrics()
         self.order = PublishingOrder()
         self.order.advertised.set(0xFF)
@@ -52,6 +54,7 @@ class Rig:
             self.board,
             NodeWriter(client, NODE),
             snapshots=self.snapshots,
+            switches=self.switches,
             order=self.order,
             metrics=self.metrics,
             now_s=lambda: float(next(seconds)),
@@ -526,3 +529,28 @@ async def test_a_fault_counts_as_reported_only_when_it_is_written(reporting: Rig
     reporting.snapshots.set(snapshot(3))
     await until(lambda: reporting.order.reported_unhealthy.value == 0b1000)
     assert at_writing == [(0b1000, 0)]
+
+
+async def test_the_switches_of_the_last_plugin_stay_reported_until_they_are_read(
+    rig: Rig, client: RecordingClient
+) -> None:
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "data": {"SwitchInfoCfg": '{"NodeStatus":"UnHealthy"}'},
+    }
+    await client.create(CONFIG_MAPS, body, NAMESPACE)
+    await rig.board.fetch()
+    rig.snapshots.set(snapshot(1))
+    async with running(rig.reporter.run()):
+        await until(lambda: len(client.to(MAPS, "PATCH")) == 1)
+        await until(lambda: rig.reporter.problem is None)
+        assert (await rig.config_map()).data["SwitchInfoCfg"] == '{"NodeStatus":"UnHealthy"}'
+        rig.switches.set(SwitchReport(node_status="Healthy"))
+        await until(lambda: len(client.to(MAPS, "PATCH")) == 2)
+        rig.switches.set(UNREADABLE_SWITCHES)
+        await until(lambda: len(client.to(MAPS, "PATCH")) == 3)
+    first, second = (each.body["data"]["SwitchInfoCfg"] for each in client.to(MAPS, "PATCH")[1:])
+    assert '"NodeStatus":"Healthy"' in first
+    assert '"NodeStatus":""' in second

@@ -30,7 +30,7 @@ def rules_of(*rules: FrequencyRule | DurationRule) -> FaultRules:
             frequency[rule.code] = (*frequency.get(rule.code, ()), rule)
         else:
             duration[rule.code] = (*duration.get(rule.code, ()), rule)
-    return FaultRules(default.chip, default.network, frequency, duration, default.spellings)
+    return FaultRules(default.chip, default.network, frequency, duration, default.spellings, default.switches)
 
 
 def often(times: int, level: Level = Level.SEPARATE, release_s: int | None = 60, code: int = CODE) -> FrequencyRule:

@@ -1,4 +1,4 @@
-"""Finds and loads the driver's library, unless other users could have replaced it (docs/spec/dcmi.md#library)."""
+"""Finds and loads a library of the driver, unless other users could have replaced it (docs/spec/dcmi.md#library)."""
 
 import ctypes
 import os
@@ -14,17 +14,18 @@ _MAX_SEARCH_PATH = 1024
 _LDCONFIG = (Path("/sbin/ldconfig"), Path("/usr/sbin/ldconfig"))
 
 
-def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> ctypes.CDLL:
+def load(path: Path | None, environment: Mapping[str, str] = os.environ, *, name: str = NAME) -> ctypes.CDLL:
     """Load the library.
 
     Args:
         path: the file; None to search the directories of ``LD_LIBRARY_PATH``, then the loader's cache.
         environment: has ``LD_LIBRARY_PATH``.
+        name: the file's name, if it is searched.
 
     Raises:
         DriverError: no usable library was found; says where it was searched and why those found are not used.
     """
-    found = resolve_protected(path) if path is not None else find(environment)
+    found = resolve_protected(path) if path is not None else find(environment, name)
     loader = ctypes.CDLL(None)
     loader.dlopen.restype = ctypes.c_void_p
     loader.dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
@@ -37,14 +38,14 @@ def load(path: Path | None, environment: Mapping[str, str] = os.environ) -> ctyp
     return ctypes.CDLL(str(found), handle=handle)
 
 
-def find(environment: Mapping[str, str]) -> Path:
+def find(environment: Mapping[str, str], name: str = NAME) -> Path:
     """Return the first library on the search path that only root and this user can change.
 
     Raises:
         DriverError: there is none.
     """
     refusals = []
-    for candidate in _candidates(environment):
+    for candidate in _candidates(environment, name):
         if not os.path.lexists(candidate):
             continue
         try:
@@ -54,13 +55,13 @@ def find(environment: Mapping[str, str]) -> Path:
     if refusals:
         raise DriverError("; ".join(refusals), reason="UntrustedFile")
     raise DriverError(
-        f"no {NAME} in the directories of LD_LIBRARY_PATH or in the cache of ldconfig: install the NPU driver, mount "
+        f"no {name} in the directories of LD_LIBRARY_PATH or in the cache of ldconfig: install the NPU driver, mount "
         "its lib64/driver folder, or name the library in the settings",
         reason="LibraryNotFound",
     )
 
 
-def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
+def _candidates(environment: Mapping[str, str], wanted: str) -> Iterator[Path]:
     search_path = environment.get("LD_LIBRARY_PATH", "")
     if len(search_path) > _MAX_SEARCH_PATH:
         raise DriverError(
@@ -70,11 +71,11 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
         )
     for folder in search_path.split(":"):
         if folder.startswith("/"):  # an empty or relative entry depends on the working directory
-            yield Path(folder) / NAME
-    yield from _cached()
+            yield Path(folder) / wanted
+    yield from _cached(wanted)
 
 
-def _cached() -> Iterator[Path]:
+def _cached(wanted: str) -> Iterator[Path]:
     ldconfig = next((each for each in _LDCONFIG if each.exists()), None)
     if ldconfig is None:
         return
@@ -88,5 +89,5 @@ def _cached() -> Iterator[Path]:
         # Such as "\tlibdcmi.so (libc6,x86-64) => /usr/lib64/libdcmi.so".
         name, _, rest = line.strip().partition(" ")
         _, arrow, where = rest.partition(" => ")
-        if name == NAME and arrow and where.startswith("/"):
+        if name == wanted and arrow and where.startswith("/"):
             yield Path(where)
