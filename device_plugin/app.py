@@ -271,7 +271,7 @@ class Plugin:
             order=self.order,
             metrics=self.metrics,
         )
-        scanner = Scanner(self._driver, health, period_s=settings.scan_period_s)
+        scanner = Scanner(self._driver, health, known=lambda: book.discovered_chips, period_s=settings.scan_period_s)
         fault_config = FaultConfig(configure, announce)
         return _ChipSide(scanner, health, switches, fault_config, node_object, config_map, reporter)
 

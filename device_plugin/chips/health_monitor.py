@@ -117,6 +117,7 @@ class HealthMonitor:
     def restore(self, earlier: EarlierState) -> None:
         """Take over what an earlier plugin reported."""
         self._book.restore(earlier, self._moment())
+        self._known = self._book.discovered_chips
         self._changed.set(None)
 
     def edited(self, added: ChipSet, removed: ChipSet) -> None:
@@ -164,7 +165,9 @@ class HealthMonitor:
 
     @property
     def _unread(self) -> list[int]:
-        return [phy_id for phy_id in chip_ids(self._known) if phy_id not in self._states]
+        server = self._book.server
+        readable = (chip.phy_id for chip in (server.chips if server is not None else ()) if chip.is_listed)
+        return [phy_id for phy_id in readable if self._known >> phy_id & 1 and phy_id not in self._states]
 
     def _judge_now(self) -> None:
         """Judge before a report that contradicts the operator can be written."""

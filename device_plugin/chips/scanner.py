@@ -4,21 +4,26 @@ Each chip has a thread of its own: a call that hangs occupies that thread only, 
 and the other chips are still read. The state of the hanging chip ages until the chip counts as unhealthy, because an
 unknown state is not healthy. The driver's fault events arrive in between; polling also finds a fault whose event was
 lost.
+
+The driver lists only the cards that were ready when it was initialized. While it lacks one, it is initialized again.
 """
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 import structlog
 
-from ascend.chips import chip_name
+from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
 from ascend.errors import AscendError, DriverError
 from ascend.kube.backoff import Backoff
 from device_plugin.chips.call_thread import CallThread
-from device_plugin.driver import ChipFacts, ChipState, Driver, FaultEvent, Inventory
+from device_plugin.chips.chip_reader import NOT_READ, ChipReader
+from device_plugin.chips.renewal import LIMIT_S, Renewal
+from device_plugin.driver import ChipState, Driver, FaultEvent, Inventory
 from device_plugin.health.levels import RESET_FINISHED
 from device_plugin.health.snapshot import Moment
 
@@ -28,8 +33,6 @@ CONFIRM_S = 0.3
 """Seconds after a recover event until its chip is read, before its hold has passed: another fault with the same code
 may still be present (docs/spec/faults.md#fault-events). The delay lets the driver's error list catch up with its
 event."""
-
-NOT_READ = "not read yet"
 
 
 def present_moment() -> Moment:
@@ -57,6 +60,7 @@ class Scanner:
         driver: the driver to read.
         listener: receives chips, states and events.
         period_s: seconds between two readings of a chip.
+        known: returns the chips that are known from before, and that the driver should list.
         discover_s: seconds between two discoveries of the chips.
         deadline_s: seconds after which a call counts as late.
         moment: returns the present time.
@@ -67,6 +71,7 @@ class Scanner:
         driver: Driver,
         listener: Listener,
         *,
+        known: Callable[[], ChipSet] = lambda: 0,
         period_s: float = 1.0,
         discover_s: float = 60.0,
         deadline_s: float = 2.0,
@@ -74,6 +79,7 @@ class Scanner:
     ) -> None:
         self._driver = driver
         self._listener = listener
+        self._known = known
         self.period_s = period_s
         self._discover_s = discover_s
         self._deadline_s = deadline_s
@@ -85,6 +91,8 @@ class Scanner:
         self._gone: dict[int, ChipReader] = {}  # of chips no longer listed: one whose call hangs keeps its thread
         self._discovering: asyncio.Future[Inventory] | None = None
         self._server: Inventory | None = None
+        self._renewal = Renewal()
+        self._discover_at_s = self._renew_at_s = 0.0
         self.problem: str | None = "the driver has not been read yet"
         """Why no chip can be read; None while at least one can."""
         self.turned_s = 0.0
@@ -105,14 +113,14 @@ class Scanner:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self.period_s):
                         await begin.wait()
+            if self._server is not None:
+                self._plan_discovery(self._server)  # by now it is known which chips there were before
             subscription = asyncio.create_task(self._subscribe())
-            discovered_s = loop.time()
             while True:
-                self.turned_s = loop.time()
+                self.turned_s = now_s = loop.time()
                 self._poll()
-                if loop.time() >= discovered_s + self._discover_s and self._discovering is None:
-                    discovered_s = loop.time()
-                    self._discover().add_done_callback(self._rediscovered)
+                if now_s >= min(self._discover_at_s, self._renew_at_s) and self._discovering is None:
+                    self._discover(anew=now_s >= self._renew_at_s).add_done_callback(self._rediscovered)
                 await asyncio.sleep(self.period_s)
         finally:
             if subscription is not None:
@@ -124,22 +132,29 @@ class Scanner:
             self._subscribing.close()
 
     async def _find_chips(self) -> None:
+        loop = asyncio.get_running_loop()
         backoff = Backoff(first_s=0.2, limit_s=5.0)
+        started_s, anew = loop.time(), False
         while True:
-            self.turned_s = asyncio.get_running_loop().time()
-            call = self._discovering or self._discover()
+            self.turned_s = loop.time()
+            call = self._discovering or self._discover(anew=anew)
             done, _ = await asyncio.wait((call,), timeout=self._deadline_s)
             if not done:
                 self._note(f"the driver does not answer within {self._deadline_s:g} s")
                 continue
             self._discovering = None
             try:
-                self._take(call.result())
+                server = call.result()
             except DriverError as error:
                 self._note(error.message)
-                await asyncio.sleep(backoff.next_s())
             else:
-                return
+                # With fewer chips than it has, the server would be taken for another product.
+                if not server.unidentified or loop.time() >= started_s + LIMIT_S:
+                    self._take(server)
+                    return
+                self._note("; ".join(server.problems))
+                anew = True
+            await asyncio.sleep(backoff.next_s())
 
     async def _subscribe(self) -> None:
         loop = asyncio.get_running_loop()
@@ -173,10 +188,10 @@ class Scanner:
     def _read(self, logic_id: int) -> None:
         for reader in self._readers.values():
             if reader.chip.logic_id == logic_id:
-                reader.poll(self._listener, self._moment(), self._deadline_s)
+                reader.poll(self._listener.polled, self._moment(), self._deadline_s)
 
-    def _discover(self) -> "asyncio.Future[Inventory]":
-        self._discovering = self._thread.call(self._driver.discover)
+    def _discover(self, *, anew: bool) -> "asyncio.Future[Inventory]":
+        self._discovering = self._thread.call(lambda: self._driver.discover(anew=anew))
         return self._discovering
 
     def _rediscovered(self, call: "asyncio.Future[Inventory]") -> None:
@@ -188,12 +203,17 @@ class Scanner:
             self._take(call.result())
         else:
             log.warning("the chips can't be listed", error=str(error))
+            # An initialization that failed leaves no card that could be read, so the next one comes soon.
+            now_s = asyncio.get_running_loop().time()
+            self._discover_at_s = now_s + self._discover_s
+            self._plan_renewal(now_s, str(error))
 
     def _take(self, server: Inventory) -> None:
         """Follow a discovery; a chip that is no longer listed is no longer read, so its state ages."""
         if server != self._server:
             log.info("discovered", product=server.chip_type, chips=len(server.chips), driver=server.driver_version)
             self._server = server
+        self._plan_discovery(server)
         found = {chip.phy_id: chip for chip in server.chips}
         for phy_id in self._readers.keys() - found.keys():
             log.warning("a chip is no longer listed", chip=chip_name(phy_id))
@@ -209,72 +229,36 @@ class Scanner:
                 self._readers[phy_id] = ChipReader(self._driver, chip)
         self._listener.discovered(server, self._moment())
 
+    def _plan_discovery(self, server: Inventory) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._discover_at_s = now_s + self._discover_s
+        lacking = self._known() & ~chip_set(chip.phy_id for chip in server.chips)
+        if not (lacking or server.not_ready):
+            self._renewal.reset()
+            self._renew_at_s = math.inf
+        elif self._plan_renewal(now_s, (lacking, server.not_ready)):
+            log.warning(
+                "the driver does not list all cards, it will be initialized again",
+                not_ready=server.not_ready,
+                missing=join_names(chip_ids(lacking)),
+                after_s=round(self._renew_at_s - now_s, 1),
+            )
+
+    def _plan_renewal(self, now_s: float, lacking: Hashable) -> bool:
+        """Plan the next initialization; return whether none was planned yet."""
+        if now_s < self._renew_at_s < math.inf:
+            return False
+        self._renew_at_s = now_s + self._renewal.wait_s(lacking)
+        return True
+
     def _poll(self) -> None:
         at = self._moment()
         for reader in self._readers.values():
-            reader.poll(self._listener, at, self._deadline_s)
+            reader.poll(self._listener.polled, at, self._deadline_s)
         problems = [reader.problem for reader in self._readers.values()]
         self._note(problems[0] if problems and None not in problems else None)
 
     def _note(self, problem: str | None) -> None:
         if problem != self.problem and problem not in {None, NOT_READ}:
             log.warning("the driver can't be read", error=problem)
-        self.problem = problem
-
-
-class ChipReader:
-    """Reads one chip in a thread of its own, one call at a time.
-
-    Args:
-        driver: the driver to read.
-        chip: the chip; replaced when its facts change.
-    """
-
-    def __init__(self, driver: Driver, chip: ChipFacts) -> None:
-        self._driver = driver
-        self.chip = chip
-        self._thread = CallThread(f"chip {chip.phy_id}")
-        self._call: asyncio.Future[ChipState] | None = None
-        self._started = Moment(0.0, 0)
-        self.problem: str | None = NOT_READ
-        """Why the state is unknown; None while it is known."""
-
-    def poll(self, listener: Listener, at: Moment, deadline_s: float) -> None:
-        """Start a reading unless the previous one has not returned.
-
-        Args:
-            listener: receives the state.
-            at: the present time.
-            deadline_s: seconds after which a call counts as late.
-        """
-        if self._call is not None:
-            if at.mono_s - self._started.mono_s >= deadline_s:
-                self._note(f"the driver does not answer within {deadline_s:g} s")
-            return
-        chip, self._started = self.chip, at
-        self._call = self._thread.call(lambda: self._driver.read(chip))
-        self._call.add_done_callback(lambda call: self._settle(call, listener))
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.close()
-
-    def _settle(self, call: "asyncio.Future[ChipState]", listener: Listener) -> None:
-        self._call = None
-        if call.cancelled():
-            return
-        error = call.exception()
-        if error is not None:
-            self._note(str(error))
-            return
-        self._note(None)
-        listener.polled(self.chip.phy_id, call.result(), self._started)
-
-    def _note(self, problem: str | None) -> None:
-        if problem != self.problem:
-            name = chip_name(self.chip.phy_id)
-            if problem is not None:
-                log.warning("a chip can't be read", chip=name, error=problem)
-            elif self.problem != NOT_READ:
-                log.info("a chip can be read again", chip=name)
         self.problem = problem

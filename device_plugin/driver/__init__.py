@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from ascend.annotations import UNKNOWN, ChipAddress
+from ascend.grammar import count
 
 ChipType: TypeAlias = Literal["Ascend910", "Ascend910B", "Ascend910A3"]
 """910A, 910B and 910C (A3): the first half of the node label ``servertype``.
@@ -16,6 +17,9 @@ See docs/spec/dcmi.md#chip-types, docs/spec/node-report.md#node-labels.
 """
 
 Assertion: TypeAlias = Literal["recover", "occur", "once"]
+
+NO_CARD = -1
+"""The card of a chip that the driver does not list at present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class ChipFacts:
     Attributes:
         phy_id: physical id, part of the chip's name on the wire.
         logic_id: the driver's running number; fault events carry it.
-        card_id: the card it is on.
+        card_id: the card it is on; ``NO_CARD`` if it exists and the driver does not list its card, so that it can't be
+            read: the card was not ready when the driver was initialized, or has dropped off the bus.
         device_id: its number on the card.
         chip_name: such as ``910B3``.
         address: how other servers reach it.
@@ -59,6 +64,11 @@ class ChipFacts:
     hbm_mb: int = 0
     vnpus: tuple[VirtualNpu, ...] = ()
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether the driver lists its card, so that it can be read."""
+        return self.card_id != NO_CARD
+
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
@@ -72,6 +82,10 @@ class Inventory:
         board_id: distinguishes variants of a chip type; 0 if unknown.
         super_pod_id: -2 if unknown.
         server_index: the server's index within its SuperPod; -2 if unknown.
+        not_ready: the number of cards that were not ready when the driver was initialized. Their chips can't be read
+            before it is initialized again.
+        unidentified: the number of chips that exist and whose ids are unknown, so that they are not in ``chips``.
+        problems: sentences that say which cards can't be read.
     """
 
     chip_type: ChipType
@@ -81,6 +95,20 @@ class Inventory:
     board_id: int = 0
     super_pod_id: int = UNKNOWN
     server_index: int = UNKNOWN
+    not_ready: int = 0
+    unidentified: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the driver can read all chips it knows of."""
+        return not self.problems
+
+
+def not_ready_sentence(not_ready: int, cards: int) -> str:
+    """Say how many of the cards were not ready when the driver was initialized."""
+    verb = "was" if not_ready == 1 else "were"
+    return f"{not_ready} of {count(cards, 'card')} {verb} not ready when the driver was initialized"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +119,16 @@ class ChipState:
         codes: the fault codes present, chip and network alike; None if this driver reports faults by events only.
         dropped: whether the chip no longer answers ("card drop", docs/spec/faults.md#card-drop).
         link_up: whether its network port has a link; None if unknown.
+        link_s: monotonic time at which the link state began to be read; None if unknown.
+        fatal: whether the driver rates its health as fatal. Without a fault code to explain it, the driver has lost the
+            communication with the chip.
     """
 
     codes: tuple[int, ...] | None = ()
     dropped: bool = False
     link_up: bool | None = None
+    link_s: float | None = None
+    fatal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +155,12 @@ class Driver(Protocol):
     time in different threads.
     """
 
-    def discover(self) -> Inventory:
+    def discover(self, *, anew: bool = False) -> Inventory:
         """Return the chips of this server.
+
+        Args:
+            anew: whether to initialize the driver again first: it lists only the cards that were ready at its
+                initialization. Readings wait meanwhile.
 
         Raises:
             DriverError: the driver can't be read; the message says why.

@@ -14,13 +14,18 @@ makes every call fail with that text. Only ``product``, ``chips`` and the chips'
 ``driver_version``, ``super_pod_id``, ``server_index`` and ``switch_faults`` (``simulated_switches``) as well, a chip
 ``chip_name``, ``numa_node``, ``hbm_mb`` and
 ``vnpus`` (such as ``[{"id": 100, "template": "vir02"}]``).
+
+As with the real driver, a chip has three more states. With ``"ready": false`` it is being reset: it does not answer,
+and if the driver is initialized meanwhile, its card is not listed until the driver is initialized again. With
+``"present": false`` it is off the bus: the next initialization does not find it at all. With ``"reachable": false`` the
+driver calls its health fatal and keeps its fault codes.
 """
 
 import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,7 +34,16 @@ import msgspec
 from ascend.annotations import UNKNOWN, ChipAddress
 from ascend.chips import MAX_CHIP_ID
 from ascend.errors import DriverError
-from device_plugin.driver import ChipFacts, ChipState, ChipType, FaultEvent, Inventory, VirtualNpu
+from device_plugin.driver import (
+    NO_CARD,
+    ChipFacts,
+    ChipState,
+    ChipType,
+    FaultEvent,
+    Inventory,
+    VirtualNpu,
+    not_ready_sentence,
+)
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 
 Health = Literal["Healthy", "Unhealthy"]
@@ -83,6 +97,9 @@ class SimulatedChip(msgspec.Struct, forbid_unknown_fields=True):
     numa_node: Count | None = None
     hbm_mb: Count | None = None
     vnpus: list[SimulatedVirtualNpu] = []
+    ready: bool = True
+    present: bool = True
+    reachable: bool = True
 
 
 class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,20 +126,40 @@ class _Content:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What the driver found when it was initialized.
+
+    Attributes:
+        absent: chips that were off the bus.
+        unready_cards: cards with a chip that did not answer.
+    """
+
+    absent: frozenset[int]
+    unready_cards: frozenset[int]
+
+
 class SimulatedDriver:
     """Reads the file again whenever it has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._content: _Content | None = None
+        self._table: _Table | None = None
 
-    def discover(self) -> Inventory:
+    def discover(self, *, anew: bool = False) -> Inventory:
         """Return the chips in the file.
+
+        Args:
+            anew: whether to take notice of cards that have become ready, or have left or joined the bus.
 
         Raises:
             DriverError: the file is missing or malformed, or simulates a failure.
         """
-        return self._answer().inventory
+        content = self._answer()
+        if anew or self._table is None:
+            self._table = _initialize(content)
+        return _listed(content.inventory, self._table)
 
     def read(self, chip: ChipFacts) -> ChipState:
         """Return the state of a chip in the file.
@@ -133,12 +170,18 @@ class SimulatedDriver:
         simulated = self._answer().chips.get(chip.phy_id)
         if simulated is None:
             raise DriverError(f"simulated chips in {self._path}: there is no chip {chip.phy_id}")
+        if not chip.is_listed:
+            raise DriverError("the driver does not list its card")
         time.sleep(simulated.delay_s)
+        if not (simulated.ready and simulated.present):
+            return ChipState(dropped=True)
         codes = tuple(int(code, 16) for code in simulated.fault_codes)
         if simulated.network_health == "Unhealthy":
             codes += (NETWORK_FAULT,)
         return ChipState(
-            tuple(dict.fromkeys(codes)), dropped=simulated.health == "Unhealthy" and not simulated.fault_codes
+            tuple(dict.fromkeys(codes)),
+            dropped=simulated.health == "Unhealthy" and not simulated.fault_codes,
+            fatal=not simulated.reachable,
         )
 
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:  # noqa: ARG002 - part of the interface
@@ -209,6 +252,26 @@ def _facts(chip: SimulatedChip, kind: _Kind) -> ChipFacts:
         hbm_mb=kind.hbm_mb if chip.hbm_mb is None else chip.hbm_mb,
         vnpus=tuple(VirtualNpu(each.id, chip.id, each.template) for each in chip.vnpus),
     )
+
+
+def _initialize(content: _Content) -> _Table:
+    chips = [facts for facts in content.inventory.chips if content.chips[facts.phy_id].present]
+    unready = {facts.card_id for facts in chips if not content.chips[facts.phy_id].ready}
+    return _Table(
+        absent=frozenset(content.chips.keys() - {facts.phy_id for facts in chips}), unready_cards=frozenset(unready)
+    )
+
+
+def _listed(server: Inventory, table: _Table) -> Inventory:
+    chips = tuple(
+        replace(facts, card_id=NO_CARD, device_id=NO_CARD) if facts.card_id in table.unready_cards else facts
+        for facts in server.chips
+        if facts.phy_id not in table.absent
+    )
+    not_ready = len(table.unready_cards)
+    cards = len({facts.card_id for facts in server.chips if facts.phy_id not in table.absent})
+    problems = (not_ready_sentence(not_ready, cards),) if not_ready else ()
+    return replace(server, chips=chips, not_ready=not_ready, problems=problems)
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

@@ -3,14 +3,18 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from device_plugin.driver import ChipFacts, ChipState, FaultEvent
+from device_plugin.driver import NO_CARD, ChipFacts, ChipState, FaultEvent
 from device_plugin.health.active_faults import ActiveFaults, FaultTransition
 from device_plugin.health.bus_errors import BusErrorFilter
 from device_plugin.health.damping import Damper, Damping
 from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.levels import CARD_DROP, NETWORK_CODES, Level
+from device_plugin.health.lost_contact import LostContact
 from device_plugin.health.snapshot import NO_CODE, Chip, EarlierState, FaultRecord, Moment, UpgradeReason
 from device_plugin.health.upgrades import Upgrades, raised
+
+_DOUBTS = frozenset({"DriverSilent", "DriverAlarm", "Recovering"})
+"""Reasons why a chip is unhealthy that are no known fault."""
 
 _READMISSION = "no fault, waiting for an operator to readmit it"
 
@@ -37,10 +41,14 @@ class ChipHealth:
 
     def __init__(self) -> None:
         self.facts: ChipFacts | None = None
-        """As last discovered; None if the chip is known only from before a restart."""
+        """As last discovered, or as known from before a restart; None if it is not advertised."""
+        self.was_discovered = False
+        """Whether a discovery of this process had it."""
         self.cut = False
         """Whether it is cut into virtual chips, so that it can't be allocated as a whole."""
         self._faults = ActiveFaults()
+        self._contact = LostContact()
+        self._was_faulty = False  # before the restart
         self._bus_errors = BusErrorFilter()
         self._upgrades = Upgrades()
         self._separated_ms: int | None = None  # since when an operator has separated it
@@ -60,6 +68,7 @@ class ChipHealth:
     def read(self, state: ChipState, at: Moment, policy: Policy) -> None:
         """Apply a reading that started at ``at``."""
         first = not self.was_read
+        state = self._contact.confirm(state, self._faults.codes, policy.rules, at)
         self._apply(self._faults.read(state, at), policy)
         if first:
             self._upgrades.agree(self._faults, at)
@@ -90,6 +99,9 @@ class ChipHealth:
             self._separated_ms = max((why.time_ms for why in autofill), default=at.wall_ms)
         # The codes were reported as NotHandleFault by the rules or by their events; the rules apply anew.
         self._faults.recall(code for code in earlier.harmless.get(phy_id, ()) if code not in policy.rules.chip)
+        if self.facts is None and phy_id in earlier.known:
+            self.facts = ChipFacts(phy_id, NO_CARD, NO_CARD, NO_CARD, address=earlier.known[phy_id])
+        self._was_faulty = bool(earlier.faulty >> phy_id & 1)
         self._awaits |= bool(earlier.awaiting >> phy_id & 1)
         self._network_awaits |= bool(earlier.network_awaiting >> phy_id & 1)
 
@@ -135,7 +147,7 @@ class ChipHealth:
             # Before the first reading it is unhealthy anyway; a chip found healthy then is healthy at once.
             self._barred.feed(bad=self._bars_use(own), now_s=now_s, damping=damping)
             self._barred_new.feed(bad=self._level(own).bars_new_use, now_s=now_s, damping=damping)
-            self._silence.feed(bad=silent, now_s=now_s, damping=damping)
+            self._silence.feed(bad=silent or self._contact.in_doubt, now_s=now_s, damping=damping)
         self._awaits = policy.manual and (self._awaits or self._barred.bad)
         self._network_awaits = policy.manual and (self._network_awaits or self._network.bad)
 
@@ -228,6 +240,8 @@ class ChipHealth:
             network_healthy=not network_sentence,
             reason=reason,
             sentence="; ".join(each for each in sentences if each),
+            in_doubt=reason in _DOUBTS and (self.was_read or not self._was_faulty),
+            network_in_doubt=self._network.bad and not _most_serious(network).bars_network,
         )
 
     def _why(self, own: Sequence[FaultRecord], now_s: float, policy: Policy, *, running: bool) -> tuple[str, str]:
@@ -236,14 +250,20 @@ class ChipHealth:
             return self._why_barred(own)
         if self.cut:
             return "CutIntoVirtual", "it is cut into virtual chips"
-        if not self.was_read:
-            return "DriverSilent", "the driver has not reported it yet"
         if self._is_silent(now_s, policy):
-            return "DriverSilent", f"the driver has not reported it for {policy.stale_s:g} s"
+            return "DriverSilent", self._why_silent(policy)
+        if self._contact.in_doubt:
+            return "DriverAlarm", "the driver rates its health as fatal and reports no fault code"
         held = [self._barred, self._silence] if running else [self._barred, self._silence, self._barred_new]
         if bad := [damper for damper in held if damper.bad]:
             return "Recovering", _recovering(bad, policy)
         return ("AwaitingReadmission", _READMISSION) if self.awaits else ("", "")
+
+    def _why_silent(self, policy: Policy) -> str:
+        if self.was_read:
+            return f"the driver has not reported it for {policy.stale_s:g} s"
+        unlisted = self.facts is not None and not self.facts.is_listed
+        return "the driver does not list it" if unlisted else "the driver has not reported it yet"
 
     def _why_barred(self, own: Sequence[FaultRecord]) -> tuple[str, str]:
         barring = [record for record in own if record.level.bars_new_use]

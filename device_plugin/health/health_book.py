@@ -45,13 +45,14 @@ class HealthBook:
         self._policy = Policy(rules, Damping(hold_s, HOLD_LIMIT_S), stale_s, readmission == "manual")
         self._chips: dict[int, ChipHealth] = {}
         self._phy_ids: dict[int, int] = {}  # by logic id
+        self._left_out: ChipSet = 0
         self._now: Moment | None = None
         self.server: Inventory | None = None
         """As last discovered; None before the first discovery."""
 
     @property
     def discovered_chips(self) -> ChipSet:
-        """The chips that were ever discovered."""
+        """The chips that were ever discovered, by this process or before a restart."""
         return self._chips_that(lambda chip: chip.facts is not None)
 
     def configure(self, rules: FaultRules) -> None:
@@ -77,7 +78,9 @@ class HealthBook:
             raise ValueError("the state from before a restart must be restored before the first reading")
         self._turn_to(at)
         listed = earlier.manually_separated | earlier.awaiting | earlier.network_awaiting
-        for phy_id in sorted({*chip_ids(listed), *earlier.reasons, *earlier.harmless}):
+        known = {phy_id: address for phy_id, address in earlier.known.items() if not self._left_out >> phy_id & 1}
+        earlier = replace(earlier, known=known)
+        for phy_id in sorted({*chip_ids(listed | earlier.faulty), *earlier.reasons, *earlier.harmless, *known}):
             self._chips.setdefault(phy_id, ChipHealth()).restore(phy_id, earlier, at, self._policy)
 
     def discovered(self, server: Inventory, at: Moment, *, cut: ChipSet = 0) -> ChipSet:
@@ -94,13 +97,15 @@ class HealthBook:
         self._turn_to(at)
         self.server = server
         self._phy_ids = {}
-        left_out = cut & ~self.discovered_chips
+        self._left_out = left_out = cut & ~self._chips_that(lambda chip: chip.was_discovered)
         for facts in server.chips:
             bit = chip_set((facts.phy_id,))
             if not left_out & bit:
                 self._phy_ids[facts.logic_id] = facts.phy_id
                 chip = self._chips.setdefault(facts.phy_id, ChipHealth())
-                chip.facts, chip.cut = facts, bool(cut & bit)
+                chip.facts, chip.cut, chip.was_discovered = facts, bool(cut & bit), True
+            elif (known := self._chips.get(facts.phy_id)) is not None:
+                known.facts = None
         return left_out
 
     def announced(self, event: FaultEvent, at: Moment) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from ascend.annotations import ChipAddress
 from ascend.chips import ChipSet, chip_set
 from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.health.levels import Level
@@ -79,6 +80,8 @@ class EarlierState:
         network_awaiting: chips whose network port awaited readmission.
         harmless: by physical id, the codes that the earlier report called NotHandleFault. For a code that no table
             lists only its event has a severity, and the reading that finds it again has none.
+        known: by physical id, the chips that it advertised. One that the driver no longer lists stays, as unhealthy.
+        faulty: chips that were unhealthy by a fault. They are so until they are read.
     """
 
     manually_separated: ChipSet = 0
@@ -86,6 +89,8 @@ class EarlierState:
     awaiting: ChipSet = 0
     network_awaiting: ChipSet = 0
     harmless: Mapping[int, Collection[int]] = field(default_factory=dict)
+    known: Mapping[int, ChipAddress] = field(default_factory=dict)
+    faulty: ChipSet = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,9 @@ class Chip:
         network_healthy: whether its network port allows distributed jobs; the kubelet is not told.
         reason: why it is unhealthy, a stable CamelCase word; empty if it is healthy.
         sentence: the reason for people, network included; unchanged while nothing changes.
+        in_doubt: whether it is unhealthy although no fault is known: it was not read, or is held back after a fault.
+            Its pods may be fine.
+        network_in_doubt: the same for its network port.
     """
 
     facts: ChipFacts
@@ -111,6 +119,8 @@ class Chip:
     network_healthy: bool = True
     reason: str = ""
     sentence: str = ""
+    in_doubt: bool = False
+    network_in_doubt: bool = False
 
     @property
     def chip_id(self) -> int:
@@ -161,6 +171,16 @@ class Snapshot:
     def unhealthy(self) -> ChipSet:
         """The unhealthy chips."""
         return chip_set(chip.chip_id for chip in self.chips if not chip.healthy)
+
+    @property
+    def in_doubt(self) -> ChipSet:
+        """The unhealthy chips without a known fault."""
+        return chip_set(chip.chip_id for chip in self.chips if chip.in_doubt)
+
+    @property
+    def network_in_doubt(self) -> ChipSet:
+        """The chips with an unhealthy network port without a known fault."""
+        return chip_set(chip.chip_id for chip in self.chips if chip.network_in_doubt)
 
     @property
     def closed_to_new_pods(self) -> ChipSet:

@@ -17,6 +17,7 @@ from ascend.daemon.run import EXIT_FAILURE, EXIT_USAGE
 from ascend.daemon.settings import SettingsSource
 from ascend.errors import DriverError, InvalidValue
 from ascend.observe.logs import configure_logs
+from device_plugin.driver import NO_CARD
 from device_plugin.inventory.entries import ChipEntry, EventEntry, ScanEntry, scan_entry
 from device_plugin.inventory.inspector import Inspector
 from device_plugin.settings import DriverSettings
@@ -108,7 +109,11 @@ def print_table(scan: ScanEntry, console: Console) -> None:
         Text(f"{vnpu.name}: virtual, on chip {vnpu.phy_id}, {vnpu.template or 'size unknown'}", style="dim")
         for vnpu in scan.vnpus
     ]
-    content = Group(Text("  ".join(facts), style="bold"), table, *virtual)
+    problems = [Text(problem, style=_BAD) for problem in scan.problems]
+    if scan.unidentified:
+        verb = "is" if scan.unidentified == 1 else "are"
+        problems.append(Text(f"{count_chips(scan.unidentified)} {verb} missing here: the ids are unknown", style=_BAD))
+    content = Group(Text("  ".join(facts), style="bold"), table, *virtual, *problems)
     # rich cuts what is wider than the console. A terminal wraps such lines, and a pipe has no width.
     needed = console.measure(content, options=console.options.update(max_width=sys.maxsize))
     console.width = max(console.width, needed.minimum) if console.is_terminal else needed.maximum
@@ -119,7 +124,7 @@ def _row(chip: ChipEntry) -> list[RenderableType]:
     faults = chip.problem or " ".join([chip.level or "", *chip.fault_codes])
     return [
         chip.name,
-        f"{chip.card_id}/{chip.device_id}",
+        "-" if chip.card_id == NO_CARD else f"{chip.card_id}/{chip.device_id}",
         str(chip.logic_id),
         chip.chip_name or "-",
         f"{chip.hbm_mb // 1024} GB" if chip.hbm_mb else "-",

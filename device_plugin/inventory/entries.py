@@ -32,6 +32,8 @@ class ChipEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A chip.
 
     Attributes:
+        card_id: -1 if the driver does not list its card.
+        device_id: likewise.
         level: as in reports; None if the chip could not be read.
         health: as reported to the kubelet: a chip that could not be read is ``Unhealthy``.
         problem: why the chip could not be read; absent if it was.
@@ -63,8 +65,13 @@ class VirtualEntry(msgspec.Struct, frozen=True):
     template: str
 
 
-class ScanEntry(msgspec.Struct, frozen=True):
-    """A server."""
+class ScanEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A server.
+
+    Attributes:
+        problems: sentences about cards that can't be read; absent if all can.
+        unidentified: the number of chips that are missing from ``chips`` because their ids are unknown.
+    """
 
     product: str
     driver_version: str
@@ -72,6 +79,8 @@ class ScanEntry(msgspec.Struct, frozen=True):
     server_index: int
     chips: tuple[ChipEntry, ...]
     vnpus: tuple[VirtualEntry, ...]
+    problems: tuple[str, ...] = ()
+    unidentified: int = 0
 
 
 class EventEntry(msgspec.Struct, frozen=True):
@@ -132,6 +141,8 @@ def scan_entry(scan: Scan) -> ScanEntry:
             for chip in server.chips
             for each in chip.vnpus
         ),
+        problems=server.problems,
+        unidentified=server.unidentified,
     )
 
 

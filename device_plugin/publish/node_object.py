@@ -46,7 +46,8 @@ PATCH_TIMEOUT_S = 3.0
 
 def node_labels(server: Inventory) -> tuple[dict[str, str], list[str]]:
     """Return the labels, and a sentence for each invalid value; unknown facts are left out."""
-    first = server.chips[0] if server.chips else None
+    # Nothing but its id may be known of a chip that the driver does not list.
+    first = next((chip for chip in server.chips if chip.chip_name), None)
     wanted = {
         ACCELERATOR: _ACCELERATOR,
         ACCELERATOR_TYPE: _INFERENCE_CARD if server.board_id in _INFERENCE_BOARDS else "",

@@ -6,8 +6,9 @@ from typing import TypeVar
 
 import structlog
 
+from ascend.annotations import BASE_DEVICE_INFOS, ChipAddress, read_base_device_infos
 from ascend.deviceinfo import DEVICE_INFO, DeviceReport, decode_report, read_manually_separated, read_upgrades
-from ascend.errors import ApiError, InvalidReport, Unreachable
+from ascend.errors import ApiError, InvalidReport, InvalidValue, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import Node
@@ -62,10 +63,24 @@ async def restore(
             reasons=read_reasons(upgrades),
             awaiting=read_label(labels, CHIPS) | faulty,
             network_awaiting=read_label(labels, PORTS) | faulty_network,
+            known=read_known(node) if config_map.was_signed else {},
+            faulty=faulty,
             harmless=read_harmless(earlier.faults) if earlier is not None and config_map.was_signed else {},
         )
     )
     return node
+
+
+def read_known(node: Node) -> dict[int, ChipAddress]:
+    """Read the chips that an earlier plugin advertised; none if the annotation is missing or unreadable."""
+    text = node.metadata.annotations.get(BASE_DEVICE_INFOS)
+    if text is None:
+        return {}
+    try:
+        return read_base_device_infos(text).addresses
+    except InvalidValue as error:
+        log.warning("the chips that an earlier plugin advertised are unknown", error=str(error))
+        return {}
 
 
 def _report(data: Mapping[str, str]) -> DeviceReport | None:

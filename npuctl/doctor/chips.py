@@ -65,6 +65,8 @@ async def check_chips(settings: Settings, found: Callable[[Scan], None]) -> Sequ
     if not server.chips:
         return [problem(f"the driver lists no chips{version}", "`npu-smi info -m` lists them")]
     findings = [ok(f"{count(len(server.chips), 'chip')} of type {server.chip_type}{version}")]
+    advice = "until it is ready the device plugin initializes the driver again; reset the card if that does not help"
+    findings += [warning(sentence, advice) for sentence in server.problems]
     for phy_id, wrong in sorted(scan.problems.items()):
         findings.append(problem(f"{chip_name(phy_id)}: {wrong}", "reset the chip, or restart the server"))
     for chip in scan.snapshot.chips:

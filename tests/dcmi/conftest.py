@@ -1,5 +1,6 @@
 """The fake library in a folder of the test."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -19,13 +20,16 @@ def _c_compiler() -> None:
 
 
 @pytest.fixture
-def make_fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeFake:
-    """Make this process find the fake library."""
+def make_fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeFake]:
+    """Make this process find the fake library; afterwards check that ``dcmi_init()`` ran alone whenever it ran."""
+    fakes: list[FakeDcmi] = []
 
     def make(chips: list[FakeChip], *, library: Path | None = None) -> FakeDcmi:
         fake = FakeDcmi(tmp_path, chips, library=library)
         for name, value in fake.environment().items():
             monkeypatch.setenv(name, value)
+        fakes.append(fake)
         return fake
 
-    return make
+    yield make
+    assert [fake.races() for fake in fakes] == [0] * len(fakes)

@@ -11,8 +11,11 @@ enum {
     DCMI_OK = 0,
     DCMI_INVALID_PARAMETER = -8001,
     DCMI_INTERNAL = -8005,
+    DCMI_TIMED_OUT = -8006,
+    DCMI_INVALID_DEVICE = -8007,
     DCMI_NO_DEVICE = -8008,
     DCMI_NOT_READY = -8012,
+    DCMI_OCCUPIED = -8020,
     DCMI_UNSUPPORTED = -8255,
 };
 
@@ -22,7 +25,7 @@ enum { DCMI_CMD_CHIP = 12, DCMI_SUB_SUPER_POD = 1 };
 enum { DCMI_CMD_VDEV = 52, DCMI_SUB_VDEV_SINGLE = 0, DCMI_SUB_VDEV_TOTAL = 1 };
 enum { DCMI_FAULT_EVENT = 0 };
 enum { DCMI_RECOVER = 0, DCMI_OCCUR = 1, DCMI_ONCE = 2 };
-enum { DCMI_MAX_VDEV = 32 };
+enum { DCMI_MAX_VDEV = 32, DCMI_MAX_DEVICES = 4 };
 
 struct chip_info {
     char chip_type[32];

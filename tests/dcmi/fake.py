@@ -48,6 +48,8 @@ class FakeChip:
     codes: Iterable[int] | Mapping[int, int] = ()
     vnpus: Mapping[int, str] = field(default_factory=dict)
     dropped: bool = False
+    absent: bool = False
+    lost: bool = False
 
     _changed: Callable[[], None] | None = None
 
@@ -62,7 +64,7 @@ class FakeChip:
         words = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_changed"}
         words["codes"] = ",".join(f"{code:X}:{severity}" for code, severity in severities.items())
         words["vnpus"] = ",".join(f"{vdev_id}:{template}" for vdev_id, template in self.vnpus.items())
-        words["dropped"] = int(self.dropped)
+        words |= {name: int(words[name]) for name in ("dropped", "absent", "lost")}
         return "chip " + " ".join(f"{key}={value}" for key, value in words.items() if value not in {None, ""})
 
 
@@ -125,6 +127,8 @@ class FakeDcmi:
         self.version = "24.1.0"
         self.lose_events = False
         self.serialise = False
+        self.event_delay_s = 0.0
+        self.code_delay_s = 0.0
         shutil.copy(library if library is not None else compiler.fake_library(), self.library)
         self.library.chmod(0o755)
         for chip in chips:
@@ -140,7 +144,7 @@ class FakeDcmi:
         return next(each for each in self._chips if each.phy == phy)
 
     def set(self, **options: object) -> None:
-        """Change ``version``, ``lose_events`` or ``serialise``."""
+        """Change ``version``, ``lose_events``, ``serialise``, ``event_delay_s`` or ``code_delay_s``."""
         for name, value in options.items():
             setattr(self, name, value)
         self.save()
@@ -149,6 +153,10 @@ class FakeDcmi:
         """Write the file atomically."""
         with self._lock:
             lines = [f"version {self.version}", f"count {self._counts}", *(each.line() for each in self._chips)]
+            lines += [
+                f"event_delay {round(self.event_delay_s * 1000)}",
+                f"code_delay {round(self.code_delay_s * 1000)}",
+            ]
             lines += ["serialise"] * self.serialise + ["lose_events"] * self.lose_events + self._rules + self._events
             scratch = self._state.with_suffix(".new")
             scratch.write_text("\n".join([*lines, ""]))
@@ -182,6 +190,13 @@ class FakeDcmi:
 
     def calls(self) -> dict[str, int]:
         """The number of calls of each function by all programs that use this fake."""
+        return {name: count for name, count in self._counters().items() if name != "races"}
+
+    def races(self) -> int:
+        """How often a call was made during ``dcmi_init()``, or the other way round, by all programs."""
+        return self._counters().get("races", 0)
+
+    def _counters(self) -> dict[str, int]:
         try:
             raw = self._counts.read_bytes()
         except FileNotFoundError:

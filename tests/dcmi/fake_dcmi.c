@@ -10,22 +10,40 @@
  *       ip=                                 of its RoCE port, IPv4 or IPv6; if absent, the call fails
  *       sdid= pod= server=                  its place in a SuperPod; without pod, the call fails
  *       affinity= bdf=                      CPUs as 0-23; PCI address as 0000:c1:00.0; if absent, the call fails
- *       health=                             minimum of dcmi_get_device_health, which is that of the worst fault
+ *       health=                             minimum of dcmi_get_device_health, which is that of the worst fault; a
+ *                                           number above 3 other than 0xffffffff makes the call fail with -8001
  *       codes=HEX[:SEVERITY],...            its faults (default severity: 2)
  *       vnpus=ID[:TEMPLATE],...             virtual chips cut out of it
- *       dropped=1                           health and error codes return -8012
+ *       dropped=1                           being reset: listed by the kernel, and answers nothing
+ *       absent=1                            off the bus: the kernel does not list it
+ *       lost=1                              the driver can't reach it: its health is 3, and its codes stay as they are
  *   fail FUNCTION CARD DEVICE CODE          the function returns CODE; FUNCTION, CARD, DEVICE may be *
  *   delay FUNCTION CARD DEVICE MS           the function takes MS longer; removing the line ends a pending delay
  *   serialise                               a call waits until those before it have ended, as in some drivers
  *   lose_events                             faults occur and clear without an event
+ *   event_delay MS                          events are sent this much later, in their order
+ *   code_delay MS                           health and error codes are those of this much earlier
  *   event SERIAL LOGIC HEX ASSERTION SEVERITY [TYPE]    an extra event, sent once, in ascending order of SERIAL
- *   count FILE                              count calls in FILE: records of a name (56 bytes) and a number (8 bytes)
+ *   count FILE                              count calls in FILE: records of a name (56 bytes) and a number (8 bytes);
+ *                                           the last one, "races", is described below
  *
  * FUNCTION is a complete name. A function without card matches only *; dcmi_get_device_num_in_card has a card and no
  * device, dcmi_get_device_phyid_from_logicid has those of the chip with the logic id.
  *
  * Events are sent by a thread of the library within 20 ms. Faults from before the first subscription are no events.
- * A refused subscription is `fail dcmi_subscribe_fault_event * * -8255`.
+ * A refused subscription is `fail dcmi_subscribe_fault_event * * -8255`; like the driver, the library subscribes once
+ * per process and returns -8020 afterwards, also after most refusals.
+ *
+ * As in the driver (docs/spec/dcmi.md#behaviour-of-the-driver):
+ *
+ *   - dcmi_init() fills the table of cards, which is used until it is called again. A card with a chip that does not
+ *     answer at that moment is in the table as card -1 with 0 chips; a chip the kernel does not list is not in it. The
+ *     table is sorted, so these cards come first. A call for a card that is not in the table returns -8001.
+ *   - dcmi_init() empties the table first, and no lock protects it. A call by another thread during it, or
+ *     dcmi_init() during a call that began less than RACE_MS before, is a race: it is counted and named on stderr, and
+ *     the call finds no card.
+ *   - dcmi_get_device_errorcode_v2 replaces most errors by -8005.
+ *   - An error during dcmi_init() leaves the table empty.
  */
 #define _GNU_SOURCE
 #include "dcmi_abi.h"
@@ -33,6 +51,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -52,6 +71,12 @@
 #define ANY (-1)
 #define NONE (-2)
 #define TICK_MS 5
+#define RACE_MS 1000 /* within this time a call may not have used the table yet */
+#define MAX_PAST 64
+#define PAST_MS 10000
+#define MAX_CALLS 256
+#define FATAL 3
+#define NOT_EXISTING 0xffffffffu
 
 #define FUNCTIONS(X)                                                                                                   \
     X(dcmi_init)                                                                                                       \
@@ -93,7 +118,7 @@ struct chip {
     uint32_t board, aicores, health;
     uint64_t hbm;
     char ip[64], affinity[64], bdf[32];
-    bool in_pod, dropped;
+    bool in_pod, dropped, absent, lost;
     uint32_t sdid, pod, server;
     struct code codes[MAX_CODES];
     int code_count;
@@ -118,6 +143,7 @@ struct state {
     struct rule fails[MAX_RULES], delays[MAX_RULES];
     int fail_count, delay_count;
     bool serialise, lose_events;
+    int event_delay_ms, code_delay_ms;
     struct own_event events[MAX_EVENTS];
     int event_count;
 };
@@ -127,12 +153,37 @@ struct counter {
     uint64_t calls;
 };
 
+/* A state that was replaced, and when. */
+struct past {
+    struct state *state;
+    int64_t until_us;
+};
+
+struct card {
+    int card, devices, logic[DCMI_MAX_DEVICES];
+};
+
+struct running {
+    bool used;
+    pthread_t thread;
+    int64_t began_us;
+};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all variables below */
 static struct state *now;
+static struct past past[MAX_PAST]; /* oldest first */
+static int past_count;
+static struct card table[MAX_CHIPS]; /* by dcmi_init() */
+static int table_count;
+static bool initialised; /* dcmi_init() has succeeded once */
+static bool initialising;
+static pthread_t initialiser;
+static struct running calls[MAX_CALLS];
 static unsigned long generation; /* how often `now` was replaced */
 static struct stat read_from;
 static struct counter *counters;
 static event_handler handler;
+static bool subscription_used;
 static struct state *announced; /* the state as announced to the handler */
 static long last_serial;
 
@@ -161,6 +212,8 @@ static bool read_chip_key(struct chip *chip, const char *key, char *value) {
     else if (!strcmp(key, "bdf")) copy_text(chip->bdf, sizeof chip->bdf, value);
     else if (!strcmp(key, "health")) chip->health = (uint32_t)strtoul(value, NULL, 0);
     else if (!strcmp(key, "dropped")) chip->dropped = atoi(value) != 0;
+    else if (!strcmp(key, "absent")) chip->absent = atoi(value) != 0;
+    else if (!strcmp(key, "lost")) chip->lost = atoi(value) != 0;
     else if (!strcmp(key, "codes")) {
         for (char *part = strtok_r(value, ",", &rest); part; part = strtok_r(NULL, ",", &rest)) {
             char *severity = NULL;
@@ -240,6 +293,8 @@ static bool read_line(struct state *state, char *line) {
     if (!strcmp(word, "delay")) return read_rule(state->delays, &state->delay_count, words);
     if (!strcmp(word, "serialise")) return state->serialise = true;
     if (!strcmp(word, "lose_events")) return state->lose_events = true;
+    if (!strcmp(word, "event_delay")) return state->event_delay_ms = atoi(words), true;
+    if (!strcmp(word, "code_delay")) return state->code_delay_ms = atoi(words), true;
     if (!strcmp(word, "event")) return read_event(state, words);
     return false;
 }
@@ -257,7 +312,7 @@ static struct state *read_state(FILE *file, const char *path) {
 
 static void map_counters(const char *path) {
     if (counters || !*path) return;
-    size_t size = FUNCTION_COUNT * sizeof *counters;
+    size_t size = (FUNCTION_COUNT + 1) * sizeof *counters;
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (file < 0) return;
     if (ftruncate(file, (off_t)size) == 0) {
@@ -266,9 +321,33 @@ static void map_counters(const char *path) {
             counters = mapped;
             for (int each = 0; each < FUNCTION_COUNT; each++)
                 copy_text(counters[each].name, sizeof counters[each].name, FUNCTION_NAMES[each]);
+            copy_text(counters[FUNCTION_COUNT].name, sizeof counters[FUNCTION_COUNT].name, "races");
         }
     }
     close(file);
+}
+
+static void sleep_ms(long ms) {
+    struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&time, NULL);
+}
+
+static int64_t clock_us(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000 + time.tv_nsec / 1000;
+}
+
+/* With the lock held: keep the replaced state for as long as delayed codes may need it. */
+static void keep_past(struct state *state) {
+    int64_t at_us = clock_us();
+    int outdated = 0;
+    while (outdated < past_count &&
+           (past_count - outdated == MAX_PAST || past[outdated].until_us < at_us - 1000 * PAST_MS))
+        free(past[outdated++].state);
+    memmove(past, past + outdated, (size_t)(past_count - outdated) * sizeof *past);
+    past_count -= outdated;
+    past[past_count++] = (struct past){state, at_us};
 }
 
 /* With the lock held: update `now` from the file. A missing file changes nothing. */
@@ -289,24 +368,13 @@ static void refresh(void) {
     struct state *state = read_state(file, path);
     fclose(file);
     if (!state) return;
-    free(now);
+    if (now) keep_past(now);
     now = state;
     generation++;
     map_counters(now->count_file);
 }
 
 /* ---- a call ---- */
-
-static void sleep_ms(long ms) {
-    struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&time, NULL);
-}
-
-static int64_t clock_us(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000 + time.tv_nsec / 1000;
-}
 
 static int ruled(const struct rule *rules, int count, int function, int card, int device) {
     for (int each = 0; each < count; each++) {
@@ -318,16 +386,57 @@ static int ruled(const struct rule *rules, int count, int function, int card, in
     return 0;
 }
 
-static const struct chip *chip_at(int card, int device) {
-    for (int each = 0; each < now->chip_count; each++)
-        if (now->chips[each].card == card && now->chips[each].device == device) return &now->chips[each];
+static const struct chip *chip_of_logic(const struct state *state, int logic) {
+    for (int each = 0; each < state->chip_count; each++)
+        if (state->chips[each].logic == logic) return &state->chips[each];
     return NULL;
 }
 
-static const struct chip *chip_of_logic(int logic) {
-    for (int each = 0; each < now->chip_count; each++)
-        if (now->chips[each].logic == logic) return &now->chips[each];
-    return NULL;
+/* With the lock held: give the chip the codes that the driver's memory has at this moment. */
+static void delay_codes(struct chip *chip) {
+    int64_t shown_us = clock_us() - 1000 * (int64_t)now->code_delay_ms;
+    for (int each = 0; each < past_count; each++) {
+        if (past[each].until_us <= shown_us) continue;
+        const struct chip *earlier = chip_of_logic(past[each].state, chip->logic);
+        if (!earlier) return;
+        chip->code_count = earlier->code_count;
+        memcpy(chip->codes, earlier->codes, sizeof chip->codes);
+        return;
+    }
+}
+
+/* With the lock held: find a chip through the table; return an error code of the driver if that is not possible. */
+static int chip_in_table(int card, int device, struct chip *chip) {
+    if (!initialised && !table_count) return DCMI_UNSUPPORTED;
+    for (int each = 0; each < table_count; each++) {
+        if (table[each].card != card) continue;
+        if (device < 0 || device >= table[each].devices) return DCMI_INVALID_PARAMETER;
+        const struct chip *found = chip_of_logic(now, table[each].logic[device]);
+        if (!found) return DCMI_INVALID_DEVICE;
+        *chip = *found;
+        if (now->code_delay_ms) delay_codes(chip);
+        return DCMI_OK;
+    }
+    return DCMI_INVALID_PARAMETER;
+}
+
+/* With the lock held: note that two threads use the table while one of them fills it. */
+static void note_race(int function) {
+    fprintf(stderr, "fake libdcmi: race: %s while dcmi_init() and another call run\n", FUNCTION_NAMES[function]);
+    if (counters) __atomic_add_fetch(&counters[FUNCTION_COUNT].calls, 1, __ATOMIC_RELAXED);
+}
+
+/* With the lock held: begin a call; return its slot. */
+static int enter(int function) {
+    int slot = 0;
+    int64_t at_us = clock_us();
+    bool others = initialising && !pthread_equal(initialiser, pthread_self());
+    for (int each = 0; function == F_dcmi_init && each < MAX_CALLS; each++)
+        others |= calls[each].used && at_us - calls[each].began_us < 1000 * RACE_MS;
+    if (others) note_race(function);
+    while (slot < MAX_CALLS - 1 && calls[slot].used) slot++;
+    calls[slot] = (struct running){true, pthread_self(), at_us};
+    return slot;
 }
 
 /* With the lock held; releases it while it waits. */
@@ -341,7 +450,7 @@ static void wait_out(int function, int card, int device) {
     }
 }
 
-/* Take the lock and begin a call; `chip`, if not NULL, gets a copy of the chip. Releases the lock before returning. */
+/* Take the lock and make a call; `chip`, if not NULL, gets a copy of the chip. Releases the lock before returning. */
 static int begin(int function, int card, int device, struct chip *chip) {
     pthread_mutex_lock(&lock);
     refresh();
@@ -356,13 +465,16 @@ static int begin(int function, int card, int device, struct chip *chip) {
         pthread_mutex_lock(&one_by_one);
         pthread_mutex_lock(&lock);
     }
+    int slot = enter(function);
+    int code = chip ? chip_in_table(card, device, chip) : DCMI_OK;
     wait_out(function, card, device);
-    int code = ruled(now->fails, now->fail_count, function, card, device);
-    if (chip) {
-        const struct chip *found = chip_at(card, device);
-        if (found) *chip = *found;
-        else if (!code) code = DCMI_NO_DEVICE;
-    }
+    if (!code && chip) code = chip_in_table(card, device, chip);
+    int failure = ruled(now->fails, now->fail_count, function, card, device);
+    if (failure) code = failure;
+    if (!code && chip && function != F_dcmi_get_device_health && function != F_dcmi_get_device_errorcode_v2 &&
+        function != F_dcmi_get_device_logic_id && (chip->dropped || chip->absent || chip->lost))
+        code = chip->lost ? DCMI_TIMED_OUT : DCMI_INTERNAL;
+    calls[slot].used = false;
     pthread_mutex_unlock(&lock);
     if (serialise) pthread_mutex_unlock(&one_by_one);
     return code;
@@ -374,9 +486,46 @@ static int begin(int function, int card, int device, struct chip *chip) {
         if (code_) return code_;                                                                                       \
     } while (0)
 
+static int by_card(const void *one, const void *other) {
+    return ((const struct card *)one)->card - ((const struct card *)other)->card;
+}
+
+/* With the lock held: put a chip's card into the table, unless it is there. */
+static void add_card(int card) {
+    struct card entry = {.card = card};
+    bool answers = true;
+    for (int each = 0; each < now->chip_count; each++) {
+        const struct chip *chip = &now->chips[each];
+        if (chip->card != card || chip->absent) continue;
+        answers &= !chip->dropped && !chip->lost;
+        if (chip->device >= 0 && chip->device < DCMI_MAX_DEVICES) entry.logic[chip->device] = chip->logic;
+        entry.devices++;
+    }
+    if (!entry.devices) return;
+    table[table_count++] = answers ? entry : (struct card){.card = -1};
+}
+
 EXPORT int dcmi_init(void) {
-    BEGIN(dcmi_init, NONE, NONE, NULL);
-    return DCMI_OK;
+    pthread_mutex_lock(&lock);
+    refresh();
+    int slot = enter(F_dcmi_init);
+    initialising = true;
+    initialiser = pthread_self();
+    calls[slot].used = false;
+    table_count = 0;
+    pthread_mutex_unlock(&lock);
+    int code = begin(F_dcmi_init, NONE, NONE, NULL);
+    pthread_mutex_lock(&lock);
+    for (int each = 0; !code && each < now->chip_count; each++) {
+        bool seen = false;
+        for (int other = 0; other < each; other++) seen |= now->chips[other].card == now->chips[each].card;
+        if (!seen) add_card(now->chips[each].card);
+    }
+    qsort(table, (size_t)table_count, sizeof *table, by_card);
+    initialised |= !code;
+    initialising = false;
+    pthread_mutex_unlock(&lock);
+    return code;
 }
 
 EXPORT int dcmi_get_dcmi_version(char *version, unsigned int size) {
@@ -390,42 +539,47 @@ EXPORT int dcmi_get_dcmi_version(char *version, unsigned int size) {
 EXPORT int dcmi_get_card_list(int *count, int *cards, int size) {
     BEGIN(dcmi_get_card_list, NONE, NONE, NULL);
     pthread_mutex_lock(&lock);
-    *count = 0;
-    for (int each = 0; each < now->chip_count; each++) {
-        bool listed = false;
-        for (int other = 0; other < *count; other++) listed |= cards[other] == now->chips[each].card;
-        if (!listed && *count < size) cards[(*count)++] = now->chips[each].card;
-    }
+    bool usable = initialised;
+    int entries = *count = table_count;
+    for (int each = 0; each < entries && each < size; each++) cards[each] = table[each].card;
     pthread_mutex_unlock(&lock);
-    return DCMI_OK;
+    if (!usable) return DCMI_INTERNAL;
+    return entries > size ? DCMI_INVALID_PARAMETER : DCMI_OK;
 }
 
 EXPORT int dcmi_get_device_num_in_card(int card, int *count) {
     BEGIN(dcmi_get_device_num_in_card, card, NONE, NULL);
+    int code = DCMI_INVALID_PARAMETER;
     pthread_mutex_lock(&lock);
-    *count = 0;
-    for (int each = 0; each < now->chip_count; each++) *count += now->chips[each].card == card;
+    if (!initialised && !table_count) *count = 0, code = DCMI_OK;
+    for (int each = 0; each < table_count && code; each++)
+        if (table[each].card == card) *count = table[each].devices, code = DCMI_OK;
     pthread_mutex_unlock(&lock);
-    return DCMI_OK;
+    return code;
 }
 
 EXPORT int dcmi_get_device_logic_id(int *logic, int card, int device) {
-    struct chip chip;
-    BEGIN(dcmi_get_device_logic_id, card, device, &chip);
-    *logic = chip.logic;
-    return DCMI_OK;
+    if (card < 0 || device < 0) return DCMI_INVALID_PARAMETER;
+    BEGIN(dcmi_get_device_logic_id, card, device, NULL);
+    pthread_mutex_lock(&lock);
+    int code = !initialised ? DCMI_NOT_READY : table_count ? DCMI_INVALID_PARAMETER : DCMI_INVALID_DEVICE;
+    for (int each = 0; initialised && each < table_count && code; each++)
+        if (table[each].card == card && device < table[each].devices)
+            *logic = table[each].logic[device], code = DCMI_OK;
+    pthread_mutex_unlock(&lock);
+    return code;
 }
 
+/* Of the kernel, not of the table. */
 EXPORT int dcmi_get_device_phyid_from_logicid(unsigned int logic, unsigned int *phy) {
-    struct chip chip;
-    int card = NONE, device = NONE;
+    int card = NONE, device = NONE, code = DCMI_INVALID_DEVICE;
     pthread_mutex_lock(&lock);
-    const struct chip *found = now ? chip_of_logic((int)logic) : NULL;
-    if (found) card = found->card, device = found->device;
+    refresh();
+    const struct chip *found = now ? chip_of_logic(now, (int)logic) : NULL;
+    if (found && !found->absent) card = found->card, device = found->device, *phy = (unsigned)found->phy, code = 0;
     pthread_mutex_unlock(&lock);
-    BEGIN(dcmi_get_device_phyid_from_logicid, card, device, &chip);
-    *phy = (unsigned int)chip.phy;
-    return DCMI_OK;
+    BEGIN(dcmi_get_device_phyid_from_logicid, card, device, NULL);
+    return code;
 }
 
 EXPORT int dcmi_get_device_chip_info_v2(int card, int device, struct chip_info_v2 *info) {
@@ -524,33 +678,46 @@ EXPORT int dcmi_get_device_pcie_info_v2(int card, int device, struct pcie_info *
 EXPORT int dcmi_get_device_health(int card, int device, unsigned int *health) {
     struct chip chip;
     BEGIN(dcmi_get_device_health, card, device, &chip);
+    *health = chip.absent || chip.dropped ? NOT_EXISTING : chip.lost ? FATAL : chip.health;
     if (chip.dropped) return DCMI_NOT_READY;
-    *health = chip.health;
+    if (chip.absent || chip.lost || *health == NOT_EXISTING) return DCMI_OK;
     for (int each = 0; each < chip.code_count; each++)
         if (chip.codes[each].severity > *health) *health = chip.codes[each].severity;
+    return *health > FATAL ? DCMI_INVALID_PARAMETER : DCMI_OK;
+}
+
+static int error_codes(int card, int device, int *count, unsigned int *codes, unsigned int size) {
+    struct chip chip;
+    BEGIN(dcmi_get_device_errorcode_v2, card, device, &chip);
+    if (chip.dropped || chip.absent) return DCMI_INTERNAL;
+    if ((unsigned int)chip.code_count > size) return DCMI_INVALID_PARAMETER;
+    for (*count = 0; *count < chip.code_count; ++*count) codes[*count] = chip.codes[*count].id;
     return DCMI_OK;
 }
 
 EXPORT int dcmi_get_device_errorcode_v2(int card, int device, int *count, unsigned int *codes, unsigned int size) {
-    struct chip chip;
-    BEGIN(dcmi_get_device_errorcode_v2, card, device, &chip);
-    if (chip.dropped) return DCMI_NOT_READY;
-    *count = 0;
-    for (int each = 0; each < chip.code_count && (unsigned int)each < size; each++)
-        codes[(*count)++] = chip.codes[each].id;
-    return DCMI_OK;
+    int code = error_codes(card, device, count, codes, size);
+    return code == DCMI_OK || code == DCMI_INVALID_PARAMETER || code == DCMI_UNSUPPORTED ? code : DCMI_INTERNAL;
 }
 
 /* ---- events ---- */
 
-/* Space for every fault of every chip to occur and clear at once. */
-static struct event outbox[MAX_EVENTS + 2 * MAX_CHIPS * MAX_CODES];
-static int outbox_count;
+/* Events in the order in which they are sent, and when each is due. */
+static struct {
+    struct event event;
+    int64_t due_us;
+} *outbox;
+static int outbox_first, outbox_end, outbox_room;
 
 static void post(int type, int logic, uint32_t code, int severity, int assertion) {
     static int serial;
     serial++;
-    outbox[outbox_count++] = (struct event){
+    if (outbox_end == outbox_room) {
+        outbox_room = outbox_room ? 2 * outbox_room : 64;
+        outbox = realloc(outbox, (size_t)outbox_room * sizeof *outbox);
+    }
+    outbox[outbox_end].due_us = clock_us() + 1000 * (int64_t)now->event_delay_ms;
+    outbox[outbox_end++].event = (struct event){
         .type = type,
         .dms_event = {.event_id = code,
                       .deviceid = (uint16_t)logic,
@@ -585,7 +752,6 @@ static void post_difference(const struct state *from, const struct state *to, in
 
 /* With the lock held: fill the outbox with the changes since the last announcement. */
 static void collect(void) {
-    outbox_count = 0;
     if (!now->lose_events) {
         post_difference(announced, now, DCMI_RECOVER);
         post_difference(now, announced, DCMI_OCCUR);
@@ -613,10 +779,17 @@ static int watch_folder(void) {
     return watch;
 }
 
-/* Return when something has changed in the folder, or after a while. */
+/* Return when something has changed in the folder, when the next event is due, or after a while. */
 static void wait_for_change(int watch) {
     char events[4096];
-    if (watch < 0 || read(watch, events, sizeof events) <= 0) sleep_ms(TICK_MS);
+    struct pollfd changes = {.fd = watch, .events = POLLIN};
+    int64_t wait_ms = -1;
+    if (outbox_first < outbox_end) {
+        wait_ms = (outbox[outbox_first].due_us - clock_us() + 999) / 1000;
+        if (wait_ms <= 0) return;
+    }
+    if (watch < 0) sleep_ms(TICK_MS);
+    else if (poll(&changes, 1, (int)wait_ms) > 0 && read(watch, events, sizeof events) <= 0) sleep_ms(TICK_MS);
 }
 
 static void *announce(void *unused) {
@@ -626,19 +799,27 @@ static void *announce(void *unused) {
         pthread_mutex_lock(&lock);
         refresh();
         event_handler receiver = handler;
-        outbox_count = 0;
         if (generation != seen) collect();
         seen = generation;
         pthread_mutex_unlock(&lock);
         /* Only this thread uses the outbox; the handler may call the library. */
-        for (int each = 0; each < outbox_count; each++) receiver(&outbox[each]);
+        for (; outbox_first < outbox_end && outbox[outbox_first].due_us <= clock_us(); outbox_first++)
+            receiver(&outbox[outbox_first].event);
+        if (outbox_first == outbox_end) outbox_first = outbox_end = 0;
         wait_for_change(watch);
     }
     return unused;
 }
 
 EXPORT int dcmi_subscribe_fault_event(int card, int device, struct event_filter filter, event_handler wanted) {
-    BEGIN(dcmi_subscribe_fault_event, NONE, NONE, NULL);
+    int refused = begin(F_dcmi_subscribe_fault_event, NONE, NONE, NULL);
+    pthread_mutex_lock(&lock);
+    bool again = subscription_used;
+    /* The driver fails before it makes its thread, or the thread fails; then it is never made again. */
+    subscription_used |= !refused || refused == DCMI_UNSUPPORTED || refused == DCMI_OCCUPIED;
+    pthread_mutex_unlock(&lock);
+    if (again) return DCMI_OCCUPIED;
+    if (refused) return refused;
     if (card != -1 || device != -1 || !wanted || filter.filter_flag || filter.event_id || filter.severity)
         return DCMI_INVALID_PARAMETER;
     pthread_mutex_lock(&lock);

@@ -70,21 +70,51 @@ def test_a_dropped_chip_is_not_an_error_and_can_come_back(make_fake: MakeFake) -
     assert driver.read(second) == ChipState()
 
 
-@pytest.mark.parametrize("function", ["dcmi_get_device_health", "dcmi_get_device_errorcode_v2"])
-def test_not_ready_from_either_call_is_a_dropped_chip(make_fake: MakeFake, function: str) -> None:
+@pytest.mark.parametrize(
+    ("health", "state"),
+    [
+        (1, ChipState()),
+        (2, ChipState()),  # the list of codes has the reason, if there is one that counts
+        (3, ChipState(fatal=True)),
+        (4, ChipState()),  # the driver refuses to return it, which says nothing
+        (0xFFFF_FFFF, ChipState(dropped=True)),
+    ],
+)
+def test_the_drivers_health_value_is_part_of_a_reading(make_fake: MakeFake, health: int, state: ChipState) -> None:
     fake = make_fake(ascend_910b(1))
     driver = DcmiDriver()
     chip = discovered(driver)[0]
-    with fake.fail(function, -8012):
-        assert driver.read(chip) == ChipState(dropped=True)
+    fake.chip(0).health = health
+    assert driver.read(chip) == state
 
 
-def test_the_drivers_health_value_has_no_effect(make_fake: MakeFake) -> None:
-    fake = make_fake(ascend_910b(1))
+def test_a_chip_the_driver_cannot_reach_is_fatal_with_its_last_codes(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(2))
     driver = DcmiDriver()
-    chip = discovered(driver)[0]
-    fake.chip(0).health = 3
-    assert driver.read(chip) == ChipState()
+    first, second = discovered(driver)
+    fake.chip(0).lost = fake.chip(1).lost = True
+    fake.chip(1).codes = (0x80CD8003,)
+    assert driver.read(first) == ChipState(fatal=True)
+    assert driver.read(second) == ChipState((0x80CD8003,), fatal=True)
+
+
+def test_a_chip_off_the_bus_is_a_dropped_chip(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(2))
+    driver = DcmiDriver()
+    chip = discovered(driver)[1]
+    fake.chip(1).absent = True
+    assert driver.read(chip) == ChipState(dropped=True)
+
+
+def test_a_chip_whose_card_is_not_listed_cannot_be_read(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(2))
+    fake.chip(1).dropped = True
+    driver = DcmiDriver()
+    chip = discovered(driver)[1]
+    before = fake.calls()
+    with pytest.raises(DriverError, match="the driver does not list its card"):
+        driver.read(chip)
+    assert fake.calls() == before
 
 
 @pytest.mark.parametrize("code", [-8255, -8006, 5])
@@ -103,8 +133,8 @@ def test_an_error_reading_faults_names_the_chip_and_the_return_code(make_fake: M
     chip = discovered(driver)[3]
     with fake.fail("dcmi_get_device_errorcode_v2", -8006), pytest.raises(DcmiError) as raised:
         driver.read(chip)
-    assert str(raised.value) == "dcmi_get_device_errorcode_v2 of card 1 device 1: -8006 (timed out)"
-    assert raised.value.code == -8006
+    assert str(raised.value) == "dcmi_get_device_errorcode_v2 of card 1 device 1: -8005 (internal error)"
+    assert raised.value.code == -8005
     assert "of card 1 device 1:" in raised.value.message
 
 
@@ -116,6 +146,20 @@ def test_a_driver_with_events_only_has_a_state_while_it_answers(make_fake: MakeF
         assert driver.read(chip) == ChipState(codes=None)
         with fake.fail("dcmi_get_device_health", -8255), pytest.raises(DriverError, match="-8255"):
             driver.read(chip)
+
+
+def test_codes_that_were_never_read_from_a_chip_that_answers_are_not_supported(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(2))
+    driver = DcmiDriver()
+    chip, other = discovered(driver)
+    with fake.fail("dcmi_get_device_errorcode_v2", -8255 + 1, card=0):
+        for _ in range(4):
+            with pytest.raises(DriverError, match="-8005"):
+                driver.read(chip)
+        assert driver.read(chip) == ChipState(codes=None)
+        assert driver.read(other) == ChipState()
+        with pytest.raises(DriverError, match="-8005"):
+            driver.read(chip)  # the other chip shows that the driver supports it
 
 
 def test_without_both_calls_a_chip_cannot_be_read(make_fake: MakeFake) -> None:
@@ -211,10 +255,11 @@ def test_the_link_of_a_chip_is_read_by_its_physical_id(make_fake: MakeFake, tmp_
 
 
 def test_the_link_of_a_dropped_chip_is_not_read(make_fake: MakeFake, tmp_path: Path) -> None:
-    fake: FakeDcmi = make_fake([FakeChip(dropped=True)])
+    fake: FakeDcmi = make_fake([FakeChip()])
     called = tmp_path / "called"
     driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, f"touch {called}"), wait_s=10))
     chip = discovered(driver)[0]
+    fake.chip(0).dropped = True
     assert driver.read(chip).link_up is None
     assert not called.exists()
     fake.chip(0).dropped = False

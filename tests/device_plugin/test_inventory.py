@@ -19,7 +19,7 @@ from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from ascend.products import ASCEND_910A
 from device_plugin.cli import main
-from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
+from device_plugin.driver import NO_CARD, ChipFacts, ChipState, FaultEvent, Inventory, VirtualNpu
 from device_plugin.inventory.command import print_table
 from device_plugin.inventory.entries import EventEntry, ScanEntry, scan_entry, virtual_name
 from device_plugin.inventory.inspector import Inspector
@@ -115,6 +115,34 @@ async def test_a_chip_that_cannot_be_read_is_shown_with_the_reason(driver: Scrip
     driver.states[0] = DriverError("dcmi_get_device_errorcode_v2: -8005")
     chip, _ = (await scanned(driver))["chips"]
     assert (chip["level"], chip["problem"]) == (None, "dcmi_get_device_errorcode_v2: -8005")
+
+
+async def test_a_chip_that_the_driver_does_not_list_is_shown_as_unhealthy(driver: ScriptedDriver) -> None:
+    not_ready = "1 of 2 cards was not ready when the driver was initialized"
+    unlisted = replace(SERVER.chips[0], card_id=NO_CARD, device_id=NO_CARD)
+    driver.server = replace(SERVER, chips=(unlisted, SERVER.chips[1]), not_ready=1, problems=(not_ready,))
+    driver.states[0] = DriverError("the driver does not list its card")
+    scan = await scanned(driver)
+    assert scan["problems"] == [not_ready]
+    chip = scan["chips"][0]
+    assert (chip["health"], chip["level"], chip["card_id"]) == ("Unhealthy", None, -1)
+    assert chip["problem"] == "the driver does not list its card"
+    console = Console(file=io.StringIO(), highlight=False)
+    print_table(msgspec.convert(scan, ScanEntry), console)
+    table = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO
+    (row,) = [line for line in table.splitlines() if line.startswith("Ascend910-0 ")]
+    assert row.split()[1] == "-"
+    assert row.rstrip().endswith("Unknown Unknown the driver does not list its card")
+    assert not_ready in table
+
+
+async def test_chips_whose_ids_are_unknown_are_counted(driver: ScriptedDriver) -> None:
+    driver.server = replace(SERVER, not_ready=1, unidentified=1, problems=("1 of 3 cards was not ready",))
+    scan = await scanned(driver)
+    assert scan["unidentified"] == 1
+    console = Console(file=io.StringIO(), highlight=False)
+    print_table(msgspec.convert(scan, ScanEntry), console)
+    assert "1 chip is missing here: the ids are unknown" in console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO
 
 
 async def test_a_driver_that_hangs_or_fails_is_an_error_in_a_sentence(driver: ScriptedDriver) -> None:

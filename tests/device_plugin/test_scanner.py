@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from ascend.annotations import ChipAddress
+from ascend.chips import ChipSet
 from ascend.errors import DriverError
+from device_plugin.chips import renewal
 from device_plugin.chips import scanner as scan_module
 from device_plugin.chips.scanner import Scanner
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
@@ -27,6 +29,7 @@ class ScriptedDriver:
         self.server: Inventory | Exception = server()
         self.states: dict[int, ChipState | Exception] = {}
         self.calls: list[int] = []
+        self.initialized = 0
         self.subscribed: Callable[[FaultEvent], None] | None = None
         self.announces = True
         self.takes_subscribers = threading.Event()
@@ -39,7 +42,8 @@ class ScriptedDriver:
     def answer(self, chip_id: int | None = None) -> None:
         self._free.pop(chip_id).set()
 
-    def discover(self) -> Inventory:
+    def discover(self, *, anew: bool = False) -> Inventory:
+        self.initialized += anew
         self._wait(None)
         if isinstance(self.server, Exception):
             raise self.server
@@ -88,10 +92,19 @@ class Heard:
 
 
 class Rig:
-    def __init__(self, *, discover_s: float = 1000.0, deadline_s: float = 0.05, period_s: float = 0.002) -> None:
+    def __init__(
+        self, *, discover_s: float = 1000.0, deadline_s: float = 0.05, period_s: float = 0.002, known: ChipSet = 0
+    ) -> None:
         self.driver = ScriptedDriver()
         self.heard = Heard()
-        self.scanner = Scanner(self.driver, self.heard, period_s=period_s, discover_s=discover_s, deadline_s=deadline_s)
+        self.scanner = Scanner(
+            self.driver,
+            self.heard,
+            known=lambda: known,
+            period_s=period_s,
+            discover_s=discover_s,
+            deadline_s=deadline_s,
+        )
 
     def announce(self, event: FaultEvent) -> None:
         assert self.driver.subscribed is not None
@@ -276,6 +289,66 @@ async def test_chips_that_come_go_or_change_are_followed() -> None:
         assert rig.heard.servers[-1] == moved
         rig.driver.server = server()
         await until(lambda: rig.heard.count(7) > gone + 1)
+
+
+async def test_the_driver_is_initialized_again_until_no_card_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal, "FIRST_S", 0.01)
+    rig = Rig()
+    rig.driver.server = replace(server(), not_ready=1)
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.driver.initialized > 3)
+        rig.driver.server = server()
+        await until(lambda: rig.heard.servers[-1] == server())
+        initialized = rig.driver.initialized
+        read = rig.heard.count(0)
+        await until(lambda: rig.heard.count(0) > read + 20)
+        assert rig.driver.initialized == initialized
+
+
+async def test_the_driver_is_initialized_again_while_a_known_chip_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal, "FIRST_S", 0.01)
+    rig = Rig(known=0b1_1111_1111)
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.driver.initialized > 1)
+        rig.driver.server = server(*(ChipFacts(each, each) for each in range(9)))
+        await until(lambda: rig.heard.count(8))
+
+
+async def test_chips_without_ids_are_waited_for_before_the_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "LIMIT_S", 0.2)
+    rig = Rig()
+    incomplete = replace(server(), not_ready=1, unidentified=1, problems=("1 of 8 cards was not ready",))
+    rig.driver.server = incomplete
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.scanner.problem == "1 of 8 cards was not ready")
+        assert rig.heard.servers == []
+        await until(lambda: rig.heard.servers == [incomplete])  # not for longer than the reference
+    assert rig.driver.initialized
+
+
+async def test_a_failed_initialization_is_soon_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal, "FIRST_S", 0.01)
+    rig = Rig(discover_s=0.01)
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.servers)
+        rig.driver.server = DriverError("dcmi_init: -8005")
+        await until(lambda: rig.driver.initialized > 1)
+
+
+def test_the_waiting_times_double_and_become_long_after_ten_minutes() -> None:
+    now_s = 0.0
+    times = renewal.Renewal(lambda: now_s)
+    waits = []
+    while now_s < 4000:
+        waits.append(times.wait_s("card 5"))
+        now_s += waits[-1]
+    assert all(0.5 * 2**number <= wait_s <= 2**number for number, wait_s in enumerate(waits[:6]))
+    assert max(wait_s for wait_s in waits if wait_s != 600) <= 60
+    assert waits[-4:] == [600] * 4
+    assert 600 <= sum(wait_s for wait_s in waits if wait_s != 600) <= 660
+    assert times.wait_s("card 6") <= 1
+    times.reset()
+    assert times.wait_s("card 6") <= 1
 
 
 async def test_a_chip_that_hangs_comes_and_goes_has_one_thread() -> None:

@@ -55,6 +55,45 @@ def test_each_product_has_chips_of_its_type(
     assert (inventory.chip_type, chip.chip_name, (chip.card_id, chip.device_id)) == (kind, name, place)
 
 
+def test_a_card_that_was_not_ready_is_listed_after_the_next_initialization(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    driver = SimulatedDriver(path)
+
+    def chips(ready: str) -> None:
+        write(path, f'[{{"id": 0}}, {{"id": 1, "ready": {ready}}}]')
+
+    chips("true")
+    listed = driver.discover().chips[1]
+    chips("false")
+    assert driver.read(listed) == ChipState(dropped=True)
+    assert driver.discover().chips[1] == listed
+    inventory = driver.discover(anew=True)
+    assert [chip.is_listed for chip in inventory.chips] == [True, False]
+    assert inventory.problems == ("1 of 2 cards was not ready when the driver was initialized",)
+    chips("true")
+    with pytest.raises(DriverError, match="the driver does not list its card"):
+        driver.read(driver.discover().chips[1])
+    assert driver.discover(anew=True).chips[1] == listed
+
+
+def test_a_chip_off_the_bus_is_found_by_no_later_initialization(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    driver = SimulatedDriver(path)
+    write(path, '[{"id": 0}, {"id": 1}]')
+    chip = driver.discover().chips[1]
+    write(path, '[{"id": 0}, {"id": 1, "present": false}]')
+    assert driver.read(chip) == ChipState(dropped=True)
+    assert len(driver.discover().chips) == 2
+    assert len(driver.discover(anew=True).chips) == 1
+
+
+def test_an_unreachable_chip_is_fatal_and_keeps_its_codes(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    write(path, '[{"id": 0, "reachable": false, "fault_codes": ["1"]}]')
+    driver = SimulatedDriver(path)
+    assert driver.read(driver.discover().chips[0]) == ChipState((1,), fatal=True)
+
+
 def test_every_fact_can_be_set(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
     chip = (

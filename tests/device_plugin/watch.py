@@ -50,13 +50,19 @@ class Watch:
         self.book.discovered(server(*chips), moment(at_s))
 
     def read(
-        self, at_s: float, *codes: int, phy_id: int = 0, dropped: bool = False, link_up: bool | None = None
+        self,
+        at_s: float,
+        *codes: int,
+        phy_id: int = 0,
+        dropped: bool = False,
+        link_up: bool | None = None,
+        fatal: bool = False,
     ) -> None:
-        self.book.polled(phy_id, ChipState(codes, dropped, link_up), moment(at_s))
+        self.book.polled(phy_id, ChipState(codes, dropped, link_up, fatal=fatal), moment(at_s))
 
-    def answer(self, at_s: float, *, dropped: bool = False, link_up: bool | None = None) -> None:
+    def answer(self, at_s: float, *, dropped: bool = False, link_up: bool | None = None, fatal: bool = False) -> None:
         """A reading of chip 0 by a driver that reports faults by events only."""
-        self.book.polled(0, ChipState(None, dropped, link_up), moment(at_s))
+        self.book.polled(0, ChipState(None, dropped, link_up, fatal=fatal), moment(at_s))
 
     def event(
         self, at_s: float, code: int, assertion: Assertion = "occur", *, severity: int = 2, phy_id: int = 0

@@ -56,19 +56,22 @@ class Whole:
         )
 
     @asynccontextmanager
-    async def plugin(self, **changes: Any) -> AsyncIterator[Plugin]:
-        """A running plugin, registered with the kubelet."""
+    async def plugin(self, offers: ChipSet = 0xFF, /, **changes: Any) -> AsyncIterator[Plugin]:
+        """A running plugin, registered with the kubelet, that offers these chips."""
         plugin = Plugin(self.settings(**changes))
         async with running(plugin.run()) as task:
             async with asyncio.timeout(20.0):
-                await until(lambda: task.done() or (_is_watched(plugin) and self.offers_chips()))
+                await until(lambda: task.done() or (_is_watched(plugin) and self.offers_chips(offers)))
             if not task.done():
                 yield plugin
 
-    def offers_chips(self) -> bool:
-        """Whether the kubelet and its Node show all chips as healthy."""
+    def offers_chips(self, chips: ChipSet = 0xFF) -> bool:
+        """Whether the kubelet shows exactly these chips as healthy, and its Node as many; by default all."""
         kubelet = self.node.kubelet
-        return set(kubelet.devices(RESOURCE).values()) == {"Healthy"} and kubelet.allocatable(RESOURCE) == 8
+        healthy = chip_set(
+            parse_chip_name(each) for each, health in kubelet.devices(RESOURCE).items() if health == "Healthy"
+        )
+        return healthy == chips and kubelet.allocatable(RESOURCE) == chips.bit_count()
 
     async def bind(
         self, name: str, *chips: int, predicate_time: int = 1, grace_s: int = 0, asks: Sequence[ContainerRequest] = ()

@@ -1,6 +1,7 @@
 """The functions of the driver's library as methods with Python values (docs/spec/dcmi.md#functions).
 
-A call releases Python's interpreter lock and takes no other lock, so a call that hangs blocks only its own thread.
+A call releases Python's interpreter lock, so a call that hangs blocks only its own thread. The library is initialized
+while no other call uses its table of cards, see ``CallGate``.
 """
 
 import ctypes
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from device_plugin.driver import VirtualNpu
+from device_plugin.driver.dcmi.call_gate import CallGate
 from device_plugin.driver.dcmi.errors import MISSING, DcmiError
 from device_plugin.driver.dcmi.structures import (
     BoardInfo,
@@ -33,6 +35,12 @@ Place: TypeAlias = tuple[int, int]
 
 Observe: TypeAlias = Callable[[str, float], None]
 """Called with the name and the duration in seconds of every call, in the thread that made it."""
+
+FATAL = 3
+"""The health of a chip with a critical alarm, or that the driver can't communicate with."""
+
+NOT_EXISTING = 0xFFFFFFFF
+"""The health of a chip that the kernel does not list."""
 
 MAX_CARDS = 64
 MAX_ID = 255
@@ -93,6 +101,7 @@ class Calls:
 
     def __init__(self, library: ctypes.CDLL, observe: Observe) -> None:
         self._observe = observe
+        self._gate = CallGate()
         self._functions: dict[str, Any] = {}
         for name, arguments in _PROTOTYPES.items():
             try:
@@ -103,8 +112,9 @@ class Calls:
             self._functions[name] = function
 
     def init(self) -> None:
-        """Initialize the library; required before all other calls."""
-        self._call("dcmi_init")
+        """Initialize the library, before all other calls or again while none of them uses its table of cards."""
+        with self._gate.alone():
+            self._timed("dcmi_init")
 
     def version(self) -> str:
         """Return the version of the driver."""
@@ -113,7 +123,7 @@ class Calls:
         return _text(text.value)
 
     def cards(self) -> list[int]:
-        """Return the ids of the cards."""
+        """Return the ids of the cards; that of a card that was not ready at the initialization is negative."""
         count, cards = c_int(), (c_int * MAX_CARDS)()
         self._call("dcmi_get_card_list", byref(count), cards, MAX_CARDS)
         return cards[: _within(count.value, MAX_CARDS)]
@@ -130,8 +140,11 @@ class Calls:
         self._call("dcmi_get_device_logic_id", byref(logic), *chip, target=chip)
         return logic.value
 
-    def phy_id(self, logic: int, chip: Place) -> int:
-        """Return the physical id of a logic id; ``chip`` is only named in the error."""
+    def phy_id(self, logic: int, chip: tuple[int, ...] = ()) -> int:
+        """Return the physical id of a logic id; ``chip`` is only named in the error.
+
+        It is known to the kernel, also for a card that was not ready at the initialization.
+        """
         phy = c_uint32(MAX_ID + 1)
         self._call("dcmi_get_device_phyid_from_logicid", logic, byref(phy), target=chip)
         return phy.value
@@ -212,7 +225,10 @@ class Calls:
         return f"{info.domain & 0xFFFFFFFF:04x}:{info.bdf_busid:02x}:{info.bdf_deviceid:02x}.{info.bdf_funcid:x}"
 
     def health(self, chip: Place) -> int:
-        """Return the driver's health value of a chip, 0 if healthy; a chip that dropped off raises ``NOT_READY``."""
+        """Return the driver's health value of a chip: 0 healthy to ``FATAL``, or ``NOT_EXISTING``.
+
+        A chip that is being reset, or has not started yet, raises ``NOT_READY``.
+        """
         health = c_uint32()
         self._call("dcmi_get_device_health", *chip, byref(health), target=chip)
         return health.value
@@ -232,6 +248,10 @@ class Calls:
         self._call("dcmi_subscribe_fault_event", _EVERY, _EVERY, EventFilter(), handler)
 
     def _call(self, name: str, *arguments: Any, target: tuple[int, ...] = ()) -> None:
+        with self._gate.beside():
+            self._timed(name, *arguments, target=target)
+
+    def _timed(self, name: str, *arguments: Any, target: tuple[int, ...] = ()) -> None:
         function = self._functions.get(name)
         if function is None:
             raise DcmiError(name, MISSING, *target)

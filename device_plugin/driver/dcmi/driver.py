@@ -3,7 +3,8 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,25 @@ import structlog
 
 from ascend.annotations import UNKNOWN
 from ascend.errors import DriverError
-from device_plugin.driver import Assertion, ChipFacts, ChipState, FaultEvent, Inventory
-from device_plugin.driver.dcmi.calls import Calls, Observe, Place, event_of
+from device_plugin.driver import Assertion, ChipFacts, ChipState, FaultEvent, Inventory, not_ready_sentence
+from device_plugin.driver.dcmi.calls import FATAL, NOT_EXISTING, Calls, Observe, Place, event_of
 from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.library import load
 from device_plugin.driver.dcmi.link import LinkTool
 from device_plugin.driver.dcmi.structures import EventHandler
-from device_plugin.driver.dcmi.survey import SYSFS, OptionalFacts, Surveyed, survey_card
+from device_plugin.driver.dcmi.survey import (
+    SYSFS,
+    OptionalFacts,
+    Surveyed,
+    server_type,
+    survey_card,
+    survey_unlisted,
+)
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _ATTEMPTS = 3
+_CODE_FAILURES = 5
 _FAULT = 0
 _ASSERTIONS: dict[int, Assertion] = {0: "recover", 1: "occur", 2: "once"}
 
@@ -67,17 +76,23 @@ class DcmiDriver:
         self._surveys: dict[int, threading.Thread] = {}
         self._surveyed: dict[int, tuple[Surveyed, ...]] = {}
         self._problems: dict[int, str] = {}
+        self._known: dict[int, Surveyed] = {}
+        self._codes_reported = False  # by any chip, since the start
+        self._code_failures: Counter[Place] = Counter()
 
-    def discover(self) -> Inventory:
+    def discover(self, *, anew: bool = False) -> Inventory:
         """Return the chips of this server.
 
-        For a card that does not answer, the result has its last answer, or nothing if it never answered.
+        For a card that does not answer, the result has its last answer, or only the ids if it never answered.
+
+        Args:
+            anew: whether to initialize the library again first.
 
         Raises:
             DriverError: the library can't be used, or no chip of the 910 family answers; says why. The next call starts
                 over.
         """
-        calls = self._open()
+        calls = self._open(anew=anew)
         try:
             return self._inventory(calls, calls.cards())
         except DriverError:
@@ -92,15 +107,14 @@ class DcmiDriver:
         """
         if self._calls is None:
             raise DriverError("chips are read before they are discovered")
+        if not chip.is_listed:
+            raise DriverError("the driver does not list its card")
         calls, place = self._calls, (chip.card_id, chip.device_id)
-        try:
-            silent = self._silent(calls, place)
-            codes = self._codes(calls, place, silent=silent)
-        except DcmiError as error:
-            if error.code == NOT_READY:
-                return ChipState(dropped=True)
-            raise
-        return ChipState(codes=codes, link_up=self._links.up(chip.phy_id))
+        health = self._health(calls, place)
+        if health == NOT_EXISTING:
+            return ChipState(dropped=True)
+        codes = self._codes(calls, place, silent=health is None)
+        return ChipState(codes=codes, link_up=self._links.up(chip.phy_id), fatal=health == FATAL)
 
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
         """Announce the fault events of all chips from now on, from threads of the library.
@@ -120,17 +134,19 @@ class DcmiDriver:
                     raise
             self._pause(1.0)
 
-    def _open(self) -> Calls:
+    def _open(self, *, anew: bool = False) -> Calls:
         with self._opening:
             if self._calls is None:
                 self._calls = Calls(load(self._path), self._observe)
-            if not self._ready:
+            if anew or not self._ready:
+                self._ready = False
                 self._calls.init()
                 self._ready = True
             return self._calls
 
-    def _inventory(self, calls: Calls, cards: list[int]) -> Inventory:
+    def _inventory(self, calls: Calls, table: list[int]) -> Inventory:
         version = self._facts.get("driver version", calls.version, "")
+        cards = [card for card in dict.fromkeys(table) if card >= 0]
         self._survey(calls, cards)
         chips: dict[int, Surveyed] = {}
         for surveyed in itertools.chain.from_iterable(self._surveyed.get(card, ()) for card in cards):
@@ -142,21 +158,28 @@ class DcmiDriver:
                     card=facts.card_id,
                     kept=other.facts.card_id,
                 )
+        not_ready = sum(card < 0 for card in table)
+        problems = _problems(not_ready, len(table), (self._problems.get(card, "") for card in cards))
         found = [chips[phy_id] for phy_id in sorted(chips)]
-        kinds = [each.kind for each in found if each.kind is not None]
-        if not kinds:
-            raise DriverError(self._why_no_chip(cards, found))
-        if len(set(kinds)) > 1:
-            log.error("chips of several types, the first is reported", types=sorted(set(kinds)))
+        kind = server_type(found) if found else None
+        if kind is None:
+            raise DriverError(_why_no_chip(problems, found))
+        per_card = max(len(self._surveyed.get(card, ())) for card in cards)
+        unlisted, unidentified = survey_unlisted(calls, found, self._known, per_card * (len(cards) + not_ready))
+        chips |= {each.facts.phy_id: each for each in unlisted if each.facts.phy_id not in chips}
+        self._known |= chips
         super_pod = next((each.super_pod for each in found if each.super_pod is not None), None)
         return Inventory(
-            chip_type=kinds[0],
-            chips=tuple(each.facts for each in found),
+            chip_type=kind,
+            chips=tuple(chips[phy_id].facts for phy_id in sorted(chips)),
             driver_version=version,
             ai_cores=next((each.ai_cores for each in found if each.ai_cores), 0),
             board_id=next((each.board_id for each in found if each.board_id), 0),
             super_pod_id=super_pod.super_pod_id if super_pod is not None else UNKNOWN,
             server_index=super_pod.server_index if super_pod is not None else UNKNOWN,
+            not_ready=not_ready,
+            unidentified=unidentified,
+            problems=problems,
         )
 
     def _survey(self, calls: Calls, cards: list[int]) -> None:
@@ -187,35 +210,43 @@ class DcmiDriver:
         if problem and problem != before:
             log.error("a card can't be read", card=card, error=problem)
 
-    def _why_no_chip(self, cards: list[int], found: list[Surveyed]) -> str:
-        if not cards:
-            return "the driver lists no card"
-        if found:
-            names = sorted({f"{each.facts.chip_name!r} on board {each.board_id:#x}" for each in found})
-            return f"no chip of the 910 family: {', '.join(names)}"
-        return "no card can be read: " + "; ".join(sorted({*self._problems.values()} - {""}))
-
-    def _silent(self, calls: Calls, place: Place) -> bool:
-        """Return whether the call that detects a dropped chip fails for another reason.
-
-        Raises:
-            DcmiError: the chip has dropped off the bus.
-        """
+    def _health(self, calls: Calls, place: Place) -> int | None:
+        """Return the driver's health value; None if the call fails for another reason than the chip."""
         try:
-            calls.health(place)
+            return calls.health(place)
         except DcmiError as error:
-            if error.code == NOT_READY:
-                raise
-            return True
-        return False
+            return NOT_EXISTING if error.code == NOT_READY else None
 
     def _codes(self, calls: Calls, place: Place, *, silent: bool) -> tuple[int, ...] | None:
+        """Return the fault codes; None if this driver reports faults by events only, and the chip answers."""
         try:
-            return calls.fault_codes(place)
+            codes = calls.fault_codes(place)
         except DcmiError as error:
-            if error.permanent and not silent:
-                return None  # this driver reports faults by events only, and the chip answers
+            if silent:
+                raise
+            # The library replaces most errors, "not supported" included, by one and the same. So a call counts as not
+            # supported if it has never succeeded for any chip.
+            self._code_failures[place] += 1
+            if error.permanent or (not self._codes_reported and self._code_failures[place] >= _CODE_FAILURES):
+                return None
             raise
+        self._codes_reported = True
+        return codes
+
+
+def _problems(not_ready: int, cards: int, of_cards: Iterable[str]) -> tuple[str, ...]:
+    problems = sorted({*of_cards} - {""})
+    if not_ready:
+        problems.insert(0, not_ready_sentence(not_ready, cards))
+    return tuple(problems)
+
+
+def _why_no_chip(problems: Iterable[str], found: Sequence[Surveyed]) -> str:
+    if found:
+        names = sorted({f"{each.facts.chip_name!r} on board {each.board_id or 0:#x}" for each in found})
+        return f"no chip of the 910 family: {', '.join(names)}"
+    sentences = "; ".join(problems)
+    return f"no card can be read: {sentences}" if sentences else "the driver lists no card"
 
 
 def _relay(on_event: Callable[[FaultEvent], None]) -> Callable[[Any], None]:

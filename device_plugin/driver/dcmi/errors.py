@@ -11,6 +11,9 @@ UNSUPPORTED = -8255
 MISSING = -99998
 """Not one of the library's: the library has no such function."""
 
+UNSUPPORTED_CODES = frozenset({UNSUPPORTED, MISSING})
+"""With these, every call of the function fails."""
+
 MEANINGS: dict[int, str] = {
     -8001: "invalid parameter",
     -8002: "not permitted",
@@ -57,4 +60,4 @@ class DcmiError(DriverError):
     @property
     def permanent(self) -> bool:
         """Whether every call of this function fails: the driver does not support it."""
-        return self.code in {UNSUPPORTED, MISSING}
+        return self.code in UNSUPPORTED_CODES

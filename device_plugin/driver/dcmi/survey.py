@@ -1,8 +1,8 @@
 """Reads the facts about the chips of a card; a fact that can't be read keeps its last known value."""
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,9 +10,9 @@ import structlog
 
 from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
-from device_plugin.driver import ChipFacts, ChipType, VirtualNpu
+from device_plugin.driver import NO_CARD, ChipFacts, ChipType, VirtualNpu
 from device_plugin.driver.dcmi.calls import MAX_ID, Calls, Place, SuperPodPlace
-from device_plugin.driver.dcmi.errors import DcmiError
+from device_plugin.driver.dcmi.errors import UNSUPPORTED_CODES, DcmiError
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -21,6 +21,7 @@ _B = re.compile(r"910B\d|A2G\d")
 _A = re.compile(r"910")
 _MIN_CORES, _MAX_CORES = 8, 36
 _NO_RESOURCES: tuple[int, tuple[VirtualNpu, ...]] = (0, ())
+_ATTEMPTS = 3
 
 SYSFS = Path("/sys")
 _NODE = re.compile(r"node([0-9]+)")
@@ -86,15 +87,13 @@ class Surveyed:
 
     Attributes:
         facts: the chip.
-        kind: its type; None if it is unknown or not of the 910 family.
-        board_id: 0 if unknown.
+        board_id: None if it can't be read at present; 0 if this driver has no boards.
         ai_cores: 0 if unknown.
         super_pod: None if unknown.
     """
 
     facts: ChipFacts
-    kind: ChipType | None
-    board_id: int
+    board_id: int | None
     ai_cores: int
     super_pod: SuperPodPlace | None
 
@@ -116,8 +115,10 @@ class OptionalFacts:
             chip: the chip; None for a fact about the server.
         """
         key = (name, chip)
+        # One failed call says nothing about a chip; a call that keeps failing is not worth more.
+        attempts = 1 if key in self._known or key in self._failing else _ATTEMPTS
         try:
-            value = call()
+            value = _persistently(call, attempts)
         except DcmiError as error:
             if self._failing.get(key) != error.code:
                 self._failing[key] = error.code
@@ -128,6 +129,71 @@ class OptionalFacts:
         self._failing.pop(key, None)
         self._known[key] = value
         return value
+
+    def is_unsupported(self, name: str, chip: Place) -> bool:
+        """Return whether the last call failed because this driver does not support it."""
+        return self._failing.get((name, chip)) in UNSUPPORTED_CODES
+
+
+def _persistently(call: Callable[[], T], attempts: int) -> T:
+    for _ in range(attempts - 1):
+        try:
+            return call()
+        except DcmiError as error:
+            if error.permanent:
+                raise
+    return call()
+
+
+def server_type(found: Sequence[Surveyed]) -> ChipType | None:
+    """Return the type of a server's chips; None if none of them is of the 910 family.
+
+    Raises:
+        DriverError: the board of no chip can be read at present. Without it, chips of an A3 server look like a 910A.
+    """
+    surveyed = [each for each in found if each.board_id is not None]
+    if not surveyed:
+        raise DriverError("the type of the server is unknown: the board of no chip can be read")
+    # A chip without a board counts only if the driver has no boards at all.
+    with_board = [each for each in surveyed if each.board_id] or surveyed
+    kinds = [kind for each in with_board if (kind := chip_type(each.board_id or 0, each.facts.chip_name)) is not None]
+    if len(set(kinds)) > 1:
+        log.error("chips of several types, the first is reported", types=sorted(set(kinds)))
+    return kinds[0] if kinds else None
+
+
+def survey_unlisted(
+    calls: Calls, listed: Sequence[Surveyed], known: Mapping[int, Surveyed], expected: int
+) -> tuple[tuple[Surveyed, ...], int]:
+    """Return the chips whose cards the driver does not list, and how many of them are unknown even to the kernel.
+
+    The table of cards has no ids for a card that was not ready when the library was initialized, but the kernel has the
+    physical id of each logic id.
+
+    Args:
+        calls: the library.
+        listed: the chips that were surveyed.
+        known: what earlier surveys found, by physical id.
+        expected: the number of all chips.
+    """
+    missing = expected - len(listed)
+    surveyed = {each.facts.logic_id for each in listed}
+    found: dict[int, Surveyed] = {}
+    for logic_id in range(expected if missing > 0 else 0):
+        if logic_id in surveyed:
+            continue
+        try:
+            phy_id = calls.phy_id(logic_id)
+        except DcmiError:
+            continue
+        if not 0 <= phy_id <= MAX_ID:
+            continue
+        unknown = Surveyed(ChipFacts(phy_id), None, 0, None)
+        earlier = known.get(phy_id, unknown)
+        facts = replace(earlier.facts, logic_id=logic_id, card_id=NO_CARD, device_id=NO_CARD)
+        found[phy_id] = replace(earlier, facts=facts)
+        missing -= 1
+    return tuple(found.values()), max(missing, 0)
 
 
 def survey_card(
@@ -161,7 +227,9 @@ def _survey_chip(calls: Calls, facts: OptionalFacts, chip: Place, sysfs: Path) -
     logic_id = _checked("logic id", calls.logic_id(chip), chip)
     phy_id = _checked("physical id", calls.phy_id(logic_id, chip), chip)
     name, cores_by_name = facts.get("chip name", lambda: calls.chip_info(chip), ("", 0), chip)
-    board_id = facts.get("board id", lambda: calls.board_id(chip), 0, chip)
+    board_id = facts.get("board id", lambda: calls.board_id(chip), None, chip)
+    if board_id is None and facts.is_unsupported("board id", chip):
+        board_id = 0
     super_pod = facts.get("SuperPod", lambda: calls.super_pod(chip), None, chip)
     cores, vnpus = facts.get("virtual NPUs", lambda: _resources(calls, facts, chip, phy_id), _NO_RESOURCES, chip)
     return Surveyed(
@@ -179,7 +247,6 @@ def _survey_chip(calls: Calls, facts: OptionalFacts, chip: Place, sysfs: Path) -
             hbm_mb=facts.get("HBM size", lambda: calls.hbm_mb(chip), 0, chip),
             vnpus=vnpus,
         ),
-        kind=chip_type(board_id, name),
         board_id=board_id,
         ai_cores=next((count for count in (cores, cores_by_name) if _MIN_CORES <= count <= _MAX_CORES), 0),
         super_pod=super_pod,
