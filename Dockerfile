@@ -1,38 +1,69 @@
-# One image with all programs: ascend-allocator, ascend-device-plugin and npuctl.
+# One image with all programs: ascend-allocator, ascend-device-plugin and npuctl, for linux/amd64 and linux/arm64.
 #
-#   docker build -t registry.example/ascend-affinity:0.1.0 .
+#   deploy/image/build.sh registry.example/ascend-affinity:0.1.0      (docs/install.md#the-image)
+#   docker build -t registry.example/ascend-affinity:0.1.0 .          (the same without labels of the commit)
 
-FROM python:3.11-slim AS build
-RUN pip install --no-cache-dir "uv>=0.11"
-# Only the interpreter of the image: the final stage has it at the same path.
+# The base has Python 3.11 on its PATH and nothing else is used of it; deploy/image/base.sh makes a small one. Releases
+# name it by its digest, which build.sh demands of them. BUILD_BASE has the same Python at the same path, and venv.
+ARG BASE=docker.io/library/python:3.11-slim
+ARG BUILD_BASE=docker.io/library/python:3.11-slim
+ARG BUILDPLATFORM
+
+# On the platform of the machine that builds, also for another one: nothing is compiled, wheels are only unpacked.
+FROM --platform=${BUILDPLATFORM} ${BUILD_BASE} AS build
+ARG UV_VERSION=0.13.9
+RUN python3.11 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check "uv==${UV_VERSION}"
+# Only the interpreter of the image: the final stage has it at the same path. Byte code is found valid by its name, not
+# by its source's time: builders may set all times to one.
 ENV UV_PROJECT_ENVIRONMENT=/opt/ascend-affinity \
-    UV_PYTHON=/usr/local/bin/python3.11 \
+    UV_PYTHON=python3.11 \
     UV_PYTHON_DOWNLOADS=never \
     UV_LINK_MODE=copy \
-    UV_COMPILE_BYTECODE=1
+    UV_COMPILE_BYTECODE=1 \
+    PYC_INVALIDATION_MODE=UNCHECKED_HASH \
+    PATH=/opt/uv/bin:$PATH
 WORKDIR /src
-# The dependencies are a separate layer, which is rebuilt only when the lock file changes.
+COPY deploy/image/prune.sh deploy/image/
+# The dependencies are a layer of their own, which changes only with the lock file: an upgrade pulls a few MB.
 COPY pyproject.toml uv.lock ./
 # The lock file covers the sandbox too, so uv needs its metadata. The sandbox itself is not in the image.
 COPY sandbox/pyproject.toml sandbox/
-RUN uv sync --locked --no-dev --no-editable --no-install-project
+ARG TARGETARCH
+RUN case "${TARGETARCH:-$(uname -m)}" in \
+      amd64 | x86_64) echo x86_64-unknown-linux-gnu ;; \
+      arm64 | aarch64) echo aarch64-unknown-linux-gnu ;; \
+      *) echo "no wheels are locked for ${TARGETARCH:-$(uname -m)}" >&2; exit 1 ;; \
+    esac > /tmp/platform
+RUN uv sync --locked --no-dev --no-editable --no-install-project --python-platform "$(cat /tmp/platform)" \
+ && sh deploy/image/prune.sh /opt/ascend-affinity
+# What the image contains, from the lock file (CycloneDX); without serial number and time, so that it is reproducible.
+RUN mkdir -p /opt/ascend-affinity/share \
+ && uv export --quiet --locked --no-dev --no-editable --preview-features sbom-export --format cyclonedx1.5 \
+  | grep -v -e '^  "serialNumber":' -e '^    "timestamp":' > /opt/ascend-affinity/share/sbom.cdx.json
 COPY README.md LICENSE ./
 COPY protos/ protos/
 COPY ascend/ ascend/
 COPY device_plugin/ device_plugin/
 COPY allocator/ allocator/
 COPY npuctl/ npuctl/
-RUN uv sync --locked --no-dev --no-editable
+# The programs go to a folder of their own, with the paths that they have in the environment.
+RUN cp -a /opt/ascend-affinity /opt/dependencies \
+ && uv sync --locked --no-dev --no-editable --refresh-package ascend-affinity --python-platform "$(cat /tmp/platform)" \
+ && sh deploy/image/prune.sh /opt/ascend-affinity \
+ && mkdir /opt/programs && cd /opt/ascend-affinity \
+ && diff -rq --no-dereference . /opt/dependencies | sed -n 's|^Only in \./*\([^:]*\): |\1/|p' | sed 's|^/||' > /tmp/added \
+ && tar -c -T /tmp/added | tar -x -C /opt/programs
 
-# Only the environment: no compiler, no uv, no sources.
-FROM python:3.11-slim
-# The build system adds: --label org.opencontainers.image.source=… and .revision=…
+# Only the environment: no compiler, no pip, no uv, no sources.
+FROM ${BASE}
+# deploy/image/build.sh adds source, revision and created, and the base's name and digest.
 LABEL org.opencontainers.image.title="ascend-affinity" \
       org.opencontainers.image.description="Device plugin and affinity allocator for Huawei Ascend NPUs on Kubernetes" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"
 
-COPY --from=build /opt/ascend-affinity /opt/ascend-affinity
+COPY --from=build /opt/dependencies /opt/ascend-affinity
+COPY --from=build /opt/programs /opt/ascend-affinity
 # The root file system is read-only in the cluster, so nothing can be compiled or written at run time.
 ENV PATH=/opt/ascend-affinity/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

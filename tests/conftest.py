@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import parallel
 from tests.cluster import requirements
+from tests.deploy import image
 
 # `gate` is the default; `long` needs `HYPOTHESIS_PROFILE=long` or `--hypothesis-profile=long`. Neither examples nor the
 # generation of data have a time limit, because other programs can use the machine at the same time.
@@ -33,7 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Report loudly that the tests of the real cluster were skipped."""
     reports = terminalreporter.getreports("skipped")
-    if any("real" in report.keywords for report in reports) and (sentences := requirements.missing()):
+    if any("real" in report.keywords for report in reports) and (
+        sentences := [*requirements.missing(), *image.missing().values()]
+    ):
         terminalreporter.section("THE REAL-CLUSTER TESTS WERE SKIPPED", sep="!", yellow=True, bold=True)
         for sentence in sentences:
             terminalreporter.line(f"  * {sentence}")

@@ -15,7 +15,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.manifests import RESOURCE, STAY
 from tests.cluster.programs import missing_programs, start_programs
-from tests.deploy import helm
+from tests.deploy import helm, image
 
 _NEXT: Final = """
 The cluster runs until `make cluster-down`. It has no controllers (so that a Job makes no pods) and no network for pods
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _prepare(*, long: bool) -> int:
-    packages = [*requirements.missing_packages(), *requirements.missing_compiler()]
+    packages = [*requirements.missing_packages(), *requirements.missing_compiler(), *image.missing()]
     problems = _install(packages) if packages else []
     if not (problems or requirements.missing_packages() or requirements.missing_system()):
         try:
@@ -93,9 +93,14 @@ def _prepare(*, long: bool) -> int:
                 helm.build()
         except ClusterError as error:
             problems.append(str(error))
-    sentences = [*problems, *requirements.missing(), *requirements.missing_compiler().values()]
+    sentences = [
+        *problems,
+        *requirements.missing(),
+        *requirements.missing_compiler().values(),
+        *image.missing().values(),
+    ]
     if not sentences:
-        _say("the tests of the real cluster and of the real driver can run here")
+        _say("the tests of the real cluster, of the real driver and of the image can run here")
         return 0
     line = "!" * 100
     outcome = (

@@ -18,6 +18,7 @@ from ascend.chips import RESOURCE
 from ascend.products import PRODUCTS
 from device_plugin.driver import ChipState
 from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
+from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 from tests.deploy.helm import CHART, REPOSITORY
 
 SANDBOX = REPOSITORY / "sandbox"
@@ -47,8 +48,12 @@ def test_the_image_contains_the_default_wheel_and_no_sandbox() -> None:
     # uv checks the lock file against the metadata of every workspace member.
     files += [f"{member}/pyproject.toml" for member in project["tool"]["uv"]["workspace"]["members"]]
     lines = [line.split() for line in (REPOSITORY / "Dockerfile").read_text().splitlines()]
-    copied = [word.rstrip("/") for line in lines if line[:1] == ["COPY"] for word in line[1:-1] if "=" not in word]
-    assert sorted(copied) == sorted([*packages, *files, "/opt/ascend-affinity"])
+    copied = [line[1:-1] for line in lines if line[:1] == ["COPY"]]
+    into_the_build = [word.rstrip("/") for words in copied if words[0] != "--from=build" for word in words]
+    files += ["deploy/image/prune.sh"]
+    assert sorted(into_the_build) == sorted([*packages, *files])
+    into_the_image = [words[1] for words in copied if words[0] == "--from=build"]
+    assert into_the_image == ["/opt/dependencies", "/opt/programs"]
     allowed = [line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert sorted(allowed) == sorted([*packages, *files])
     assert "sandbox" not in packages
@@ -126,5 +131,7 @@ def test_the_values_accept_every_field_of_a_simulated_server() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["definitions"]["simulatedServer"]["properties"]
     chip = schema["chips"]["items"]["properties"]
     virtual = chip["vnpus"]["items"]["properties"]
-    for fields, struct in ((schema, SimulatedServer), (chip, SimulatedChip), (virtual, SimulatedVirtualNpu)):
+    fault = schema["switch_faults"]["anyOf"][1]["items"]["properties"]
+    switches = (fault, SimulatedSwitchFault)
+    for fields, struct in ((schema, SimulatedServer), (chip, SimulatedChip), (virtual, SimulatedVirtualNpu), switches):
         assert set(fields) == set(struct.__struct_fields__)

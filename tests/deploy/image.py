@@ -1,0 +1,228 @@
+"""Builds the image from the Dockerfile with deploy/image/build.sh, on bases of Debian's packages; cached by content."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.cluster import binaries
+from tests.cluster.errors import ClusterError
+from tests.deploy.helm import REPOSITORY
+
+NAME: Final = "docker.io/local/ascend-affinity"
+
+_FOLDER: Final = binaries.folder().parents[1] / "image"
+_KEPT: Final = 4
+_CERTIFICATES: Final = Path("/etc/ssl/certs")
+# For pip and uv in the build stage: packages may come through a proxy whose certificate only this machine knows.
+_SETTINGS: Final = {
+    "/etc/pip.conf": f"[global]\ncert = {_CERTIFICATES}/ca-certificates.crt\n",
+    "/etc/uv/uv.toml": "system-certs = true\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A built image.
+
+    Attributes:
+        tag: its tag, the hash of what it was built from.
+        archive: the docker-archive, for `ctr images import`.
+        commit: the commit of its sources; empty for the working tree.
+        source: a checkout of that commit.
+    """
+
+    tag: str
+    archive: Path
+    commit: str
+    source: Path
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the archive's manifest: `Config` and `Layers` are paths in the archive."""
+        with tarfile.open(self.archive) as archive:
+            (manifest,) = json.loads(_member(archive, "manifest.json"))
+        return dict(manifest)
+
+    def config(self) -> dict[str, Any]:
+        """Return the image's configuration."""
+        with tarfile.open(self.archive) as archive:
+            return dict(json.loads(_member(archive, self.manifest()["Config"])))
+
+    def layers(self) -> dict[str, int]:
+        """Return the sizes of its layers in bytes, by digest, from the base up."""
+        with tarfile.open(self.archive) as archive:
+            return {name: archive.getmember(name).size for name in self.manifest()["Layers"]}
+
+    def unpack(self, folder: Path) -> None:
+        """Unpack the root file system."""
+        with tarfile.open(self.archive) as archive:
+            for name in self.manifest()["Layers"]:
+                layer = archive.extractfile(name)
+                assert layer is not None
+                subprocess.run(["tar", "-x", "-C", str(folder)], input=layer.read(), check=True)
+
+
+def build(*, platform: str = "") -> Image:
+    """Build the image of the working tree, unless it is cached.
+
+    Args:
+        platform: `arm64` for another platform than this machine's.
+
+    Raises:
+        ClusterError: a build failed; the text is its output.
+    """
+    return _built(REPOSITORY, "", platform)
+
+
+def build_previous(folder: Path) -> Image:
+    """Build the image of the newest commit with other programs than the working tree's.
+
+    Args:
+        folder: for a checkout of that commit.
+
+    Raises:
+        ClusterError: there is no such commit, or a build failed.
+    """
+    current = _digest(REPOSITORY, "")
+    paths = [path.relative_to(REPOSITORY).as_posix() for path in _inputs(REPOSITORY)]
+    commits = _git("log", "-20", "--format=%H", "--", *{path.split("/")[0] for path in paths}).split()
+    _git("clone", "--quiet", "--shared", "--no-checkout", str(REPOSITORY), str(folder))
+    for commit in commits:
+        _git("-C", str(folder), "checkout", "--quiet", commit)
+        if (folder / "deploy" / "image" / "build.sh").exists() and _digest(folder, "") != current:
+            return _built(folder, commit, "")
+    raise ClusterError("no earlier commit with other programs is in this clone, so there is nothing to upgrade from")
+
+
+def _built(source: Path, commit: str, platform: str) -> Image:
+    tag = _digest(source, platform)
+    archive = _FOLDER / f"{tag}.tar"
+    with _locked():
+        if not archive.exists():
+            _build(source, f"{NAME}:{tag}", archive, platform)
+        os.utime(archive)  # the oldest are removed
+        for old in sorted(_FOLDER.glob("*.tar"), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+            old.unlink()
+    return Image(tag, archive, commit, source)
+
+
+def _inputs(source: Path) -> Iterator[Path]:
+    """Return the files from which the image is built."""
+    yield source / "Dockerfile"
+    yield from sorted((source / "deploy" / "image").iterdir())
+    allowed = [line[1:] for line in (source / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for path in (source / name for name in allowed):
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        yield from (file for file in files if file.is_file() and "__pycache__" not in file.parts)
+
+
+def _digest(source: Path, platform: str) -> str:
+    digest = hashlib.sha256(platform.encode())
+    for path in _inputs(source):
+        digest.update(f"{path.relative_to(source)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _build(source: Path, name: str, archive: Path, platform: str) -> None:
+    base, build_base = _base(source, "base", platform), _base(source, "build", "")
+    if len(_buildah("images", "--filter", "dangling=true", "--quiet").split()) > _KEPT:
+        _buildah("rmi", "--prune")  # layers of earlier builds
+    mounts = [f"{_CERTIFICATES}:{_CERTIFICATES}:ro"] if _CERTIFICATES.is_dir() else []
+    for path, content in _SETTINGS.items() if mounts else ():
+        file = _FOLDER / Path(path).name
+        file.write_text(content)
+        mounts.append(f"{file}:{path}:ro")
+    for folder in ("uv", "pip"):
+        (_FOLDER / folder).mkdir(exist_ok=True)
+        mounts.append(f"{_FOLDER / folder}:/root/.cache/{folder}")
+    options = ["--isolation", "chroot", "--layers", "--pull-never", "--timestamp", "0", "--quiet"]
+    options += [part for mount in mounts for part in ("--volume", mount)]
+    # buildah of Debian 12 does not set it by itself.
+    options += ["--build-arg", f"BUILDPLATFORM=linux/{_architecture()}"]
+    options += ["--build-arg", f"TARGETARCH={platform or _architecture()}"]
+    environment = {"BUILDER": " ".join(_BUILDAH), "BASE": base, "BUILD_BASE": build_base}
+    _run([str(source / "deploy" / "image" / "build.sh"), name, *options], **environment)
+    unfinished = archive.with_suffix(".unfinished")
+    unfinished.unlink(missing_ok=True)
+    _buildah("push", "--quiet", name, f"docker-archive:{unfinished}:{name}")
+    _buildah("rmi", name)
+    unfinished.rename(archive)
+
+
+def _base(source: Path, kind: str, platform: str) -> str:
+    """Make a base with deploy/image/base.sh once per content of that file; return its name in buildah's store."""
+    script = source / "deploy" / "image" / "base.sh"
+    name = f"localhost/{kind}{platform}:{hashlib.sha256(script.read_bytes()).hexdigest()[:16]}"
+    if name in _buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
+        return name
+    with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
+        archive = str(Path(folder) / "rootfs.tar")
+        _run([str(script), *(["--build"] if kind == "build" else []), archive, *([platform] if platform else [])])
+        container = _buildah("from", "scratch").strip()
+        _buildah("add", "--quiet", container, archive, "/")
+        _buildah("config", "--env", "PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin", container)
+        _buildah("commit", "--quiet", "--rm", container, name)
+    return name
+
+
+_BUILDAH: Final = ("buildah", "--root", str(_FOLDER / "store"), "--runroot", str(_FOLDER / "run"))
+
+
+def _buildah(*arguments: str) -> str:
+    return _run([*_BUILDAH, *arguments])
+
+
+def _run(command: Sequence[str], **environment: str) -> str:
+    done = subprocess.run(
+        ["nice", "-n", "5", *command],
+        env={**os.environ, "STORAGE_DRIVER": "vfs", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ClusterError(f"{Path(command[0]).name} failed:\n{done.stdout[-2000:]}\n{done.stderr.strip()[-3000:]}")
+    return done.stdout
+
+
+def _git(*arguments: str) -> str:
+    return _run(["git", "-C", str(REPOSITORY), *arguments])
+
+
+def _architecture() -> str:
+    return {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Only one process builds."""
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with (_FOLDER / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    file = archive.extractfile(name)
+    assert file is not None
+    return file.read()
+
+
+def missing() -> dict[str, str]:
+    """Return the missing Debian packages, with a sentence for each."""
+    return {
+        package: f"The command {package} is not installed, so the image cannot be built."
+        for package in ("buildah", "mmdebstrap")
+        if shutil.which(package) is None
+    }
