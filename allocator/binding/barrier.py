@@ -183,8 +183,9 @@ class Barrier:
             return
         pods = f"{count(missing, 'further pod')} of job {job.key}"
         for uid in late:
-            waited = f"was held for {self._hold_s:.3g} s, and {pods} still have to get their volumes"
-            self._end(uid, Refusal(Reason.GANG_STEPPED_BACK, f"pod {job.pods[uid].key}: its Binding {waited}"))
+            waited = f"its Binding was held for {self._hold_s:.3g} s"
+            sentence = f"pod {job.pods[uid].key}: {waited}, and {pods} still wait for volumes or for pods that end"
+            self._end(uid, Refusal(Reason.GANG_STEPPED_BACK, sentence))
 
     def _is_late(self, uid: str, now_s: float) -> bool:
         reservation = self._ledger.get(uid)
@@ -201,6 +202,10 @@ class Barrier:
                 continue
             coming += 1
             verdict = _verdict(pod)
+            if self._gangs.awaits_victims(pod, job):
+                assembly.seen[pod.uid] = verdict  # it was refused before they were evicted
+                assembly.refused.pop(pod.uid, None)
+                continue
             if verdict is not None and verdict != assembly.seen.get(pod.uid) and _is_refusal(verdict):
                 assembly.refused.setdefault(pod.uid, now_s)
             assembly.seen[pod.uid] = verdict
@@ -218,7 +223,9 @@ class Barrier:
         return f"no Binding of {count(missing, 'further pod')} was asked for within {STALLED_S:.3g} s"
 
     def _is_excused(self, assembly: _Assembly) -> bool:
-        return any(map(self._excused, assembly.seen))
+        if any(map(self._excused, assembly.seen)):
+            return True
+        return any(self._gangs.awaits_victims(pod, assembly.job) for pod in assembly.job.pods.values())
 
     def _missing(self, job: Job) -> int:
         return job.min_available - (job.present - job.size) - job.ended - len(self._ledger.held(job.key.plan))

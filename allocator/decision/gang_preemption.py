@@ -6,68 +6,54 @@ victims there.
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec.structs import replace
-
-from allocator.decision.clearing import Fitting, clear
-from allocator.decision.trial import Trial
-from allocator.decision.victim_set import NEVER, Suggestion
+from allocator.decision.gang_victims import ChangedError, GangVictims, Place, Plan, RetryError
+from allocator.decision.offered_nodes import OfferedNodes
+from allocator.decision.victim_set import Suggestion
 from allocator.gangs.gangs import Gangs
+from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Vacancy
-from allocator.rules.victims import Occupant, least_important_first
+from allocator.rules.victims import Occupant
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
-from allocator.state.promises import Promise
-from ascend.chips import ChipSet, chip_set
 from ascend.errors import Refusal
+from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
 
 _AGAIN_S: Final = 5.0
 """How long an answer that preemption does not help is valid for the gang: its scheduler calls for each of its pods."""
 
-
 _ATTEMPTS: Final = 10
-"""How often victims are chosen, if the gang or the nodes change meanwhile. Its scheduler would not ask again before a
-pod ends."""
+"""How often victims are chosen at once, if the gang or the nodes change meanwhile; then its scheduler calls again."""
 
-_MOST_OFFERED: Final = 64
-"""The most gangs whose offered nodes are remembered."""
+_VAIN_S: Final = 60.0
+"""How long a gang that has stepped back after others were evicted for it evicts nobody; twice as long each time."""
+_LONGEST_VAIN_S: Final = 3600.0
 
 
 @dataclass(slots=True)
-class Place:
-    """A seat of the plan, and what has to end for it.
+class _Eviction:
+    """When others had to end for a gang last.
 
     Attributes:
-        node: the node.
-        request: what the pod requests that it is for.
-        victims: the uids of the pods on the node that have to end.
-        uid: the uid of the pod that was answered with it; empty before.
+        job: the ``first_version`` of the job.
+        tries: how often it had stepped back then.
+        is_vain: whether it has stepped back since.
+        vain: how often it has stepped back after others were evicted for it.
+        at_s: when that was.
     """
 
-    node: str
-    request: ChipRequest
-    victims: frozenset[str]
-    uid: str = ""
-
-
-@dataclass(slots=True)
-class _Plan:
-    promise: Promise
-    places: list[Place]
-    announced: bool = False
-
-
-class _ChangedError(Exception):
-    """The gang or the nodes have changed while victims were chosen."""
+    job: int
+    tries: int
+    vain: int
+    at_s: float
+    is_vain: bool = False
 
 
 class GangPreemption:
@@ -86,19 +72,24 @@ class GangPreemption:
         self._gangs = gangs
         self._due_s = due_s
         self._lock = asyncio.Lock()
-        self._plans: dict[str, _Plan] = {}
-        self._useless: dict[str, tuple[int, float, Refusal]] = {}
-        self._offered: dict[str, Collection[str]] = {}
+        self._offered = OfferedNodes(ledger, gangs.turns)
+        self._victims = GangVictims(cluster, ledger, gangs, self._offered, due_s)
+        self._plans: dict[str, Plan] = {}
+        self._useless: dict[str, tuple[tuple[int, frozenset[str]], float, Refusal]] = {}
+        self._evictions: dict[str, _Eviction] = {}
+        gangs.awaits_victims = self.awaits_victims
 
-    def offered(self, job: Job, nodes: Collection[str]) -> None:
+    def offered(self, pod: Pod, job: Job, nodes: Collection[str]) -> None:
         """A pod of a gang that does not fit was filtered: these nodes have passed the scheduler's own filters.
 
         A gang needs them as well, and its scheduler names only nodes without room when it asks for victims.
         """
-        self._offered.pop(job.key.plan, None)
-        self._offered[job.key.plan] = nodes
-        if len(self._offered) > _MOST_OFFERED:
-            del self._offered[next(iter(self._offered))]
+        self._offered.filtered(pod, job, nodes)
+
+    def awaits_victims(self, pod: Pod, job: Job) -> bool:
+        """Whether pods are ending for a pod of a gang."""
+        plan = self._current(job) if job.key.plan in self._plans else None
+        return plan is not None and any(each.uid == pod.uid and self.remaining(each) for each in plan.places)
 
     async def place(
         self, pod: Pod, request: ChipRequest, job: Job, suggested: Mapping[str, Suggestion]
@@ -113,7 +104,9 @@ class GangPreemption:
 
         Raises:
             Refusal: the gang is incomplete, or would not fit even then.
+            RetryError: it is too early to choose victims.
         """
+        self._offered.suggested(pod, job, suggested)
         async with self._lock:  # so that the pods of a gang share one plan
             place = await self._place(pod, request, job, suggested)
         if place is not None:
@@ -124,17 +117,25 @@ class GangPreemption:
         self, pod: Pod, request: ChipRequest, job: Job, suggested: Mapping[str, Suggestion]
     ) -> Place | None:
         plan = self._current(job)
-        if plan is not None:
-            place = self._answer(plan, pod, request, suggested)
+        if plan is not None and not self._is_refused(pod, job):
+            place = self._answer(plan, pod, request, job, suggested)
             if place is not None or any(each.uid == pod.uid for each in plan.places):
                 return place
             # The other places are for its peers, if they are possible.
-            if all(each.uid or each.node in suggested or not self.remaining(each) for each in plan.places):
+            planned = any(each.member == pod.uid for each in plan.places) or not job.is_mixed
+            if planned and all(each.uid or each.node in suggested or not self.remaining(each) for each in plan.places):
                 return None
         for _ in range(_ATTEMPTS):
-            with suppress(_ChangedError):
+            with suppress(ChangedError):
                 return await self._place_anew(pod, request, job, suggested, plan.places if plan is not None else ())
-        raise Refusal(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: nodes have changed while victims were chosen")
+        raise RetryError(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: nodes have changed while victims were chosen")
+
+    def _is_refused(self, pod: Pod, job: Job) -> bool:
+        """Whether its scheduler refuses a pod its seat: beside its peers, though nobody has to end there any more."""
+        seat, offered = self._ledger.get(pod.uid), self._offered.of(pod, job)
+        if seat is None or offered is None or self.awaits_victims(pod, job):
+            return False
+        return seat.node not in offered.nodes()
 
     async def _place_anew(
         self,
@@ -146,20 +147,61 @@ class GangPreemption:
     ) -> Place | None:
         if (incomplete := self._gangs.incomplete(job, pod)) is not None:
             raise incomplete
-        useless = self._useless.get(job.key.plan)
-        if useless is not None and useless[0] == job.version and self._now_s < useless[1] + _AGAIN_S:
+        useless, state = self._useless.get(job.key.plan), self._state(job)
+        is_by_pod = self._offered.is_by_pod(job)  # then each call may tell of other nodes
+        if useless is not None and useless[0] == state and self._now_s < useless[1] + _AGAIN_S and not is_by_pod:
             raise Refusal(useless[2].reason, useless[2].message)
-        version = job.version
+        self._require_prospects(job)
         try:
-            plan = await self._make(pod, request, job, suggested, earlier)
+            plan = await self._victims.choose(pod, request, job, suggested, earlier)
+        except RetryError:
+            raise
         except Refusal as refusal:
-            if job.version != version:
-                raise _ChangedError from refusal
+            if self._state(job) != state:
+                raise ChangedError from refusal
             self._useless = {key: each for key, each in self._useless.items() if self._now_s < each[1] + _AGAIN_S}
-            self._useless[job.key.plan] = job.version, self._now_s, refusal.with_traceback(None)
+            self._useless[job.key.plan] = state, self._now_s, refusal.with_traceback(None)
             raise
         self._plans[job.key.plan] = plan
-        return self._answer(plan, pod, request, suggested)
+        self._note_eviction(plan, job)
+        return self._answer(plan, pod, request, job, suggested)
+
+    def _state(self, job: Job) -> tuple[int, frozenset[str]]:
+        return job.version, self._offered.held(job)
+
+    def _require_prospects(self, job: Job) -> None:
+        """Accept a gang for which nobody was evicted in vain, or long enough ago.
+
+        Raises:
+            RetryError: it has released its chips since: its scheduler does not let it start, even without the victims.
+        """
+        last = self._evictions.get(job.key.plan)
+        if last is None or last.job != job.first_version:
+            return
+        if not last.is_vain and self._tries(job) > last.tries:
+            last.is_vain, last.vain = True, last.vain + 1
+        if self._offered.held(job) and self._victims.missing(job) <= 1:
+            return  # its scheduler says that the last pod fits beside its peers
+        wait_s = min(_VAIN_S * 2 ** (last.vain - 1), _LONGEST_VAIN_S) if last.is_vain else 0.0
+        left_s = last.at_s + wait_s - self._now_s
+        if left_s > 0:
+            times = count(last.vain, "time")
+            sentence = f"it has released its chips after pods were evicted for it, {times}; it waits for {left_s:.0f} s"
+            raise RetryError(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}")
+
+    def _note_eviction(self, plan: Plan, job: Job) -> None:
+        if not any(self.remaining(place) for place in plan.places):
+            return
+        known, jobs = self._cluster.jobs.by_key, self._evictions
+        for key in [key for key in jobs if JobKey.of_plan(key) not in known]:
+            del jobs[key]
+        last = jobs.get(job.key.plan)
+        vain = last.vain if last is not None and last.job == job.first_version else 0
+        jobs[job.key.plan] = _Eviction(job.first_version, self._tries(job), vain, self._now_s)
+
+    def _tries(self, job: Job) -> int:
+        setback = self._gangs.turns.get(job)
+        return setback.tries if setback is not None else 0
 
     def unanswered(self, job: Job) -> list[Pod]:
         """The pods of a gang that have to call for the other places of a new plan; returned once for each plan.
@@ -188,7 +230,7 @@ class GangPreemption:
     def _now_s(self) -> float:
         return self._ledger.promises.monotonic()
 
-    def _current(self, job: Job) -> _Plan | None:
+    def _current(self, job: Job) -> Plan | None:
         """The plan of a gang, as long as its seats are kept for it."""
         promises = self._ledger.promises
         for name, plan in tuple(self._plans.items()):
@@ -197,7 +239,9 @@ class GangPreemption:
                 del self._plans[name]
         return self._plans.get(job.key.plan)
 
-    def _answer(self, plan: _Plan, pod: Pod, request: ChipRequest, suggested: Mapping[str, Suggestion]) -> Place | None:
+    def _answer(
+        self, plan: Plan, pod: Pod, request: ChipRequest, job: Job, suggested: Mapping[str, Suggestion]
+    ) -> Place | None:
         """The pod's place, or one of a peer with an equal request that was not answered yet."""
         own = next((each for each in plan.places if each.uid == pod.uid), None)
         if own is not None:
@@ -206,90 +250,9 @@ class GangPreemption:
             if own.node in suggested:
                 return own
             own.uid = ""
-        for place in plan.places:
-            if not place.uid and place.request == request and place.node in suggested and self.remaining(place):
+        for place in sorted(plan.places, key=lambda each: each.member != pod.uid):
+            is_possible = place.member == pod.uid or (place.request == request and not job.is_mixed)
+            if is_possible and not place.uid and place.node in suggested and self.remaining(place):
                 place.uid = pod.uid
                 return place
         return None
-
-    async def _make(
-        self,
-        pod: Pod,
-        request: ChipRequest,
-        job: Job,
-        suggested: Mapping[str, Suggestion],
-        earlier: Iterable[Place],
-    ) -> _Plan:
-        answered = [each for each in earlier if each.uid]
-        # There pods are ending already for peers.
-        nodes = {each.node for each in answered if each.node not in suggested}
-        undisrupted = nodes.union(node for node, each in suggested.items() if not each.pdb_violations)
-        nodes.update(suggested)
-        try:
-            plan = await self._make_on(undisrupted, pod, request, job)
-        except Refusal:
-            if len(undisrupted) == len(nodes):
-                raise
-            plan = await self._make_on(nodes, pod, request, job)
-        given = {each.uid: each.node for each in answered}
-        for peer in job.pods.values():  # another leader may have answered
-            if peer.waits_for_chips and (node := peer.status.nominated_node_name):
-                given.setdefault(peer.uid, node)
-        for uid, node in given.items():
-            place = next((each for each in plan.places if each.node == node and not each.uid), None)
-            if place is not None:
-                place.uid = uid
-        return plan
-
-    async def _make_on(self, nodes: Collection[str], pod: Pod, request: ChipRequest, job: Job) -> _Plan:
-        waiting = [pod, *(each for each in job.pods.values() if each.waits_for_chips)]
-        priority = min(each.priority for each in waiting)
-        never = any(each.spec.preemption_policy == NEVER for each in waiting)
-        trial = Trial(self._cluster, self._ledger, owner=job.key.plan, priority=priority, terminating_only=never)
-        version = job.version
-        await trial.read(nodes)
-        gang, needed = self._gangs.gang_request(pod, request, job, None)
-        allowed = frozenset(nodes).union(self._offered.get(job.key.plan, ()))
-        common = allowed if gang.candidates is None else allowed.intersection(gang.candidates)
-        gang = replace(gang, members=gang.members[:needed], candidates=common)
-        fitting = Fitting(self._gangs, gang, trial)
-        await clear(fitting, trial, max((each.request for each in gang.members), key=lambda each: each.chips))
-        seats = await fitting.seats()
-        if isinstance(seats, Refusal):  # pragma: no cover - `clear` has checked it
-            raise seats
-        # Other tasks have run meanwhile.
-        if job.version != version:
-            raise _ChangedError
-        requests = {each.uid: each.request for each in gang.members}
-        chips: defaultdict[str, ChipSet] = defaultdict(int)
-        for seat in seats:
-            chips[seat.node] |= chip_set(seat.chips)
-        victims: dict[str, frozenset[str]] = {}
-        for node, taken in chips.items():
-            found = _needed_victims(trial, node, taken)
-            if found is None:
-                raise _ChangedError
-            victims[node] = found
-        owner = job.key.plan
-        due_s = self._due_s(uid for each in victims.values() for uid in each)
-        promise = Promise(owner, f"job {job.key}", priority, dict(chips), due_s)
-        self._ledger.promises.keep(promise)
-        places = [Place(seat.node, requests[seat.uid], victims[seat.node]) for seat in seats]
-        return _Plan(promise, places)
-
-
-def _needed_victims(trial: Trial, node: str, taken: ChipSet) -> frozenset[str] | None:
-    """The pods that have to end on a node for these chips; None if these are not free even then."""
-
-    def free(staying: Iterable[str]) -> bool:
-        offer = trial.offer(node, set(staying))
-        return isinstance(offer, Vacancy) and not taken & ~offer.free and offer.room >= taken.bit_count()
-
-    if not free(()):
-        return None
-    staying: list[str] = []
-    ended = trial.ended_on(node)
-    for each in reversed(least_important_first(ended)):
-        if free([*staying, each.uid]):
-            staying.append(each.uid)
-    return frozenset(each.uid for each in ended).difference(staying)

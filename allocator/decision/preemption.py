@@ -109,7 +109,7 @@ class Preemption:
     def offered(self, pod: Pod, nodes: Collection[str]) -> None:
         """A pod that fits on no node was filtered on these nodes."""
         if (gang := self._engine.gang_of(pod)) is not None:
-            self._gangs.offered(gang, nodes)
+            self._gangs.offered(pod, gang, nodes)
 
     def unanswered(self, pod: Pod) -> list[Pod]:
         """The peers of a pod of a gang that should be scheduled again now: victims were chosen for them as well."""

@@ -128,8 +128,11 @@ class Attempts:
         setback = self.turns.get(job)
         if setback is None or self.turns.ahead_of(job) is not None:
             return
-        if candidates is not None and set(candidates) == {pod.status.nominated_node_name}:
-            return  # its scheduler filters the nominated node first, which says nothing about the others
+        nominated = pod.status.nominated_node_name
+        if candidates is not None and set(candidates) == {nominated}:
+            promise = self._ledger.promises.get(job.key.plan)
+            if promise is None or promise.drains or nominated not in promise.chips:
+                return  # its scheduler filters the nominated node first, which says nothing about the others
         if self._progress.find_started(job) is not None:
             self.turns.leave(job.key)
             return

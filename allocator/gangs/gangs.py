@@ -49,6 +49,9 @@ class Gangs:
         ttl_s: how long a plan lives after one of its pods was bound.
         request_of: reads what a pod requests of a node; raises a Refusal if that is invalid.
         policy: where the pods of a job are placed.
+
+    Attributes:
+        awaits_victims: says whether other pods are ending for a pod of a gang.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Gangs:
         self.left_to_others = self._attempts.left_to_others
         self.gang_request = self.planner.gang_request
         self.policy = policy
+        self.awaits_victims: Callable[[Pod, Job], bool] = lambda _pod, _job: False
         self._pruned = 0
         # Plans with an unusable seat whose gang has started: they are dropped if its bound pods disappear. For each,
         # the uid of one of these pods, so that it need not be searched for every time.

@@ -19,6 +19,7 @@ from allocator.binding.binder import Binder
 from allocator.binding.binding import PodRef
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.filtered import Filtered
+from allocator.decision.gang_victims import RetryError
 from allocator.decision.preemption import Preemption
 from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.nomination.nominator import Nominator
@@ -165,7 +166,7 @@ class Extender:
             chosen = await self._preemption.improve(pod, suggested)
         except Refusal as refusal:
             self._journal.preempts(pod, refusal)
-            if refusal.reason.category is Category.INCOMPLETE:
+            if refusal.reason.category is Category.INCOMPLETE or isinstance(refusal, RetryError):
                 self._requeuer.waits_for_peers(pod)
             else:
                 self._requeuer.judged(pod.uid)

@@ -1,7 +1,7 @@
 """Preemption with the real kube-scheduler, which by itself only counts chips."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -22,13 +22,18 @@ CLASSES: Final = {"least": 1, "modest": 10, "urgent": 1000}
 _PATH: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
+async def create_classes(world: World) -> None:
+    """Create the priority classes, unless they exist."""
+    for name, value in CLASSES.items():
+        body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
+        with suppress(Conflict):
+            await world.client.request("POST", _PATH, body={**body, "value": value})
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_world(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     async with real_world(cluster, tmp_path_factory.mktemp("world"), Setup()) as real:
-        for name, value in CLASSES.items():
-            body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
-            with suppress(Conflict):
-                await real.client.request("POST", _PATH, body={**body, "value": value})
+        await create_classes(real)
         yield real
 
 
@@ -71,13 +76,13 @@ def gang(count: int) -> dict[str, str]:
     return {"scheduling.k8s.io/group-name": "urgent", MIN_AVAILABLE: str(count)}
 
 
-async def fill(world: World, *names: str) -> None:
+async def fill(world: World, *names: str, labels: Mapping[str, str] | None = None, priority: str = "least") -> None:
     """Add fake nodes, each with a running pod on all of its chips."""
-    await world.add_fake_nodes(*names)
+    await world.add_fake_nodes(*names, labels=labels)
     for name in names:
         here = {"kubernetes.io/hostname": name}
         ends: dict[str, Any] = {"terminationGracePeriodSeconds": 30}  # without it they would be gone at once
-        await world.create(f"low-{name}", 8, priorityClassName="least", nodeSelector=here, **ends)
+        await world.create(f"low-{name}", 8, priorityClassName=priority, nodeSelector=here, **ends)
 
     async def bound() -> bool:
         return all(pod.spec.node_name for pod in await world.pods())

@@ -12,7 +12,7 @@ from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS
 from sandbox.apiserver.resources import Resource
 from tests.allocator.builders import GROUP
-from tests.allocator.harness import Allocator, Json, until, write_kubeconfig
+from tests.allocator.harness import Allocator, Json, pod_manifest, until, write_kubeconfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -75,6 +75,26 @@ async def test_peers_are_retried_when_victims_were_chosen_for_them(
     last = await allocator.pod("b-1", 8, priority=9, annotations=gang)
     assert len(await preempt(allocator, last, suggested)) == 1
     await until(lambda: nominated == [("b-0", NOWHERE), ("b-0", "")])
+
+
+async def test_a_pod_that_could_not_preempt_yet_is_retried(
+    allocator: Allocator, nominated: list[tuple[str, str]]
+) -> None:
+    # The pods differ: where the other one may be is known only when its scheduler has tried it.
+    suggested = await fill(allocator, "n1", "n2")
+    gang = {GROUP: "d", MIN_AVAILABLE: "2"}
+    pods: list[Json] = []
+    for number in range(2):
+        manifest = pod_manifest(f"d-{number}", 8, priority=9, annotations=gang)
+        manifest["spec"]["tolerations"] = [{"key": str(number)}]
+        pods.append(await allocator.server.create(manifest))
+    uids = {pod["metadata"]["uid"] for pod in pods}
+    await until(lambda: uids <= allocator.app.cluster.pods.keys())
+    assert await preempt(allocator, pods[0], suggested) == []
+    await until(lambda: nominated == [("d-0", NOWHERE), ("d-0", "")])
+    assert await preempt(allocator, pods[0], {"n1": suggested["n1"]}) == []
+    assert await preempt(allocator, pods[1], suggested) == ["n2"]
+    assert await preempt(allocator, pods[0], {"n1": suggested["n1"]}) == ["n1"]
 
 
 async def test_a_nomination_of_the_scheduler_in_between_is_kept(allocator: Allocator, tmp_path: Path) -> None:

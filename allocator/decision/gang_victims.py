@@ -1,0 +1,248 @@
+"""Chooses the seats of a gang, and the pods that have to end for them. No I/O.
+
+Victims end only on nodes that the scheduler of the gang's pods has offered (``offered_nodes.py``). If it matters for
+which pod, each pod that has to be placed must have been tried by its scheduler first, and gets a seat where it may be.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from allocator.decision.clearing import Fitting, clear
+from allocator.decision.offered_nodes import OfferedNodes
+from allocator.decision.trial import Trial
+from allocator.decision.victim_set import NEVER, Suggestion
+from allocator.gangs.gangs import Gangs
+from allocator.gangs.policy import GangRequest, Member
+from allocator.rules.request import ChipRequest
+from allocator.rules.vacancy import Vacancy
+from allocator.rules.victims import least_important_first
+from allocator.state.cluster import Cluster
+from allocator.state.job import Job
+from allocator.state.ledger import Ledger
+from allocator.state.promises import Promise
+from ascend.chips import ChipSet, chip_set
+from ascend.errors import Refusal
+from ascend.grammar import count
+from ascend.kube.objects import Pod
+from ascend.reasons import Reason
+
+
+class RetryError(Refusal):
+    """No victims can be chosen yet; the pod should be scheduled again soon, whatever happens in the cluster."""
+
+
+class ChangedError(Exception):
+    """The gang or the nodes have changed while victims were chosen."""
+
+
+@dataclass(slots=True)
+class Place:
+    """A seat of the plan, and what has to end for it.
+
+    Attributes:
+        node: the node.
+        request: what the pod requests that it is for.
+        victims: the uids of the pods on the node that have to end.
+        member: the uid of the pod for which it was planned.
+        uid: the uid of the pod that was answered with it; empty before.
+    """
+
+    node: str
+    request: ChipRequest
+    victims: frozenset[str]
+    member: str
+    uid: str = ""
+
+
+@dataclass(slots=True)
+class Plan:
+    """The seats of a gang that preempts.
+
+    Attributes:
+        promise: what is kept for it.
+        places: its seats.
+        announced: whether the other pods were scheduled again for it.
+    """
+
+    promise: Promise
+    places: list[Place]
+    announced: bool = False
+
+
+class GangVictims:
+    """Chooses seats and victims, and keeps the seats for the gang.
+
+    Args:
+        cluster: nodes, pods and jobs.
+        ledger: the reservations and promises.
+        gangs: what is placed, and the policy.
+        offered: where each pod may be.
+        due_s: until when chips are kept whose holders have to end first.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        ledger: Ledger,
+        gangs: Gangs,
+        offered: OfferedNodes,
+        due_s: Callable[[Iterable[str]], float],
+    ) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._gangs = gangs
+        self._offered = offered
+        self._due_s = due_s
+
+    async def choose(
+        self,
+        pod: Pod,
+        request: ChipRequest,
+        job: Job,
+        suggested: Mapping[str, Suggestion],
+        earlier: Iterable[Place],
+    ) -> Plan:
+        """Seats for all pods that the gang still needs, with the victims there.
+
+        Args:
+            pod: the pod being scheduled.
+            request: what it requests of a node.
+            job: its gang.
+            suggested: the nodes on which its scheduler would preempt pods for it.
+            earlier: the seats of the last plan.
+
+        Raises:
+            Refusal: they don't fit even without the pods of lower priority.
+            RetryError: other pods have to be tried by their scheduler first.
+            ChangedError: the gang or the nodes have changed meanwhile.
+        """
+        answered = [each for each in earlier if each.uid]
+        # There pods are ending already for peers.
+        nodes = {each.node for each in answered if each.node not in suggested}
+        undisrupted = nodes.union(node for node, each in suggested.items() if not each.pdb_violations)
+        nodes.update(suggested)
+        if self._offered.is_by_pod(job):
+            members = self._members(pod, request, job)
+            known = [offered for each, _ in members if (offered := self._offered.of(each, job)) is not None]
+            nodes.update(*(each.suggested for each in known))
+            undisrupted.update(*(each.undisrupted for each in known))
+        try:
+            plan = await self._choose_on(undisrupted, pod, request, job, is_disrupting=False)
+        except RetryError:
+            raise
+        except Refusal:
+            if len(undisrupted) == len(nodes):
+                raise
+            plan = await self._choose_on(nodes, pod, request, job, is_disrupting=True)
+        given = {each.uid: each.node for each in answered}
+        for peer in job.pods.values():  # another leader may have answered
+            if peer.waits_for_chips and (node := peer.status.nominated_node_name):
+                given.setdefault(peer.uid, node)
+        for uid, node in given.items():
+            place = next((each for each in plan.places if each.node == node and not each.uid), None)
+            if place is not None and (not job.is_mixed or place.member == uid):
+                place.uid = uid
+        return plan
+
+    def missing(self, job: Job) -> int:
+        """How many more pods of a gang have to be bound, or their Bindings held, until it may start."""
+        passed = job.placed_beside("") - self._ledger.unused(job.key.plan) + job.ended
+        return job.min_available - (job.present - job.size) - passed
+
+    def _members(self, pod: Pod, request: ChipRequest, job: Job) -> list[tuple[Pod, ChipRequest]]:
+        """The pods that need a seat beside those whose Bindings are held, as far as their scheduler has tried them.
+
+        Raises:
+            RetryError: it has not tried enough of them.
+        """
+        held, missing = self._offered.held(job), self.missing(job)
+        members: list[tuple[Pod, ChipRequest]] = [(pod, request)]
+        for _, each in job.ranked():
+            if each.uid == pod.uid or each.uid in held or not each.waits_for_chips:
+                continue
+            offered, seat = self._offered.of(each, job), self._ledger.get(each.uid)
+            if seat is not None and (not held if offered is None else seat.node in offered.nodes()):
+                missing -= 1  # its scheduler has not refused that
+            elif offered is not None:
+                with suppress(Refusal):  # an invalid pod does not hold up its peers while there are enough of them
+                    members.append((each, self._gangs.request_of(each)))
+        missing = max(missing, 1)
+        if len(members) < missing:
+            pods = count(missing - len(members), "more of its pods has", "more of its pods have")
+            sentence = f"{pods} to be tried by the scheduler before others are evicted"
+            raise RetryError(Reason.GANG_DOES_NOT_FIT, f"job {job.key}: {sentence}")
+        return members[:missing]
+
+    def _gang(
+        self, nodes: Collection[str], pod: Pod, request: ChipRequest, job: Job, *, is_disrupting: bool
+    ) -> GangRequest:
+        if not self._offered.is_by_pod(job):
+            gang, needed = self._gangs.gang_request(pod, request, job, None)
+            allowed = frozenset(nodes).union(self._offered.last(job))
+            common = allowed if gang.candidates is None else allowed.intersection(gang.candidates)
+            return replace(gang, members=gang.members[:needed], candidates=common)
+        members: list[Member] = []
+        for each, wanted in self._members(pod, request, job):
+            offered = self._offered.of(each, job)
+            own = offered.nodes(is_disrupting=is_disrupting) if offered is not None else frozenset(nodes)
+            members.append(Member(each.uid, each.key, job.rank_of(each), wanted, own))
+        members.sort(key=lambda each: (len(each.candidates or ()), each.rank))  # those with the fewest nodes first
+        spread = any(each.request.is_spread for each in members)
+        peers = job.nodes_beside({each.uid for each in members}) if spread else ()
+        return GangRequest(job.key, tuple(members), peers=peers)
+
+    async def _choose_on(
+        self, nodes: Collection[str], pod: Pod, request: ChipRequest, job: Job, *, is_disrupting: bool
+    ) -> Plan:
+        waiting = [pod, *(each for each in job.pods.values() if each.waits_for_chips)]
+        priority = min(each.priority for each in waiting)
+        never = any(each.spec.preemption_policy == NEVER for each in waiting)
+        trial = Trial(self._cluster, self._ledger, owner=job.key.plan, priority=priority, terminating_only=never)
+        version, held = job.version, self._offered.held(job)
+        await trial.read(nodes)
+        gang = self._gang(nodes, pod, request, job, is_disrupting=is_disrupting)
+        fitting = Fitting(self._gangs, gang, trial)
+        await clear(fitting, trial, max((each.request for each in gang.members), key=lambda each: each.chips))
+        seats = await fitting.seats()
+        if isinstance(seats, Refusal):  # pragma: no cover - `clear` has checked it
+            raise seats
+        # Other tasks have run meanwhile.
+        if job.version != version or self._offered.held(job) != held:
+            raise ChangedError
+        requests = {each.uid: each.request for each in gang.members}
+        chips: defaultdict[str, ChipSet] = defaultdict(int)
+        for seat in seats:
+            chips[seat.node] |= chip_set(seat.chips)
+        victims: dict[str, frozenset[str]] = {}
+        for node, taken in chips.items():
+            found = _needed_victims(trial, node, taken)
+            if found is None:
+                raise ChangedError
+            victims[node] = found
+        owner = job.key.plan
+        due_s = self._due_s(uid for each in victims.values() for uid in each)
+        promise = Promise(owner, f"job {job.key}", priority, dict(chips), due_s)
+        self._ledger.promises.keep(promise)
+        places = [Place(seat.node, requests[seat.uid], victims[seat.node], seat.uid) for seat in seats]
+        return Plan(promise, places)
+
+
+def _needed_victims(trial: Trial, node: str, taken: ChipSet) -> frozenset[str] | None:
+    """The pods that have to end on a node for these chips; None if these are not free even then."""
+
+    def free(staying: Iterable[str]) -> bool:
+        offer = trial.offer(node, set(staying))
+        return isinstance(offer, Vacancy) and not taken & ~offer.free and offer.room >= taken.bit_count()
+
+    if not free(()):
+        return None
+    staying: list[str] = []
+    ended = trial.ended_on(node)
+    for each in reversed(least_important_first(ended)):
+        if free([*staying, each.uid]):
+            staying.append(each.uid)
+    return frozenset(each.uid for each in ended).difference(staying)
