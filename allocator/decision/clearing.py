@@ -51,6 +51,7 @@ async def clear(fitting: Fitting, trial: Trial, request: ChipRequest) -> None:
     for highest in sorted({unit.priority for unit in units}):
         await trial.restore(trial.gone)
         pool = [unit for unit in units if unit.priority <= highest]
+        await trial.turn.share()
         await trial.end(pool)
         if await fitting.check():
             break

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from allocator.decision.choice import Choice
 from allocator.decision.earmarks import Earmarks
-from allocator.decision.filtered import Filtered, Tier, gang_refused, refused_with
+from allocator.decision.filtered import Filtered, Tier, gang_refused, on_settled, refused_with, settled_refusal
 from allocator.decision.request import RequestReader, ResolvedRequest
 from allocator.gangs.gangs import Gangs
 from allocator.gangs.gradual import MANY, GradualPlans
@@ -100,12 +100,21 @@ class DecisionEngine:
         """
         return self._reader.read(pod).chips
 
-    def filter(self, pod: Pod, candidates: Collection[str] | None = None) -> Filtered:
+    async def preview(self, pod: Pod, candidates: Collection[str] | None = None) -> str | None:
+        """The node of a pod in a plan of its large gang that is made piece by piece, to pass to ``filter`` or ``rank``.
+
+        None if there is none yet, or no need for one: then these make a plan, find the pod's seat, or say why not.
+        """
+        gang = self.gang_of(pod)
+        return await self.plans.preview(pod, gang, candidates) if gang is not None and gang.size > MANY else None
+
+    def filter(self, pod: Pod, candidates: Collection[str] | None = None, seat: str | None = None) -> Filtered:
         """Where a pod fits now; reserves nothing.
 
         Args:
             pod: the pod.
             candidates: names of nodes; None for every node.
+            seat: the result of ``preview``.
 
         Raises:
             Refusal: the pod's request is invalid on every node.
@@ -114,14 +123,14 @@ class DecisionEngine:
         resolved = self._reader.read(pod, candidates)
         settled = self.settled_node(pod)
         if settled is not None:
-            return self._filter_settled(pod, settled, candidates)
+            return on_settled(pod, settled, self._cluster.index.entries if candidates is None else candidates)
         if resolved.gang is not None:
-            return self._filter_gang(pod, resolved.chips, resolved.gang, candidates)
+            return self._filter_gang(pod, resolved.chips, resolved.gang, candidates, seat)
         with self._ledger.entitled(pod.uid, pod.priority):
             return self._choice.partition(pod, resolved, candidates)
 
-    def rank(self, pod: Pod, candidates: Collection[str] | None = None) -> list[Tier]:
-        """The nodes on which a pod fits, best first; reserves nothing.
+    def rank(self, pod: Pod, candidates: Collection[str] | None = None, seat: str | None = None) -> list[Tier]:
+        """The nodes on which a pod fits, best first; reserves nothing; arguments as those of ``filter``.
 
         Raises:
             Refusal: the pod's request is invalid on every node.
@@ -132,7 +141,7 @@ class DecisionEngine:
         if settled is not None:
             return [Tier(1, 0, [settled])] if candidates is None or settled in set(candidates) else []
         if resolved.gang is not None:
-            fitting = self._filter_gang(pod, resolved.chips, resolved.gang, candidates).fitting
+            fitting = self._filter_gang(pod, resolved.chips, resolved.gang, candidates, seat).fitting
             return [Tier(1, 0, fitting)] if fitting else []
         tiers: dict[tuple[OrderKey, int], list[str]] = {}
         with self._ledger.entitled(pod.uid, pod.priority):
@@ -215,7 +224,7 @@ class DecisionEngine:
             with self._ledger.entitled(pod.uid, pod.priority):
                 return self._choice.partition(pod, resolved, candidates)
         if (settled := self.settled_node(pod)) is not None:
-            return self._filter_settled(pod, settled, candidates)
+            return on_settled(pod, settled, candidates)
         return gang_refused(self._cluster.index, resolved.chips, list(candidates), placed)
 
     def release(self, uid: str) -> bool:
@@ -246,10 +255,8 @@ class DecisionEngine:
         try:
             with self._ledger.entitled(pod.uid, pod.priority):
                 resolved = self._reader.read(pod)
-                return (
-                    self._cluster.index.best(resolved.chips, self._choice.without_peers(pod, resolved, None))
-                    is not None
-                )
+                allowed = self._choice.without_peers(pod, resolved, None)
+                return self._cluster.index.best(resolved.chips, allowed) is not None
         except Refusal:
             return False
 
@@ -273,7 +280,7 @@ class DecisionEngine:
         held, settled = self._ledger.get(pod.uid), self.settled_node(pod)
         if settled is not None:
             if held is None or (candidates is not None and settled not in candidates):
-                return resolved, _settled(pod, settled)
+                return resolved, settled_refusal(pod, settled)
             return resolved, held
         if resolved.gang is not None:
             try:
@@ -330,22 +337,14 @@ class DecisionEngine:
         """The job of a pod, if its pods are placed together or not at all; else None."""
         return self._cluster.jobs.gang(self._cluster.jobs.job_of(pod))
 
-    def _filter_gang(self, pod: Pod, request: ChipRequest, gang: Job, candidates: Iterable[str] | None) -> Filtered:
+    def _filter_gang(
+        self, pod: Pod, request: ChipRequest, gang: Job, candidates: Iterable[str] | None, seat: str | None
+    ) -> Filtered:
         names = list(self._cluster.index.entries if candidates is None else candidates)
         try:
-            node = self.gangs.preview(pod, request, gang, None if candidates is None else names)
+            node = seat or self.gangs.preview(pod, request, gang, None if candidates is None else names)
         except Refusal as refusal:
             return gang_refused(self._cluster.index, request, names, refusal.with_traceback(None))
         elsewhere = Refusal(Reason.PLACED_WITH_GANG, f"pod {pod.key} is placed with its gang, on node {node}")
-        return Filtered(
-            [node], refused_with(self._cluster.index, request, [name for name in names if name != node], elsewhere)
-        )
-
-    def _filter_settled(self, pod: Pod, settled: str, candidates: Iterable[str] | None) -> Filtered:
-        names = list(self._cluster.index.entries if candidates is None else candidates)
-        others = dict.fromkeys((name for name in names if name != settled), _settled(pod, settled))
-        return Filtered([name for name in names if name == settled], others)
-
-
-def _settled(pod: Pod, node: str) -> Refusal:
-    return Refusal(Reason.ALREADY_PLACED, f"pod {pod.key} is bound to node {node}, or its Binding is in flight")
+        others = [name for name in names if name != node]
+        return Filtered([node], refused_with(self._cluster.index, request, others, elsewhere))

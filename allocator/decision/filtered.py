@@ -1,6 +1,7 @@
 """Where a pod fits, and why it does not fit elsewhere."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,6 +9,7 @@ from allocator.rules.request import ChipRequest
 from allocator.rules.summary import count_reasons
 from allocator.state.index import NodeIndex
 from ascend.errors import Refusal
+from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
 
 
@@ -47,6 +49,17 @@ class Tier:
     rank: int
     score: int
     nodes: list[str]
+
+
+def settled_refusal(pod: Pod, node: str) -> Refusal:
+    """Why a pod can't be placed elsewhere."""
+    return Refusal(Reason.ALREADY_PLACED, f"pod {pod.key} is bound to node {node}, or its Binding is in flight")
+
+
+def on_settled(pod: Pod, settled: str, names: Collection[str]) -> Filtered:
+    """Where a pod fits that is on a node already."""
+    others = dict.fromkeys((name for name in names if name != settled), settled_refusal(pod, settled))
+    return Filtered([name for name in names if name == settled], others)
 
 
 def gang_refused(index: NodeIndex, request: ChipRequest, names: list[str], refusal: Refusal) -> Filtered:

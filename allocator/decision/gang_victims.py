@@ -29,6 +29,7 @@ from ascend.errors import Refusal
 from ascend.grammar import count
 from ascend.kube.objects import Pod
 from ascend.reasons import Reason
+from ascend.turn import Steps
 
 
 class RetryError(Refusal):
@@ -179,9 +180,10 @@ class GangVictims:
 
     def _gang(
         self, nodes: Collection[str], pod: Pod, request: ChipRequest, job: Job, *, is_disrupting: bool
-    ) -> GangRequest:
+    ) -> Steps[GangRequest]:
         if not self._offered.is_by_pod(job):
-            gang, needed = self._gangs.gang_request(pod, request, job, None)
+            yield from self._gangs.planner.pending.read(job)
+            gang, needed = yield from self._gangs.gang_request(pod, request, job, None)
             allowed = frozenset(nodes).union(self._offered.last(job))
             common = allowed if gang.candidates is None else allowed.intersection(gang.candidates)
             return replace(gang, members=gang.members[:needed], candidates=common)
@@ -204,25 +206,21 @@ class GangVictims:
         trial = Trial(self._cluster, self._ledger, owner=job.key.plan, priority=priority, terminating_only=never)
         version, held = job.version, self._offered.held(job)
         await trial.read(nodes)
-        gang = self._gang(nodes, pod, request, job, is_disrupting=is_disrupting)
+        steps = self._gang(nodes, pod, request, job, is_disrupting=is_disrupting)
+        gang = await trial.turn.share_between(steps)
         fitting = Fitting(self._gangs, gang, trial)
         await clear(fitting, trial, max((each.request for each in gang.members), key=lambda each: each.chips))
         seats = await fitting.seats()
         if isinstance(seats, Refusal):  # pragma: no cover - `clear` has checked it
             raise seats
-        # Other tasks have run meanwhile.
-        if job.version != version or self._offered.held(job) != held:
-            raise ChangedError
         requests = {each.uid: each.request for each in gang.members}
         chips: defaultdict[str, ChipSet] = defaultdict(int)
         for seat in seats:
             chips[seat.node] |= chip_set(seat.chips)
-        victims: dict[str, frozenset[str]] = {}
-        for node, taken in chips.items():
-            found = _needed_victims(trial, node, taken)
-            if found is None:
-                raise ChangedError
-            victims[node] = found
+        victims = await self._needed_victims(trial, chips)
+        # Other tasks have run meanwhile.
+        if job.version != version or self._offered.held(job) != held:
+            raise ChangedError
         owner = job.key.plan
         due_s = self._due_s(uid for each in victims.values() for uid in each)
         promise = Promise(owner, f"job {job.key}", priority, dict(chips), due_s)
@@ -230,8 +228,29 @@ class GangVictims:
         places = [Place(seat.node, requests[seat.uid], victims[seat.node], seat.uid) for seat in seats]
         return Plan(promise, places)
 
+    async def _needed_victims(self, trial: Trial, chips: Mapping[str, ChipSet]) -> dict[str, frozenset[str]]:
+        """The pods that have to end for these chips, as the nodes are now; other tasks may run meanwhile.
 
-def _needed_victims(trial: Trial, node: str, taken: ChipSet) -> frozenset[str] | None:
+        Raises:
+            ChangedError: the chips of a node would not be free even then.
+        """
+        changes, victims = self._cluster.changes, dict[str, frozenset[str]]()
+        changed: Collection[str] = chips
+        await trial.turn.share()
+        while changed:  # those that have changed in between are examined again
+            revision = changes.revision
+            for node in changed:
+                found = _needed_victims_on(trial, node, chips[node])
+                if found is None:
+                    raise ChangedError
+                victims[node] = found
+                await trial.turn.share()
+            since = changes.since(revision)
+            changed = chips if since is None else chips.keys() & since
+        return victims
+
+
+def _needed_victims_on(trial: Trial, node: str, taken: ChipSet) -> frozenset[str] | None:
     """The pods that have to end on a node for these chips; None if these are not free even then."""
 
     def free(staying: Iterable[str]) -> bool:

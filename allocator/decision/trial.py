@@ -87,12 +87,14 @@ class Trial:
     async def end(self, units: Iterable[Unit]) -> None:
         """Let units end; other tasks may run meanwhile."""
         ending = list(units)
+        await self.turn.share()
         self._gone.update(unit.key for unit in ending)
         await self._renew(ending)
 
     async def restore(self, units: Iterable[Unit]) -> None:
         """Undo the end of units; other tasks may run meanwhile."""
         staying = list(units)
+        await self.turn.share()
         self._gone.difference_update(unit.key for unit in staying)
         await self._renew(staying)
 
@@ -135,11 +137,12 @@ class Trial:
         return offer_without(record, gone, self._ledger, self._owner, self._priority)
 
     async def _renew(self, units: Iterable[Unit]) -> None:
+        await self.turn.share()
         for node in self.nodes_of(units):
+            await self.turn.share()
             record = self._cluster.nodes.get(node)
             if record is not None:
                 self.index.put(node, self._offer(record))
-            await self.turn.share()
 
     def _read_pods(self, record: NodeRecord, *, may_end: bool) -> None:
         for uid, holding in record.holdings.items():

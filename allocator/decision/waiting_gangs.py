@@ -111,7 +111,8 @@ class WaitingGangs:
         if setback is not None and setback.tries:
             return None  # its scheduler has refused it: it lacks something else
         try:
-            gang, needed = self._gangs.gang_request(waiting[0], self._request_of(waiting[0]), job, None)
+            request = self._request_of(waiting[0])
+            gang, needed = yield from self._gangs.gang_request(waiting[0], request, job, None)
         except Refusal:
             return None
         request = max((each.request for each in gang.members[:needed]), key=lambda each: each.chips)

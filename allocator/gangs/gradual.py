@@ -89,6 +89,20 @@ class GradualPlans:
             return self._gangs.may_fit(pod, job)  # with what is promised to others
         return not isinstance(found, Refusal)
 
+    async def preview(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> str | None:
+        """The node of a pod in a plan for its large gang; reserves nothing.
+
+        None if there is a plan, or none can be made: ``Gangs.preview`` finds the pod's seat, or says why there is none.
+        """
+        if not self._is_wanted(pod, job, candidates):
+            return None
+        several = None if candidates is None else frozenset(candidates)
+        async with self._lock:
+            found = await self._search(pod, job, several, Turn())
+        await asyncio.sleep(0)  # the answer has a turn of its own
+        seats = () if found is None or isinstance(found, Refusal) else found[0]
+        return next((seat.node for seat in seats if seat.uid == pod.uid), None)
+
     def _is_wanted(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> bool:
         if job.size - job.placed_beside("") <= MANY or (candidates is not None and len(candidates) <= 1):
             return False
@@ -122,7 +136,8 @@ class GradualPlans:
         if await turn.share_between(planner.pending.read(job)) is None:
             return None
         try:
-            gang, needed = planner.gang_request(pod, self._gangs.request_of(pod), job, candidates)
+            request = self._gangs.request_of(pod)
+            gang, needed = await turn.share_between(planner.gang_request(pod, request, job, candidates))
         except Refusal as refusal:
             return refusal.with_traceback(None)
         left = self._gangs.left_to_others(job).values()

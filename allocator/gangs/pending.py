@@ -4,6 +4,7 @@ from bisect import insort
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from allocator.gangs.policy import Member
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
@@ -25,12 +26,19 @@ class Waiting(NamedTuple):
     Attributes:
         rank: its rank within the gang.
         pod: the pod.
-        request: what it requests of a node, or why that is invalid.
+        member: the pod as policies see it, or why its request is invalid.
     """
 
     rank: int
     pod: Pod
-    request: ChipRequest | Refusal
+    member: Member | Refusal
+
+    @classmethod
+    def of(cls, rank: int, pod: Pod, request: ChipRequest | Refusal) -> "Waiting":
+        """A pod that needs a seat, with what it requests of a node, or why that is invalid."""
+        if isinstance(request, Refusal):
+            return cls(rank, pod, request)
+        return cls(rank, pod, Member(pod.uid, pod.key, rank, request))
 
 
 class PendingMembers:
@@ -63,13 +71,13 @@ class PendingMembers:
         # If all other pods are placed, there is nothing to search: for example if a pod has to leave its own seat.
         if job.placed_beside(pod.uid) < min(job.min_available, others):
             waiting = [each for each in at_once(self.read(job)) or () if each.pod.uid != pod.uid]
-            insort(waiting, Waiting(job.rank_of(pod), pod, request), key=lambda each: each.rank)
+            insort(waiting, Waiting.of(job.rank_of(pod), pod, request), key=lambda each: each.rank)
             size = len(job.pods) + (pod.uid not in job.pods)
             needed = job.min_available - (size - len(waiting))
             if needed > 0:
                 return waiting, needed
         # The minimum is placed: this pod is an additional one, or the successor of one that has ended.
-        return [Waiting(job.rank_of(pod), pod, request)], 1
+        return [Waiting.of(job.rank_of(pod), pod, request)], 1
 
     def read(self, job: Job) -> Steps[list[Waiting] | None]:
         """Read the pods of a job that need a seat, unless they are cached; None if its pods have changed meanwhile."""
@@ -83,7 +91,7 @@ class PendingMembers:
                 yield
             for rank, each in ranked:
                 if each.waits_for_chips and self._ledger.get(each.uid) is None:
-                    found.append(Waiting(rank, each, self._read(each)))
+                    found.append(Waiting.of(rank, each, self._read(each)))
                     if not len(found) % _STEP:
                         yield
                 if self._version(job) != version:

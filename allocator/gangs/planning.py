@@ -28,6 +28,9 @@ from ascend.turn import Steps, at_once
 _MOST_OUTCOMES: Final = 128
 """The most outcomes cached: each keeps the names of the nodes it was found for."""
 
+_STEP: Final = 128
+"""After so many pods there is a pause."""
+
 _Kind: TypeAlias = tuple[ChipRequest, frozenset[tuple[str, str]]]
 """Pods of a gang with the same request and node selector: where one of them fits, the other fits as well."""
 
@@ -222,7 +225,7 @@ class Planner:
         job: Job,
         candidates: Collection[str] | None,
         setback: Setback | None = None,
-    ) -> tuple[GangRequest, int]:
+    ) -> Steps[tuple[GangRequest, int]]:
         """What the policy has to place for a pod and its peers, and how many of them must be placed.
 
         Raises:
@@ -237,18 +240,20 @@ class Planner:
         invalid: list[Refusal] = []
         if setback is not None:  # a scheduler has not offered any node yet for the others
             waiting = [each for each in waiting if each.pod.uid in setback.offers]
-        for rank, each, requested in waiting:
-            if isinstance(requested, Refusal):
-                invalid.append(requested)  # an invalid pod does not hold up its peers while there are enough of them
+        for number, (_, each, member) in enumerate(waiting, start=1):
+            if not number % _STEP:
+                yield
+            if isinstance(member, Refusal):
+                invalid.append(member)  # an invalid pod does not hold up its peers while there are enough of them
                 continue
             own: Collection[str] | None = None  # those of the pod being scheduled
-            if each.uid == pod.uid and is_one:
+            if is_one and member.uid == pod.uid:
                 own = candidates
             elif setback is not None:
-                own = setback.offers[each.uid]
+                own = setback.offers[member.uid]
             elif each.spec.node_selector != selector:
                 own = selected(frozenset(each.spec.node_selector.items()))
-            members.append(Member(each.uid, each.key, rank, requested, own))
+            members.append(member if own is None else replace(member, candidates=own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)
         spread = any(each.request.is_spread for each in members)
@@ -256,7 +261,7 @@ class Planner:
         return GangRequest(job.key, tuple(members), common, peers=peers), needed
 
     def _plan(self, pod: Pod, request: ChipRequest, job: Job, scope: _Scope) -> list[Seat]:
-        gang, needed = self.gang_request(pod, request, job, scope.candidates, scope.setback)
+        gang, needed = at_once(self.gang_request(pod, request, job, scope.candidates, scope.setback))
         index, setback = self._cluster.index, scope.setback
         if setback is None:
             gang = replace(gang, limits=dict.fromkeys(scope.avoided, 0))

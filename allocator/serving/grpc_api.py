@@ -22,6 +22,7 @@ from ascend.chips import chip_ids, chip_name
 from ascend.errors import AscendError, InvalidValue, Refusal
 from ascend.kube.objects import Container, Metadata, Pod, PodSpec, Resources
 from ascend.reasons import Reason
+from ascend.turn import Turn
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from protos.ascend.allocator.v1 import allocator_pb2_grpc as pb_grpc
 
@@ -85,20 +86,26 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         pod = await self._pod(request.pod, context)
         candidates = list(request.nodes) or None
         with self._journal.timed("filter"):
+            seat = await self._engine.preview(pod, candidates)
+            turn = Turn()
             try:
-                filtered = self._engine.filter(pod, candidates)
+                filtered = self._engine.filter(pod, candidates, seat)
             except Refusal as refusal:
-                names = candidates if candidates is not None else self._cluster.nodes
-                return pb.FilterResponse(refused={name: refusal_message(refusal) for name in names})
-        refused = {name: refusal_message(refusal) for name, refusal in filtered.refused.items()}
-        return pb.FilterResponse(nodes=filtered.fitting, refused=refused)
+                filtered = Filtered([], dict.fromkeys(candidates or self._cluster.nodes, refusal))
+            response = pb.FilterResponse(nodes=filtered.fitting)
+            for name, why in filtered.refused.items():
+                response.refused[name].CopyFrom(refusal_message(why))
+                await turn.share()
+        return response
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         """The nodes on which the pod fits, best first."""
         pod = await self._pod(request.pod, context)
+        candidates = list(request.nodes) or None
         with self._journal.timed("score"):
+            seat = await self._engine.preview(pod, candidates)
             try:
-                tiers = self._engine.rank(pod, list(request.nodes) or None)
+                tiers = self._engine.rank(pod, candidates, seat)
             except Refusal:
                 return pb.ScoreResponse()
         return pb.ScoreResponse(
@@ -162,8 +169,9 @@ class AllocatorService(pb_grpc.AllocatorServicer):
         candidates = list(request.nodes) or None
         ignored = self._engine.without_effect(pod)
         with self._journal.timed("explain"):
+            seat = await self._engine.preview(pod, candidates)
             try:
-                filtered = self._engine.filter(pod, candidates)
+                filtered = self._engine.filter(pod, candidates, seat)
             except Refusal as refusal:
                 message = refusal_message(refusal)
                 return pb.ExplainResponse(standing="refused", refusal=message, without_effect=ignored)

@@ -148,6 +148,7 @@ async def _turns(run: Run, size: _Size, outcome: Outcome) -> None:
             "state of all nodes by gRPC": (2, load.read_states),
             "scrape of the metrics": (size.calls, load.scrape),
             f"filter, gang of {size.idle + 1:,} that does not fit": (size.calls, load.refuse_gang(size.idle + 1)),
+            f"Filter, Score and Explain by gRPC, gang of {size.gangs[-1]:,}": (1, load.preview_gang(size.gangs[-1])),
             **{f"plan of a gang of {count:,}": (1, load.gang(count)) for count in size.gangs},
             f"preempt for a gang of {size.gangs[0]:,}, all nodes": (1, load.preempt_for_gang(size.gangs[0])),
         }
@@ -283,6 +284,22 @@ class _Load:
             await asyncio.sleep(_PAUSE_S)
 
         return refuse
+
+    def preview_gang(self, count: int) -> Callable[[int], Awaitable[None]]:
+        """Ask where the first pod of a gang would be placed, without placing it."""
+
+        async def preview(_number: int) -> None:
+            meta = next(self._members(count))["metadata"]
+            pod = pb.PodRef(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+            async with grpc.aio.insecure_channel(self._allocator.grpc_address) as channel:
+                stub: AllocatorAsyncStub = AllocatorStub(channel)
+                (node,) = (await stub.Filter(pb.FilterRequest(pod=pod))).nodes
+                (scored,) = (await stub.Score(pb.ScoreRequest(pod=pod))).nodes
+                explained = await stub.Explain(pb.ExplainRequest(pod=pod))
+            assert (node, "fits") == (explained.node, explained.standing)
+            assert node == scored.node
+
+        return preview
 
     def preempt_for_gang(self, count: int) -> Callable[[int], Awaitable[None]]:
         """Create a gang of high priority, and select victims for its first pod on every node in use."""

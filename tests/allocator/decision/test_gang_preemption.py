@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from allocator.decision.preemption import Preemption
+from allocator.decision.trial import offer_without
 from allocator.decision.victim_set import Suggestion, VictimSet
+from allocator.state.node import NodeRecord, Offer
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
@@ -85,6 +88,47 @@ async def test_choosing_victims_for_a_gang_yields_to_the_event_loop(monkeypatch:
     assert len(chosen.victims) == 1
     # Nodes are read, all are emptied and filled again, priced, and ten are cleared; seats are looked for each time.
     assert turns > 4 * 60 + 10 * 10
+
+
+async def test_one_node_is_examined_in_each_turn_for_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
+    examined: list[str] = []
+    longest = 0
+
+    def counted(record: NodeRecord, *more: Any) -> Offer:
+        examined.append(record.name)
+        return offer_without(record, *more)
+
+    monkeypatch.setattr("allocator.decision.trial.offer_without", counted)
+    pods = gang(20)
+    world, preemption = world_of(20, *(holder(f"low-{number}", f"n{number}", range(8)) for number in range(20)), *pods)
+    improving = asyncio.create_task(preemption.improve(pods[0], everywhere(world)))
+    while not improving.done():
+        examined.clear()
+        await asyncio.sleep(0)
+        longest = max(longest, len(set(examined)))
+    assert await improving is not None
+    assert longest == 1
+
+
+async def test_victims_are_those_of_the_nodes_as_they_are_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
+    pods = gang(4)
+    lows = [holder(f"low-{number}", f"n{number}", range(8)) for number in range(4)]
+    for turns in count(1):
+        world, preemption = world_of(4, *lows, *pods)
+        improving = asyncio.create_task(preemption.improve(pods[0], everywhere(world)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_over = improving.done()
+        end(world, ["low-3"])
+        chosen = await improving
+        assert chosen is not None
+        assert {victim.pod for victim in chosen.victims} == {"default/low-0"}
+        others = {name for each in pods[1:] for name in await answers(world, preemption, [each])}
+        assert others == {"n1", "n2"}, f"after {turns} turns"
+        if is_over:
+            break
 
 
 async def test_a_gang_that_lacks_pods_preempts_nobody() -> None:

@@ -14,6 +14,7 @@ from allocator.state.reservation import Stage
 from ascend.chips import chip_set
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.reasons import Reason
 from tests.allocator.builders import World, node, pod, report
 from tests.allocator.gangs.builders import MESHES, gang, of_pool, world_of
 
@@ -25,6 +26,7 @@ def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ascend.turn.LIMIT_S", -1.0)  # each step takes a turn
     monkeypatch.setattr(gradual, "_STEP", 1)
     monkeypatch.setattr("allocator.gangs.pending._STEP", 1)
+    monkeypatch.setattr("allocator.gangs.planning._STEP", 1)
     monkeypatch.setattr("allocator.gangs.packing._STEP", 1)
     monkeypatch.setattr(gradual, "MANY", 1)
     monkeypatch.setattr("allocator.decision.engine.MANY", 1)
@@ -61,6 +63,42 @@ async def test_planning_a_large_gang_yields_to_the_event_loop() -> None:
     assert await prepare(world, pods[0]) > 300  # reading, searching and reserving
     assert {held.stage for held in world.ledger} == {Stage.PLANNED}
     assert len(world.ledger) == 100
+
+
+def test_what_a_large_gang_requests_is_put_together_in_pieces() -> None:
+    world = world_of(100)
+    world.add(*(pods := gang("train", 100)))
+    planner, job = world.engine.gangs.planner, world.cluster.jobs.job_of(pods[0])
+    pieces = sum(1 for _ in planner.gang_request(pods[0], world.engine.request_of(pods[0]), job, None))
+    assert pieces == 100
+
+
+async def test_where_a_pod_of_a_large_gang_fits_is_found_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of(100)
+    world.add(*(pods := gang("train", 100)), *(more := gang("more", 101)))
+    expected = [world.engine.filter(each).fitting for each in pods[:3]]
+
+    def not_at_once(*_: object) -> None:
+        raise AssertionError("planned at once")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.engine.gangs, "preview", not_at_once)
+        for each, fitting in zip(pods, expected, strict=False):
+            previewing, turns = asyncio.create_task(world.engine.preview(each)), 0
+            while not previewing.done():
+                await asyncio.sleep(0)
+                turns += 1
+            seat = await previewing
+            assert turns > 200  # reading and searching; the gang's requests are cached
+            assert world.engine.filter(each, None, seat).fitting == fitting
+            assert [tier.nodes for tier in world.engine.rank(each, None, seat)] == [fitting]
+    assert not len(world.ledger)
+    assert await world.engine.preview(more[0]) is None
+    refusals = world.engine.filter(more[0]).refusals
+    assert {refusal.reason for refusal in refusals} == {Reason.GANG_DOES_NOT_FIT}
+    seat_of = world.engine.place(pods[0]).node
+    assert await world.engine.preview(pods[0]) is None
+    assert world.engine.filter(pods[0]).fitting == [seat_of]
 
 
 async def test_small_gangs_and_single_pods_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:

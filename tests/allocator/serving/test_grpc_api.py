@@ -15,6 +15,7 @@ from allocator.state.reservation import Stage
 from ascend.annotations import ALLOCATED, MIN_AVAILABLE, PREDICATE_TIME
 from ascend.chips import RESOURCE
 from ascend.reasons import Reason
+from ascend.turn import Turn
 from protos.ascend.allocator.v1 import allocator_pb2 as pb
 from sandbox.apiserver import ApiServer
 from tests.allocator.builders import GROUP
@@ -57,6 +58,25 @@ async def test_a_pod_is_filtered_scored_reserved_and_bound(allocator: Allocator)
     assert {key: stored[key] for key in (ALLOCATED, PREDICATE_TIME)} == dict(bound.annotations)
     await until(lambda: len(allocator.app.ledger) == 0)
     assert bound == await allocator.stub.Allocate(pb.AllocateRequest(pod=pod))
+
+
+async def test_filtering_many_nodes_yields_to_the_event_loop(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[None] = []
+
+    async def share(turn: Turn) -> None:
+        shared.append(None)
+        await original(turn)
+
+    pod, original = ref(await allocator.pod("a", 4)), Turn.share
+    names = [f"unknown-{number}" for number in range(200)]
+    monkeypatch.setattr("allocator.serving.grpc_api.Turn.share", share)
+    filtered = await allocator.stub.Filter(pb.FilterRequest(pod=pod, nodes=["n1", *names]))
+    assert list(filtered.nodes) == ["n1"]
+    assert {each.reason for each in filtered.refused.values()} == {Reason.UNKNOWN_NODE}
+    assert filtered.refused.keys() == set(names)
+    assert len(shared) == 200
 
 
 async def test_reserved_chips_can_be_released_but_not_bound_ones(allocator: Allocator) -> None:
