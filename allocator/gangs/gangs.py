@@ -5,6 +5,7 @@ then triggers the plan for all of them: the policy finds a seat for every pod th
 many as the minimum needs), and the ledger reserves all seats in the same step. Each later pod finds its seat reserved.
 The seat of a pod that is deleted waits for the pod's successor. If a seat becomes unusable before any pod of the gang
 was bound, the whole plan is dropped, whichever pod comes next: a gang must not start with a pod that can't be placed.
+A taint makes a seat unusable, too, if it comes after the pod's scheduler has accepted the node.
 
 A plan knows chips, a scheduler knows everything else: CPU, affinity, host ports, taints. So the Bindings of a gang are
 held until each pod that its minimum needs has passed its scheduler's filters (``allocator/binding/barrier.py``).
@@ -30,6 +31,7 @@ from allocator.gangs.policy import Policy
 from allocator.gangs.progress import WAITING, Progress
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
+from allocator.rules.taints import untolerated
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
@@ -306,7 +308,15 @@ class Gangs:
             request = self.request_of(pod) if pod is not None else ChipRequest(len(seat.chips))
         except Refusal:
             return False  # refused when the pod is scheduled
+        if pod is not None and seat.stage is Stage.HELD and self._is_repelled(pod, seat.node):
+            return True
         return not self._cluster.suits(seat, request)
+
+    def _is_repelled(self, pod: Pod, node: str) -> bool:
+        """Whether a node was tainted after the scheduler of a pod had accepted it there."""
+        record = self._cluster.nodes.get(node)
+        taints = record.node.spec.taints if record is not None and record.node is not None else ()
+        return bool(taints) and untolerated(taints, pod.spec.tolerations) is not None
 
 
 def _left_out(pod: Pod, job: Job) -> Refusal:

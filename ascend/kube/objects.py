@@ -145,7 +145,7 @@ class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
 class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A pod's spec; the name of the scheduler is kept once for all pods, to save memory.
 
-    Affinity and tolerations are kept as one string for all equal ones, only to tell whether pods have the same.
+    Affinity and tolerations are kept as JSON, one string for all equal ones: few pods are told apart by them.
     """
 
     node_name: str = ""
@@ -166,7 +166,7 @@ class PodSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
         for field in ("affinity", "tolerations"):
             value = getattr(self, field)
             if value is not None and not isinstance(value, str):
-                msgspec.structs.force_setattr(self, field, sys.intern(repr(value)))
+                msgspec.structs.force_setattr(self, field, sys.intern(msgspec.json.encode(value).decode()))
         if self.scheduler_name:
             msgspec.structs.force_setattr(self, "scheduler_name", sys.intern(self.scheduler_name))
         if self.volumes:
@@ -275,6 +275,7 @@ class Taint(msgspec.Struct, rename="camel", frozen=True, gc=False):
 
     key: str = ""
     effect: str = ""
+    value: str = ""
 
 
 class NodeSpec(msgspec.Struct, rename="camel", frozen=True, gc=False):
