@@ -50,6 +50,8 @@ from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.registration import Registration
 from device_plugin.serving.servicer import DevicePluginServicer
 from device_plugin.settings import Settings
+from device_plugin.telemetry.collector import ChipMetrics
+from device_plugin.telemetry.meter import Meter
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -62,6 +64,7 @@ class _ChipSide:
 
     scanner: Scanner
     health: HealthMonitor
+    meter: Meter
     switches: SwitchMonitor
     fault_config: FaultConfig
     node_object: NodeWriter
@@ -133,12 +136,14 @@ class Plugin:
                     "kubelet": lambda: pods.registration.problem,
                     "report": lambda: chips.reporter.problem,
                 }
-                add_probes(page, registry=self.metrics.registry, ready=ready, live=self._live, started=started)
+                registry, refresh = self.metrics.registry, chips.meter.refresh if settings.telemetry else None
+                add_probes(page, registry=registry, ready=ready, live=self._live, started=started, refresh=refresh)
                 async with serve_http(page, settings.http_address) as self.http_address:
                     log.info("started", node=settings.node_name, http=self.http_address)
                     try:
                         await self._work(client, events, chips, pods)
                     finally:
+                        chips.meter.close()
                         await pods.claims.close()
 
     def _kubelet_pods_url(self) -> str:
@@ -215,6 +220,7 @@ class Plugin:
             self._injector = _make_injector(settings)
             self._prepare()
             chips.scanner.period_s = settings.scan_period_s
+            chips.meter.interval_s = settings.telemetry_interval_s
             chips.health.tune(hold_s=settings.recovery_hold_s, stale_s=settings.stale_s)
 
         def count(outcome: Outcome) -> None:
@@ -273,7 +279,10 @@ class Plugin:
         )
         scanner = Scanner(self._driver, health, known=lambda: book.discovered_chips, period_s=settings.scan_period_s)
         fault_config = FaultConfig(configure, announce)
-        return _ChipSide(scanner, health, switches, fault_config, node_object, config_map, reporter)
+        meter = Meter(self._driver, self.snapshots, self.metrics, interval_s=settings.telemetry_interval_s)
+        if settings.telemetry:
+            self.metrics.registry.register(ChipMetrics(meter, scanner.state, self.handovers))
+        return _ChipSide(scanner, health, meter, switches, fault_config, node_object, config_map, reporter)
 
     def _pod_side(self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder) -> _PodSide:
         settings = self._settings

@@ -46,6 +46,9 @@ class Metrics:
         self.claims_pending = gauge(
             "ascend_dp_claims_pending", "Pods that were given chips and whose annotations are not written yet"
         )
+        self.telemetry_failures = counter(
+            "ascend_dp_telemetry_failures", "Values of chips that could not be measured, by value", ["value"]
+        )
         self.settings_reloads = counter("ascend_dp_settings_reloads", "Reloads of the settings by result", ["result"])
         self.settings_awaiting_restart = gauge(
             "ascend_dp_settings_awaiting_restart", "Changed settings that take effect only after a restart"

@@ -8,10 +8,10 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ascend.daemon.settings import RELOADED, Address, DaemonSettings
-from device_plugin.driver import Driver
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_switches import SimulatedSwitches
 from device_plugin.driver.switches import SwitchDriver
+from device_plugin.driver.telemetry import MeasuringDriver
 from device_plugin.pods.container_edits import InjectionSetting
 
 
@@ -29,7 +29,7 @@ class DriverSettings(BaseSettings):
         default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
     )
 
-    def make_driver(self, observe: Callable[[str, float], None] = lambda _call, _took_s: None) -> Driver:
+    def make_driver(self, observe: Callable[[str, float], None] = lambda _call, _took_s: None) -> MeasuringDriver:
         """Return the driver these settings name; it has not been called yet.
 
         Args:
@@ -128,6 +128,18 @@ class Settings(DriverSettings, DaemonSettings):
     data_trace_dir: Path = Field(
         default=Path("/user/cluster-info/datatrace-config"),
         description="the folder to which data-trace-<job> is mirrored",
+    )
+    telemetry: bool = Field(
+        default=False,
+        description="whether /metrics has what the chips do (utilization, memory, temperature, power, …) and which "
+        "containers use them, with the names of MindCluster's npu-exporter",
+    )
+    telemetry_interval_s: float = Field(
+        default=5.0,
+        ge=0.5,
+        le=300,
+        description="seconds for which a measured value of a chip is kept; scrapes in this time read the driver once",
+        json_schema_extra=RELOADED,
     )
     http_address: Address = Field(
         default=":11251",

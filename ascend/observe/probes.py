@@ -8,7 +8,7 @@ fails, the status is 503 and the body names the check and what is missing.
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -52,6 +52,7 @@ def add_probes(
     live: Mapping[str, Check] | None = None,
     started: Mapping[str, Check] | None = None,
     standby: Mapping[str, Check] | None = None,
+    refresh: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Add the endpoints to an application.
 
@@ -62,6 +63,7 @@ def add_probes(
         live: the checks of liveness, in addition to the event loop's, by name.
         started: the checks of having started by name; one that has passed once is not run again.
         standby: the checks of standby by name; those of readiness if not given.
+        refresh: awaited before the metrics are computed.
     """
     done: set[str] = set()
 
@@ -77,6 +79,8 @@ def add_probes(
     _add_page(app, "/standbyz", lambda: ready if standby is None else standby)
 
     async def metrics(_request: web.Request) -> web.Response:
+        if refresh is not None:
+            await refresh()
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app.router.add_get("/metrics", metrics)

@@ -35,6 +35,8 @@ class ChipReader:
         self._started = Moment(0.0, 0)
         self.problem: str | None = NOT_READ
         """Why the state is unknown; None while it is known."""
+        self.state: ChipState | None = None
+        """The state as last read."""
 
     def poll(self, receive: Receive, at: Moment, deadline_s: float) -> None:
         """Start a reading unless the previous one has not returned.
@@ -65,7 +67,8 @@ class ChipReader:
             self._note(str(error))
             return
         self._note(None)
-        receive(self.chip.phy_id, call.result(), self._started)
+        self.state = call.result()
+        receive(self.chip.phy_id, self.state, self._started)
 
     def _note(self, problem: str | None) -> None:
         if problem != self.problem:

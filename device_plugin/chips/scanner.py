@@ -185,6 +185,11 @@ class Scanner:
         if event.assertion == "recover":
             asyncio.get_running_loop().call_later(CONFIRM_S, self._read, event.logic_id)
 
+    def state(self, phy_id: int) -> ChipState | None:
+        """Return the state of a chip as last read; None while it can't be read."""
+        reader = self._readers.get(phy_id)
+        return reader.state if reader is not None and reader.problem is None else None
+
     def _read(self, logic_id: int) -> None:
         for reader in self._readers.values():
             if reader.chip.logic_id == logic_id:

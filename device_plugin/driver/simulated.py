@@ -12,8 +12,8 @@ The file may be edited while the plugin runs::
 An unhealthy network is one more fault. ``delay_s`` delays the driver's answers (or the readings of one chip), ``error``
 makes every call fail with that text. Only ``product``, ``chips`` and the chips' ids are required. A server may have
 ``driver_version``, ``super_pod_id``, ``server_index`` and ``switch_faults`` (``simulated_switches``) as well, a chip
-``chip_name``, ``numa_node``, ``hbm_mb`` and
-``vnpus`` (such as ``[{"id": 100, "template": "vir02"}]``).
+``chip_name``, ``numa_node``, ``hbm_mb``, ``vnpus`` (such as ``[{"id": 100, "template": "vir02"}]``) and ``telemetry``
+(``simulated_telemetry``).
 
 As with the real driver, a chip has three more states. With ``"ready": false`` it is being reset: it does not answer,
 and if the driver is initialized meanwhile, its card is not listed until the driver is initialized again. With
@@ -45,6 +45,8 @@ from device_plugin.driver import (
     not_ready_sentence,
 )
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
+from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
+from device_plugin.driver.telemetry import Label, Reading, Values
 
 Health = Literal["Healthy", "Unhealthy"]
 Delay = Annotated[float, msgspec.Meta(ge=0, le=3600)]
@@ -100,6 +102,7 @@ class SimulatedChip(msgspec.Struct, forbid_unknown_fields=True):
     ready: bool = True
     present: bool = True
     reachable: bool = True
+    telemetry: SimulatedTelemetry | None = None
 
 
 class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
@@ -167,11 +170,7 @@ class SimulatedDriver:
         Raises:
             DriverError: as for ``discover``, or the chip is not in the file.
         """
-        simulated = self._answer().chips.get(chip.phy_id)
-        if simulated is None:
-            raise DriverError(f"simulated chips in {self._path}: there is no chip {chip.phy_id}")
-        if not chip.is_listed:
-            raise DriverError("the driver does not list its card")
+        simulated = self._chip(chip)
         time.sleep(simulated.delay_s)
         if not (simulated.ready and simulated.present):
             return ChipState(dropped=True)
@@ -184,6 +183,40 @@ class SimulatedDriver:
             fatal=not simulated.reachable,
         )
 
+    def measure(self, chip: ChipFacts, reading: Reading) -> Values:
+        """Return what the file says, or plausible values of an idle chip.
+
+        Raises:
+            NotMeasured: the value is null in the file.
+            DriverError: as for ``read``.
+        """
+        simulated = self._chip(chip)
+        answers = simulated.ready and simulated.present and simulated.reachable
+        if not answers and reading is not Reading.HEALTH:
+            raise DriverError(f"simulated chip {chip.phy_id} does not answer")
+        telemetry = simulated.telemetry or SimulatedTelemetry()
+        return telemetry.values(
+            reading,
+            hbm_mb=chip.hbm_mb,
+            is_healthy=answers and simulated.health == "Healthy" and not simulated.fault_codes,
+            network_is_healthy=simulated.network_health == "Healthy",
+        )
+
+    def describe(self, chip: ChipFacts, label: Label) -> str:
+        """Return a name, a die id and a PCI address that belong to the chip's ids.
+
+        Raises:
+            DriverError: as for ``read``.
+        """
+        self._chip(chip)
+        match label:
+            case Label.MODEL_NAME:
+                return f"{chip.chip_name}-Ascend-V1"
+            case Label.VDIE_ID:
+                return f"{chip.phy_id:08X}-00000000-00000000-00000000-00000000"
+            case Label.PCIE_BUS_INFO:
+                return f"0000:{chip.card_id:02X}:{chip.device_id:02X}.0"
+
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:  # noqa: ARG002 - part of the interface
         """Raise: changes of the file are found by polling.
 
@@ -191,6 +224,14 @@ class SimulatedDriver:
             DriverError: always.
         """
         raise DriverError("simulated chips announce no events")
+
+    def _chip(self, chip: ChipFacts) -> SimulatedChip:
+        simulated = self._answer().chips.get(chip.phy_id)
+        if simulated is None:
+            raise DriverError(f"simulated chips in {self._path}: there is no chip {chip.phy_id}")
+        if not chip.is_listed:
+            raise DriverError("the driver does not list its card")
+        return simulated
 
     def _answer(self) -> _Content:
         content = self._read()

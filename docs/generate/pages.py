@@ -24,6 +24,7 @@ from docs.generate.tables import (
     reasons_table,
     rights_table,
     settings_table,
+    telemetry_table,
     unsupported_table,
 )
 
@@ -39,6 +40,7 @@ TABLES: Final[dict[str, dict[str, Callable[[], Iterable[str]]]]] = {
     "device-plugin.md": {
         "settings": lambda: settings_table(DevicePluginSettings, reloads=True),
         "metrics": lambda: metrics_table(DevicePluginMetrics().registry),
+        "telemetry": telemetry_table,
         "rights": rights_table,
     },
     "jobs.md": {"jobs": jobs_table, "controllers": controllers_table},

@@ -2,6 +2,7 @@
 
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from prometheus_client import CollectorRegistry
@@ -16,9 +17,14 @@ from allocator.observe.cluster_gauges import ClusterGauges
 from allocator.rules.job_kinds import JOB_KINDS
 from allocator.rules.unsupported import UNSUPPORTED
 from allocator.settings import Settings as AllocatorSettings
+from ascend.daemon.observable import Observable
 from ascend.daemon.settings import RELOADED, fixed_settings
 from ascend.reasons import Category, Reason
+from device_plugin.driver.simulated import SimulatedDriver
+from device_plugin.metrics import Metrics
 from device_plugin.publish.rights import KUBELET_PODS, RIGHTS
+from device_plugin.telemetry.collector import ChipMetrics
+from device_plugin.telemetry.meter import Meter
 from npuctl.offline_allocator import OfflineAllocator
 from npuctl.reading.objects import ClusterObjects
 from tests.cluster.binaries import KUBERNETES_VERSION
@@ -104,6 +110,19 @@ def allocator_registry() -> CollectorRegistry:
     registry = AllocatorMetrics(empty.ledger, lambda: 0.0, empty.cluster.index).registry
     registry.register(ClusterGauges(empty.cluster, empty.ledger, empty.engine))
     return registry
+
+
+def telemetry_table() -> Iterator[str]:
+    """Yield the lines of the table of the metrics of chips."""
+    meter = Meter(SimulatedDriver(Path()), Observable(None), Metrics(), interval_s=1.0)
+    yield "| metric | meaning |"
+    yield "|---|---|"
+    rows: dict[str, list[str]] = {}
+    for metric in ChipMetrics(meter, lambda _phy_id: None, ()).describe():
+        rows.setdefault(metric.documentation, []).append(metric.name)
+    for meaning, names in sorted(rows.items(), key=lambda row: row[1]):
+        shown = f"`{names[0]}`" if len(names) == 1 else f"`{names[0]}`, `{names[1]}` … `{names[-1]}`"
+        yield f"| {shown} | {_text(meaning)} |"
 
 
 def rights_table() -> Iterator[str]:

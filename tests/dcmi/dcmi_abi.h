@@ -20,6 +20,8 @@ enum {
 };
 
 enum { DCMI_ROCE_PORT = 1 };
+enum { DCMI_UTIL_AI_CORE = 2, DCMI_UTIL_VECTOR = 12, DCMI_UTIL_OVERALL = 13 };
+enum { DCMI_VDIE = 1 };
 enum { DCMI_IP_V4 = 0, DCMI_IP_V6 = 1 };
 enum { DCMI_CMD_CHIP = 12, DCMI_SUB_SUPER_POD = 1 };
 enum { DCMI_CMD_VDEV = 52, DCMI_SUB_VDEV_SINGLE = 0, DCMI_SUB_VDEV_TOTAL = 1 };
@@ -52,6 +54,10 @@ struct hbm_info {
     uint64_t memory_usage;
     int32_t temp;
     uint32_t bandwidth_util_rate;
+};
+
+struct die_id {
+    uint32_t soc_die[5];
 };
 
 struct ip_addr {
@@ -162,6 +168,11 @@ int dcmi_get_affinity_cpu_info_by_device_id(int card, int device, char *cpus, in
 int dcmi_get_device_pcie_info_v2(int card, int device, struct pcie_info *info);
 int dcmi_get_device_health(int card, int device, unsigned int *health);
 int dcmi_get_device_errorcode_v2(int card, int device, int *count, unsigned int *codes, unsigned int size);
+int dcmi_get_device_utilization_rate(int card, int device, int kind, unsigned int *percent);
+int dcmi_get_device_temperature(int card, int device, int *temperature);
+int dcmi_get_device_power_info(int card, int device, int *power);
+int dcmi_get_device_network_health(int card, int device, unsigned int *result);
+int dcmi_get_device_die_v2(int card, int device, int type, struct die_id *die);
 int dcmi_subscribe_fault_event(int card, int device, struct event_filter filter, event_handler handler);
 
 #endif

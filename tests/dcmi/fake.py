@@ -44,6 +44,16 @@ class FakeChip:
     server: int | None = None
     affinity: str = ""
     bdf: str = ""
+    utilization: int = 0
+    vector: int = 0
+    overall: int = 0
+    hbm_used: int = 3072
+    hbm_temp: int = 38
+    hbm_rate: int = 0
+    temperature: int = 41
+    power: int = 925
+    network: int = 0
+    die: str = ""
     health: int = 0
     codes: Iterable[int] | Mapping[int, int] = ()
     vnpus: Mapping[int, str] = field(default_factory=dict)

@@ -9,6 +9,10 @@
  *       name= npu_name= board= aicores= hbm=    board in any base; hbm in MB
  *       ip=                                 of its RoCE port, IPv4 or IPv6; if absent, the call fails
  *       sdid= pod= server=                  its place in a SuperPod; without pod, the call fails
+ *       utilization= vector= overall=       percent
+ *       hbm_used= hbm_temp= hbm_rate=       MB, °C, percent
+ *       temperature= power= network=        °C, tenths of a watt, result of the network's probe
+ *       die=HEX                             the first part of its die's id
  *       affinity= bdf=                      CPUs as 0-23; PCI address as 0000:c1:00.0; if absent, the call fails
  *       health=                             minimum of dcmi_get_device_health, which is that of the worst fault; a
  *                                           number above 3 other than 0xffffffff makes the call fail with -8001
@@ -95,6 +99,11 @@
     X(dcmi_get_device_pcie_info_v2)                                                                                    \
     X(dcmi_get_device_health)                                                                                          \
     X(dcmi_get_device_errorcode_v2)                                                                                    \
+    X(dcmi_get_device_utilization_rate)                                                                                \
+    X(dcmi_get_device_temperature)                                                                                     \
+    X(dcmi_get_device_power_info)                                                                                      \
+    X(dcmi_get_device_network_health)                                                                                  \
+    X(dcmi_get_device_die_v2)                                                                                          \
     X(dcmi_subscribe_fault_event)
 
 #define AS_ENUM(name) F_##name,
@@ -116,7 +125,9 @@ struct chip {
     int card, device, logic, phy;
     char name[32], npu_name[32];
     uint32_t board, aicores, health;
-    uint64_t hbm;
+    uint64_t hbm, hbm_used;
+    uint32_t utilization, vector, overall, hbm_rate, network, die;
+    int hbm_temp, temperature, power;
     char ip[64], affinity[64], bdf[32];
     bool in_pod, dropped, absent, lost;
     uint32_t sdid, pod, server;
@@ -204,6 +215,16 @@ static bool read_chip_key(struct chip *chip, const char *key, char *value) {
     else if (!strcmp(key, "board")) chip->board = (uint32_t)strtoul(value, NULL, 0);
     else if (!strcmp(key, "aicores")) chip->aicores = (uint32_t)strtoul(value, NULL, 0);
     else if (!strcmp(key, "hbm")) chip->hbm = strtoull(value, NULL, 0);
+    else if (!strcmp(key, "hbm_used")) chip->hbm_used = strtoull(value, NULL, 0);
+    else if (!strcmp(key, "hbm_temp")) chip->hbm_temp = atoi(value);
+    else if (!strcmp(key, "hbm_rate")) chip->hbm_rate = (uint32_t)strtoul(value, NULL, 0);
+    else if (!strcmp(key, "utilization")) chip->utilization = (uint32_t)strtoul(value, NULL, 0);
+    else if (!strcmp(key, "vector")) chip->vector = (uint32_t)strtoul(value, NULL, 0);
+    else if (!strcmp(key, "overall")) chip->overall = (uint32_t)strtoul(value, NULL, 0);
+    else if (!strcmp(key, "temperature")) chip->temperature = atoi(value);
+    else if (!strcmp(key, "power")) chip->power = atoi(value);
+    else if (!strcmp(key, "network")) chip->network = (uint32_t)strtoul(value, NULL, 0);
+    else if (!strcmp(key, "die")) chip->die = (uint32_t)strtoul(value, NULL, 16);
     else if (!strcmp(key, "ip")) copy_text(chip->ip, sizeof chip->ip, value);
     else if (!strcmp(key, "sdid")) chip->sdid = (uint32_t)strtoul(value, NULL, 0);
     else if (!strcmp(key, "pod")) chip->in_pod = true, chip->pod = (uint32_t)strtoul(value, NULL, 0);
@@ -609,7 +630,52 @@ EXPORT int dcmi_get_device_board_info(int card, int device, struct board_info *i
 EXPORT int dcmi_get_device_hbm_info(int card, int device, struct hbm_info *info) {
     struct chip chip;
     BEGIN(dcmi_get_device_hbm_info, card, device, &chip);
-    *info = (struct hbm_info){.memory_size = chip.hbm, .freq = 1600, .temp = 40};
+    *info = (struct hbm_info){
+        .memory_size = chip.hbm,
+        .freq = 1600,
+        .memory_usage = chip.hbm_used,
+        .temp = chip.hbm_temp,
+        .bandwidth_util_rate = chip.hbm_rate,
+    };
+    return DCMI_OK;
+}
+
+EXPORT int dcmi_get_device_utilization_rate(int card, int device, int kind, unsigned int *percent) {
+    struct chip chip;
+    BEGIN(dcmi_get_device_utilization_rate, card, device, &chip);
+    if (kind == DCMI_UTIL_AI_CORE) *percent = chip.utilization;
+    else if (kind == DCMI_UTIL_VECTOR) *percent = chip.vector;
+    else if (kind == DCMI_UTIL_OVERALL) *percent = chip.overall;
+    else return DCMI_INVALID_PARAMETER;
+    return DCMI_OK;
+}
+
+EXPORT int dcmi_get_device_temperature(int card, int device, int *temperature) {
+    struct chip chip;
+    BEGIN(dcmi_get_device_temperature, card, device, &chip);
+    *temperature = chip.temperature;
+    return DCMI_OK;
+}
+
+EXPORT int dcmi_get_device_power_info(int card, int device, int *power) {
+    struct chip chip;
+    BEGIN(dcmi_get_device_power_info, card, device, &chip);
+    *power = chip.power;
+    return DCMI_OK;
+}
+
+EXPORT int dcmi_get_device_network_health(int card, int device, unsigned int *result) {
+    struct chip chip;
+    BEGIN(dcmi_get_device_network_health, card, device, &chip);
+    *result = chip.network;
+    return DCMI_OK;
+}
+
+EXPORT int dcmi_get_device_die_v2(int card, int device, int type, struct die_id *die) {
+    struct chip chip;
+    BEGIN(dcmi_get_device_die_v2, card, device, &chip);
+    if (type != DCMI_VDIE) return DCMI_INVALID_PARAMETER;
+    *die = (struct die_id){{chip.die, 0x20809424, 0x1108C10, 0x60123, (uint32_t)(card << 8 | device)}};
     return DCMI_OK;
 }
 

@@ -12,6 +12,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "chip_info_v2": structures.ChipInfoV2,
     "board_info": structures.BoardInfo,
     "hbm_info": structures.HbmInfo,
+    "die_id": structures.DieId,
     "ip_addr": structures.IpAddress,
     "pcie_info": structures.PcieInfo,
     "spod_info": structures.SuperPodInfo,

@@ -39,6 +39,7 @@ VARIANTS = {
         *("--set", "devicePlugin.kubelet.caFile=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"),
         *("--set", "devicePlugin.injection=cdi,devicePlugin.cdiDir=/etc/cdi"),
         *("--set", "devicePlugin.jobFiles.enabled=true,devicePlugin.jobFiles.resetConfigDir=/srv/reset"),
+        *("--set-json", 'devicePlugin.telemetry={"enabled":true,"intervalSeconds":0.5}'),
         *("--set", "devicePlugin.health.readmission=manual,devicePlugin.health.recoveryHoldSeconds=30"),
         *("--set", "devicePlugin.maxUnavailable=25%,devicePlugin.podAnnotations.note=yes"),
         *("--set", "devicePlugin.seLinuxOptions.type=container_device_plugin_t"),
@@ -256,7 +257,7 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
     assert _plugin_settings(helm.render(*SIMULATED), tmp_path).injection == "runtime"
     changed = _plugin_settings(helm.render(*VARIANTS["everything set"]), tmp_path)
     assert (changed.recovery_hold_s, changed.readmission, changed.injection) == (30, "manual", "cdi")
-    assert changed.log_level == "DEBUG"
+    assert (changed.log_level, changed.telemetry, changed.telemetry_interval_s) == ("DEBUG", True, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -266,9 +267,11 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
         ("devicePlugin.health.staleSeconds=30", False),
         ("devicePlugin.driver.scanPeriodSeconds=5", False),
         ("devicePlugin.injection=devices", False),
+        ("devicePlugin.telemetry.intervalSeconds=30", False),
         ("devicePlugin.logLevel=DEBUG", False),
         ("devicePlugin.health.readmission=manual", True),
         ("devicePlugin.jobFiles.enabled=true", True),
+        ("devicePlugin.telemetry.enabled=true", True),
         ("devicePlugin.driver.dcmi.library=/opt/libdcmi.so", True),
         ("devicePlugin.kubelet.caFile=/ca.crt", True),
     ],
@@ -279,13 +282,15 @@ def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls:
     )
     assert (before["spec"]["template"] != after["spec"]["template"]) == rolls
     field = {
-        "scanPeriodSeconds": "scan_period_s",
-        "logLevel": "log_level",
-        "library": "dcmi_library",
-        "enabled": "job_files",
+        "driver.scanPeriodSeconds": "scan_period_s",
+        "driver.dcmi.library": "dcmi_library",
+        "jobFiles.enabled": "job_files",
+        "telemetry.enabled": "telemetry",
+        "telemetry.intervalSeconds": "telemetry_interval_s",
     }
-    name = value.partition("=")[0].rpartition(".")[2]
-    snake = field.get(name, "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name))
+    path = value.partition("=")[0].removeprefix("devicePlugin.")
+    name = path.rpartition(".")[2]
+    snake = field.get(path, "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name))
     snake = snake.replace("_seconds", "_s").replace("ca_file", "kubelet_ca_file")
     extra = DevicePluginSettings.model_fields[snake].json_schema_extra
     assert (extra == RELOADED) != rolls

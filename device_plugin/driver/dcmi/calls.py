@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_uint32, c_void_p, sizeof
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from device_plugin.driver import VirtualNpu
 from device_plugin.driver.dcmi.call_gate import CallGate
@@ -99,11 +99,13 @@ class Calls:
         observe: called after every call.
     """
 
+    prototypes: ClassVar[dict[str, tuple[Any, ...]]] = _PROTOTYPES
+
     def __init__(self, library: ctypes.CDLL, observe: Observe) -> None:
         self._observe = observe
         self._gate = CallGate()
         self._functions: dict[str, Any] = {}
-        for name, arguments in _PROTOTYPES.items():
+        for name, arguments in self.prototypes.items():
             try:
                 function = getattr(library, name)
             except AttributeError:
@@ -120,7 +122,7 @@ class Calls:
         """Return the version of the driver."""
         text = ctypes.create_string_buffer(_TEXT)
         self._call("dcmi_get_dcmi_version", text, _TEXT)
-        return _text(text.value)
+        return text_of(text.value)
 
     def cards(self) -> list[int]:
         """Return the ids of the cards; that of a card that was not ready at the initialization is negative."""
@@ -151,13 +153,17 @@ class Calls:
 
     def chip_info(self, chip: Place) -> tuple[str, int]:
         """Return the chip's name, such as ``910B3``, and the number of its AI cores."""
+        info = self._chip_info(chip)
+        return text_of(info.chip_name), info.aicore_cnt
+
+    def _chip_info(self, chip: Place) -> ChipInfo | ChipInfoV2:
         info: ChipInfo | ChipInfoV2 = ChipInfoV2()
         try:
             self._call("dcmi_get_device_chip_info_v2", *chip, byref(info), target=chip)
         except DcmiError:
             info = ChipInfo()
             self._call("dcmi_get_device_chip_info", *chip, byref(info), target=chip)
-        return _text(info.chip_name), info.aicore_cnt
+        return info
 
     def board_id(self, chip: Place) -> int:
         """Return the type of the chip's board."""
@@ -206,7 +212,7 @@ class Calls:
         """Return a virtual NPU; ``phy_id`` is the chip it is cut out of."""
         query = VirtualDeviceQuery(vdev_id=vdev_id)
         self._device_info(chip, _VIRTUAL_COMMAND, _SINGLE, query)
-        return VirtualNpu(vdev_id, phy_id, _text(query.query_info.name))
+        return VirtualNpu(vdev_id, phy_id, text_of(query.query_info.name))
 
     def _device_info(self, chip: Place, main: int, sub: int, info: ctypes.Structure) -> None:
         size = c_uint32(sizeof(info))
@@ -216,7 +222,7 @@ class Calls:
         """Return the CPUs close to the chip, such as ``0-23``."""
         text, length = ctypes.create_string_buffer(_TEXT), c_int(_TEXT)
         self._call("dcmi_get_affinity_cpu_info_by_device_id", *chip, text, byref(length), target=chip)
-        return _text(text.value)
+        return text_of(text.value)
 
     def pci_address(self, chip: Place) -> str:
         """Return the chip's PCI address, such as ``0000:c1:00.0``."""
@@ -269,7 +275,8 @@ def event_of(pointer: Any) -> Event | None:
     return pointer.contents if pointer else None
 
 
-def _text(raw: bytes) -> str:
+def text_of(raw: bytes) -> str:
+    """Return a text of the library."""
     return raw.decode(errors="replace").strip()
 
 

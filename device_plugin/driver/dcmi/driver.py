@@ -17,6 +17,7 @@ from device_plugin.driver.dcmi.calls import FATAL, NOT_EXISTING, Calls, Observe,
 from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.library import load
 from device_plugin.driver.dcmi.link import LinkTool
+from device_plugin.driver.dcmi.measuring_calls import MeasuringCalls
 from device_plugin.driver.dcmi.structures import EventHandler
 from device_plugin.driver.dcmi.survey import (
     SYSFS,
@@ -26,6 +27,7 @@ from device_plugin.driver.dcmi.survey import (
     survey_card,
     survey_unlisted,
 )
+from device_plugin.driver.telemetry import Label, Reading, Values
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -70,7 +72,7 @@ class DcmiDriver:
         self._card_deadline_s = card_deadline_s
         self._pause = pause
         self._opening = threading.Lock()
-        self._calls: Calls | None = None
+        self._calls: MeasuringCalls | None = None
         self._ready = False
         self._facts = OptionalFacts()
         self._surveys: dict[int, threading.Thread] = {}
@@ -105,16 +107,30 @@ class DcmiDriver:
         Raises:
             DriverError: the chip can't be read; says why.
         """
-        if self._calls is None:
-            raise DriverError("chips are read before they are discovered")
-        if not chip.is_listed:
-            raise DriverError("the driver does not list its card")
-        calls, place = self._calls, (chip.card_id, chip.device_id)
+        calls, place = self._loaded(chip), (chip.card_id, chip.device_id)
         health = self._health(calls, place)
         if health == NOT_EXISTING:
             return ChipState(dropped=True)
         codes = self._codes(calls, place, silent=health is None)
         return ChipState(codes=codes, link_up=self._links.up(chip.phy_id), fatal=health == FATAL)
+
+    def measure(self, chip: ChipFacts, reading: Reading) -> Values:
+        """Return the values of a reading.
+
+        Raises:
+            NotMeasured: this driver does not have them.
+            DriverError: the chip can't be read; says why.
+        """
+        return self._loaded(chip).measure((chip.card_id, chip.device_id), reading)
+
+    def describe(self, chip: ChipFacts, label: Label) -> str:
+        """Return what identifies a chip.
+
+        Raises:
+            NotMeasured: this driver does not have it.
+            DriverError: the chip can't be read; says why.
+        """
+        return self._loaded(chip).describe((chip.card_id, chip.device_id), label)
 
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
         """Announce the fault events of all chips from now on, from threads of the library.
@@ -134,10 +150,17 @@ class DcmiDriver:
                     raise
             self._pause(1.0)
 
+    def _loaded(self, chip: ChipFacts) -> MeasuringCalls:
+        if self._calls is None:
+            raise DriverError("chips are read before they are discovered")
+        if not chip.is_listed:
+            raise DriverError("the driver does not list its card")
+        return self._calls
+
     def _open(self, *, anew: bool = False) -> Calls:
         with self._opening:
             if self._calls is None:
-                self._calls = Calls(load(self._path), self._observe)
+                self._calls = MeasuringCalls(load(self._path), self._observe)
             if anew or not self._ready:
                 self._ready = False
                 self._calls.init()

@@ -43,6 +43,12 @@ class HbmInfo(ctypes.Structure):
     )
 
 
+class DieId(ctypes.Structure):
+    """The id of a die, from ``dcmi_get_device_die_v2``."""
+
+    _fields_ = (("soc_die", c_uint32 * 5),)
+
+
 class _Address(ctypes.Union):
     _fields_ = (("ip6", c_uint8 * 16), ("ip4", c_uint8 * 4))
 

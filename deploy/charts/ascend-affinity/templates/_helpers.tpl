@@ -78,6 +78,7 @@ reset_config_dir: {{ .resetConfigDir }}
 data_trace_dir: {{ .dataTraceDir }}
 {{- end }}
 {{- end }}
+telemetry: {{ .telemetry.enabled }}
 device_plugin_dir: {{ .kubelet.devicePluginDir }}
 pod_resources_socket: {{ .kubelet.rootDir }}/pod-resources/kubelet.sock
 {{- with .kubelet.caFile }}
