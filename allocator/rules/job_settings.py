@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from allocator.rules.job import minimum_from
+from allocator.rules.job import JobKey, minimum_from
 from allocator.rules.job_products import SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
@@ -36,21 +36,21 @@ class Place(NamedTuple):
     annotations: dict[str, str]
 
 
-def places(facts: Iterable[tuple[str, JobFacts | None]]) -> tuple[Place, ...]:
+def places(facts: Iterable[tuple[JobKey | None, JobFacts | None]]) -> tuple[Place, ...]:
     """The places with settings, the most important one first.
 
     Args:
-        facts: what is known of the group and of the object of a job, with their names for sentences.
+        facts: what is known of the group and of the object of a job, with their kinds and names.
     """
     found = []
-    for name, each in facts:
+    for key, each in facts:
         if each is not None:
-            labels = {key: value for key, value in each.labels.items() if key in DECIDING}
+            labels = {name: value for name, value in each.labels.items() if name in DECIDING}
             annotations = {
-                key: value for key, value in each.annotations.items() if key in DECIDING or key == MIN_AVAILABLE
+                name: value for name, value in each.annotations.items() if name in DECIDING or name == MIN_AVAILABLE
             }
             if labels or annotations:
-                found.append(Place(name, labels, annotations))
+                found.append(Place(f"{key.kind} {key}" if key is not None else "", labels, annotations))
     return tuple(found)
 
 

@@ -40,7 +40,7 @@ class NodeIndex:
     @property
     def buckets(self) -> Collection[Bucket]:
         """The buckets that have nodes."""
-        return [bucket for bucket in self._buckets.values() if bucket]
+        return [bucket for bucket in self._buckets.values() if bucket.names]
 
     @property
     def entries(self) -> Mapping[str, Bucket | Refusal]:

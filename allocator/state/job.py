@@ -125,7 +125,7 @@ class Job(msgspec.Struct, eq=False, gc=False):
     def set_facts(self, group: JobFacts | None, source: JobFacts | None) -> None:
         """Set what its pod group and its object say, after one of them was created, changed or deleted."""
         self.group, self.source, self._minimum = group, source, None
-        self.settings = places(((f"{self.kind} {self.key}", group), (_name(self.source_key), source)))
+        self.settings = places(((self.key, group), (self.source_key, source)))
         self._ranks.know(source.parts if source is not None else ())
         self.version = next(_VERSIONS)
 
@@ -342,10 +342,6 @@ class Job(msgspec.Struct, eq=False, gc=False):
 
     def _requesting_with(self, pod: Pod) -> int:
         return self.size + (pod.uid not in self._pods and pod.requests_chips)
-
-
-def _name(key: JobKey | None) -> str:
-    return f"{key.kind} {key}" if key is not None else ""
 
 
 def _is_as_before(old: Pod, new: Pod) -> bool:

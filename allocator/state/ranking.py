@@ -15,40 +15,46 @@ from allocator.rules.vacancy import Fit, Vacancy, Verdict, judge
 
 
 class Bucket:
-    """The nodes with equal vacancies."""
+    """The nodes with equal vacancies.
 
-    __slots__ = ("_heap", "_names", "vacancy", "verdicts")
+    Attributes:
+        vacancy: what each of them has left.
+        names: their names.
+        verdicts: the verdicts of rankings on them.
+    """
+
+    __slots__ = ("_heap", "names", "vacancy", "verdicts")
 
     def __init__(self, vacancy: Vacancy) -> None:
         self.vacancy = vacancy
         self.verdicts: dict[Ranking, Verdict] = {}
-        self._names: set[str] = set()
+        self.names: set[str] = set()
         self._heap: list[str] = []
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.names)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self.names)
 
     def add(self, name: str) -> bool:
         """Add a node; returns whether it is the first by name now."""
-        is_first = not self._names or name < self.first()
-        self._names.add(name)
+        is_first = not self.names or name < self.first()
+        self.names.add(name)
         # A name that was removed and added again may be in the heap twice; at most about half of the heap is outdated.
-        if len(self._heap) > 2 * len(self._names) + 8:
-            self._heap = sorted(self._names)
+        if len(self._heap) > 2 * len(self.names) + 8:
+            self._heap = sorted(self.names)
         else:
             heapq.heappush(self._heap, name)
         return is_first
 
     def discard(self, name: str) -> None:
         """Remove a node; its heap entry stays until it comes up."""
-        self._names.discard(name)
+        self.names.discard(name)
 
     def first(self) -> str:
         """The first node by name; there must be one."""
-        while self._heap[0] not in self._names:
+        while self._heap[0] not in self.names:
             heapq.heappop(self._heap)
         return self._heap[0]
 
@@ -82,15 +88,18 @@ class Ranking:
 
     def add(self, bucket: Bucket) -> None:
         """Add a bucket that is new, or has another first node."""
-        verdict = self.verdict(bucket) if bucket else None
+        if not bucket.names:
+            return
+        first = bucket.first()
+        if self._added.get(bucket) == first:
+            return
+        verdict = self.verdict(bucket)
         if isinstance(verdict, Fit):
             tier = self._tiers.get(verdict.key)
             if tier is None:
                 tier = self._tiers[verdict.key] = []
                 insort(self._keys, verdict.key)
-            first = bucket.first()
-            if self._added.get(bucket) != first:
-                heapq.heappush(tier, self._entry(first, bucket))
+            heapq.heappush(tier, self._entry(first, bucket))
 
     def best(self) -> tuple[str, Fit] | None:
         """The best node and how the request fits there; None if it fits on none."""
@@ -98,7 +107,7 @@ class Ranking:
             tier = self._tiers[self._keys[0]]
             while tier:
                 first, _, bucket = tier[0]
-                if bucket and bucket.first() == first:
+                if bucket.names and bucket.first() == first:
                     fit = self.verdict(bucket)
                     assert isinstance(fit, Fit)  # noqa: S101 - else it would not be in a tier
                     return first, fit
@@ -110,7 +119,7 @@ class Ranking:
         first, _, bucket = tier[0]
         if self._added.get(bucket) != first:
             heapq.heappop(tier)  # added with another first node since
-        elif bucket:
+        elif bucket.names:
             heapq.heapreplace(tier, self._entry(bucket.first(), bucket))
         else:
             heapq.heappop(tier)

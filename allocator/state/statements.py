@@ -1,5 +1,6 @@
 """What the pods of one job state about the number of them to place together."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -45,13 +46,10 @@ class Statements(msgspec.Struct, eq=False, gc=False):
         """Record what a pod states."""
         last = self._last
         self.forget(pod.uid)
-        with suppress(Refusal):
-            if (whole := stated_whole(pod)) is not None:
-                self._wholes[pod.uid] = whole
-                self._counts[whole] = self._counts.get(whole, 0) + 1
-        minimum = None
-        with suppress(Refusal):
-            minimum = stated_minimum(pod)
+        if (whole := _valid(stated_whole, pod)) is not None:
+            self._wholes[pod.uid] = whole
+            self._counts[whole] = self._counts.get(whole, 0) + 1
+        minimum = _valid(stated_minimum, pod)
         if minimum is None:
             return
         statement = _Statement(pod.metadata.creation_timestamp or "", pod.name, minimum)
@@ -68,6 +66,14 @@ class Statements(msgspec.Struct, eq=False, gc=False):
                 del self._counts[whole]
         if self._minimums.pop(uid, None) == self._last:
             self._last = None
+
+
+def _valid(read: Callable[[Pod], int | None], pod: Pod) -> int | None:
+    """What a pod states; None if that is invalid."""
+    try:
+        return read(pod)
+    except Refusal:
+        return None
 
 
 def annotated_minimum(facts: JobFacts) -> int | None:
