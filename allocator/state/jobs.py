@@ -181,7 +181,7 @@ class Jobs:
         owner = None
         if controller is not None and controller.kind == "Job" and controller.api_version.startswith("batch/"):
             owner = self._owners.get(JobKey(pod.metadata.namespace, controller.name, INDEXED_JOB))
-        return end_of(pod, owner, now_s)
+        return end_of(pod, owner, self.job_of(pod).source, now_s)
 
     def owner_deleted(self, owner: StatefulSet | BatchJob) -> None:
         """Remove an owner of pods."""

@@ -4,6 +4,7 @@ import math
 from datetime import datetime
 from typing import NamedTuple
 
+from ascend.kube.job_objects import JobFacts
 from ascend.kube.objects import Pod
 
 
@@ -25,18 +26,21 @@ class Owned(NamedTuple):
     started: str = ""
 
 
-def end_of(pod: Pod, owner: Owned | None, now_s: float) -> float:
-    """When a pod has to have ended by its own ``activeDeadlineSeconds`` or that of its Job.
+def end_of(pod: Pod, owner: Owned | None, source: JobFacts | None, now_s: float) -> float:
+    """When a pod has to have ended by its own ``activeDeadlineSeconds``, that of its Job, or of its Kubeflow job.
 
     Args:
         pod: the pod; if it has not started yet, its limit counts from now on.
         owner: what its controller says, if that is known.
+        source: what the object says from which an operator has created it.
         now_s: the time, Unix seconds.
 
     Returns:
         Unix seconds; infinite if there is no limit.
     """
     own_s = _end(pod.spec.active_deadline_seconds, pod.status.start_time or "", now_s)
+    if source is not None:
+        own_s = min(own_s, _end(source.limit_s, source.started, now_s))
     controller = pod.metadata.controller
     if owner is None or controller is None or controller.uid != owner.uid:
         return own_s

@@ -53,6 +53,8 @@ class JobFacts(msgspec.Struct, frozen=True, gc=False):
         whole: the same by the rules of its own project, if nothing is stated; None if they start one by one.
         labels: the labels that decide how it is placed.
         annotations: the annotations that do.
+        limit_s: the time after its start at which its operator deletes its pods; None for no limit.
+        started: when it started, as its operator writes it; empty if that is unknown.
     """
 
     parts: tuple[JobPart, ...] = ()
@@ -60,6 +62,8 @@ class JobFacts(msgspec.Struct, frozen=True, gc=False):
     whole: int | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    limit_s: int | None = None
+    started: str = ""
 
     @property
     def pods_with_chips(self) -> int:
@@ -149,6 +153,7 @@ class _SchedulingPolicy(msgspec.Struct, rename="camel", frozen=True):
 
 class _RunPolicy(msgspec.Struct, rename="camel", frozen=True):
     scheduling_policy: _SchedulingPolicy | None = None
+    active_deadline_seconds: int | None = None
 
 
 class _ElasticPolicy(msgspec.Struct, rename="camel", frozen=True):
@@ -165,6 +170,10 @@ class _KubeflowSpec(msgspec.Struct, rename="camel", frozen=True):
     launcher_creation_policy: str = ""
 
 
+class _KubeflowStatus(msgspec.Struct, rename="camel", frozen=True):
+    start_time: str | None = None
+
+
 class KubeflowJob(JobObject, frozen=True, kw_only=True):
     """A job of Kubeflow's training operator, or an AscendJob, whose operator was made from it.
 
@@ -173,6 +182,7 @@ class KubeflowJob(JobObject, frozen=True, kw_only=True):
     """
 
     spec: _KubeflowSpec = _KubeflowSpec()
+    status: _KubeflowStatus = _KubeflowStatus()
 
     @property
     def facts(self) -> JobFacts:
@@ -186,8 +196,10 @@ class KubeflowJob(JobObject, frozen=True, kw_only=True):
         least = spec.elastic_policy.min_replicas if spec.elastic_policy is not None else None
         if least is not None and "worker" in numbers:
             numbers["worker"] = min(numbers["worker"], least)
-        policy = spec.run_policy.scheduling_policy if spec.run_policy is not None else None
-        return self._facts(parts, policy.min_available if policy is not None else None, sum(numbers.values()))
+        run = spec.run_policy or _RunPolicy()
+        policy = run.scheduling_policy or _SchedulingPolicy()
+        facts = self._facts(parts, policy.min_available, sum(numbers.values()))
+        return msgspec.structs.replace(facts, limit_s=run.active_deadline_seconds, started=self.status.start_time or "")
 
 
 class _VolcanoJobSpec(msgspec.Struct, rename="camel", frozen=True):

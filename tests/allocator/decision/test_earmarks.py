@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from allocator.decision.engine import DecisionEngine
 from allocator.state.promises import Promise
 from ascend.annotations import MIN_AVAILABLE
 from ascend.errors import Refusal
+from ascend.kube.job_objects import KubeflowJob
 from ascend.kube.objects import Metadata, Pod
 from ascend.kube.workloads import BatchJob, BatchJobSpec, BatchJobStatus
 from tests.allocator.builders import GROUP, TYPE, World, node, owned_by, pod
@@ -146,6 +148,24 @@ def batch(name: str, limit_s: int | None, *, started: str = "", uid: str = "u") 
         spec=BatchJobSpec(active_deadline_seconds=limit_s),
         status=BatchJobStatus(started),
     )
+
+
+def torch(limit_s: int | None, *, started: str | None = None) -> KubeflowJob:
+    run = {"activeDeadlineSeconds": limit_s} if limit_s is not None else {}
+    spec = {"runPolicy": run, "pytorchReplicaSpecs": {"Master": {"replicas": 1}}}
+    document = {"metadata": {"name": "torch", "namespace": "default"}, "spec": spec, "status": {"startTime": started}}
+    return msgspec.convert(document, KubeflowJob)
+
+
+def test_the_deadline_of_a_kubeflow_job_counts_for_its_pods_from_its_start() -> None:
+    world = world_of(2, holder("s0", "n0"), holder("s1", "n1", limit_s=301), *gang("big", 2))
+    end(world, "s0")
+    short, jobs = owned_by(pod("short", 8), "PyTorchJob", "kubeflow.org/v1", name="torch"), world.cluster.jobs
+    for limit_s, started in ((None, None), (302, None), (600, "2025-12-31T23:55:02Z")):
+        jobs.source_applied("PyTorchJob", torch(limit_s, started=started))
+        assert not places(world, short)
+    jobs.source_applied("PyTorchJob", torch(600, started="2025-12-31T23:55:00Z"))  # it has 300 s left
+    assert places(world, short) == "n0"
 
 
 def test_the_deadline_of_a_job_counts_for_its_pods_from_its_start() -> None:
