@@ -117,7 +117,7 @@ class ChipMetrics(Collector):
 
     def _add_machine(self, machine: Sequence[GaugeMetricFamily], chips: Sequence[MeasuredChip]) -> None:
         health = [chip.value(Quantity.HEALTH) for chip in chips]
-        cards = {chip.facts.card_id for chip in chips}
+        cards = {chip.facts.card_id for chip in chips if chip.facts.is_listed}
         counts = (len(chips), len(cards), health.count(1.0), health.count(0.0), health.count(None))
         for family, count in zip(machine, counts, strict=True):
             family.add_metric((), count)

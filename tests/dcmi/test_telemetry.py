@@ -52,8 +52,8 @@ class Rig:
             self.driver, self.snapshots, self.metrics, interval_s=5.0, wait_s=wait_s, now_s=lambda: self.time_s
         )
         self._registry = CollectorRegistry()
-        chips = {chip.phy_id: chip for chip in self.driver.discover().chips}
-        self._registry.register(ChipMetrics(self.meter, lambda phy_id: self.driver.read(chips[phy_id]), ()))
+        self._chips = {chip.phy_id: chip for chip in self.driver.discover().chips}
+        self._registry.register(ChipMetrics(self.meter, lambda phy_id: self.driver.read(self._chips[phy_id]), ()))
 
     @property
     def wait_s(self) -> float:
@@ -356,6 +356,42 @@ async def test_a_hanging_call_does_not_delay_the_health_scan_or_the_exit(make_fa
         for thread in running:
             thread.join(10.0)
             assert not thread.is_alive()
+
+
+async def test_nothing_is_measured_while_the_driver_is_initialized_again(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(4))  # the fixture fails if the library is used while it is initialized
+    with rig(fake) as measured:
+        await measured.scrape(0.0)
+        with fake.delay("dcmi_init", 0.2):
+            initialized = asyncio.create_task(asyncio.to_thread(measured.driver.discover, anew=True))
+            scrapes = 0
+            while not initialized.done():
+                scrapes += 1
+                await measured.scrape(5.0 * scrapes)
+            await initialized
+        assert scrapes >= 1
+        await measured.scrape(1000.0)
+        assert len(measured.values("npu_chip_info_power")) == 4
+    assert fake.calls()["dcmi_init"] == 2
+
+
+async def test_a_card_that_the_driver_does_not_list_has_no_values_until_it_does(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(3))
+    with rig(fake) as measured:
+        await measured.scrape(0.0)
+        fake.chip(1).dropped = True
+        measured.snapshots.set(Snapshot(measured.driver.discover(anew=True), ()))
+        before = fake.calls()
+        await measured.scrape(5.0)
+        assert measured.values("npu_chip_info_power").keys() == {0, 2}
+        assert fake.calls()["dcmi_get_device_power_info"] == before["dcmi_get_device_power_info"] + 2
+        counts = ("machine_npu_nums", "machine_unknown_npu_nums", "machine_card_nums")
+        assert [measured.machine(each) for each in counts] == [3, 1, 2]
+        assert measured.failures("power") == 0
+        fake.chip(1).dropped = False
+        measured.snapshots.set(Snapshot(measured.driver.discover(anew=True), ()))
+        await measured.scrape(10.0)
+        assert measured.values("npu_chip_info_power").keys() == {0, 1, 2}
 
 
 async def test_however_many_scrape_each_value_is_read_once_in_an_interval(make_fake: MakeFake) -> None:
