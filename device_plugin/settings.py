@@ -25,6 +25,10 @@ class DriverSettings(BaseSettings):
         default=None,
         description="path of libdcmi.so; by default it is searched in LD_LIBRARY_PATH and the cache of ldconfig",
     )
+    link_tool: Path = Field(
+        default=Path("/usr/local/Ascend/driver/tools/hccn_tool"),
+        description="the driver's program that reads the link state of network ports; it may be missing",
+    )
     simulated_state: Path = Field(
         default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
     )
@@ -38,8 +42,9 @@ class DriverSettings(BaseSettings):
         if self.driver == "simulated":
             return SimulatedDriver(self.simulated_state)
         from device_plugin.driver.dcmi import DcmiDriver
+        from device_plugin.driver.dcmi.link import LinkTool
 
-        return DcmiDriver(self.dcmi_library, observe=observe)
+        return DcmiDriver(self.dcmi_library, observe=observe, links=LinkTool(self.link_tool))
 
     def make_switch_driver(self) -> SwitchDriver:
         """Return the driver of the switches, for the driver these settings name; it has not been called yet."""

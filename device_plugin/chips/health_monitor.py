@@ -104,6 +104,11 @@ class HealthMonitor:
         self._book.announced(event, at)
         self._changed.set(None)
 
+    def events_lost(self) -> None:
+        """Rely on readings, because too many events came."""
+        self._book.events_lost()
+        self._changed.set(None)
+
     def configure(self, rules: FaultRules) -> None:
         """Apply other fault rules."""
         self._book.configure(rules)

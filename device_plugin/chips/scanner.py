@@ -18,11 +18,12 @@ from typing import Protocol
 import structlog
 
 from ascend.chips import ChipSet, chip_ids, chip_name, chip_set, join_names
-from ascend.errors import AscendError, DriverError
+from ascend.errors import DriverError
 from ascend.kube.backoff import Backoff
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.chips.chip_reader import NOT_READ, ChipReader
 from device_plugin.chips.renewal import LIMIT_S, Renewal
+from device_plugin.chips.subscription import Subscription
 from device_plugin.driver import ChipState, Driver, FaultEvent, Inventory
 from device_plugin.health.levels import RESET_FINISHED
 from device_plugin.health.snapshot import Moment
@@ -51,6 +52,9 @@ class Listener(Protocol):
 
     def announced(self, event: FaultEvent, at: Moment) -> None:
         """Receive a fault event."""
+
+    def events_lost(self) -> None:
+        """Learn that events were not passed on, because there were too many."""
 
 
 class Scanner:
@@ -85,8 +89,7 @@ class Scanner:
         self._deadline_s = deadline_s
         self._moment = moment
         self._thread = CallThread("driver")
-        # Separate, so that a slow subscription delays neither readings nor discoveries.
-        self._subscribing = CallThread("subscription")
+        self._subscription = Subscription(driver, deadline_s, moment)
         self._readers: dict[int, ChipReader] = {}
         self._gone: dict[int, ChipReader] = {}  # of chips no longer listed: one whose call hangs keeps its thread
         self._discovering: asyncio.Future[Inventory] | None = None
@@ -115,9 +118,11 @@ class Scanner:
                         await begin.wait()
             if self._server is not None:
                 self._plan_discovery(self._server)  # by now it is known which chips there were before
-            subscription = asyncio.create_task(self._subscribe())
+            subscription = asyncio.create_task(self._subscription.run(self._announced))
             while True:
                 self.turned_s = now_s = loop.time()
+                if self._subscription.limit.take_lost():
+                    self._listener.events_lost()
                 self._poll()
                 if now_s >= min(self._discover_at_s, self._renew_at_s) and self._discovering is None:
                     self._discover(anew=now_s >= self._renew_at_s).add_done_callback(self._rediscovered)
@@ -129,7 +134,7 @@ class Scanner:
                 reader.close()
             self._readers.clear()
             self._thread.close()
-            self._subscribing.close()
+            self._subscription.close()
 
     async def _find_chips(self) -> None:
         loop = asyncio.get_running_loop()
@@ -155,28 +160,6 @@ class Scanner:
                 self._note("; ".join(server.problems))
                 anew = True
             await asyncio.sleep(backoff.next_s())
-
-    async def _subscribe(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def deliver(event: FaultEvent) -> None:
-            try:
-                loop.call_soon_threadsafe(self._announced, event, self._moment())
-            except RuntimeError:
-                return  # the loop is closed
-
-        call = self._subscribing.call(lambda: self._driver.subscribe(deliver))
-        try:
-            done, _ = await asyncio.wait((call,), timeout=self._deadline_s)
-            if not done:
-                log.warning("the driver does not answer the subscription to fault events, polling only until it does")
-            await call
-        except AscendError as error:
-            log.info("the driver announces no faults, polling only", poll_s=self.period_s, error=str(error))
-        else:
-            log.info("the driver announces faults", poll_s=self.period_s)
-        finally:
-            call.cancel()
 
     def _announced(self, event: FaultEvent, at: Moment) -> None:
         self._listener.announced(event, at)

@@ -18,6 +18,9 @@ See docs/spec/dcmi.md#chip-types, docs/spec/node-report.md#node-labels.
 
 Assertion: TypeAlias = Literal["recover", "occur", "once"]
 
+LINK_DOWN = 0x81078603
+"""The fault of a chip's network port without link (docs/spec/faults.md#codes)."""
+
 NO_CARD = -1
 """The card of a chip that the driver does not list at present."""
 

@@ -65,6 +65,10 @@ class ChipHealth:
         """Apply an event of this chip."""
         self._apply(self._faults.announce(event, at), policy)
 
+    def lose_events(self) -> None:
+        """Believe readings alone until the next event."""
+        self._faults.lose_events()
+
     def read(self, state: ChipState, at: Moment, policy: Policy) -> None:
         """Apply a reading that started at ``at``."""
         first = not self.was_read

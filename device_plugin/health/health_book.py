@@ -118,6 +118,11 @@ class HealthBook:
             chip.announce(event, at, self._policy)
             chip.settle(now.mono_s, self._policy)
 
+    def events_lost(self) -> None:
+        """Believe readings alone, because the driver announced too many events."""
+        for chip in self._chips.values():
+            chip.lose_events()
+
     def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
         """Apply a reading; that of a chip never discovered is ignored.
 

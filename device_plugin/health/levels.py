@@ -3,15 +3,13 @@
 import enum
 
 from ascend.errors import InvalidValue
+from device_plugin.driver import LINK_DOWN
 
 CARD_DROP = 0x40F84E00
 """The chip does not answer any more (docs/spec/faults.md#codes)."""
 
 RESET_FINISHED = 0x8C2FA009
 """The chip was reset, which may have cleared any of its faults (docs/spec/faults.md#levels)."""
-
-LINK_DOWN = 0x81078603
-"""The chip's network port has no link (docs/spec/faults.md#codes)."""
 
 NETWORK_CODES = frozenset({LINK_DOWN, 0x81078607, 0x110000002, 0x110001024})
 """Faults of a chip's network port; all others are the chip's own (docs/spec/faults.md#codes)."""

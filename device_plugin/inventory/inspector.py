@@ -106,6 +106,12 @@ class Inspector:
         for each in transitions:
             self._add(phy_id, each.code, "occur" if each.present else "recover", at, event)
 
+    def events_lost(self) -> None:
+        """Report what readings find, because too many events came."""
+        self._book.events_lost()
+        for faults in self._faults.values():
+            faults.lose_events()
+
     def _add(self, phy_id: int, code: int, assertion: Assertion, at: Moment, event: FaultEvent | None = None) -> None:
         chip = next(chip for chip in self._book.judge(present_moment()).chips if chip.chip_id == phy_id)
         self._report(

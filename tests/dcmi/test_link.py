@@ -121,3 +121,29 @@ def test_a_tool_that_hangs_is_killed_and_run_again_after_the_period(tmp_path: Pa
     clock.now_s += 290
     links.up(0)
     wait_for(lambda: links.up(0) is True)
+
+
+def test_an_announced_loss_is_checked_soon_and_until_the_link_has_been_up_for_a_while(tmp_path: Path) -> None:
+    calls, clock = tmp_path / "calls", Clock()
+    links = LinkTool(tool(tmp_path, f"echo x >> {calls}; {ANSWER}"), wait_s=10, now_s=clock)
+    runs = []
+    for second in range(100):
+        clock.now_s = 1000.0 + second
+        if second == 30:
+            links.suspect(3)
+        before = calls.stat().st_size if calls.exists() else 0
+        assert links.up(3)
+        if calls.stat().st_size > before:
+            runs.append(second)
+    assert runs == [0, 30, 40]
+
+
+def test_the_answer_has_the_time_at_which_the_tool_was_started(tmp_path: Path) -> None:
+    clock = Clock()
+    links = LinkTool(tool(tmp_path, ANSWER), wait_s=10, now_s=clock)
+    assert links.answer(3) == (True, 1000.0)
+    clock.now_s = 1100.0
+    assert links.answer(3) == (True, 1000.0)
+    tool(tmp_path, "exit 1")
+    clock.now_s = 1300.0
+    assert links.answer(3) == (None, None)

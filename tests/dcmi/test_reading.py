@@ -1,5 +1,6 @@
 """Readings of a chip by the real driver: faults, card drop, link; a chip that hangs delays no other."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ascend.errors import DriverError
-from device_plugin.driver import ChipFacts, ChipState
+from device_plugin.driver import ChipFacts, ChipState, FaultEvent
 from device_plugin.driver.dcmi import DcmiDriver, DcmiError
 from device_plugin.driver.dcmi.link import LinkTool
 from tests.dcmi import compiler
@@ -252,6 +253,25 @@ def test_the_link_of_a_chip_is_read_by_its_physical_id(make_fake: MakeFake, tmp_
     script = '[ "$*" = "-i 7 -link -g" ] && echo "link status: DOWN" || echo "link status: UP"'
     driver = DcmiDriver(links=LinkTool(link_tool(tmp_path, script), wait_s=10))
     assert [driver.read(chip).link_up for chip in discovered(driver)] == [True, False]
+
+
+def test_an_announced_loss_of_the_link_has_the_link_read_again(make_fake: MakeFake, tmp_path: Path) -> None:
+    fake = make_fake([FakeChip(card=0, logic=4, phy=6), FakeChip(card=1, logic=5, phy=7)])
+    runs = tmp_path / "runs"
+    now_s = 1000.0
+    links = LinkTool(
+        link_tool(tmp_path, f'echo "$2" >> {runs}; echo "link status: UP"'), wait_s=10, now_s=lambda: now_s
+    )
+    driver = DcmiDriver(links=links)
+    chips = discovered(driver)
+    events: queue.Queue[FaultEvent] = queue.Queue()
+    driver.subscribe(events.put)
+    assert [driver.read(chip).link_s for chip in chips] == [1000, 1000]
+    now_s = 1100
+    fake.event(5, 0x81078603, assertion=1)
+    assert events.get(timeout=10).logic_id == 5
+    assert [driver.read(chip).link_s for chip in chips] == [1000, 1100]
+    assert runs.read_text().split() == ["6", "7", "7"]
 
 
 def test_the_link_of_a_dropped_chip_is_not_read(make_fake: MakeFake, tmp_path: Path) -> None:

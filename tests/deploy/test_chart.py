@@ -205,7 +205,9 @@ def test_the_programs_accept_the_settings_of_the_chart(
     if read.driver == "simulated":
         wanted.add(str(read.simulated_state.parent))
     else:
-        wanted.add(environment["LD_LIBRARY_PATH"].split(":")[0].removesuffix("/lib64"))
+        folder = environment["LD_LIBRARY_PATH"].split(":")[0].removesuffix("/lib64")
+        assert str(read.link_tool) == f"{folder}/tools/hccn_tool"
+        wanted.add(folder)
         wanted.add(str(read.device_root))
     if read.injection == "cdi":
         wanted.add(str(read.cdi_dir))

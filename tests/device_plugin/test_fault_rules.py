@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from device_plugin.driver import LINK_DOWN
 from device_plugin.health.fault_rules import (
     NO_RULES,
     DurationRule,
@@ -17,7 +18,7 @@ from device_plugin.health.fault_rules import (
     default_rules,
     read_rules,
 )
-from device_plugin.health.levels import LINK_DOWN, Level
+from device_plugin.health.levels import Level
 from device_plugin.health.switch_faults import SwitchLevel
 
 FREQUENCY = {

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ascend.chips import chip_set
+from device_plugin.driver import LINK_DOWN
 from device_plugin.health.fault_rules import default_rules
-from device_plugin.health.levels import CARD_DROP, LINK_DOWN, RESET_FINISHED, Level
+from device_plugin.health.levels import CARD_DROP, RESET_FINISHED, Level
 from device_plugin.health.snapshot import EarlierState, FaultRecord, UpgradeReason
 from tests.device_plugin.watch import (
     FREQUENT,
@@ -108,9 +109,9 @@ def test_an_unknown_code_that_was_not_announced_bars_the_chip() -> None:
 def test_an_announced_severity_is_forgotten_when_the_code_clears() -> None:
     watch = Watch()
     watch.event(1, UNKNOWN, severity=0)
-    watch.read(2)
-    watch.read(3, UNKNOWN)
-    assert watch.chip(3).level is Level.SEPARATE
+    watch.read(4)
+    watch.read(5, UNKNOWN)
+    assert watch.chip(5).level is Level.SEPARATE
 
 
 def test_an_unknown_code_is_not_hidden_by_a_known_one() -> None:
@@ -205,15 +206,15 @@ def test_a_reading_started_before_an_event_does_not_undo_it() -> None:
     assert watch.chip(4).healthy
 
 
-def test_a_reading_started_after_an_event_overrides_it() -> None:
+def test_a_reading_started_long_after_an_event_overrides_it() -> None:
     watch = Watch(hold_s=0)
     watch.event(1, SEPARATE)
-    watch.read(2)
-    assert watch.chip(2).healthy
-    watch.event(3, SEPARATE)
-    watch.event(4, SEPARATE, "recover")
-    watch.read(5, SEPARATE)
-    assert watch.why(5) == "Fault"
+    watch.read(4)
+    assert watch.chip(4).healthy
+    watch.event(5, SEPARATE)
+    watch.event(6, SEPARATE, "recover")
+    watch.read(7, SEPARATE)
+    assert watch.why(7) == "Fault"
 
 
 def test_readings_count_in_the_order_in_which_they_started() -> None:
@@ -223,14 +224,18 @@ def test_readings_count_in_the_order_in_which_they_started() -> None:
     assert watch.why(3) == "Fault"
 
 
-def test_a_late_event_does_not_undo_a_reading_started_after_it() -> None:
+def test_an_event_is_believed_until_the_list_of_codes_has_settled() -> None:
     watch = Watch()
     watch.read(2)
     watch.event(1, SEPARATE)
-    assert watch.chip(2).healthy
-    watch.read(4, UNKNOWN)
-    watch.event(3, UNKNOWN, severity=1)
-    assert watch.chip(4).level is Level.NOT_HANDLE
+    for at_s in (2, 3, 3.9):
+        watch.read(at_s)
+        assert watch.why(at_s) == "Fault"
+    watch.read(4)
+    assert watch.why(4) == "Recovering"
+    watch.read(6, UNKNOWN)
+    watch.event(5, UNKNOWN, severity=1)
+    assert watch.chip(6).level is Level.NOT_HANDLE
 
 
 def test_a_fault_that_occurred_once_is_shown_until_the_next_reading() -> None:
@@ -287,6 +292,73 @@ def test_a_port_without_link_has_the_link_fault_unless_it_has_another() -> None:
     assert [fault.code for fault in watch.chip(1).network_faults] == [LINK_DOWN]
     watch.read(2, 0x81078607, link_up=False)
     assert [fault.code for fault in watch.chip(2).network_faults] == [0x81078607]
+    watch.read(3, link_up=True)
+    assert watch.chip(3).network_faults == ()
+
+
+@pytest.mark.parametrize("link_up", [None, False])
+def test_an_announced_loss_of_the_link_stays_without_a_fresh_answer(link_up: bool | None) -> None:  # noqa: FBT001 - a parameter
+    watch = Watch()
+    watch.event(10, LINK_DOWN)
+    for at_s in (10.9, 14, 20, 29.9):
+        watch.read(at_s, link_up=link_up)
+        assert watch.chip(at_s).network_level is Level.NOT_HANDLE
+    watch.read(30.1, link_up=link_up)
+    assert watch.chip(30.1).network_level is Level.PRE_SEPARATE
+    assert not watch.chip(30.1).network_healthy
+
+
+def test_an_old_answer_about_the_link_does_not_end_its_announced_loss() -> None:
+    watch = Watch()
+    watch.event(300, LINK_DOWN)
+    for at_s in (301, 310, 331):
+        watch.read(at_s, link_up=True, link_s=299)
+    assert not watch.chip(331).network_healthy
+    watch.read(340, link_up=True, link_s=302.9)  # too soon after the event to be certain
+    assert watch.chip(340).network_faults
+    watch.read(350, link_up=True, link_s=303)
+    watch.judge(350)
+    assert watch.chip(350).network_level is Level.PRE_SEPARATE  # until it has been up for a minute
+    assert watch.chip(411).network_level is Level.NORMAL
+
+
+def test_an_old_answer_about_the_link_does_not_begin_its_loss_again() -> None:
+    watch = Watch()
+    watch.read(10, link_up=False, link_s=10)
+    watch.event(12, LINK_DOWN, "recover")
+    watch.read(13, link_up=False, link_s=10)
+    assert watch.chip(13).network_faults == ()
+    watch.read(20, link_up=False, link_s=19)
+    assert [fault.code for fault in watch.chip(20).network_faults] == [LINK_DOWN]
+
+
+def test_a_loss_of_the_link_ends_with_its_event_or_in_the_list_that_had_it() -> None:
+    watch = Watch()
+    watch.event(10, LINK_DOWN)
+    watch.read(11)
+    watch.event(12, LINK_DOWN, "recover")
+    assert watch.chip(12).network_faults == ()
+    watch.event(20, LINK_DOWN)
+    watch.read(21, LINK_DOWN)
+    watch.read(30)
+    assert watch.chip(30).network_faults == ()
+
+
+def test_an_announced_fault_of_the_port_stays_until_its_end_is_announced() -> None:
+    watch = Watch()
+    watch.event(10, 0x110000002)
+    watch.read(100)
+    assert not watch.chip(100).network_healthy
+    watch.event(101, 0x110000002, "recover")
+    watch.judge(101)
+    assert watch.chip(102).network_healthy
+
+
+def test_a_link_that_the_tool_found_down_stays_so_while_the_tool_fails() -> None:
+    watch = Watch()
+    watch.read(1, link_up=False)
+    watch.read(2)
+    assert [fault.code for fault in watch.chip(2).network_faults] == [LINK_DOWN]
     watch.read(3, link_up=True)
     assert watch.chip(3).network_faults == ()
 

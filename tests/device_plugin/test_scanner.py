@@ -10,9 +10,10 @@ import pytest
 from ascend.annotations import ChipAddress
 from ascend.chips import ChipSet
 from ascend.errors import DriverError
-from device_plugin.chips import renewal
+from device_plugin.chips import renewal, subscription
 from device_plugin.chips import scanner as scan_module
 from device_plugin.chips.scanner import Scanner
+from device_plugin.chips.subscription import EventLimit
 from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
 from device_plugin.health.snapshot import Moment
 from tests.device_plugin.api import running, until
@@ -32,6 +33,7 @@ class ScriptedDriver:
         self.initialized = 0
         self.subscribed: Callable[[FaultEvent], None] | None = None
         self.announces = True
+        self.refused = 0
         self.takes_subscribers = threading.Event()
         self.takes_subscribers.set()
         self._free: dict[int | None, threading.Event] = {}
@@ -59,6 +61,7 @@ class ScriptedDriver:
 
     def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
         if not self.announces:
+            self.refused += 1
             raise DriverError("dcmi_subscribe_fault_event: not supported")
         self.takes_subscribers.wait(30.0)
         self.subscribed = on_event
@@ -75,6 +78,7 @@ class Heard:
         self.servers: list[Inventory] = []
         self.states: dict[int, list[tuple[ChipState, Moment]]] = {}
         self.events: list[FaultEvent] = []
+        self.losses = 0
 
     def discovered(self, server: Inventory, at: Moment) -> None:
         assert at.mono_s > 0
@@ -86,6 +90,9 @@ class Heard:
     def announced(self, event: FaultEvent, at: Moment) -> None:
         assert at.mono_s > 0
         self.events.append(event)
+
+    def events_lost(self) -> None:
+        self.losses += 1
 
     def count(self, chip_id: int) -> int:
         return len(self.states.get(chip_id, ()))
@@ -221,6 +228,45 @@ async def test_an_event_after_the_end_is_ignored(rig: Rig) -> None:
         await until(lambda: rig.driver.subscribed is not None)
     assert rig.driver.subscribed is not None
     rig.driver.subscribed(EVENT)
+
+
+async def test_of_a_storm_of_events_as_many_as_in_the_reference_are_passed_on(rig: Rig) -> None:
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.driver.subscribed is not None)
+        for _ in range(1000):
+            rig.announce(EVENT)
+        await until(lambda: len(rig.heard.events) == 1000)
+        read = rig.heard.count(0)
+        await until(lambda: rig.heard.count(0) > read + 3)
+        assert rig.heard.losses == 0
+        for _ in range(5000):
+            rig.announce(EVENT)
+        await until(lambda: rig.heard.losses)
+        assert len(rig.heard.events) == 1000
+
+
+def test_a_minute_after_a_storm_events_are_passed_on_again() -> None:
+    now_s = 0.0
+    limit = EventLimit(lambda: now_s)
+    assert sum(limit.admits() for _ in range(3000)) == 1000
+    assert (limit.take_lost(), limit.take_lost()) == (True, False)
+    now_s = 59.9
+    assert not limit.admits()
+    now_s = 60.0
+    assert limit.admits()
+    assert limit.take_lost()  # the one before
+
+
+async def test_a_refused_subscription_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "RETRY_FIRST_S", 0.01)
+    rig = Rig()
+    rig.driver.announces = False
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.driver.refused > 2)
+        rig.driver.announces = True
+        await until(lambda: rig.driver.subscribed is not None)
+        rig.announce(EVENT)
+        await until(lambda: rig.heard.events == [EVENT])
 
 
 async def test_faults_are_found_without_events(rig: Rig) -> None:

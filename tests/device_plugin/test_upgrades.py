@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend.chips import chip_set
+from device_plugin.driver import LINK_DOWN
 from device_plugin.health.damping import Damper, Damping
 from device_plugin.health.fault_rules import DurationRule, FaultRules, FrequencyRule, default_rules
-from device_plugin.health.levels import LINK_DOWN, Level
+from device_plugin.health.levels import Level
 from device_plugin.health.snapshot import UpgradeReason
 from device_plugin.health.upgrades import Debounce
 from tests.device_plugin.builders import server
@@ -236,12 +237,12 @@ def test_a_fault_announced_before_the_discovery_counts_at_most_once() -> None:
     watch.read(3, CODE)
     watch.event(4, CODE)
     assert watch.chip(4).level is Level.NOT_HANDLE
-    watch.read(5)
-    watch.event(6, CODE)
-    assert watch.chip(6).level is Level.NOT_HANDLE
     watch.read(7)
     watch.event(8, CODE)
-    assert watch.chip(8).level is Level.SEPARATE
+    assert watch.chip(8).level is Level.NOT_HANDLE
+    watch.read(11)
+    watch.event(12, CODE)
+    assert watch.chip(12).level is Level.SEPARATE
 
 
 def test_a_fault_of_a_chip_missing_for_a_while_counts_once() -> None:
@@ -294,9 +295,9 @@ def test_a_fault_that_a_reading_cleared_counts_again() -> None:
     watch = Watch(rules_of(often(2)))
     watch.event(1, CODE)
     watch.event(5, CODE, "recover")
-    watch.read(6)
-    watch.read(7, CODE)
-    assert watch.chip(7).level is Level.SEPARATE
+    watch.read(8)
+    watch.read(9, CODE)
+    assert watch.chip(9).level is Level.SEPARATE
 
 
 def test_a_reading_started_before_the_announced_end_does_not_count() -> None:

@@ -56,9 +56,10 @@ class Watch:
         phy_id: int = 0,
         dropped: bool = False,
         link_up: bool | None = None,
+        link_s: float | None = None,
         fatal: bool = False,
     ) -> None:
-        self.book.polled(phy_id, ChipState(codes, dropped, link_up, fatal=fatal), moment(at_s))
+        self.book.polled(phy_id, ChipState(codes, dropped, link_up, link_s, fatal), moment(at_s))
 
     def answer(self, at_s: float, *, dropped: bool = False, link_up: bool | None = None, fatal: bool = False) -> None:
         """A reading of chip 0 by a driver that reports faults by events only."""

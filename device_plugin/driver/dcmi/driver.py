@@ -12,7 +12,7 @@ import structlog
 
 from ascend.annotations import UNKNOWN
 from ascend.errors import DriverError
-from device_plugin.driver import Assertion, ChipFacts, ChipState, FaultEvent, Inventory, not_ready_sentence
+from device_plugin.driver import LINK_DOWN, Assertion, ChipFacts, ChipState, FaultEvent, Inventory, not_ready_sentence
 from device_plugin.driver.dcmi.calls import FATAL, NOT_EXISTING, Calls, Observe, Place, event_of
 from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.library import load
@@ -112,7 +112,8 @@ class DcmiDriver:
         if health == NOT_EXISTING:
             return ChipState(dropped=True)
         codes = self._codes(calls, place, silent=health is None)
-        return ChipState(codes=codes, link_up=self._links.up(chip.phy_id), fatal=health == FATAL)
+        link_up, link_s = self._links.answer(chip.phy_id)
+        return ChipState(codes=codes, link_up=link_up, link_s=link_s, fatal=health == FATAL)
 
     def measure(self, chip: ChipFacts, reading: Reading) -> Values:
         """Return the values of a reading.
@@ -139,7 +140,7 @@ class DcmiDriver:
             DriverError: the driver announces none, or refuses the subscription.
         """
         calls = self._open()
-        handler = EventHandler(_relay(on_event))
+        handler = EventHandler(_relay(lambda event: on_event(self._heeded(event))))
         _HANDLERS.append(handler)  # first: even a call that fails may have kept it
         for attempt in itertools.count(1):
             try:
@@ -156,6 +157,13 @@ class DcmiDriver:
         if not chip.is_listed:
             raise DriverError("the driver does not list its card")
         return self._calls
+
+    def _heeded(self, event: FaultEvent) -> FaultEvent:
+        """Return the event, after having the link of its chip read if that is concerned."""
+        if event.code == LINK_DOWN:
+            for phy_id in [phy_id for phy_id, each in self._known.items() if each.facts.logic_id == event.logic_id]:
+                self._links.suspect(phy_id)
+        return event
 
     def _open(self, *, anew: bool = False) -> Calls:
         with self._opening:

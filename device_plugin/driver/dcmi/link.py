@@ -18,14 +18,19 @@ from device_plugin.driver.dcmi.file_permissions import resolve_protected
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+_PAUSE_S = 10.0
+"""How long after an announcement the link must be UP before it is read seldom again."""
+
 HCCN_TOOL = Path("/usr/local/Ascend/driver/tools/hccn_tool")
 
 
 @dataclass(slots=True)
 class _Port:
     up: bool | None = None
+    read_s: float | None = None  # when the tool was started that answered
     started_s: float | None = None
     process: "subprocess.Popen[bytes] | None" = None
+    suspected_s: float | None = None
 
 
 class LinkTool:
@@ -34,7 +39,8 @@ class LinkTool:
     Args:
         tool: its path; it is run only if no user but root and this one can change it.
         period_s: time between two runs for a chip.
-        down_period_s: the same while the last answer was DOWN, so that a restored link is noticed soon.
+        down_period_s: the same while the last answer was DOWN, or the driver has announced that the link is down, so
+            that a restored link is noticed soon.
         wait_s: how long a call waits for the answer.
         deadline_s: after this time the tool is killed.
         now_s: a monotonic clock.
@@ -61,21 +67,36 @@ class LinkTool:
 
     def up(self, phy_id: int) -> bool | None:
         """Return whether the chip's port had a link when last read; None if unknown."""
+        return self.answer(phy_id)[0]
+
+    def suspect(self, phy_id: int) -> None:
+        """Read the link state soon, and often until it is UP, because the driver announces that the link is down.
+
+        May be called from any thread.
+        """
+        self._ports.setdefault(phy_id, _Port()).suspected_s = self._now_s()
+
+    def answer(self, phy_id: int) -> tuple[bool | None, float | None]:
+        """Return whether the chip's port had a link when last read, and when that was; None if unknown."""
         port = self._ports.setdefault(phy_id, _Port())
         now_s = self._now_s()
         if port.process is not None:
             self._collect(port, port.process, now_s, wait_s=0.0)
-        elif port.started_s is None or now_s - port.started_s >= (
-            self._down_period_s if port.up is False else self._period_s
-        ):
+        elif port.started_s is None or now_s - port.started_s >= self._wait_between_s(port):
             port.started_s = now_s
             process = self._start(phy_id)
             if process is None:
-                port.up = None
+                port.up, port.read_s = None, None
             else:
                 port.process = process
                 self._collect(port, process, now_s, wait_s=self._wait_s)
-        return port.up
+        return port.up, port.read_s
+
+    def _wait_between_s(self, port: _Port) -> float:
+        suspected_s = port.suspected_s
+        if suspected_s is not None and port.up and port.read_s is not None and port.read_s >= suspected_s + _PAUSE_S:
+            port.suspected_s = suspected_s = None
+        return self._down_period_s if port.up is False or suspected_s is not None else self._period_s
 
     def _start(self, phy_id: int) -> "subprocess.Popen[bytes] | None":
         if not self._tool.exists():
@@ -99,12 +120,13 @@ class LinkTool:
             process.wait(wait_s)
         except subprocess.TimeoutExpired:
             if now_s - (port.started_s or 0.0) >= self._deadline_s:
-                port.up = None
+                port.up, port.read_s = None, None
                 process.kill()  # not waited for: a process that hangs in the driver can't be killed
             return
         port.process = None
         answer = _output(process)
         port.up = _status(answer) if process.returncode == 0 else None
+        port.read_s = port.started_s if port.up is not None else None
 
 
 def _output(process: "subprocess.Popen[bytes]") -> str:

@@ -65,8 +65,11 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 driver: {{ .driver.type }}
 {{- if eq .driver.type "simulated" }}
 simulated_state: /etc/ascend-affinity/chips/simulated.json
-{{- else if .driver.dcmi.library }}
+{{- else }}
+link_tool: {{ .driver.dcmi.hostPath }}/tools/hccn_tool
+{{- if .driver.dcmi.library }}
 dcmi_library: {{ .driver.dcmi.library }}
+{{- end }}
 {{- end }}
 readmission: {{ .health.readmission }}
 device_root: {{ .deviceRoot }}

@@ -1,0 +1,163 @@
+"""A fault counts once, whatever the order in which its events and the driver's list of codes show it."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ascend.chips import chip_ids
+from device_plugin.driver import LINK_DOWN, ChipState, FaultEvent
+from device_plugin.health.active_faults import SETTLE_S, ActiveFaults, FaultTransition
+from device_plugin.health.levels import Level
+from tests.device_plugin.watch import SEPARATE, Watch, moment
+
+TWICE = 0x80A18008  # 2 times in 24 h separate a chip for good
+LATEST_S = SETTLE_S - 0.1
+START_S = 10.0
+
+delays = st.floats(0, LATEST_S)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that is present for a while, and the delays of its two events; None if one is lost."""
+
+    pause_s: float
+    duration_s: float
+    occur_delay_s: float | None
+    recover_delay_s: float | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reading, ``pause_s`` after the end of the one before; it shows the list of ``lag_s`` before its start."""
+
+    pause_s: float
+    duration_s: float
+    lag_s: float
+
+
+@dataclass
+class Story:
+    """What happens to a chip, in the order in which the plugin learns it; the first reading finds no fault."""
+
+    faults: list[Fault]
+    readings: list[Reading]
+    chip: ActiveFaults = field(default_factory=ActiveFaults)
+
+    def tell(self) -> list[FaultTransition]:
+        """Return what the chip makes of it."""
+        arrivals = [*self._events(), *self._readings()]
+        transitions = list(self.chip.read(ChipState(), moment(0)))
+        for learnt_s, at_s, what in sorted(arrivals, key=lambda arrival: arrival[0]):
+            if isinstance(what, FaultEvent):
+                transitions += self.chip.announce(what, moment(at_s))
+            else:
+                transitions += self.chip.read(what, moment(at_s))
+            assert learnt_s >= at_s
+        return transitions
+
+    @property
+    def times(self) -> list[tuple[float, float]]:
+        """From when to when each fault is present."""
+        times, now_s = [], START_S
+        for fault in self.faults:
+            now_s += fault.pause_s
+            times.append((now_s, now_s := now_s + fault.duration_s))
+        return times
+
+    def _events(self) -> list[tuple[float, float, FaultEvent | ChipState]]:
+        found: list[tuple[float, float, FaultEvent | ChipState]] = []
+        sent_s = 0.0
+        for fault, (began_s, ended_s) in zip(self.faults, self.times, strict=True):
+            if fault.occur_delay_s is not None:
+                sent_s = max(sent_s, began_s + fault.occur_delay_s)  # events keep their order
+                found.append((sent_s, sent_s, FaultEvent(0, TWICE, "occur", 2)))
+            if fault.recover_delay_s is not None:
+                sent_s = max(sent_s, ended_s + fault.recover_delay_s)
+                found.append((sent_s, sent_s, FaultEvent(0, TWICE, "recover", 2)))
+        return found
+
+    def _readings(self) -> list[tuple[float, float, FaultEvent | ChipState]]:
+        found: list[tuple[float, float, FaultEvent | ChipState]] = []
+        now_s, shown_s = START_S, 0.0
+        for reading in self.readings:
+            now_s += reading.pause_s
+            shown_s = max(shown_s, now_s - reading.lag_s)  # the list never goes back
+            present = any(began_s <= shown_s < ended_s for began_s, ended_s in self.times)
+            found.append((now_s + reading.duration_s, now_s, ChipState((TWICE,) if present else ())))
+            now_s += reading.duration_s
+        return found
+
+
+def faults_of(delay: st.SearchStrategy[float | None]) -> st.SearchStrategy[list[Fault]]:
+    lengths = st.floats(0.01, 8)
+    return st.lists(st.builds(Fault, lengths, lengths, delay, delay), max_size=6)
+
+
+readings = st.lists(st.builds(Reading, st.floats(0.01, 4), st.floats(0, 1.5), delays), max_size=40)
+
+
+def occurrences(transitions: list[FaultTransition]) -> int:
+    return sum(each.present and each.counts for each in transitions)
+
+
+@given(faults_of(delays), readings)
+def test_with_all_events_every_fault_counts_exactly_once(faults: list[Fault], readings: list[Reading]) -> None:
+    assert occurrences(Story(faults, readings).tell()) == len(faults)
+
+
+@given(faults_of(delays | st.none()), readings)
+def test_no_fault_counts_twice_even_if_events_are_lost(faults: list[Fault], readings: list[Reading]) -> None:
+    assert occurrences(Story(faults, readings).tell()) <= len(faults)
+
+
+@given(faults_of(delays | st.none()), readings)
+@example([Fault(1, 1, 0, None)], [])
+def test_after_a_quiet_time_the_chip_has_the_faults_of_the_list(faults: list[Fault], readings: list[Reading]) -> None:
+    story = Story(faults, readings)
+    transitions = story.tell()
+    for late_s in range(1, 5):
+        transitions += story.chip.read(ChipState(), moment(1000 + late_s))
+    assert story.chip.codes == {}
+    for before, after in pairwise(each.present for each in transitions):
+        assert before != after
+    assert not transitions or not transitions[-1].present
+
+
+@given(st.lists(st.tuples(st.floats(3.1, 20), st.floats(3.1, 20)), max_size=6))
+def test_without_events_every_fault_the_list_shows_counts_once(times: list[tuple[float, float]]) -> None:
+    faults = [Fault(pause_s, duration_s, None, None) for pause_s, duration_s in times]
+    readings = [Reading(1, 0, 0)] * 250
+    assert occurrences(Story(faults, readings).tell()) == len(faults)
+
+
+def test_an_event_ahead_of_the_list_is_one_fault() -> None:
+    watch = Watch()
+    watch.event(10.0, TWICE)
+    watch.read(10.6)
+    assert watch.why(10.6) == "Fault"
+    watch.read(11.6, TWICE)
+    assert watch.judge(11.6).manually_separated == 0
+
+
+def test_an_event_behind_the_list_is_one_fault() -> None:
+    watch = Watch()
+    watch.read(10, TWICE)
+    watch.read(11)
+    watch.event(11.5, TWICE)
+    watch.event(11.6, TWICE, "recover")
+    assert watch.judge(11.7).manually_separated == 0
+    watch.event(13, TWICE)
+    assert [*chip_ids(watch.judge(13).manually_separated)] == [0]
+
+
+def test_after_lost_events_readings_alone_are_believed() -> None:
+    watch = Watch()
+    watch.event(1, SEPARATE)
+    watch.event(1, LINK_DOWN)
+    watch.book.events_lost()
+    watch.read(1.5)
+    assert watch.why(1.5) == "Recovering"
+    assert watch.chip(1.5).network_level is Level.NORMAL
