@@ -16,7 +16,19 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ascend.observe.logs import configure_logs
-from tests.bench import allocate, decisions, fairness, fragmentation, freed, gangs, growth, plugin, scheduler, startup
+from tests.bench import (
+    allocate,
+    decisions,
+    fairness,
+    fragmentation,
+    freed,
+    gangs,
+    growth,
+    plugin,
+    scheduler,
+    startup,
+    telemetry,
+)
 from tests.bench.outcome import Outcome, Run
 
 BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
@@ -31,6 +43,7 @@ BENCHES: Final[dict[str, Callable[[Run], Awaitable[Outcome]]]] = {
     "freed": freed.measure,
     "startup": startup.measure,
     "growth": growth.measure,
+    "telemetry": telemetry.measure,
 }
 SEED: Final = 910
 PLOTS: Final = Path("build/bench")
