@@ -30,6 +30,9 @@ from device_plugin.health.snapshot import Moment
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+SOON_S = 10.0
+"""Seconds between two discoveries while a card can't be read."""
+
 CONFIRM_S = 0.3
 """Seconds after a recover event until its chip is read, before its hold has passed: another fault with the same code
 may still be present (docs/spec/faults.md#fault-events). The delay lets the driver's error list catch up with its
@@ -219,7 +222,8 @@ class Scanner:
 
     def _plan_discovery(self, server: Inventory) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._discover_at_s = now_s + self._discover_s
+        # A card that could not be read may answer soon.
+        self._discover_at_s = now_s + (self._discover_s if server.is_complete else min(self._discover_s, SOON_S))
         lacking = self._known() & ~chip_set(chip.phy_id for chip in server.chips)
         if not (lacking or server.not_ready):
             self._renewal.reset()

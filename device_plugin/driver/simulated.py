@@ -11,7 +11,8 @@ The file may be edited while the plugin runs::
 ``product`` is 910A, 910B or A3. An unhealthy chip has the faults listed; if none is listed, it has dropped off the bus.
 An unhealthy network is one more fault. ``delay_s`` delays the driver's answers (or the readings of one chip), ``error``
 makes every call fail with that text. Only ``product``, ``chips`` and the chips' ids are required. A server may have
-``driver_version``, ``super_pod_id``, ``server_index`` and ``switch_faults`` (``simulated_switches``) as well, a chip
+``driver_version``, ``super_pod_id``, ``server_index``, ``switch_faults`` (``simulated_switches``) and, if the driver
+announces faults, ``events`` (such as ``{"delay_s": 1.5, "code_delay_s": 0}``, ``simulated_events``), a chip
 ``chip_name``, ``numa_node``, ``hbm_mb``, ``vnpus`` (such as ``[{"id": 100, "template": "vir02"}]``) and ``telemetry``
 (``simulated_telemetry``).
 
@@ -21,11 +22,12 @@ and if the driver is initialized meanwhile, its card is not listed until the dri
 driver calls its health fatal and keeps its fault codes.
 """
 
+import contextlib
 import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,16 +37,16 @@ from ascend.annotations import UNKNOWN, ChipAddress
 from ascend.chips import MAX_CHIP_ID
 from ascend.errors import DriverError
 from device_plugin.driver import (
-    NO_CARD,
     ChipFacts,
     ChipState,
     ChipType,
     FaultEvent,
     Inventory,
     VirtualNpu,
-    not_ready_sentence,
 )
+from device_plugin.driver.simulated_events import CodeHistory, Codes, SimulatedEvents, announce
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
+from device_plugin.driver.simulated_table import Table, initialize, listed
 from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
 from device_plugin.driver.telemetry import Label, Reading, Values
 
@@ -116,6 +118,7 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
     error: str = ""
     driver_version: str = "simulated"
     switch_faults: list[SimulatedSwitchFault] | None = None
+    events: SimulatedEvents | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +130,7 @@ class _Content:
     chips: dict[int, SimulatedChip]
     delay_s: float
     error: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """What the driver found when it was initialized.
-
-    Attributes:
-        absent: chips that were off the bus.
-        unready_cards: cards with a chip that did not answer.
-    """
-
-    absent: frozenset[int]
-    unready_cards: frozenset[int]
+    events: SimulatedEvents | None
 
 
 class SimulatedDriver:
@@ -148,7 +139,8 @@ class SimulatedDriver:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._content: _Content | None = None
-        self._table: _Table | None = None
+        self._table: Table | None = None
+        self._codes = CodeHistory()
 
     def discover(self, *, anew: bool = False) -> Inventory:
         """Return the chips in the file.
@@ -161,8 +153,8 @@ class SimulatedDriver:
         """
         content = self._answer()
         if anew or self._table is None:
-            self._table = _initialize(content)
-        return _listed(content.inventory, self._table)
+            self._table = initialize(content.inventory, content.chips)
+        return listed(content.inventory, self._table)
 
     def read(self, chip: ChipFacts) -> ChipState:
         """Return the state of a chip in the file.
@@ -174,11 +166,9 @@ class SimulatedDriver:
         time.sleep(simulated.delay_s)
         if not (simulated.ready and simulated.present):
             return ChipState(dropped=True)
-        codes = tuple(int(code, 16) for code in simulated.fault_codes)
-        if simulated.network_health == "Unhealthy":
-            codes += (NETWORK_FAULT,)
+        events = self._read().events
         return ChipState(
-            tuple(dict.fromkeys(codes)),
+            self._codes.shown(events.code_delay_s if events is not None else 0.0).get(chip.phy_id, ()),
             dropped=simulated.health == "Unhealthy" and not simulated.fault_codes,
             fatal=not simulated.reachable,
         )
@@ -217,13 +207,21 @@ class SimulatedDriver:
             case Label.PCIE_BUS_INFO:
                 return f"0000:{chip.card_id:02X}:{chip.device_id:02X}.0"
 
-    def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:  # noqa: ARG002 - part of the interface
-        """Raise: changes of the file are found by polling.
+    def subscribe(self, on_event: Callable[[FaultEvent], None]) -> None:
+        """Announce changes of the fault codes, if the file has ``events``.
 
         Raises:
-            DriverError: always.
+            DriverError: it has none, so changes are found by polling; or as for ``discover``.
         """
-        raise DriverError("simulated chips announce no events")
+        if self._answer().events is None:
+            raise DriverError("simulated chips announce no events")
+        announce(self._present_codes, on_event)
+
+    def _present_codes(self) -> tuple[Codes, float]:
+        with contextlib.suppress(DriverError):
+            self._read()
+        events = self._content.events if self._content is not None else None
+        return self._codes.shown(0.0), events.delay_s if events is not None else 0.0
 
     def _chip(self, chip: ChipFacts) -> SimulatedChip:
         simulated = self._answer().chips.get(chip.phy_id)
@@ -270,7 +268,8 @@ class SimulatedDriver:
             super_pod_id=server.super_pod_id,
             server_index=server.server_index,
         )
-        self._content = content = _Content(identity, inventory, chips, server.delay_s, server.error)
+        self._codes.note({chip_id: _fault_codes(chip) for chip_id, chip in chips.items()})
+        self._content = content = _Content(identity, inventory, chips, server.delay_s, server.error, server.events)
         return content
 
     def _check(self, chip: SimulatedChip) -> None:
@@ -279,6 +278,11 @@ class SimulatedDriver:
         for code in chip.fault_codes:
             if _CODE.fullmatch(code) is None:
                 raise DriverError(f"simulated chips in {self._path}: chip {chip.id}: fault code {code!r} is not hex")
+
+
+def _fault_codes(chip: SimulatedChip) -> tuple[int, ...]:
+    codes = tuple(int(code, 16) for code in chip.fault_codes)
+    return tuple(dict.fromkeys((*codes, NETWORK_FAULT) if chip.network_health == "Unhealthy" else codes))
 
 
 def _facts(chip: SimulatedChip, kind: _Kind) -> ChipFacts:
@@ -293,26 +297,6 @@ def _facts(chip: SimulatedChip, kind: _Kind) -> ChipFacts:
         hbm_mb=kind.hbm_mb if chip.hbm_mb is None else chip.hbm_mb,
         vnpus=tuple(VirtualNpu(each.id, chip.id, each.template) for each in chip.vnpus),
     )
-
-
-def _initialize(content: _Content) -> _Table:
-    chips = [facts for facts in content.inventory.chips if content.chips[facts.phy_id].present]
-    unready = {facts.card_id for facts in chips if not content.chips[facts.phy_id].ready}
-    return _Table(
-        absent=frozenset(content.chips.keys() - {facts.phy_id for facts in chips}), unready_cards=frozenset(unready)
-    )
-
-
-def _listed(server: Inventory, table: _Table) -> Inventory:
-    chips = tuple(
-        replace(facts, card_id=NO_CARD, device_id=NO_CARD) if facts.card_id in table.unready_cards else facts
-        for facts in server.chips
-        if facts.phy_id not in table.absent
-    )
-    not_ready = len(table.unready_cards)
-    cards = len({facts.card_id for facts in server.chips if facts.phy_id not in table.absent})
-    problems = (not_ready_sentence(not_ready, cards),) if not_ready else ()
-    return replace(server, chips=chips, not_ready=not_ready, problems=problems)
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

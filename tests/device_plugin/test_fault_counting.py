@@ -2,15 +2,23 @@
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
+import msgspec
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ascend.chips import chip_ids
 from device_plugin.driver import LINK_DOWN, ChipState, FaultEvent
+from device_plugin.driver.simulated import SimulatedServer
+from device_plugin.driver.simulated_events import SimulatedEvents
 from device_plugin.health.active_faults import SETTLE_S, ActiveFaults, FaultTransition
 from device_plugin.health.levels import Level
+from sandbox.simulated_chips import save_server
+from tests.device_plugin.api import until
 from tests.device_plugin.watch import SEPARATE, Watch, moment
+from tests.device_plugin.whole import whole_node
 
 TWICE = 0x80A18008  # 2 times in 24 h separate a chip for good
 LATEST_S = SETTLE_S - 0.1
@@ -161,3 +169,21 @@ def test_after_lost_events_readings_alone_are_believed() -> None:
     watch.read(1.5)
     assert watch.why(1.5) == "Recovering"
     assert watch.chip(1.5).network_level is Level.NORMAL
+
+
+@pytest.mark.parametrize(("delay_s", "code_delay_s"), [(0.0, 1.5), (1.5, 0.0)], ids=["event first", "list first"])
+async def test_one_fault_does_not_separate_a_chip_of_the_whole_plugin(
+    folder: Path, delay_s: float, code_delay_s: float
+) -> None:
+    async with whole_node(folder) as whole:
+        simulated = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
+        simulated.events = SimulatedEvents(delay_s, code_delay_s)
+        save_server(simulated, whole.node.state_file)
+        async with whole.plugin(recovery_hold_s=0.1) as plugin:
+            whole.node.edit_chip(3, fault_codes=[f"{TWICE:X}"])
+            await until(lambda: whole.offers_chips(0xF7))
+            whole.node.edit_chip(3, fault_codes=[])
+            await until(whole.offers_chips)
+            snapshot = plugin.snapshots.value
+            assert snapshot is not None
+            assert snapshot.manually_separated == 0

@@ -1,5 +1,6 @@
 """The file of simulated chips: read again when it changes, refused with its path if invalid, saved atomically."""
 
+import queue
 import re
 import threading
 import time
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from ascend.annotations import ChipAddress
 from ascend.errors import DriverError
 from ascend.products import ASCEND_910A
-from device_plugin.driver import ChipFacts, ChipState, VirtualNpu
+from device_plugin.driver import ChipFacts, ChipState, FaultEvent, VirtualNpu
 from device_plugin.driver.simulated import NETWORK_FAULT, SimulatedDriver
 from sandbox.simulated_chips import full_server, save_server
 
@@ -85,6 +86,28 @@ def test_a_chip_off_the_bus_is_found_by_no_later_initialization(tmp_path: Path) 
     assert driver.read(chip) == ChipState(dropped=True)
     assert len(driver.discover().chips) == 2
     assert len(driver.discover(anew=True).chips) == 1
+
+
+@pytest.mark.parametrize(("delay_s", "code_delay_s"), [(0.3, 0.0), (0.0, 0.3)])
+def test_events_and_codes_can_be_apart(tmp_path: Path, delay_s: float, code_delay_s: float) -> None:
+    path = tmp_path / "chips.json"
+    events = f'{{"delay_s": {delay_s}, "code_delay_s": {code_delay_s}}}'
+    write(path, '[{"id": 0}, {"id": 1}]', events=events)
+    driver = SimulatedDriver(path)
+    chip = driver.discover().chips[1]
+    heard: queue.Queue[tuple[float, FaultEvent]] = queue.Queue()
+    driver.subscribe(lambda event: heard.put((time.monotonic(), event)))
+    changed_s = time.monotonic()
+    write(path, '[{"id": 0}, {"id": 1, "fault_codes": ["7"]}]', events=events)
+    while not driver.read(chip).codes:
+        assert time.monotonic() < changed_s + 10
+    listed_s = time.monotonic()
+    write(path, '[{"id": 0}, {"id": 1}]', events=events)
+    announced_s, event = heard.get(timeout=10)
+    assert event == FaultEvent(1, 7, "occur", 2)
+    assert heard.get(timeout=10)[1] == FaultEvent(1, 7, "recover", 2)
+    assert (announced_s > listed_s) is (delay_s > 0)
+    assert (listed_s - changed_s >= 0.3) is (code_delay_s > 0)
 
 
 def test_an_unreachable_chip_is_fatal_and_keeps_its_codes(tmp_path: Path) -> None:
@@ -174,9 +197,10 @@ def duration_s(call: Callable[[], object]) -> float:
     return time.monotonic() - started_s
 
 
-def test_simulated_chips_announce_nothing(tmp_path: Path) -> None:
+def test_simulated_chips_announce_nothing_by_default(tmp_path: Path) -> None:
+    write(tmp_path / "chips.json")
     with pytest.raises(DriverError, match="announce no events"):
-        SimulatedDriver(tmp_path / "none.json").subscribe(lambda _event: None)
+        SimulatedDriver(tmp_path / "chips.json").subscribe(lambda _event: None)
 
 
 @pytest.mark.parametrize(
