@@ -17,6 +17,7 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.manifests import extender
 from tests.cluster.namespace import Namespace
 from tests.cluster.nodes import Node
+from tests.cluster.pod_network import PodNetwork, ServiceProxy
 from tests.cluster.processes import Process, wait_until
 
 _POD_RUNNING_S: Final = 30.0
@@ -33,6 +34,7 @@ class Cluster:
         extenders: the scheduler's extenders, see `manifests.extender`; None for none.
         pod_backoff_s: initial and maximum backoff of unschedulable pods, in seconds.
         audited: users whose requests the API server writes to `control_plane.audit_log`.
+        pod_network: pods have addresses and ServiceAccounts of their own, and Services work; `hostNetwork` works too.
         detached: outlive this process, until `namespace.detached().close()`.
         say: called with a line when a component has started.
 
@@ -50,6 +52,7 @@ class Cluster:
         extenders: Sequence[Mapping[str, Any]] | None = None,
         pod_backoff_s: tuple[int, int] = (1, 2),
         audited: Sequence[str] = (),
+        pod_network: bool = False,
         detached: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -61,6 +64,9 @@ class Cluster:
         self._pod_backoff_s = pod_backoff_s
         self._audited = audited
         self._detached = detached
+        self._has_pod_network = pod_network
+        self._network: PodNetwork | None = None
+        self._service_proxy: ServiceProxy | None = None
         self._say = say
         self._started = time.monotonic()
         self._namespace: Namespace | None = None
@@ -96,9 +102,15 @@ class Cluster:
         if self._namespace is None:
             return
         folder = self.folder / "log"
+        if self._service_proxy is not None:
+            self._service_proxy.__exit__()
+            self._service_proxy = None
         close_idle_connections()
         self._namespace.close(keep_logs=keep_logs)
         self._namespace = None
+        if self._network is not None:
+            self._network.close()
+            self._network = None
         if keep_logs:
             sys.stderr.write(f"the real cluster's logs are kept in {folder}\n")
 
@@ -210,8 +222,11 @@ class Cluster:
         wait_until(lambda: not self.api.answers(path), timeout_s=timeout_s, what=f"pod {namespace}/{name} is gone")
 
     def _start_parts(self, namespace: Namespace) -> None:
+        if self._has_pod_network:
+            self._network = PodNetwork.create()
         self.control_plane = ControlPlane(
             namespace,
+            network=self._network,
             authorization_mode=self._authorization_mode,
             pod_backoff_s=self._pod_backoff_s,
             audited=self._audited,
@@ -229,6 +244,8 @@ class Cluster:
         runtimes = list(pool.map(lambda node: node.start_containerd(), self.nodes))
         self._say_up(f"{len(runtimes)} containerd")
         api.result()
+        if self._network is not None:
+            self._service_proxy = ServiceProxy(self._network, self.api).__enter__()
         self._say_up(f"etcd and kube-apiserver at {self.url}")
         scheduler = pool.submit(self.control_plane.start_scheduler, self._extenders)
         kubelets = list(pool.map(lambda node: node.start_kubelet(), self.nodes))

@@ -11,6 +11,7 @@ from tests.cluster import binaries
 from tests.cluster.api import Server, free_ports
 from tests.cluster.errors import ClusterError
 from tests.cluster.namespace import Namespace
+from tests.cluster.pod_network import PodNetwork
 
 _READY_S: Final = 60.0
 _CURVE: Final = ("-name", "prime256v1")
@@ -20,7 +21,7 @@ FEATURE_GATES: Final = ("ResourceHealthStatus",)
 See docs/spec/kubelet.md#device-health-in-pod-status.
 """
 # There is no node controller to remove the not-ready taint, and pods without a controller need no ServiceAccount.
-_DISABLED_ADMISSION: Final = "ServiceAccount,TaintNodesByCondition"
+_DISABLED_ADMISSION: Final = ("ServiceAccount", "TaintNodesByCondition")
 
 
 class ControlPlane:
@@ -31,6 +32,7 @@ class ControlPlane:
         authorization_mode: `AlwaysAllow`, or `RBAC` to test rules; the administrator has all rights with both.
         pod_backoff_s: initial and maximum backoff of unschedulable pods, in seconds.
         audited: users whose requests the API server writes to `audit_log`.
+        network: a network for pods, which then have ServiceAccounts too; None for pods with `hostNetwork` only.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class ControlPlane:
         authorization_mode: str,
         pod_backoff_s: tuple[int, int],
         audited: Sequence[str] = (),
+        network: PodNetwork | None = None,
     ) -> None:
         self.namespace = namespace
+        self.network = network
         self._audited = list(audited)
         self.admin_token = secrets.token_hex(16)
         self._authorization_mode = authorization_mode
@@ -163,20 +167,23 @@ class ControlPlane:
 
     def _apiserver_command(self) -> list[str]:
         key = self._folder / "service-account.key"
+        disabled = [each for each in _DISABLED_ADMISSION if self.network is None or each != "ServiceAccount"]
         return [
             str(binaries.path("kube-apiserver")),
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
             f"--cert-dir={self._folder / 'certificates'}",
             "--bind-address=127.0.0.1",
             f"--secure-port={self._port}",
-            "--service-cluster-ip-range=10.0.0.0/24",
+            f"--service-cluster-ip-range={self.network.services if self.network else '10.0.0.0/24'}",
+            # Without kube-proxy it has to know the endpoints of webhooks itself.
+            f"--enable-aggregator-routing={'true' if self.network else 'false'}",
             f"--service-account-issuer={self.url}",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             f"--token-auth-file={self._folder / 'tokens.csv'}",
             f"--authorization-mode={self._authorization_mode}",
             "--allow-privileged=true",
-            f"--disable-admission-plugins={_DISABLED_ADMISSION}",
+            f"--disable-admission-plugins={','.join(disabled)}",
             "--endpoint-reconciler-type=none",
             # The kubelets listen on 127.0.0.1, which a Node must not have as address; their names resolve to it.
             "--kubelet-preferred-address-types=Hostname",

@@ -1,5 +1,6 @@
-"""Runs kube-controller-manager, with the controllers of Jobs, StatefulSets and Deployments."""
+"""Runs kube-controller-manager, with the controllers that a test needs."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from tests.cluster import binaries
@@ -8,19 +9,22 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.processes import Process
 
 _READY_S: Final = 60.0
+WORKLOADS: Final = ("job", "statefulset", "deployment", "replicaset", "garbage-collector")
+PODS: Final = (*WORKLOADS, "daemonset", "disruption", "namespace", "serviceaccount", "root-ca-certificate-publisher")
+"""What pods with a network and a ServiceAccount need."""
 
 
-def start_controller_manager(cluster: Cluster) -> Process:
-    """Start kube-controller-manager with the controllers of Jobs, StatefulSets and Deployments.
+def start_controller_manager(cluster: Cluster, names: Sequence[str] = WORKLOADS) -> Process:
+    """Start kube-controller-manager with some controllers, by default those of Jobs, StatefulSets and Deployments.
 
     Not those of nodes: fake nodes have no kubelet, and would be tainted.
     """
     (port,) = free_ports(1)
-    names = ("job", "statefulset", "deployment", "replicaset", "garbage-collector")
     command = [
         str(binaries.path("kube-controller-manager")),
         f"--kubeconfig={cluster.kubeconfig_path}",
         f"--controllers={','.join(f'{name}-controller' for name in names)}",
+        f"--root-ca-file={cluster.ca}",
         "--leader-elect=false",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",

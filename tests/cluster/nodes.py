@@ -16,11 +16,14 @@ from tests.cluster.processes import Process
 KUBELET_FOLDER: Final = Path("/var/lib/kubelet")
 
 _READY_S: Final = 60.0
+_KUBELET_PORT: Final = 10250
 _NULL_DEVICE: Final = os.makedev(1, 3)
 # The path of the device-plugin folder is compiled into the kubelet, so every node mounts its own folder there.
 _HOLD_NODE: Final = """
 mount --make-rprivate /
 mount --bind "$1/kubelet" /var/lib/kubelet
+# Images of many files are unpacked into memory, and are gone with the namespace.
+if [ "$2" = overlayfs ]; then mkdir -p "$1/containerd/root" && mount -t tmpfs tmpfs "$1/containerd/root"; fi
 : > "$1/mounted"
 sleep infinity & wait
 """
@@ -41,8 +44,7 @@ sandbox_image = "{pause}"
 restrict_oom_score_adj = true
 
 [plugins."io.containerd.grpc.v1.cri".containerd]
-# Copying one small layer is faster than mounting it, and works on any file system.
-snapshotter = "native"
+snapshotter = "{snapshotter}"
 
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/usr/lib/cni"
@@ -67,8 +69,15 @@ class Node:
         self.name = name
         self.folder = control_plane.namespace.folder / name
         self._control_plane = control_plane
-        (self._port,) = free_ports(1)
-        command = ["unshare", "--mount", "sh", "-ec", _HOLD_NODE, "node", str(self.folder)]
+        self._address = "127.0.0.1"
+        if control_plane.network is None:
+            (self._port,) = free_ports(1)
+        else:
+            self._address, self._port = control_plane.network.node_address(name), _KUBELET_PORT
+        # Copying one small layer is faster than mounting it, and works on any file system; pods with a network have
+        # larger images.
+        self._snapshotter = "native" if control_plane.network is None else "overlayfs"
+        command = ["unshare", "--mount", "sh", "-ec", _HOLD_NODE, "node", str(self.folder), self._snapshotter]
         self._holder = control_plane.namespace.process(f"{name}-mounts", command)
         self.containerd: Process
         self.kubelet: Process
@@ -86,7 +95,7 @@ class Node:
     @property
     def kubelet_url(self) -> str:
         """The base address of the kubelet's HTTPS server."""
-        return f"https://127.0.0.1:{self._port}"
+        return f"https://{self._address}:{self._port}"
 
     @property
     def pods_url(self) -> str:
@@ -102,10 +111,13 @@ class Node:
         """Create the mount namespace, start containerd in it, and import the images."""
         for name in ("kubelet/device-plugins", "kubelet/pod-resources", "containerd", "cni", "pods"):
             (self.folder / name).mkdir(parents=True)
-        (self.folder / "containerd.toml").write_text(_CONTAINERD.format(folder=self.folder, pause=images.PAUSE))
-        # A loopback network is enough for readiness, because pods use the host network.
-        loopback = {"cniVersion": "0.3.1", "name": "test", "type": "loopback"}
-        (self.folder / "cni" / "10-loopback.conf").write_text(json.dumps(loopback))
+        values = {"folder": self.folder, "pause": images.PAUSE, "snapshotter": self._snapshotter}
+        (self.folder / "containerd.toml").write_text(_CONTAINERD.format(**values))
+        # A loopback network is enough for readiness, if pods use the host network.
+        network: dict[str, Any] = {"cniVersion": "0.3.1", "name": "test", "type": "loopback"}
+        if self._control_plane.network is not None:
+            network = self._control_plane.network.configuration(self.name, self.folder)
+        (self.folder / "cni" / "10-network.conf").write_text(json.dumps(network))
         images.write_archive(self.folder / "images.tar")
         self._holder.start()
         self._holder.wait_until((self.folder / "mounted").exists, timeout_s=_READY_S)
@@ -114,7 +126,7 @@ class Node:
         self.kubelet = self.process("kubelet", self._kubelet_command())
         self.containerd.start()
         self.containerd.wait_until((self.folder / "containerd.sock").exists, timeout_s=_READY_S)
-        self._import_images()
+        self.import_images(self.folder / "images.tar")
 
     def start_kubelet(self) -> None:
         """Start the kubelet, first or again; containers keep running.
@@ -190,10 +202,14 @@ class Node:
         """Create device nodes in `<folder>/dev`, and return that folder."""
         return make_device_nodes(self.folder / "dev", names)
 
-    def _import_images(self) -> None:
-        address, archive = str(self.folder / "containerd.sock"), str(self.folder / "images.tar")
-        options = ["--address", address, "--namespace", "k8s.io"]
-        command = ["ctr", *options, "images", "import", "--snapshotter", "native", archive]
+    def import_images(self, archive: Path) -> None:
+        """Import the images of a docker-archive.
+
+        Raises:
+            ClusterError: it failed; the text shows the end of its output.
+        """
+        options = ["--address", str(self.folder / "containerd.sock"), "--namespace", "k8s.io"]
+        command = ["ctr", *options, "images", "import", "--snapshotter", self._snapshotter, str(archive)]
         importing = self.process("import", command)
         importing.start()
         if importing.wait(timeout_s=_READY_S):
@@ -208,6 +224,7 @@ class Node:
             f"--kubeconfig={self._control_plane.kubeconfig_path}",
             f"--hostname-override={self.name}",
             f"--root-dir={KUBELET_FOLDER}",
+            *([] if self._control_plane.network is None else [f"--node-ip={self._address}"]),
             "--v=2",
         ]
 
@@ -216,8 +233,8 @@ class Node:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            # Its clients can run commands as root, so it listens on this machine only and checks tokens.
-            "address": "127.0.0.1",
+            # Its clients can run commands as root, so it listens on this machine's own networks only and checks tokens.
+            "address": self._address,
             "port": self._port,
             "readOnlyPort": 0,
             "healthzPort": 0,

@@ -1,0 +1,301 @@
+"""Helm installs the chart on a real cluster with the built image, and its DaemonSet and Deployment run as pods.
+
+Other tests of the chart start the programs themselves. Here everything is what operators get: the image, the
+ServiceAccounts and RBAC, the security contexts, probes, the Service, an upgrade from the previous commit, the removal.
+"""
+
+import contextlib
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend.chips import RESOURCE, parse_names
+from tests.cluster import binaries
+from tests.cluster.cluster import Cluster
+from tests.cluster.controller_manager import PODS, start_controller_manager
+from tests.cluster.errors import ClusterError
+from tests.cluster.manifests import pod
+from tests.cluster.nodes import Node
+from tests.cluster.processes import wait_until
+from tests.deploy import helm, image
+from tests.deploy.chart_programs import REAL, scheduler_configuration
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("built_helm"), pytest.mark.timeout(900)]
+
+NAMESPACE = "ascend-affinity"
+WHERE = (helm.RELEASE, "--namespace", NAMESPACE)
+ALLOCATOR, PLUGIN = "ascend-affinity-allocator", "ascend-affinity-device-plugin"
+CORE = f"/api/v1/namespaces/{NAMESPACE}"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{ALLOCATOR}"
+INSTALL_S = 180.0
+PLACED_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest, built_image: image.Image) -> Iterator[Cluster]:
+    """A cluster with pod network, controllers, and the image on both nodes."""
+    with Cluster(2, pod_network=True) as cluster:
+        start_controller_manager(cluster, PODS)
+        provide(cluster, built_image)
+        for node in cluster.nodes:
+            cluster.api.patch(
+                f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {"accelerator": "huawei-Ascend910"}}}
+            )
+        cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        yield cluster
+        cluster.keep_logs = request.session.testsfailed > 0
+
+
+def provide(cluster: Cluster, built: image.Image) -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda node: node.import_images(built.archive), cluster.nodes))
+
+
+@contextlib.contextmanager
+def installed(cluster: Cluster, built: image.Image) -> Iterator[None]:
+    """The chart of the image's commit, with kube-scheduler connected as the notes say."""
+    values = ["devicePlugin.driver.type=simulated", f"image.repository={image.NAME}", f"image.tag={built.tag}"]
+    values += ["allocator.leaseDurationSeconds=5"]
+    chart = str(built.source / helm.CHART.relative_to(helm.REPOSITORY))
+    try:
+        helm.run("install", *WHERE, chart, *waiting("--set", ",".join(values)), kubeconfig=cluster.kubeconfig_path)
+        connect_scheduler(cluster)
+        yield
+    finally:
+        cluster.restart_scheduler()
+        helm.run("uninstall", *WHERE, *waiting(), kubeconfig=cluster.kubeconfig_path)
+        for made in kubectl(cluster, "get", "pods", "--output=name").split():
+            kubectl(cluster, "delete", made)
+        remove_as_documented(cluster)
+
+
+def waiting(*options: str) -> list[str]:
+    return [*options, "--wait", f"--timeout={INSTALL_S:.0f}s"]
+
+
+def connect_scheduler(cluster: Cluster) -> None:
+    address = cluster.api.get(f"{CORE}/services/{ALLOCATOR}")["spec"]["clusterIP"]
+    authority = cluster.api.get(f"{CORE}/secrets/{ALLOCATOR}-tls")["data"]["ca.crt"]
+    (extender,) = scheduler_configuration()["extenders"]
+    tls = {**extender["tlsConfig"], "serverName": f"{ALLOCATOR}.{NAMESPACE}.svc", "caData": authority}
+    url = f"https://{address}:443/scheduler"
+    cluster.restart_scheduler(extenders=[{**extender, "urlPrefix": url, "tlsConfig": tls}])
+
+
+def kubectl(cluster: Cluster, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(binaries.path("kubectl")), "--kubeconfig", str(cluster.kubeconfig_path), *arguments],
+        env={"HOME": str(cluster.folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def pods_of(cluster: Cluster, component: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = cluster.api.get(
+        f"{CORE}/pods?labelSelector=app.kubernetes.io/component%3D{component}"
+    )["items"]
+    return [each for each in found if "deletionTimestamp" not in each["metadata"]]
+
+
+def node_of(cluster: Cluster, item: dict[str, Any]) -> Node:
+    return cluster.node(item["spec"]["nodeName"])
+
+
+def run_in(cluster: Cluster, item: dict[str, Any], *command: str) -> str:
+    (container,) = item["spec"]["containers"]
+    where = {"namespace": NAMESPACE, "container": container["name"]}
+    return node_of(cluster, item).exec(item["metadata"]["name"], command, **where)
+
+
+def place(cluster: Cluster, name: str, chips: int = 2) -> tuple[str, set[int]]:
+    """Create a pod with chips; return its node, and the chips it was handed."""
+    cluster.api.create(pod(name, chips))
+    path = f"/api/v1/namespaces/default/pods/{name}"
+    held = cluster.api.wait_for(
+        path,
+        lambda pod: (
+            pod["status"].get("phase") == "Failed"
+            or (pod["status"].get("phase") == "Running" and REAL in pod["metadata"]["annotations"])
+        ),
+        timeout_s=PLACED_S,
+        what=f"pod {name} runs with its chips",
+    )
+    if held["status"]["phase"] == "Failed":
+        raise ClusterError(f"{name}: {held['status'].get('reason')}: {held['status'].get('message')}")
+    annotations = held["metadata"]["annotations"]
+    chips_held = set(parse_names(annotations[REAL]))
+    assert chips_held == set(parse_names(annotations[RESOURCE]))
+    assert len(chips_held) == chips
+    return held["spec"]["nodeName"], chips_held
+
+
+def holder(cluster: Cluster) -> str:
+    return str(cluster.api.get(LEASE)["spec"].get("holderIdentity") or "")
+
+
+def everything(cluster: Cluster) -> set[str]:
+    """Return the names of all objects but Events, node heartbeats, and what is documented to stay."""
+    kinds = kubectl(cluster, "api-resources", "--verbs=list", "--output=name").split()
+    chosen = ",".join(kind for kind in kinds if not kind.startswith("events"))
+    names = set(kubectl(cluster, "get", chosen, "--all-namespaces", "--ignore-not-found", "--output=name").split())
+    heartbeats = {f"lease.coordination.k8s.io/{node.name}" for node in cluster.nodes}
+    return {name for name in names - heartbeats if not name.startswith("configmap/mindx-dl-deviceinfo-")}
+
+
+def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, built_image: image.Image) -> None:
+    before = everything(cluster)
+    with installed(cluster, built_image):
+        allocators, plugins = pods_of(cluster, "allocator"), pods_of(cluster, "device-plugin")
+        assert {each["spec"]["nodeName"] for each in plugins} == {"n1", "n2"}
+        assert len({each["spec"]["nodeName"] for each in allocators}) == 2
+        for each in (*allocators, *plugins):
+            assert each["status"]["containerStatuses"][0]["restartCount"] == 0
+            has_no_rights_on_its_node(cluster, each)
+        node, chips = place(cluster, "first")
+        assert place(cluster, "whole", 8)[0] != node
+        (leader,) = (each for each in allocators if holder(cluster).startswith(each["metadata"]["name"]))
+        cluster.api.delete(f"{CORE}/pods/{leader['metadata']['name']}", grace_s=0)
+        assert not place(cluster, "second")[1] & chips
+        assert not holder(cluster).startswith(leader["metadata"]["name"])
+        for each in plugins:
+            assert ": 0 problems" in run_in(cluster, each, "npuctl", "doctor")
+        for each in (*pods_of(cluster, "allocator"), *plugins):
+            (container,) = each["spec"]["containers"]
+            where = {"namespace": NAMESPACE, "container": container["name"]}
+            log = node_of(cluster, each).container_logs(each["metadata"]["name"], **where)
+            assert "forbidden" not in log.lower()
+        for name in ("first", "whole", "second"):
+            cluster.delete_pod(name)
+    wait_until(
+        lambda: everything(cluster) == before, timeout_s=30, what="nothing is left", tail=lambda: left(cluster, before)
+    )
+
+
+def left(cluster: Cluster, before: set[str]) -> str:
+    now = everything(cluster)
+    return f": left {sorted(now - before)}, gone {sorted(before - now)}"
+
+
+def remove_as_documented(cluster: Cluster) -> None:
+    """Run the commands in docs/install.md that delete what Helm leaves."""
+    page = (helm.REPOSITORY / "docs" / "install.md").read_text()
+    _, _, rest = page.partition("Delete what Helm leaves:\n")
+    block = re.search(r"```sh\n(.*?)```", rest, re.DOTALL)
+    assert block is not None
+    for command in block[1].splitlines():
+        done = subprocess.run(
+            ["sh", "-c", command],
+            env={
+                "KUBECONFIG": str(cluster.kubeconfig_path),
+                "PATH": f"{binaries.folder()}:/usr/bin:/bin",
+                "HOME": str(cluster.folder),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        # The garbage collector may have deleted some of them already.
+        assert not done.returncode or "NotFound" in done.stderr, done.stderr
+
+
+def has_no_rights_on_its_node(cluster: Cluster, item: dict[str, Any]) -> None:
+    """Check the restrictions from inside the container."""
+    status = dict(
+        line.split(":\t", 1)
+        for line in run_in(cluster, item, "python", "-c", "print(open('/proc/1/status').read())").splitlines()
+        if ":\t" in line
+    )
+    assert {status[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapInh")} == {"0000000000000000"}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    user = "65532" if "allocator" in item["metadata"]["name"] else "0"
+    assert status["Uid"].split() == 4 * [user]
+    for folder in ("/", "/opt/ascend-affinity/", "/tmp/", "/etc/ascend-affinity/"):
+        with pytest.raises(ClusterError, match=r"Read-only file system|Permission denied|No such file"):
+            run_in(cluster, item, "python", "-c", f"open('{folder}written','w')")
+
+
+@dataclass
+class Traffic:
+    """Pods that come and go."""
+
+    cluster: Cluster
+    placed: int = 0
+    refused: list[str] = field(default_factory=list)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with ThreadPoolExecutor(2) as threads:
+            runs = [threads.submit(self._run, letter) for letter in "ab"]
+            try:
+                yield
+            finally:
+                self._ended.set()
+            for run in runs:
+                run.result()
+
+    def report(self) -> str:
+        pods = kubectl(self.cluster, "get", "pods,leases", "--all-namespaces", "--output=wide")
+        events = kubectl(self.cluster, "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")
+        return f"\nplaced: {self.placed}, refused: {self.refused}\n{pods}\n{events[-4000:]}"
+
+    def _run(self, letter: str) -> None:
+        number = 0
+        while not self._ended.is_set():
+            number += 1
+            name = f"{letter}{number}"
+            try:
+                place(self.cluster, name)
+                self.placed += 1
+            except ClusterError as error:
+                self.refused.append(str(error))
+            self.cluster.delete_pod(name)
+
+
+def test_an_upgrade_from_the_previous_commit_while_pods_come_and_go(
+    cluster: Cluster, built_image: image.Image, tmp_path: Path
+) -> None:
+    previous = image.build_previous(tmp_path / "previous")
+    provide(cluster, previous)
+    with installed(cluster, previous):
+        held = {name: place(cluster, name, 4) for name in ("held-1", "held-2")}
+        uids = {name: cluster.api.get(f"/api/v1/namespaces/default/pods/{name}")["metadata"]["uid"] for name in held}
+        traffic = Traffic(cluster)
+        with traffic.running():
+            wait_until(lambda: traffic.placed >= 2, timeout_s=PLACED_S, what="pods come and go", tail=traffic.report)
+            kubectl(cluster, "apply", "--filename", str(helm.CHART / "crds"))
+            options = waiting("--reset-then-reuse-values", "--set", f"image.tag={built_image.tag}")
+            helm.run("upgrade", *WHERE, str(helm.CHART), *options, kubeconfig=cluster.kubeconfig_path)
+            upgraded = traffic.placed
+            wait_until(
+                lambda: traffic.placed >= upgraded + 4,
+                timeout_s=2 * PLACED_S,
+                what="pods come and go",
+                tail=traffic.report,
+            )
+        images = {
+            container["image"]
+            for component in ("allocator", "device-plugin")
+            for each in pods_of(cluster, component)
+            for container in each["spec"]["containers"]
+        }
+        assert images == {f"{image.NAME}:{built_image.tag}"}
+        for name, (node, chips) in held.items():
+            after = cluster.api.get(f"/api/v1/namespaces/default/pods/{name}")
+            assert (after["metadata"]["uid"], after["spec"]["nodeName"]) == (uids[name], node)
+            assert set(parse_names(after["metadata"]["annotations"][REAL])) == chips
+            assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+        assert traffic.refused == []
+        for name in held:
+            cluster.delete_pod(name)
