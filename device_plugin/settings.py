@@ -29,6 +29,11 @@ class DriverSettings(BaseSettings):
         default=Path("/usr/local/Ascend/driver/tools/hccn_tool"),
         description="the driver's program that reads the link state of network ports; it may be missing",
     )
+    die_policy: Literal["unchanged", "union", "independent"] = Field(
+        default="unchanged",
+        description="on A3, whether the driver gives containers only all dies of a card (union) or single dies "
+        "(independent); it is set at the start",
+    )
     simulated_state: Path = Field(
         default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
     )
@@ -44,7 +49,12 @@ class DriverSettings(BaseSettings):
         from device_plugin.driver.dcmi import DcmiDriver
         from device_plugin.driver.dcmi.link import LinkTool
 
-        return DcmiDriver(self.dcmi_library, observe=observe, links=LinkTool(self.link_tool))
+        return DcmiDriver(
+            self.dcmi_library,
+            observe=observe,
+            links=LinkTool(self.link_tool),
+            die_policy=None if self.die_policy == "unchanged" else self.die_policy,
+        )
 
     def make_switch_driver(self) -> SwitchDriver:
         """Return the driver of the switches, for the driver these settings name; it has not been called yet."""

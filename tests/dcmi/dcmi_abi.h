@@ -173,6 +173,7 @@ int dcmi_get_device_temperature(int card, int device, int *temperature);
 int dcmi_get_device_power_info(int card, int device, int *power);
 int dcmi_get_device_network_health(int card, int device, unsigned int *result);
 int dcmi_get_device_die_v2(int card, int device, int type, struct die_id *die);
+int dcmi_set_multi_die_policy(int policy);
 int dcmi_subscribe_fault_event(int card, int device, struct event_filter filter, event_handler handler);
 
 #endif

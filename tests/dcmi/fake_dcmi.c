@@ -43,6 +43,8 @@
  *   - dcmi_init() fills the table of cards, which is used until it is called again. A card with a chip that does not
  *     answer at that moment is in the table as card -1 with 0 chips; a chip the kernel does not list is not in it. The
  *     table is sorted, so these cards come first. A call for a card that is not in the table returns -8001.
+ *   - With the policy of independent dies, a card with one die that answers is listed with all its dies. Those that do
+ *     not answer have the logic id 0, as the table was cleared.
  *   - dcmi_init() empties the table first, and no lock protects it. A call by another thread during it, or
  *     dcmi_init() during a call that began less than RACE_MS before, is a race: it is counted and named on stderr, and
  *     the call finds no card.
@@ -80,6 +82,7 @@
 #define PAST_MS 10000
 #define MAX_CALLS 256
 #define FATAL 3
+#define DCMI_A3_BOARD 0xb0
 #define NOT_EXISTING 0xffffffffu
 
 #define FUNCTIONS(X)                                                                                                   \
@@ -104,6 +107,7 @@
     X(dcmi_get_device_power_info)                                                                                      \
     X(dcmi_get_device_network_health)                                                                                  \
     X(dcmi_get_device_die_v2)                                                                                          \
+    X(dcmi_set_multi_die_policy)                                                                                       \
     X(dcmi_subscribe_fault_event)
 
 #define AS_ENUM(name) F_##name,
@@ -187,6 +191,7 @@ static int past_count;
 static struct card table[MAX_CHIPS]; /* by dcmi_init() */
 static int table_count;
 static bool initialised; /* dcmi_init() has succeeded once */
+static bool independent; /* the policy of dies */
 static bool initialising;
 static pthread_t initialiser;
 static struct running calls[MAX_CALLS];
@@ -514,16 +519,17 @@ static int by_card(const void *one, const void *other) {
 /* With the lock held: put a chip's card into the table, unless it is there. */
 static void add_card(int card) {
     struct card entry = {.card = card};
-    bool answers = true;
+    int answering = 0;
     for (int each = 0; each < now->chip_count; each++) {
         const struct chip *chip = &now->chips[each];
         if (chip->card != card || chip->absent) continue;
-        answers &= !chip->dropped && !chip->lost;
-        if (chip->device >= 0 && chip->device < DCMI_MAX_DEVICES) entry.logic[chip->device] = chip->logic;
+        bool answers = !chip->dropped && !chip->lost;
+        answering += answers;
+        if (answers && chip->device >= 0 && chip->device < DCMI_MAX_DEVICES) entry.logic[chip->device] = chip->logic;
         entry.devices++;
     }
     if (!entry.devices) return;
-    table[table_count++] = answers ? entry : (struct card){.card = -1};
+    table[table_count++] = answering >= (independent ? 1 : entry.devices) ? entry : (struct card){.card = -1};
 }
 
 EXPORT int dcmi_init(void) {
@@ -875,6 +881,16 @@ static void *announce(void *unused) {
         wait_for_change(watch);
     }
     return unused;
+}
+
+EXPORT int dcmi_set_multi_die_policy(int policy) {
+    BEGIN(dcmi_set_multi_die_policy, NONE, NONE, NULL);
+    if (policy != 0 && policy != 1) return DCMI_INVALID_PARAMETER;
+    pthread_mutex_lock(&lock);
+    int code = now->chip_count && now->chips[0].board == DCMI_A3_BOARD ? DCMI_OK : DCMI_UNSUPPORTED;
+    if (!code) independent = policy;
+    pthread_mutex_unlock(&lock);
+    return code;
 }
 
 EXPORT int dcmi_subscribe_fault_event(int card, int device, struct event_filter filter, event_handler wanted) {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from ascend.errors import DriverError
 from device_plugin.driver import ChipState, Inventory
@@ -190,6 +191,42 @@ def test_without_any_board_the_product_stays_unknown(make_fake: MakeFake) -> Non
     assert driver.discover().chip_type == "Ascend910A3"
     with fake.fail("dcmi_get_device_board_info", -8006):
         assert driver.discover().chip_type == "Ascend910A3"
+
+
+def test_with_independent_dies_a_card_with_one_ready_die_is_listed(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_a3())
+    fake.chip(3).dropped = True
+    driver = DcmiDriver(die_policy="independent")
+    inventory = driver.discover()
+    assert unlisted(inventory) == [3]
+    assert [chip.phy_id for chip in inventory.chips] == [*range(16)]
+    assert [(chip.card_id, chip.device_id) for chip in inventory.chips[:3]] == [(0, 0), (0, 1), (1, 0)]
+    assert inventory.not_ready == 1  # so that the driver is initialized again
+    assert fake.calls()["dcmi_set_multi_die_policy"] == 1
+    driver.discover()
+    assert fake.calls()["dcmi_set_multi_die_policy"] == 1
+    assert unlisted(DcmiDriver(die_policy="union").discover()) == [2, 3]
+
+
+def test_a_server_without_dies_has_no_policy_for_them(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(2))
+    driver = DcmiDriver(die_policy="independent")
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            assert driver.discover().is_complete
+    assert fake.calls()["dcmi_set_multi_die_policy"] == 1
+    assert [line for line in logs if "policy" in line] == []
+
+
+def test_a_policy_of_dies_that_cannot_be_set_is_tried_again(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_a3(2))
+    driver = DcmiDriver(die_policy="independent")
+    with structlog.testing.capture_logs() as logs, fake.fail("dcmi_set_multi_die_policy", -8002):
+        assert driver.discover().is_complete
+    assert [line["error"] for line in logs if "policy" in line] == ["dcmi_set_multi_die_policy: -8002 (not permitted)"]
+    driver.discover()
+    driver.discover()
+    assert fake.calls()["dcmi_set_multi_die_policy"] == 2
 
 
 @contextlib.contextmanager

@@ -72,6 +72,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "dcmi_get_device_pcie_info_v2": (c_int, c_int, c_void_p),
     "dcmi_get_device_health": (c_int, c_int, _UINT),
     "dcmi_get_device_errorcode_v2": (c_int, c_int, _INT, _UINT, c_uint32),
+    "dcmi_set_multi_die_policy": (c_int,),
     "dcmi_subscribe_fault_event": (c_int, c_int, EventFilter, EventHandler),
 }
 
@@ -245,6 +246,10 @@ class Calls:
         self._call("dcmi_get_device_errorcode_v2", *chip, byref(count), codes, MAX_CODES, target=chip)
         present = codes[: _within(count.value, MAX_CODES)]
         return tuple(dict.fromkeys(code for code in present if code))
+
+    def set_die_policy(self, policy: int) -> None:
+        """Set whether containers get the dies of an A3 card together (0) or independently of each other (1)."""
+        self._call("dcmi_set_multi_die_policy", policy)
 
     def subscribe(self, handler: "ctypes._FuncPointer") -> None:
         """Have ``handler``, an ``EventHandler``, called with the fault events of all chips.

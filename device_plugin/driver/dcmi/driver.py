@@ -6,19 +6,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeAlias
 
 import structlog
 
 from ascend.annotations import UNKNOWN
 from ascend.errors import DriverError
-from device_plugin.driver import LINK_DOWN, Assertion, ChipFacts, ChipState, FaultEvent, Inventory, not_ready_sentence
-from device_plugin.driver.dcmi.calls import FATAL, NOT_EXISTING, Calls, Observe, Place, event_of
+from device_plugin.driver import LINK_DOWN, ChipFacts, ChipState, FaultEvent, Inventory, not_ready_sentence
+from device_plugin.driver.dcmi.calls import FATAL, NOT_EXISTING, Calls, Observe, Place
 from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
+from device_plugin.driver.dcmi.events import make_handler
 from device_plugin.driver.dcmi.library import load
 from device_plugin.driver.dcmi.link import LinkTool
 from device_plugin.driver.dcmi.measuring_calls import MeasuringCalls
-from device_plugin.driver.dcmi.structures import EventHandler
 from device_plugin.driver.dcmi.survey import (
     SYSFS,
     OptionalFacts,
@@ -33,11 +33,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _ATTEMPTS = 3
 _CODE_FAILURES = 5
-_FAULT = 0
-_ASSERTIONS: dict[int, Assertion] = {0: "recover", 1: "occur", 2: "once"}
 
-_HANDLERS: list[Any] = []
-"""The library may call a handler until the process ends, so all are kept."""
+DiePolicy: TypeAlias = Literal["union", "independent"]
+_DIE_POLICIES: dict[DiePolicy, int] = {"union": 0, "independent": 1}
 
 
 class DcmiDriver:
@@ -51,6 +49,7 @@ class DcmiDriver:
         observe: called with the name and the duration in seconds of every library call, in the thread that made it.
         links: reads the link state of network ports.
         sysfs: where sysfs is mounted.
+        die_policy: whether containers get the dies of an A3 card together; None to leave it as it is.
         card_deadline_s: how long the discovery waits for a card; after that, its last answer is used.
         pause: waits between attempts to subscribe.
     """
@@ -62,6 +61,7 @@ class DcmiDriver:
         observe: Observe = lambda _call, _seconds: None,
         links: LinkTool | None = None,
         sysfs: Path = SYSFS,
+        die_policy: DiePolicy | None = None,
         card_deadline_s: float = 5.0,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -71,6 +71,7 @@ class DcmiDriver:
         self._sysfs = sysfs
         self._card_deadline_s = card_deadline_s
         self._pause = pause
+        self._die_policy = die_policy  # None once it is set
         self._opening = threading.Lock()
         self._calls: MeasuringCalls | None = None
         self._ready = False
@@ -140,8 +141,7 @@ class DcmiDriver:
             DriverError: the driver announces none, or refuses the subscription.
         """
         calls = self._open()
-        handler = EventHandler(_relay(lambda event: on_event(self._heeded(event))))
-        _HANDLERS.append(handler)  # first: even a call that fails may have kept it
+        handler = make_handler(lambda event: on_event(self._heeded(event)))
         for attempt in itertools.count(1):
             try:
                 calls.subscribe(handler)
@@ -173,16 +173,34 @@ class DcmiDriver:
                 self._ready = False
                 self._calls.init()
                 self._ready = True
+            self._set_die_policy(self._calls)
             return self._calls
+
+    def _set_die_policy(self, calls: Calls) -> None:
+        if self._die_policy is None:
+            return
+        try:
+            calls.set_die_policy(_DIE_POLICIES[self._die_policy])
+        except DcmiError as error:
+            if error.permanent:
+                self._die_policy = None  # not an A3 server
+            else:
+                log.warning("the policy of dies can't be set", policy=self._die_policy, error=error.message)
+            return
+        log.info("the policy of dies is set", policy=self._die_policy)
+        self._die_policy = None
+        calls.init()  # which cards count as ready depends on it
 
     def _inventory(self, calls: Calls, table: list[int]) -> Inventory:
         version = self._facts.get("driver version", calls.version, "")
         cards = [card for card in dict.fromkeys(table) if card >= 0]
         self._survey(calls, cards)
         chips: dict[int, Surveyed] = {}
+        repeated = 0
         for surveyed in itertools.chain.from_iterable(self._surveyed.get(card, ()) for card in cards):
             facts = surveyed.facts
             if (other := chips.setdefault(facts.phy_id, surveyed)) is not surveyed:
+                repeated += 1
                 log.error(
                     "two chips have the same physical id",
                     phy_id=facts.phy_id,
@@ -208,7 +226,8 @@ class DcmiDriver:
             board_id=next((each.board_id for each in found if each.board_id), 0),
             super_pod_id=super_pod.super_pod_id if super_pod is not None else UNKNOWN,
             server_index=super_pod.server_index if super_pod is not None else UNKNOWN,
-            not_ready=not_ready,
+            # In the table, a die that was not ready beside a ready one has the id of the first chip.
+            not_ready=not_ready + repeated,
             unidentified=unidentified,
             problems=problems,
         )
@@ -278,27 +297,3 @@ def _why_no_chip(problems: Iterable[str], found: Sequence[Surveyed]) -> str:
         return f"no chip of the 910 family: {', '.join(names)}"
     sentences = "; ".join(problems)
     return f"no card can be read: {sentences}" if sentences else "the driver lists no card"
-
-
-def _relay(on_event: Callable[[FaultEvent], None]) -> Callable[[Any], None]:
-    """Return the callback for the library: it converts events, and lets no exception into C."""
-
-    def relay(pointer: Any) -> None:
-        try:
-            event = event_of(pointer)
-            if event is None or event.type != _FAULT:
-                return
-            fault = event.dms_event
-            assertion = _ASSERTIONS.get(fault.assertion)
-            if assertion is None:
-                log.warning(
-                    "an event with an unknown assertion is ignored",
-                    code=f"{fault.event_id:X}",
-                    assertion=fault.assertion,
-                )
-                return
-            on_event(FaultEvent(fault.deviceid, fault.event_id, assertion, fault.severity))
-        except Exception:
-            log.exception("an event is lost")
-
-    return relay

@@ -67,6 +67,7 @@ driver: {{ .driver.type }}
 simulated_state: /etc/ascend-affinity/chips/simulated.json
 {{- else }}
 link_tool: {{ .driver.dcmi.hostPath }}/tools/hccn_tool
+die_policy: {{ .driver.dcmi.diePolicy }}
 {{- if .driver.dcmi.library }}
 dcmi_library: {{ .driver.dcmi.library }}
 {{- end }}

@@ -1,0 +1,50 @@
+"""Converts the fault events of the library, in its own threads."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from device_plugin.driver import Assertion, FaultEvent
+from device_plugin.driver.dcmi.calls import event_of
+from device_plugin.driver.dcmi.structures import EventHandler
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+_FAULT = 0
+_ASSERTIONS: dict[int, Assertion] = {0: "recover", 1: "occur", 2: "once"}
+
+_HANDLERS: list[Any] = []
+"""The library may call a handler until the process ends, so all are kept."""
+
+
+def make_handler(on_event: Callable[[FaultEvent], None]) -> "ctypes._FuncPointer":
+    """Return a callback for the library; it is kept, because even a subscription that fails may have kept it."""
+    handler = EventHandler(_relay(on_event))
+    _HANDLERS.append(handler)
+    return handler
+
+
+def _relay(on_event: Callable[[FaultEvent], None]) -> Callable[[Any], None]:
+    """Return the callback for the library: it converts events, and lets no exception into C."""
+
+    def relay(pointer: Any) -> None:
+        try:
+            event = event_of(pointer)
+            if event is None or event.type != _FAULT:
+                return
+            fault = event.dms_event
+            assertion = _ASSERTIONS.get(fault.assertion)
+            if assertion is None:
+                log.warning(
+                    "an event with an unknown assertion is ignored",
+                    code=f"{fault.event_id:X}",
+                    assertion=fault.assertion,
+                )
+                return
+            on_event(FaultEvent(fault.deviceid, fault.event_id, assertion, fault.severity))
+        except Exception:
+            log.exception("an event is lost")
+
+    return relay
