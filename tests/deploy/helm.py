@@ -29,6 +29,8 @@ _VERSIONS: Final = {
     for package in ("chartutil", "lint/rules")
     for part, number in (("Major", _MAJOR), ("Minor", _MINOR))
 }
+# Helm generates another certificate each time.
+_WITHOUT_CLUSTER: Final = ("--set", "allocator.tls.ephemeral=true")
 
 
 class HelmError(ClusterError):
@@ -115,7 +117,7 @@ def render(*options: str) -> list[dict[str, Any]]:
 
 @functools.cache
 def _rendered(options: tuple[str, ...]) -> str:
-    return run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *options)
+    return run("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *_WITHOUT_CLUSTER, *options)
 
 
 def notes(folder: Path, *options: str) -> str:
@@ -132,7 +134,9 @@ def notes(folder: Path, *options: str) -> str:
     shutil.copy(CHART / "templates" / "_helpers.tpl", chart / "templates")
     wrapped = f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}\nnotes: {{{{ include "notes" . | toJson }}}}\n'
     (chart / "templates" / "notes.yaml").write_text(wrapped)
-    rendered = yaml.safe_load(run("template", RELEASE, str(chart), "--namespace", NAMESPACE, *options))
+    rendered = yaml.safe_load(
+        run("template", RELEASE, str(chart), "--namespace", NAMESPACE, *_WITHOUT_CLUSTER, *options)
+    )
     said: str = rendered["notes"]
     return said
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -178,10 +179,15 @@ def test_a_real_api_server_accepts_every_object(cluster: Cluster, options: tuple
         cluster.api.request("POST", f"{collection(item)}?dryRun=All&fieldValidation=Strict", item)
 
 
-def _plugin_settings(items: list[dict[str, Any]], folder: Path) -> DevicePluginSettings:
+def _plugin_settings(
+    items: list[dict[str, Any]], folder: Path, component: str = "device-plugin"
+) -> DevicePluginSettings:
     """Return the settings as the plugin reads them in its pod."""
-    plugin = _container(helm.find(items, "DaemonSet", "device-plugin"))
-    (text,) = (item["data"]["settings.yaml"] for item in items if "settings.yaml" in item.get("data", {}))
+    workload = helm.find(items, "DaemonSet", component)
+    plugin = _container(workload)
+    volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
+    name = volumes["settings"]["configMap"]["name"]
+    (text,) = (item["data"]["settings.yaml"] for item in items if item["metadata"]["name"] == name)
     file = folder / "settings.yaml"
     file.write_text(text)
     arguments = [f"--config={file}", *plugin.get("args", [])]
@@ -297,6 +303,182 @@ def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls:
     snake = snake.replace("_seconds", "_s").replace("ca_file", "kubelet_ca_file")
     extra = DevicePluginSettings.model_fields[snake].json_schema_extra
     assert (extra == RELOADED) != rolls
+
+
+def test_either_half_of_the_chart_can_be_left_out() -> None:
+    both = {_name(item) for item in helm.render()}
+    writer = "system:serviceaccount:kube-system:ascend-device-plugin-sa-910"
+    without_plugin = helm.render("--set", f"devicePlugin.enabled=false,allocator.policies.writers={{{writer}}}")
+    without_allocator = helm.render("--set", "allocator.enabled=false")
+    assert {_component(item) for item in without_plugin} == {"allocator"}
+    assert {_component(item) for item in without_allocator} == {"device-plugin"}
+    assert {_name(item) for item in (*without_plugin, *without_allocator)} == both
+    assert f'"{writer}"' in json.dumps(without_plugin).replace("\\", "")
+    # Our plugin, which is not there, may not write protected annotations either.
+    assert "ascend-affinity-device-plugin" not in json.dumps(without_plugin)
+
+
+def test_without_our_plugin_the_writer_of_its_annotations_has_to_be_named() -> None:
+    with pytest.raises(helm.HelmError, match="name the user of the device plugin that runs instead"):
+        helm.render("--set", "devicePlugin.enabled=false")
+    helm.render("--set", "devicePlugin.enabled=false,allocator.policies.enabled=false")
+
+
+def test_a_chart_without_both_halves_is_refused() -> None:
+    with pytest.raises(helm.HelmError, match="enabled"):
+        helm.render("--set", "devicePlugin.enabled=false,allocator.enabled=false")
+
+
+POOLS = {
+    "a3": {"injection": "cdi", "driver": {"scanPeriodSeconds": 5}, "maxUnavailable": 2},
+    "lab": {"driver": {"type": "simulated"}, "health": {"readmission": "manual"}, "nodeSelector": {"lab": "yes"}},
+}
+
+
+def test_each_pool_overrides_only_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_DP_NODE_NAME", "n1")
+    items = helm.render("--set-json", f"devicePlugin.pools={json.dumps(POOLS)}")
+    names = ("device-plugin", "device-plugin-a3", "device-plugin-lab")
+    assert [_component(item) for item in items if item["kind"] == "DaemonSet"] == list(names)
+    common, a3, lab = (_plugin_settings(items, tmp_path, name) for name in names)
+    plain = _plugin_settings(helm.render(), tmp_path)
+    assert common.model_dump() == plain.model_dump()
+    assert {name for name, value in a3.model_dump().items() if value != getattr(plain, name)} == {
+        "injection",
+        "scan_period_s",
+    }
+    assert (lab.driver, lab.readmission, lab.scan_period_s) == ("simulated", "manual", plain.scan_period_s)
+    limits = [helm.find(items, "DaemonSet", name)["spec"]["updateStrategy"] for name in names]
+    assert [each["rollingUpdate"]["maxUnavailable"] for each in limits] == ["10%", 2, "10%"]
+    # What one of them needs, the shared role grants.
+    assert ("ClusterRole", "nodes") in _rights(items, "device-plugin")
+    assert _rights(items, "device-plugin")["ClusterRole", "nodes"] == {"get", "patch", "list", "watch"}
+    templates = [helm.find(items, "DaemonSet", name)["spec"]["template"]["spec"] for name in names]
+    assert {each["serviceAccountName"] for each in templates} == {"ascend-affinity-device-plugin"}
+
+
+def test_every_node_belongs_to_one_pool_or_to_none() -> None:
+    mine: dict[str, Any] = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": []}, {}]}
+    }
+    chosen = ("--set-json", f"devicePlugin.pools={json.dumps(POOLS)}")
+    items = helm.render(*chosen, "--set-json", f"devicePlugin.affinity={json.dumps({'nodeAffinity': mine})}")
+    common, a3, lab = (item["spec"] for item in items if item["kind"] == "DaemonSet")
+    outside = {"key": "ascend-affinity.io/pool", "operator": "NotIn", "values": ["a3", "lab"]}
+    required = common["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required["nodeSelectorTerms"] == [
+        {"matchFields": [], "matchExpressions": [outside]},
+        {"matchExpressions": [outside]},
+    ]
+    for pool, spec in (("a3", a3), ("lab", lab)):
+        assert spec["template"]["spec"]["nodeSelector"]["ascend-affinity.io/pool"] == pool
+        assert spec["template"]["spec"]["nodeSelector"]["accelerator"] == "huawei-Ascend910"
+        assert spec["template"]["spec"]["affinity"] == {"nodeAffinity": mine}
+    assert lab["template"]["spec"]["nodeSelector"]["lab"] == "yes"
+    # No DaemonSet selects the pods of another one.
+    selectors = [spec["selector"]["matchLabels"]["app.kubernetes.io/component"] for spec in (common, a3, lab)]
+    assert selectors == ["device-plugin", "device-plugin-a3", "device-plugin-lab"]
+
+
+@pytest.mark.parametrize(
+    ("pools", "named"),
+    [
+        ({"A3": {}}, "'A3' does not match"),
+        ({16 * "a": {}}, "maxLength"),
+        ({"a3": {"enabled": False}}, "/devicePlugin/pools/a3"),
+        ({"a3": {"driver": {"type": "magic"}}}, "/devicePlugin/pools/a3/driver/type"),
+        ({"a3": 3}, "/devicePlugin/pools/a3"),
+    ],
+)
+def test_a_wrong_pool_is_refused(pools: dict[str, Any], named: str) -> None:
+    with pytest.raises(helm.HelmError, match=re.escape(named)):
+        helm.render("--set-json", f"devicePlugin.pools={json.dumps(pools)}")
+
+
+def test_with_cert_manager_each_rendering_is_the_same_and_has_no_key() -> None:
+    chosen = ("template", helm.RELEASE, str(helm.CHART), "--set", "allocator.tls.source=cert-manager")
+    first, second = (helm.run(*chosen) for _ in range(2))
+    assert first == second
+    items = [item for item in yaml.safe_load_all(first) if item]
+    assert not [item for item in items if item["kind"] == "Secret"]
+    certificates = {item["metadata"]["name"]: item["spec"] for item in items if item["kind"] == "Certificate"}
+    authority, served = certificates[f"{LEASE}-ca"], certificates[f"{LEASE}-tls"]
+    assert authority["isCA"]
+    assert authority["privateKey"]["rotationPolicy"] == "Never"
+    issuers = {item["metadata"]["name"]: item["spec"] for item in items if item["kind"] == "Issuer"}
+    assert issuers[served["issuerRef"]["name"]] == {"ca": {"secretName": authority["secretName"]}}
+    assert issuers[authority["issuerRef"]["name"]] == {"selfSigned": {}}
+    (volume,) = helm.find(items, "Deployment", "allocator")["spec"]["template"]["spec"]["volumes"]
+    assert volume["secret"]["secretName"] == served["secretName"]
+    for item in items:
+        for webhook in item.get("webhooks", ()):
+            assert "caBundle" not in webhook["clientConfig"]
+            names = item["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+            assert names == f"default/{LEASE}-tls"
+            assert f"{webhook['clientConfig']['service']['name']}.default.svc" in served["dnsNames"]
+
+
+def test_no_rendering_without_a_cluster_has_a_new_authority() -> None:
+    with pytest.raises(helm.HelmError, match="every rendering would have another CA"):
+        helm.run("template", helm.RELEASE, str(helm.CHART))
+    for source in ("cert-manager", "secret,allocator.tls.secretName=ours"):
+        rendered = [
+            helm.run("template", helm.RELEASE, str(helm.CHART), "--set", f"allocator.tls.source={source}")
+            for _ in range(2)
+        ]
+        assert rendered[0] == rendered[1]
+
+
+def test_an_issuer_of_the_cluster_replaces_the_charts_own() -> None:
+    issuer = "allocator.tls.source=cert-manager,allocator.tls.issuer.kind=ClusterIssuer,allocator.tls.issuer.name=ours"
+    items = helm.render("--set", issuer)
+    assert not [item for item in items if item["kind"] == "Issuer"]
+    (certificate,) = (item["spec"] for item in items if item["kind"] == "Certificate")
+    assert certificate["issuerRef"] == {"group": "cert-manager.io", "kind": "ClusterIssuer", "name": "ours"}
+
+
+def test_pod_monitors_select_every_pod_and_verify_the_allocators_certificate() -> None:
+    chosen = ("--set", "podMonitors.enabled=true,podMonitors.labels.release=prometheus")
+    items = helm.render(*chosen, "--set-json", f"devicePlugin.pools={json.dumps(POOLS)}")
+    monitors = [item for item in items if item["kind"] == "PodMonitor"]
+    selected = set()
+    for workload in (item for item in items if item["kind"] in {"DaemonSet", "Deployment"}):
+        template = workload["spec"]["template"]
+        labels = template["metadata"]["labels"]
+        (monitor,) = (each for each in monitors if _selects(each["spec"]["selector"], labels))
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in {port["name"] for port in _container(workload)["ports"]}
+        assert endpoint["scheme"].upper() == _container(workload)["livenessProbe"]["httpGet"].get("scheme", "HTTP")
+        assert ("tlsConfig" in endpoint) == (endpoint["scheme"] == "https")
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        selected.add(labels["app.kubernetes.io/component"])
+    assert selected == {"allocator", "device-plugin", "device-plugin-a3", "device-plugin-lab"}
+    assert not [item for item in helm.render() if item["kind"] == "PodMonitor"]
+
+
+def _selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    (expression,) = selector["matchExpressions"]
+    assert expression["operator"] == "In"
+    return selector["matchLabels"].items() <= labels.items() and labels.get(expression["key"]) in expression["values"]
+
+
+def test_with_node_feature_discovery_its_label_selects_the_nodes() -> None:
+    items = helm.render("--set", "devicePlugin.nodeFeatureRule.enabled=true,devicePlugin.nodeSelector.zone=a")
+    (rule,) = (each for item in items if item["kind"] == "NodeFeatureRule" for each in item["spec"]["rules"])
+    (feature,) = rule["matchFeatures"]
+    assert feature["matchExpressions"]["vendor"] == {"op": "In", "value": ["19e5"]}
+    assert feature["matchExpressions"]["device"] == {"op": "In", "value": ["d801", "d802", "d803"]}
+    selector = helm.find(items, "DaemonSet", "device-plugin")["spec"]["template"]["spec"]["nodeSelector"]
+    assert selector == {**rule["labels"], "zone": "a"}
+    assert not [item for item in helm.render() if item["kind"] == "NodeFeatureRule"]
+
+
+def _name(item: dict[str, Any]) -> tuple[str, str]:
+    return item["kind"], item["metadata"]["name"]
+
+
+def _component(item: dict[str, Any]) -> str:
+    return str(item["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
 @pytest.mark.parametrize("job_files", [False, True])

@@ -36,7 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 
 {{- define "ascend-affinity.serviceAccountName" -}}
 {{- $root := index . 0 }}
-{{- $values := ternary $root.Values.devicePlugin $root.Values.allocator (eq (index . 1) "device-plugin") }}
+{{- $values := ternary $root.Values.allocator $root.Values.devicePlugin (eq (index . 1) "allocator") }}
 {{- default (include "ascend-affinity.componentName" .) $values.serviceAccount.name }}
 {{- end }}
 
@@ -59,9 +59,53 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- printf "nodes/%s" $wanted }}
 {{- end }}
 
-{{/* The device plugin's settings that only a restart applies. */}}
+{{/*
+The values of the device plugin for each pool of nodes, by the name of its component: `device-plugin` for all nodes
+without the label ascend-affinity.io/pool, and `device-plugin-<pool>` with the pool's overrides.
+*/}}
+{{- define "ascend-affinity.pluginPools" -}}
+{{- $common := omit .Values.devicePlugin "pools" "enabled" }}
+{{- $found := dict }}
+{{- if .Values.devicePlugin.enabled }}
+{{- $_ := set $found "device-plugin" $common }}
+{{- range $pool, $overrides := .Values.devicePlugin.pools }}
+{{- $_ := set $found (printf "device-plugin-%s" $pool) (mergeOverwrite (deepCopy $common) (deepCopy $overrides)) }}
+{{- end }}
+{{- end }}
+{{- toYaml $found }}
+{{- end }}
+
+{{/* The label whose value is the name of a node's pool. */}}
+{{- define "ascend-affinity.poolLabel" -}}
+ascend-affinity.io/pool
+{{- end }}
+
+{{/* The label that Node Feature Discovery gives to nodes with chips. */}}
+{{- define "ascend-affinity.discoveredLabel" -}}
+ascend-affinity.io/chips
+{{- end }}
+
+{{/* The affinity of the device plugin on nodes of no pool; takes (list $ $values). JSON. */}}
+{{- define "ascend-affinity.affinityOutsidePools" -}}
+{{- $root := index . 0 }}
+{{- $affinity := deepCopy ((index . 1).affinity | default dict) }}
+{{- with $root.Values.devicePlugin.pools }}
+{{- $outside := dict "key" (include "ascend-affinity.poolLabel" $root) "operator" "NotIn" "values" (keys . | sortAlpha) }}
+{{- $node := $affinity.nodeAffinity | default dict }}
+{{- $required := $node.requiredDuringSchedulingIgnoredDuringExecution | default dict }}
+{{- $terms := list }}
+{{- range $required.nodeSelectorTerms | default (list dict) }}
+{{- $terms = append $terms (set . "matchExpressions" (append (.matchExpressions | default list) $outside)) }}
+{{- end }}
+{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (set $required "nodeSelectorTerms" $terms) }}
+{{- $_ := set $affinity "nodeAffinity" $node }}
+{{- end }}
+{{- toJson $affinity }}
+{{- end }}
+
+{{/* The device plugin's settings that only a restart applies; takes the values of its pool. */}}
 {{- define "ascend-affinity.pluginFixedSettings" -}}
-{{- with .Values.devicePlugin }}
+{{- with . }}
 driver: {{ .driver.type }}
 {{- if eq .driver.type "simulated" }}
 simulated_state: /etc/ascend-affinity/chips/simulated.json
@@ -96,7 +140,7 @@ http_address: ":{{ .httpPort }}"
 {{/* The name of the Secret with the allocator's certificate. */}}
 {{- define "ascend-affinity.tlsSecretName" -}}
 {{- $made := printf "%s-tls" (include "ascend-affinity.componentName" (list . "allocator")) }}
-{{- ternary $made .Values.allocator.tls.secretName (eq .Values.allocator.tls.source "generated") }}
+{{- ternary .Values.allocator.tls.secretName $made (eq .Values.allocator.tls.source "secret") }}
 {{- end }}
 
 {{/* The name in the allocator's certificate that the API server and kube-scheduler verify. */}}
@@ -114,6 +158,9 @@ existing one is taken from the cluster, because an upgrade must not change the C
 {{- if $found }}
 {{- $_ := set .Values.allocator.tls "made" $found.data }}
 {{- else }}
+{{- if not (or .Values.allocator.tls.ephemeral (lookup "v1" "Service" "default" "kubernetes")) }}
+{{- fail "allocator.tls.source=generated needs a cluster: rendered without one (GitOps, helm template), every rendering would have another CA, and kube-scheduler would no longer trust the allocator. Use cert-manager or secret, or set allocator.tls.ephemeral=true only to look at the objects" }}
+{{- end }}
 {{- $name := include "ascend-affinity.serverName" . }}
 {{- $short := trimSuffix ".svc" $name }}
 {{- $authority := genCA (printf "%s-authority" (include "ascend-affinity.fullname" .)) 3650 }}
@@ -135,6 +182,18 @@ existing one is taken from the cluster, because an upgrade must not change the C
 {{- end }}
 {{- end }}
 
+{{/* Annotations of the webhooks; takes the root. With cert-manager, which injects the CA of its certificate. */}}
+{{- define "ascend-affinity.webhookAnnotations" -}}
+{{- $made := dict }}
+{{- if eq .Values.allocator.tls.source "cert-manager" }}
+{{- $_ := set $made "cert-manager.io/inject-ca-from" (printf "%s/%s" .Release.Namespace (include "ascend-affinity.tlsSecretName" .)) }}
+{{- end }}
+{{- with merge (deepCopy .Values.allocator.webhooks.annotations) $made }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* The user name of a program at the API server; takes (list $ component). */}}
 {{- define "ascend-affinity.user" -}}
 {{- printf "system:serviceaccount:%s:%s" (index . 0).Release.Namespace (include "ascend-affinity.serviceAccountName" .) }}
@@ -147,5 +206,5 @@ ascend-affinity.io/bindings
 
 {{/* Whether admission policies are installed: enabled in the values, and supported by the cluster. */}}
 {{- define "ascend-affinity.hasPolicies" -}}
-{{- if and .Values.allocator.policies.enabled (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}yes{{ end }}
+{{- if and .Values.allocator.enabled .Values.allocator.policies.enabled (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}yes{{ end }}
 {{- end }}
