@@ -15,6 +15,7 @@ from ascend.daemon.observable import Observable
 from ascend.errors import DriverError
 from device_plugin.driver import ChipState
 from device_plugin.driver.dcmi import DcmiDriver
+from device_plugin.driver.dcmi.link import LinkTool
 from device_plugin.driver.telemetry import Label, NotMeasured, Quantity, Reading
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.metrics import Metrics
@@ -23,6 +24,7 @@ from device_plugin.telemetry.meter import Meter
 from tests.dcmi import compiler
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910a, ascend_910b
+from tests.dcmi.test_link import tool
 from tests.device_plugin.api import until
 
 BUSY = {
@@ -42,9 +44,9 @@ BUSY = {
 class Rig:
     """Measures the fake's chips at the test's time."""
 
-    def __init__(self, fake: FakeDcmi, *, wait_s: float = 5.0) -> None:
+    def __init__(self, fake: FakeDcmi, *, wait_s: float = 5.0, links: LinkTool | None = None) -> None:
         self.fake = fake
-        self.driver = DcmiDriver()
+        self.driver = DcmiDriver(links=links)
         self.metrics = Metrics()
         self.time_s = 0.0
         self.snapshots: Observable[Snapshot | None] = Observable(Snapshot(self.driver.discover(), ()))
@@ -95,8 +97,8 @@ class Rig:
 
 
 @contextmanager
-def rig(fake: FakeDcmi, *, wait_s: float = 5.0) -> Iterator[Rig]:
-    made = Rig(fake, wait_s=wait_s)
+def rig(fake: FakeDcmi, *, wait_s: float = 5.0, links: LinkTool | None = None) -> Iterator[Rig]:
+    made = Rig(fake, wait_s=wait_s, links=links)
     try:
         yield made
     finally:
@@ -232,6 +234,24 @@ async def test_a_910a_is_not_asked_for_what_it_does_not_have(make_fake: MakeFake
         assert measured.values("npu_chip_info_overall_utilization") == {}
         assert measured.values("npu_chip_info_vector_utilization") == {}
         assert fake.calls()["dcmi_get_device_utilization_rate"] == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ('echo "link status: UP"', 1),
+        ('echo "link status: DOWN"', 0),
+        ('echo "link status: SLEEPY"', None),
+        ("exit 1", None),
+    ],
+)
+async def test_the_link_is_that_of_the_health_scan(
+    make_fake: MakeFake, tmp_path: Path, script: str, status: int | None
+) -> None:
+    links = LinkTool(tool(tmp_path, script), wait_s=10.0)
+    with rig(make_fake(ascend_910b(1)), links=links) as measured:
+        await measured.scrape(0.0)
+        assert measured.values("npu_chip_info_link_status") == ({} if status is None else {0: status})
 
 
 async def test_an_unsupported_value_is_absent_said_once_and_not_asked_for_again(make_fake: MakeFake) -> None:

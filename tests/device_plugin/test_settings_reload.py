@@ -11,8 +11,10 @@ from ascend.daemon.reload import SettingsReload
 from ascend.daemon.settings import SettingsSource
 from device_plugin import app as app_module
 from device_plugin.app import Plugin
+from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
 from device_plugin.settings import Settings
 from tests.device_plugin.api import running, until
+from tests.device_plugin.test_telemetry import by_chip, scrape, until_scraped
 from tests.device_plugin.whole import Whole, whole_node
 
 
@@ -57,6 +59,22 @@ async def test_a_changed_file_changes_injection_and_recovery(folder: Path) -> No
             # A shorter hold frees the chip at once.
             write(file, whole, injection="devices", recovery_hold_s=0)
             await until(lambda: plugin.order.advertised.value == 0xFF)
+
+
+async def test_a_shorter_interval_of_the_telemetry_takes_effect_at_once(folder: Path) -> None:
+    async with whole_node(folder) as whole:
+        file = folder / "settings.yaml"
+        write(file, whole, telemetry=True, telemetry_interval_s=300)
+        source = SettingsSource(Settings, "p", ["--config", str(file)])
+        plugin = Plugin(source.read(), source=source)
+        async with running(plugin.run()):
+            await until(lambda: whole.node.kubelet.allocatable("huawei.com/Ascend910") == 8)
+            measured = dict.fromkeys(range(8), 41.0)
+            assert by_chip((await scrape(plugin))["npu_chip_info_temperature"]) == measured
+            whole.node.edit_chip(3, telemetry=SimulatedTelemetry(temperature=77))
+            assert by_chip((await scrape(plugin))["npu_chip_info_temperature"]) == measured
+            write(file, whole, telemetry=True, telemetry_interval_s=0.5)
+            await until_scraped(plugin, "npu_chip_info_temperature", measured | {3: 77})
 
 
 async def test_a_bad_file_changes_nothing(folder: Path) -> None:

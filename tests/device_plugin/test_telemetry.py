@@ -86,11 +86,9 @@ async def measured_node(folder: Path, **changes: Any) -> AsyncIterator[tuple[Who
         yield whole, plugin
 
 
-def write(whole: Whole, **telemetry: Any) -> None:
+def measure(whole: Whole, **telemetry: Any) -> None:
     """Let chip 3 measure this."""
-    server = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
-    server.chips[3].telemetry = SimulatedTelemetry(**telemetry)
-    save_server(server, whole.node.state_file)
+    whole.node.edit_chip(3, telemetry=SimulatedTelemetry(**telemetry))
 
 
 async def until_scraped(plugin: Plugin, name: str, values: dict[int, float]) -> None:
@@ -188,27 +186,27 @@ async def test_each_chip_has_the_container_that_keeps_it(folder: Path) -> None:
 async def test_values_are_those_of_the_driver_and_absent_if_it_has_none(folder: Path) -> None:
     async with measured_node(folder) as (whole, plugin):
         assert by_chip((await scrape(plugin))["npu_chip_info_power"]) == dict.fromkeys(range(8), 92.5)
-        write(whole, power=301.5, temperature=71, utilization=99)
+        measure(whole, power=301.5, temperature=71, utilization=99)
         idle = dict.fromkeys(range(8), 0.0)
         await until_scraped(plugin, "npu_chip_info_utilization", idle | {3: 99})
         found = await scrape(plugin)
         assert by_chip(found["npu_chip_info_power"])[3] == 301.5
         assert by_chip(found["npu_chip_info_temperature"])[3] == 71
-        write(whole, power=None)
+        measure(whole, power=None)
         del idle[3]
         await until_scraped(plugin, "npu_chip_info_power", dict.fromkeys(idle, 92.5))
         assert not plugin.metrics.registry.get_sample_value("ascend_dp_telemetry_failures_total", {"value": "power"})
-        write(whole, error="simulated: out of order")
+        measure(whole, error="simulated: out of order")
         await until_scraped(plugin, "npu_chip_info_utilization", idle)
         assert plugin.metrics.registry.get_sample_value("ascend_dp_telemetry_failures_total", {"value": "utilization"})
-        write(whole)
+        measure(whole)
         await until_scraped(plugin, "npu_chip_info_utilization", idle | {3: 0})
 
 
 async def test_a_chip_whose_measuring_hangs_is_healthy_allocated_and_ends_with_the_plugin(folder: Path) -> None:
     async with measured_node(folder) as (whole, plugin):
         await scrape(plugin)
-        write(whole, delay_s=3600)
+        measure(whole, delay_s=3600)
         await until_scraped(plugin, "npu_chip_info_power", {chip: 92.5 for chip in range(8) if chip != 3})
         await whole.bind("train", 2, 3)
         await whole.claimed("train")
