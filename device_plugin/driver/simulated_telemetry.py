@@ -21,10 +21,13 @@ class SimulatedTelemetry(msgspec.Struct, forbid_unknown_fields=True):
     overall_utilization: float | None = 0.0
     vector_utilization: float | None = 0.0
     hbm_used_memory: float | None = 3072.0
+    hbm_utilization: float | None = 5.0
     hbm_temperature: float | None = 38.0
     hbm_bandwidth_utilization: float | None = 0.0
     temperature: float | None = 41.0
     power: float | None = 92.5
+    voltage: float | None = 0.9
+    aicore_current_freq: float | None = 1000.0
     error: str = ""
     delay_s: Delay = 0.0
 
@@ -50,10 +53,13 @@ class SimulatedTelemetry(msgspec.Struct, forbid_unknown_fields=True):
             Quantity.VECTOR_UTILIZATION: self.vector_utilization,
             Quantity.HBM_USED_MEMORY: self.hbm_used_memory,
             Quantity.HBM_TOTAL_MEMORY: float(hbm_mb),
+            Quantity.HBM_UTILIZATION: self.hbm_utilization,
             Quantity.HBM_TEMPERATURE: self.hbm_temperature,
             Quantity.HBM_BANDWIDTH_UTILIZATION: self.hbm_bandwidth_utilization,
             Quantity.TEMPERATURE: self.temperature,
             Quantity.POWER: self.power,
+            Quantity.VOLTAGE: self.voltage,
+            Quantity.FREQUENCY: self.aicore_current_freq,
             Quantity.HEALTH: float(is_healthy),
             Quantity.NETWORK: float(network_is_healthy),
         }

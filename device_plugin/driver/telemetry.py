@@ -16,8 +16,11 @@ class Reading(StrEnum):
     OVERALL_UTILIZATION = "overall_utilization"
     VECTOR_UTILIZATION = "vector_utilization"
     HBM = "hbm"
+    HBM_UTILIZATION = "hbm_utilization"
     TEMPERATURE = "temperature"
     POWER = "power"
+    VOLTAGE = "voltage"
+    FREQUENCY = "aicore_current_freq"
     HEALTH = "health_status"
     NETWORK = "network_status"
 
@@ -38,10 +41,13 @@ class Quantity(StrEnum):
     VECTOR_UTILIZATION = "vector_utilization"  # percent
     HBM_USED_MEMORY = "hbm_used_memory"  # MB
     HBM_TOTAL_MEMORY = "hbm_total_memory"  # MB
+    HBM_UTILIZATION = "hbm_utilization"  # percent
     HBM_TEMPERATURE = "hbm_temperature"  # °C
     HBM_BANDWIDTH_UTILIZATION = "hbm_bandwidth_utilization"  # percent
     TEMPERATURE = "temperature"  # °C
     POWER = "power"  # W
+    VOLTAGE = "voltage"  # V
+    FREQUENCY = "aicore_current_freq"  # MHz, of the AI cores
     HEALTH = "health_status"  # 1 healthy, 0 not
     NETWORK = "network_status"  # 1 healthy, 0 not
 
@@ -70,10 +76,13 @@ _LIMITS: Final[Mapping[Quantity, tuple[float, float]]] = {
     Quantity.VECTOR_UTILIZATION: _PERCENT,
     Quantity.HBM_USED_MEMORY: _MB,
     Quantity.HBM_TOTAL_MEMORY: (1.0, _MB[1]),
+    Quantity.HBM_UTILIZATION: _PERCENT,
     Quantity.HBM_TEMPERATURE: _CELSIUS,
     Quantity.HBM_BANDWIDTH_UTILIZATION: _PERCENT,
     Quantity.TEMPERATURE: _CELSIUS,
     Quantity.POWER: (0.0, 10_000.0),
+    Quantity.VOLTAGE: (0.0, 100.0),
+    Quantity.FREQUENCY: (0.0, 100_000.0),
     Quantity.HEALTH: _FLAG,
     Quantity.NETWORK: _FLAG,
 }

@@ -26,6 +26,7 @@ _OF_CHIPS: Final[dict[Quantity, tuple[str, str]]] = {
     Quantity.VECTOR_UTILIZATION: ("npu_chip_info_vector_utilization", "Utilization of its vector cores in percent"),
     Quantity.HBM_USED_MEMORY: ("npu_chip_info_hbm_used_memory", "Used memory of the chip in MB"),
     Quantity.HBM_TOTAL_MEMORY: ("npu_chip_info_hbm_total_memory", "Memory of the chip in MB"),
+    Quantity.HBM_UTILIZATION: ("npu_chip_info_hbm_utilization", "Utilization of the memory in percent"),
     Quantity.HBM_TEMPERATURE: ("npu_chip_info_hbm_temperature", "Temperature of the chip's memory in °C"),
     Quantity.HBM_BANDWIDTH_UTILIZATION: (
         "npu_chip_info_hbm_bandwidth_utilization",
@@ -33,6 +34,8 @@ _OF_CHIPS: Final[dict[Quantity, tuple[str, str]]] = {
     ),
     Quantity.TEMPERATURE: ("npu_chip_info_temperature", "Temperature of the chip in °C"),
     Quantity.POWER: ("npu_chip_info_power", "Power of the chip in W"),
+    Quantity.VOLTAGE: ("npu_chip_info_voltage", "Voltage of the chip in V"),
+    Quantity.FREQUENCY: ("npu_chip_info_aicore_current_freq", "Frequency of the AI cores in MHz"),
     Quantity.HEALTH: ("npu_chip_info_health_status", "Health of the chip as the driver rates it: 1 healthy, 0 not"),
     Quantity.NETWORK: (
         "npu_chip_info_network_status",

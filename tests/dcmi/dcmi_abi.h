@@ -20,7 +20,8 @@ enum {
 };
 
 enum { DCMI_ROCE_PORT = 1 };
-enum { DCMI_UTIL_AI_CORE = 2, DCMI_UTIL_VECTOR = 12, DCMI_UTIL_OVERALL = 13 };
+enum { DCMI_UTIL_AI_CORE = 2, DCMI_UTIL_HBM = 6, DCMI_UTIL_VECTOR = 12, DCMI_UTIL_OVERALL = 13 };
+enum { DCMI_FREQUENCY_AI_CORE = 7 };
 enum { DCMI_VDIE = 1 };
 enum { DCMI_IP_V4 = 0, DCMI_IP_V6 = 1 };
 enum { DCMI_CMD_CHIP = 12, DCMI_SUB_SUPER_POD = 1 };
@@ -171,6 +172,8 @@ int dcmi_get_device_errorcode_v2(int card, int device, int *count, unsigned int 
 int dcmi_get_device_utilization_rate(int card, int device, int kind, unsigned int *percent);
 int dcmi_get_device_temperature(int card, int device, int *temperature);
 int dcmi_get_device_power_info(int card, int device, int *power);
+int dcmi_get_device_voltage(int card, int device, unsigned int *voltage);
+int dcmi_get_device_frequency(int card, int device, int kind, unsigned int *frequency);
 int dcmi_get_device_network_health(int card, int device, unsigned int *result);
 int dcmi_get_device_die_v2(int card, int device, int type, struct die_id *die);
 int dcmi_set_multi_die_policy(int policy);

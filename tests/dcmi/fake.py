@@ -48,10 +48,13 @@ class FakeChip:
     vector: int = 0
     overall: int = 0
     hbm_used: int = 3072
+    hbm_percent: int = 5
     hbm_temp: int = 38
     hbm_rate: int = 0
     temperature: int = 41
     power: int = 925
+    voltage: int = 90
+    frequency: int = 1000
     network: int = 0
     die: str = ""
     health: int = 0

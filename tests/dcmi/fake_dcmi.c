@@ -10,8 +10,10 @@
  *       ip=                                 of its RoCE port, IPv4 or IPv6; if absent, the call fails
  *       sdid= pod= server=                  its place in a SuperPod; without pod, the call fails
  *       utilization= vector= overall=       percent
- *       hbm_used= hbm_temp= hbm_rate=       MB, °C, percent
+ *       hbm_used= hbm_percent=              MB, percent
+ *       hbm_temp= hbm_rate=                 °C, percent
  *       temperature= power= network=        °C, tenths of a watt, result of the network's probe
+ *       voltage= frequency=                 hundredths of a volt, MHz
  *       die=HEX                             the first part of its die's id
  *       affinity= bdf=                      CPUs as 0-23; PCI address as 0000:c1:00.0; if absent, the call fails
  *       health=                             minimum of dcmi_get_device_health, which is that of the worst fault; a
@@ -105,6 +107,8 @@
     X(dcmi_get_device_utilization_rate)                                                                                \
     X(dcmi_get_device_temperature)                                                                                     \
     X(dcmi_get_device_power_info)                                                                                      \
+    X(dcmi_get_device_voltage)                                                                                         \
+    X(dcmi_get_device_frequency)                                                                                       \
     X(dcmi_get_device_network_health)                                                                                  \
     X(dcmi_get_device_die_v2)                                                                                          \
     X(dcmi_set_multi_die_policy)                                                                                       \
@@ -130,7 +134,7 @@ struct chip {
     char name[32], npu_name[32];
     uint32_t board, aicores, health;
     uint64_t hbm, hbm_used;
-    uint32_t utilization, vector, overall, hbm_rate, network, die;
+    uint32_t utilization, vector, overall, hbm_percent, hbm_rate, network, die, voltage, frequency;
     int hbm_temp, temperature, power;
     char ip[64], affinity[64], bdf[32];
     bool in_pod, dropped, absent, lost;
@@ -226,6 +230,9 @@ static bool read_chip_key(struct chip *chip, const char *key, char *value) {
     else if (!strcmp(key, "utilization")) chip->utilization = (uint32_t)strtoul(value, NULL, 0);
     else if (!strcmp(key, "vector")) chip->vector = (uint32_t)strtoul(value, NULL, 0);
     else if (!strcmp(key, "overall")) chip->overall = (uint32_t)strtoul(value, NULL, 0);
+    else if (!strcmp(key, "hbm_percent")) chip->hbm_percent = (uint32_t)strtoul(value, NULL, 0);
+    else if (!strcmp(key, "voltage")) chip->voltage = (uint32_t)strtoul(value, NULL, 0);
+    else if (!strcmp(key, "frequency")) chip->frequency = (uint32_t)strtoul(value, NULL, 0);
     else if (!strcmp(key, "temperature")) chip->temperature = atoi(value);
     else if (!strcmp(key, "power")) chip->power = atoi(value);
     else if (!strcmp(key, "network")) chip->network = (uint32_t)strtoul(value, NULL, 0);
@@ -650,6 +657,7 @@ EXPORT int dcmi_get_device_utilization_rate(int card, int device, int kind, unsi
     struct chip chip;
     BEGIN(dcmi_get_device_utilization_rate, card, device, &chip);
     if (kind == DCMI_UTIL_AI_CORE) *percent = chip.utilization;
+    else if (kind == DCMI_UTIL_HBM) *percent = chip.hbm_percent;
     else if (kind == DCMI_UTIL_VECTOR) *percent = chip.vector;
     else if (kind == DCMI_UTIL_OVERALL) *percent = chip.overall;
     else return DCMI_INVALID_PARAMETER;
@@ -667,6 +675,21 @@ EXPORT int dcmi_get_device_power_info(int card, int device, int *power) {
     struct chip chip;
     BEGIN(dcmi_get_device_power_info, card, device, &chip);
     *power = chip.power;
+    return DCMI_OK;
+}
+
+EXPORT int dcmi_get_device_voltage(int card, int device, unsigned int *voltage) {
+    struct chip chip;
+    BEGIN(dcmi_get_device_voltage, card, device, &chip);
+    *voltage = chip.voltage;
+    return DCMI_OK;
+}
+
+EXPORT int dcmi_get_device_frequency(int card, int device, int kind, unsigned int *frequency) {
+    struct chip chip;
+    BEGIN(dcmi_get_device_frequency, card, device, &chip);
+    if (kind != DCMI_FREQUENCY_AI_CORE) return DCMI_INVALID_PARAMETER;
+    *frequency = chip.frequency;
     return DCMI_OK;
 }
 

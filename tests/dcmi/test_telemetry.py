@@ -36,9 +36,16 @@ BUSY = {
     "hbm_rate": 44,
     "temperature": 63,
     "power": 3124,
+    "voltage": 87,
+    "frequency": 1800,
+    "hbm_percent": 92,
     "bdf": "0000:c1:00.0",
     "die": "6E40C1A2",
 }
+
+
+BEHIND = (Reading.POWER, Reading.VOLTAGE, Reading.FREQUENCY, Reading.HEALTH)
+"""The reading of power, and those after it in its thread."""
 
 
 class Rig:
@@ -122,6 +129,9 @@ async def test_the_samples_are_those_of_npu_exporter_on_the_same_library(make_fa
             hbm_rate=60 + number,
             temperature=70 + number,
             power=3000 + number,
+            voltage=80 + number,
+            frequency=1000 + number,
+            hbm_percent=90 + number,
             bdf=f"0000:{0xC0 + number:02x}:00.0",
             die="6E40C1A2",
             codes=(0x80E18402, 0x81078603) if number == 2 else (),
@@ -161,6 +171,9 @@ def test_every_reading_has_the_drivers_values(make_fake: MakeFake) -> None:
         Quantity.HBM_BANDWIDTH_UTILIZATION: 44,
         Quantity.TEMPERATURE: 63,
         Quantity.POWER: 312.4,
+        Quantity.VOLTAGE: 0.87,
+        Quantity.FREQUENCY: 1800,
+        Quantity.HBM_UTILIZATION: 92,
         Quantity.HEALTH: 1,
         Quantity.NETWORK: 1,
     }
@@ -233,7 +246,7 @@ async def test_a_910a_is_not_asked_for_what_it_does_not_have(make_fake: MakeFake
         assert measured.values("npu_chip_info_utilization") == {0: 0, 1: 0}
         assert measured.values("npu_chip_info_overall_utilization") == {}
         assert measured.values("npu_chip_info_vector_utilization") == {}
-        assert fake.calls()["dcmi_get_device_utilization_rate"] == 2
+        assert fake.calls()["dcmi_get_device_utilization_rate"] == 2 * 2  # AI cores and memory
 
 
 @pytest.mark.parametrize(
@@ -298,6 +311,9 @@ async def test_a_value_that_fails_is_absent_counted_and_back_with_the_driver(mak
         ({"temperature": 0x7FFF}, {"temperature"}),
         ({"temperature": -275}, {"temperature"}),
         ({"power": -1}, {"power"}),
+        ({"voltage": 0xFFFFFFFF}, {"voltage"}),
+        ({"frequency": 0x80000000}, {"aicore_current_freq"}),
+        ({"hbm_percent": 101}, {"hbm_utilization"}),
         ({"power": 0x7FFFFFFF}, {"power"}),
         ({"hbm_used": 70000}, {"hbm_used_memory", "hbm_total_memory"}),
         ({"hbm_used": (1 << 64) - 1}, {"hbm_used_memory"}),
@@ -317,7 +333,8 @@ async def test_an_absurd_value_is_absent_and_counted(
         for quantity in Quantity:
             found = measured.values(f"npu_chip_info_{quantity}")
             assert found.keys() == ({0} if quantity in missing else {0, 1}), quantity
-        reading = next(each for each in Reading if next(iter(missing)).startswith(each))
+        name = next(iter(missing))
+        reading = Reading(name) if name in set(Reading) else Reading.HBM
         assert measured.failures(reading) == 1
 
 
@@ -330,7 +347,7 @@ async def test_a_call_that_hangs_costs_only_the_values_behind_it(make_fake: Make
         with fake.hang("dcmi_get_device_power_info", card=1):
             for number in range(1, 6):
                 await measured.scrape(5.0 * number)
-                await until(lambda: measured.pending() <= {(1, Reading.POWER), (1, Reading.HEALTH)})
+                await until(lambda: measured.pending() <= {(1, each) for each in BEHIND})
                 assert measured.values("npu_chip_info_power").keys() == {0, 2}
                 assert measured.values("npu_chip_info_network_status").keys() == {0, 1, 2}
                 # The call before the hanging one was made once; afterwards there is none for this chip.
@@ -426,10 +443,12 @@ async def test_however_many_scrape_each_value_is_read_once_in_an_interval(make_f
         after = fake.calls()
         rounds = {name: (after[name] - before[name]) / 8 for name in after if after[name] != before[name]}
         assert rounds == {
-            "dcmi_get_device_utilization_rate": 9,  # of three kinds
+            "dcmi_get_device_utilization_rate": 12,  # of four kinds
             "dcmi_get_device_hbm_info": 3,
             "dcmi_get_device_temperature": 3,
             "dcmi_get_device_power_info": 3,
+            "dcmi_get_device_voltage": 3,
+            "dcmi_get_device_frequency": 3,
             "dcmi_get_device_health": 3,
             "dcmi_get_device_network_health": 3,
             "dcmi_get_device_chip_info_v2": 1,

@@ -13,10 +13,16 @@ from device_plugin.driver.telemetry import Label, NotMeasured, Quantity, Reading
 T = TypeVar("T")
 
 _VDIE = 1
-_PER_WATT = 10
+_PER_WATT, _PER_VOLT = 10, 100
+_AI_CORE_FREQUENCY = 7
 _NETWORK_OK, _NETWORK_INIT = 0, 6
 
-_KINDS: Final = {Reading.UTILIZATION: 2, Reading.VECTOR_UTILIZATION: 12, Reading.OVERALL_UTILIZATION: 13}
+_KINDS: Final = {
+    Reading.UTILIZATION: 2,
+    Reading.HBM_UTILIZATION: 6,
+    Reading.VECTOR_UTILIZATION: 12,
+    Reading.OVERALL_UTILIZATION: 13,
+}
 """What ``dcmi_get_device_utilization_rate`` is asked for."""
 
 _INT, _UINT = ctypes.POINTER(c_int), ctypes.POINTER(c_uint32)
@@ -29,6 +35,8 @@ class MeasuringCalls(Calls):
         "dcmi_get_device_utilization_rate": (c_int, c_int, c_int, _UINT),
         "dcmi_get_device_temperature": (c_int, c_int, _INT),
         "dcmi_get_device_power_info": (c_int, c_int, _INT),
+        "dcmi_get_device_voltage": (c_int, c_int, _UINT),
+        "dcmi_get_device_frequency": (c_int, c_int, c_int, _UINT),
         "dcmi_get_device_network_health": (c_int, c_int, _UINT),
         "dcmi_get_device_die_v2": (c_int, c_int, c_int, c_void_p),
     }
@@ -65,18 +73,17 @@ class MeasuringCalls(Calls):
                 value = self._number("dcmi_get_device_temperature", chip)
             case Reading.POWER:
                 value = self._number("dcmi_get_device_power_info", chip) / _PER_WATT
+            case Reading.VOLTAGE:
+                value = self._unsigned("dcmi_get_device_voltage", chip) / _PER_VOLT
+            case Reading.FREQUENCY:
+                value = self._unsigned("dcmi_get_device_frequency", chip, _AI_CORE_FREQUENCY)
             case Reading.HEALTH:
                 value = self._health(chip)
             case Reading.NETWORK:
                 value = self._network(chip)
-            case Reading.UTILIZATION | Reading.OVERALL_UTILIZATION | Reading.VECTOR_UTILIZATION:
-                value = self._utilization(chip, _KINDS[reading])
+            case _:
+                value = self._unsigned("dcmi_get_device_utilization_rate", chip, _KINDS[reading])
         return {Quantity(reading): value}
-
-    def _utilization(self, chip: Place, kind: int) -> float:
-        percent = c_uint32()
-        self._call("dcmi_get_device_utilization_rate", *chip, kind, byref(percent), target=chip)
-        return float(percent.value)
 
     def _hbm(self, chip: Place) -> Values:
         info = HbmInfo()
@@ -93,6 +100,11 @@ class MeasuringCalls(Calls):
         self._call(function, *chip, byref(number), target=chip)
         return float(number.value)
 
+    def _unsigned(self, function: str, chip: Place, *kind: int) -> float:
+        number = c_uint32()
+        self._call(function, *chip, *kind, byref(number), target=chip)
+        return float(number.value)
+
     def _health(self, chip: Place) -> float:
         try:
             return float(self.health(chip) == 0)
@@ -102,9 +114,7 @@ class MeasuringCalls(Calls):
             raise
 
     def _network(self, chip: Place) -> float:
-        result = c_uint32()
-        self._call("dcmi_get_device_network_health", *chip, byref(result), target=chip)
-        return float(result.value in {_NETWORK_OK, _NETWORK_INIT})
+        return float(self._unsigned("dcmi_get_device_network_health", chip) in {_NETWORK_OK, _NETWORK_INIT})
 
     def _model_name(self, chip: Place) -> str:
         info = self._chip_info(chip)
