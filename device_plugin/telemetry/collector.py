@@ -91,6 +91,7 @@ class ChipMetrics(Collector):
         found = holders(self._handovers)
         chips = self._meter.chips
         for chip in chips:
+            chip.take_over()
             if chip.is_identified:
                 self._add(families, chip, found.get(chip.facts.phy_id, NOBODY))
         if chips:

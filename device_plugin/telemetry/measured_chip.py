@@ -1,10 +1,12 @@
 """The values of one chip, which are read in rounds, in threads of their own."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
+from ascend.errors import AscendError, DriverError
 from device_plugin.chips.call_thread import CallThread
 from device_plugin.driver import ChipFacts
 from device_plugin.driver.telemetry import Label, MeasuringDriver, NotMeasured, Quantity, Reading, Values, plausible
@@ -16,6 +18,8 @@ SLOW: Final = frozenset({Reading.NETWORK})
 """Readings for which the driver can take seconds (docs/spec/telemetry.md#driver-calls): the others do not wait."""
 
 Item: TypeAlias = Label | Reading
+
+_Outcome: TypeAlias = str | Values | AscendError
 
 
 class Witness(Protocol):
@@ -39,12 +43,12 @@ class MeasuredChip:
     """
 
     def __init__(self, driver: MeasuringDriver, facts: ChipFacts, witness: Witness, now_s: Callable[[], float]) -> None:
-        self._driver = driver
         self.facts = facts
         self._witness = witness
         self._now_s = now_s
-        self._fast = _Lane(f"telemetry {facts.phy_id}")
-        self._slow = _Lane(f"telemetry {facts.phy_id} slow")
+        name = f"telemetry {facts.phy_id}"
+        self.lanes: Final = (Lane(driver, name), Lane(driver, f"{name} slow"))
+        """The thread for fast readings, and the one for slow ones."""
         self._values: dict[Quantity, float] = {}  # of the present round
         self._labels: dict[Label, str] = {}
         self._failing: set[Item] = set()
@@ -57,6 +61,7 @@ class MeasuredChip:
             facts: the chip as last discovered.
             readings: those to take.
         """
+        self.take_over()
         if facts != self.facts:
             self.facts = facts
             self._labels.clear()
@@ -66,67 +71,44 @@ class MeasuredChip:
         self._missing = {item: at_s for item, at_s in self._missing.items() if now_s - at_s < ASK_AGAIN_S}
         labels = [label for label in Label if label not in self._labels]
         # The driver has no place for a chip whose card it does not list.
-        items: list[Item] = [*labels, *readings] if facts.is_listed else []
-        self._begin(self._fast, [each for each in items if each not in SLOW])
-        self._begin(self._slow, [each for each in items if each in SLOW])
+        wanted: list[Item] = [*labels, *readings] if facts.is_listed else []
+        items = [each for each in wanted if each not in self._missing]
+        for lane, own in zip(self.lanes, (set(items) - SLOW, SLOW), strict=True):
+            hanging = lane.begin(facts, [each for each in items if each in own])
+            if hanging is not None:
+                self._fail(hanging, "an earlier call has not returned")
 
-    def _begin(self, lane: "_Lane", items: Iterable[Item]) -> None:
-        hanging = lane.current
-        lane.is_late = hanging is not None
-        if hanging is not None:
-            self._fail(hanging, "an earlier call has not returned")
-            return
-        for item in items:
-            if item not in self._missing:
-                lane.calls[item] = self._call(lane, item)
+    @property
+    def pending(self) -> list[asyncio.Future[None]]:
+        """The work of this round that has not ended; not that of an earlier round, which hangs."""
+        return [lane.work for lane in self.lanes if lane.work is not None and lane.remaining and not lane.is_late]
 
-    def _call(self, lane: "_Lane", item: Item) -> "asyncio.Future[str] | asyncio.Future[Values]":
-        chip = self.facts
-        if isinstance(item, Label):
-            described = lane.thread.call(partial(self._driver.describe, chip, item))
-            described.add_done_callback(partial(self._described, lane, chip, item))
-            return described
-        measured = lane.thread.call(partial(self._driver.measure, chip, item))
-        measured.add_done_callback(partial(self._measured, lane, item))
-        return measured
+    def take_over(self) -> None:
+        """Take over what was read since the last time."""
+        for lane in self.lanes:
+            while lane.outcomes:
+                self._settle(*lane.outcomes.popleft())
 
-    def _described(self, lane: "_Lane", chip: ChipFacts, label: Label, call: "asyncio.Future[str]") -> None:
-        del lane.calls[label]
-        if self._succeeded(label, call) and chip == self.facts:
-            self._labels[label] = call.result()
-            self._failing.discard(label)
-
-    def _measured(self, lane: "_Lane", reading: Reading, call: "asyncio.Future[Values]") -> None:
-        del lane.calls[reading]
-        if not self._succeeded(reading, call):
-            return
-        values, problem = plausible(call.result())
-        self._values |= values
-        if problem:
-            self._fail(reading, problem)
-        else:
-            self._failing.discard(reading)
-
-    def _succeeded(self, item: Item, call: "asyncio.Future[str] | asyncio.Future[Values]") -> bool:
-        if call.cancelled():
-            return False
-        error = call.exception()
-        if isinstance(error, NotMeasured):
+    def _settle(self, chip: ChipFacts, item: Item, outcome: _Outcome) -> None:
+        if isinstance(outcome, NotMeasured):
             self._missing[item] = self._now_s()
-            self._witness.not_measured(self.facts, item, str(error))
-        elif error is not None:
-            self._fail(item, str(error))
-        return error is None
+            self._witness.not_measured(chip, item, outcome.message)
+        elif isinstance(outcome, AscendError):
+            self._fail(item, outcome.message)
+        elif isinstance(item, Reading) and not isinstance(outcome, str):
+            values, problem = plausible(outcome)
+            self._values |= values
+            if problem:
+                self._fail(item, problem)
+            else:
+                self._failing.discard(item)
+        elif isinstance(item, Label) and isinstance(outcome, str) and chip == self.facts:
+            self._labels[item] = outcome
+            self._failing.discard(item)
 
     def _fail(self, item: Item, problem: str) -> None:
         self._witness.failed(self.facts, item, problem, is_first=item not in self._failing)
         self._failing.add(item)
-
-    @property
-    def pending(self) -> "list[asyncio.Future[str] | asyncio.Future[Values]]":
-        """The calls of this round that have not returned; not those of an earlier round, which hang."""
-        lanes = [lane for lane in (self._fast, self._slow) if not lane.is_late]
-        return [call for lane in lanes for call in lane.calls.values()]
 
     @property
     def is_identified(self) -> bool:
@@ -143,22 +125,62 @@ class MeasuredChip:
 
     def close(self) -> None:
         """End the threads, without waiting for a call that hangs."""
-        self._fast.thread.close()
-        self._slow.thread.close()
+        for lane in self.lanes:
+            lane.close()
 
 
-class _Lane:
-    """A thread, and its calls in their order, until their values were taken over.
+class Lane:
+    """A thread that takes readings, one after another; what it has read is there at once, whatever hangs afterwards.
 
-    ``is_late``: they are of an earlier round than the present one.
+    Args:
+        driver: measures the chip.
+        name: of the thread.
     """
 
-    def __init__(self, name: str) -> None:
-        self.thread = CallThread(name)
-        self.calls: dict[Item, asyncio.Future[str] | asyncio.Future[Values]] = {}
+    def __init__(self, driver: MeasuringDriver, name: str) -> None:
+        self._driver = driver
+        self._thread = CallThread(name)
+        self._items: Sequence[Item] = ()
+        self._done = 0
+        self.work: asyncio.Future[None] | None = None
+        """Ends when all readings of the round are taken; None before the first round."""
         self.is_late = False
+        """Whether ``work`` is of an earlier round."""
+        self.outcomes: deque[tuple[ChipFacts, Item, _Outcome]] = deque()
+        """What was read, and what could not be."""
 
     @property
-    def current(self) -> Item | None:
-        """What is being read; None if all calls have returned."""
-        return next(iter(self.calls), None)
+    def remaining(self) -> Sequence[Item]:
+        """What is being read and what comes after it; empty as soon as all outcomes are there."""
+        return self._items[self._done :]
+
+    def begin(self, chip: ChipFacts, items: Sequence[Item]) -> Item | None:
+        """Take readings, unless an earlier round has not ended; return what that is reading."""
+        if hanging := self.remaining:
+            self.is_late = True
+            return hanging[0]
+        self.is_late = False
+        if items:
+            self._items, self._done = items, 0
+            self.work = self._thread.call(partial(self._run, chip, items))
+        return None
+
+    def close(self) -> None:
+        """End the thread once its present call returns."""
+        self._thread.close()
+
+    def _run(self, chip: ChipFacts, items: Sequence[Item]) -> None:
+        """Runs in the thread."""
+        for item in items:
+            self.outcomes.append((chip, item, self._read(chip, item)))
+            self._done += 1
+
+    def _read(self, chip: ChipFacts, item: Item) -> _Outcome:
+        try:
+            if isinstance(item, Label):
+                return self._driver.describe(chip, item)
+            return self._driver.measure(chip, item)
+        except AscendError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever a driver binding raises, the other readings are taken
+            return DriverError(f"{type(error).__name__}: {error}")

@@ -75,8 +75,9 @@ class Rig:
 
     def pending(self) -> set[tuple[int, str]]:
         """The calls that have not returned: chip and reading."""
-        lanes = ((chip.facts.phy_id, lane) for chip in self.meter.chips for lane in (chip._fast, chip._slow))
-        return {(phy_id, item) for phy_id, lane in lanes for item in lane.calls}
+        return {
+            (chip.facts.phy_id, item) for chip in self.meter.chips for lane in chip.lanes for item in lane.remaining
+        }
 
     async def scrape(self, at_s: float) -> None:
         self.time_s = at_s
