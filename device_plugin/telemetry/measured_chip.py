@@ -59,7 +59,7 @@ class MeasuredChip:
 
         Args:
             facts: the chip as last discovered.
-            readings: those to take.
+            readings: those to take; none for a chip that must be left alone.
         """
         self.take_over()
         if facts != self.facts:
@@ -71,7 +71,7 @@ class MeasuredChip:
         self._missing = {item: at_s for item, at_s in self._missing.items() if now_s - at_s < ASK_AGAIN_S}
         labels = [label for label in Label if label not in self._labels]
         # The driver has no place for a chip whose card it does not list.
-        wanted: list[Item] = [*labels, *readings] if facts.is_listed else []
+        wanted: list[Item] = [*labels, *readings] if readings and facts.is_listed else []
         items = [each for each in wanted if each not in self._missing]
         for lane, own in zip(self.lanes, (set(items) - SLOW, SLOW), strict=True):
             hanging = lane.begin(facts, [each for each in items if each in own])

@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from ascend.chips import chip_name
+from ascend.chips import ChipSet, chip_name
 from ascend.daemon.observable import Observable
 from device_plugin.driver import ChipFacts, ChipType, Inventory
 from device_plugin.driver.telemetry import NOT_ON, MeasuringDriver, Reading
@@ -33,6 +33,7 @@ class Meter:
         snapshots: has the server as last discovered.
         metrics: counts values that could not be read.
         interval_s: for this time values are kept, however many scrapes there are.
+        off_limits: returns the chips that must not be used now, because they are being reset.
         wait_s: how long a scrape waits for values.
         now_s: a monotonic clock.
     """
@@ -44,6 +45,7 @@ class Meter:
         metrics: Metrics,
         *,
         interval_s: float,
+        off_limits: Callable[[], ChipSet] = lambda: 0,
         wait_s: float = WAIT_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,6 +53,7 @@ class Meter:
         self._snapshots = snapshots
         self._metrics = metrics
         self.interval_s = interval_s
+        self._off_limits = off_limits
         self._wait_s = wait_s
         self._now_s = now_s
         self._began_s = float("-inf")
@@ -64,8 +67,9 @@ class Meter:
         now_s = self._now_s()
         if now_s - self._began_s >= self.interval_s:
             self._began_s = now_s
+            off_limits = self._off_limits()
             for facts in self._server.chips:
-                self._begin(facts, self._server.chip_type)
+                self._begin(facts, self._server.chip_type, is_off_limits=bool(off_limits >> facts.phy_id & 1))
         pending = [call for chip in self.chips for call in chip.pending]
         left_s = self._began_s + self._wait_s - now_s
         if pending and left_s > 0:
@@ -99,8 +103,9 @@ class Meter:
         snapshot = self._snapshots.value
         return snapshot.server if snapshot is not None else None
 
-    def _begin(self, facts: ChipFacts, kind: ChipType) -> None:
+    def _begin(self, facts: ChipFacts, kind: ChipType, *, is_off_limits: bool) -> None:
         chip = self._chips.get(facts.phy_id)
         if chip is None:
             chip = self._chips[facts.phy_id] = MeasuredChip(self._driver, facts, self, self._now_s)
-        chip.begin(facts, [each for each in Reading if kind not in NOT_ON.get(each, ())])
+        readings = () if is_off_limits else [each for each in Reading if kind not in NOT_ON.get(each, ())]
+        chip.begin(facts, readings)

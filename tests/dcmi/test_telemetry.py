@@ -56,9 +56,16 @@ class Rig:
         self.driver = DcmiDriver(links=links)
         self.metrics = Metrics()
         self.time_s = 0.0
+        self.off_limits = 0
         self.snapshots: Observable[Snapshot | None] = Observable(Snapshot(self.driver.discover(), ()))
         self.meter = Meter(
-            self.driver, self.snapshots, self.metrics, interval_s=5.0, wait_s=wait_s, now_s=lambda: self.time_s
+            self.driver,
+            self.snapshots,
+            self.metrics,
+            interval_s=5.0,
+            off_limits=lambda: self.off_limits,
+            wait_s=wait_s,
+            now_s=lambda: self.time_s,
         )
         self._registry = CollectorRegistry()
         self._chips = {chip.phy_id: chip for chip in self.driver.discover().chips}
@@ -429,6 +436,22 @@ async def test_a_card_that_the_driver_does_not_list_has_no_values_until_it_does(
         fake.chip(1).dropped = False
         measured.snapshots.set(Snapshot(measured.driver.discover(anew=True), ()))
         await measured.scrape(10.0)
+        assert measured.values("npu_chip_info_power").keys() == {0, 1, 2}
+
+
+async def test_a_chip_that_is_being_reset_is_left_alone(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(3))
+    with rig(fake) as measured:
+        measured.off_limits = 0b010
+        for number in range(3):
+            await measured.scrape(5.0 * number)
+            assert measured.values("npu_chip_info_power").keys() == {0, 2}
+        assert fake.calls()["dcmi_get_device_power_info"] == 3 * 2
+        assert fake.calls()["dcmi_get_device_die_v2"] == 2
+        assert measured.machine("machine_unknown_npu_nums") == 1
+        assert measured.failures("power") == 0
+        measured.off_limits = 0
+        await measured.scrape(15.0)
         assert measured.values("npu_chip_info_power").keys() == {0, 1, 2}
 
 
