@@ -5,6 +5,7 @@ import json
 from typing import Any, Final
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from ascend.annotations import ALLOCATED, KUBELET_IDS, REAL
 from ascend.chips import RESOURCE, ChipSet, chip_ids, chip_set, parse_names
@@ -130,6 +131,46 @@ def test_the_kubelet_stores_the_answer_unchanged(node: PluginNode, injection: st
     finally:
         node.plugin.process.stop()
         node.plugin = usual
+
+
+def test_metrics_name_the_container_that_really_has_each_chip(node: PluginNode) -> None:
+    flags = ("--telemetry", "true", "--telemetry-interval-s", "0.5")
+    usual, node.plugin = node.plugin, node.new_plugin("device-plugin-telemetry", *flags)
+    usual.process.stop()
+    node.start_plugin()
+    try:
+        first = [container("sidecar", 1, restartPolicy="Always"), container("init", 2, ONCE)]
+        place(node, "three", (4, 5, 6), initContainers=first, containers=[container("main", 2)])
+        place(node, "several", (3, 0), containers=[container("one", 1), container("two", 1)])
+        held = {
+            ("default", pod, each): ids
+            for pod, chips in (("three", (4, 5, 6)), ("several", (3, 0)))
+            for each, ids in slices(node, pod, *chips).items()
+        }
+        assert len(held) == 4
+        assert users(node) == held
+        node.plugin.process.kill()
+        node.start_plugin()  # which learns them from the kubelet's ledger
+        assert users(node) == held
+        node.delete("three")
+        node.wait_until(
+            lambda: users(node) == {who: ids for who, ids in held.items() if who[1] != "three"}, "the pod is gone"
+        )
+    finally:
+        node.plugin.process.stop()
+        node.plugin = usual
+
+
+def users(node: PluginNode) -> dict[tuple[str, ...], ChipSet]:
+    """The chips by namespace, pod and container, from the plugin's metrics."""
+    text = node.plugin.page.request("GET", "/metrics").decode()
+    found: dict[tuple[str, ...], ChipSet] = {}
+    for family in text_string_to_metric_families(text):
+        for each in family.samples if family.name == "npu_chip_info_power" else ():
+            who = tuple(each.labels[label] for label in ("namespace", "pod_name", "container_name"))
+            if any(who):
+                found[who] = found.get(who, 0) | 1 << int(each.labels["id"])
+    return found
 
 
 def answers(node: PluginNode) -> list[pb.ContainerAllocateResponse]:
