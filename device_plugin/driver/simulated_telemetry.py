@@ -28,6 +28,7 @@ class SimulatedTelemetry(msgspec.Struct, forbid_unknown_fields=True):
     power: float | None = 92.5
     voltage: float | None = 0.9
     aicore_current_freq: float | None = 1000.0
+    link_up_num: float | None = 1.0
     error: str = ""
     delay_s: Delay = 0.0
 
@@ -60,6 +61,7 @@ class SimulatedTelemetry(msgspec.Struct, forbid_unknown_fields=True):
             Quantity.POWER: self.power,
             Quantity.VOLTAGE: self.voltage,
             Quantity.FREQUENCY: self.aicore_current_freq,
+            Quantity.LINK_UPS: self.link_up_num,
             Quantity.HEALTH: float(is_healthy),
             Quantity.NETWORK: float(network_is_healthy),
         }

@@ -10,7 +10,7 @@ from device_plugin.driver import ChipFacts, ChipType, Driver
 
 
 class Reading(StrEnum):
-    """One call of the driver about one chip."""
+    """One call of the driver about one chip, or one run of its tool."""
 
     UTILIZATION = "utilization"
     OVERALL_UTILIZATION = "overall_utilization"
@@ -22,6 +22,7 @@ class Reading(StrEnum):
     VOLTAGE = "voltage"
     FREQUENCY = "aicore_current_freq"
     HEALTH = "health_status"
+    LINK_UPS = "link_up_num"
     NETWORK = "network_status"
 
 
@@ -49,6 +50,7 @@ class Quantity(StrEnum):
     VOLTAGE = "voltage"  # V
     FREQUENCY = "aicore_current_freq"  # MHz, of the AI cores
     HEALTH = "health_status"  # 1 healthy, 0 not
+    LINK_UPS = "link_up_num"  # times
     NETWORK = "network_status"  # 1 healthy, 0 not
 
 
@@ -84,6 +86,7 @@ _LIMITS: Final[Mapping[Quantity, tuple[float, float]]] = {
     Quantity.VOLTAGE: (0.0, 100.0),
     Quantity.FREQUENCY: (0.0, 100_000.0),
     Quantity.HEALTH: _FLAG,
+    Quantity.LINK_UPS: (0.0, float(1 << 53)),
     Quantity.NETWORK: _FLAG,
 }
 

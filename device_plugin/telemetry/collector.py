@@ -37,6 +37,7 @@ _OF_CHIPS: Final[dict[Quantity, tuple[str, str]]] = {
     Quantity.VOLTAGE: ("npu_chip_info_voltage", "Voltage of the chip in V"),
     Quantity.FREQUENCY: ("npu_chip_info_aicore_current_freq", "Frequency of the AI cores in MHz"),
     Quantity.HEALTH: ("npu_chip_info_health_status", "Health of the chip as the driver rates it: 1 healthy, 0 not"),
+    Quantity.LINK_UPS: ("npu_chip_link_up_num", "How often the chip's network port has got a link"),
     Quantity.NETWORK: (
         "npu_chip_info_network_status",
         "Whether the chip's network port reaches the address that it is set to probe: 1 yes, 0 no",

@@ -14,7 +14,7 @@ from device_plugin.driver.telemetry import Label, MeasuringDriver, NotMeasured, 
 ASK_AGAIN_S: Final = 600.0
 """After this time a value that the driver did not have is asked for again."""
 
-SLOW: Final = frozenset({Reading.NETWORK})
+SLOW: Final = frozenset({Reading.LINK_UPS, Reading.NETWORK})
 """Readings for which the driver can take seconds (docs/spec/telemetry.md#driver-calls): the others do not wait."""
 
 Item: TypeAlias = Label | Reading

@@ -117,7 +117,7 @@ async def test_names_and_labels_are_those_of_npu_exporter(folder: Path) -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     expected = exporters_metrics()
-    assert len(expected) == 34
+    assert len(expected) == 35
     # The simulated driver knows nothing of links.
     assert found.keys() == expected.keys() - {"npu_chip_info_link_status"}
     for name, samples in found.items():

@@ -18,6 +18,7 @@ from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.events import make_handler
 from device_plugin.driver.dcmi.library import load
 from device_plugin.driver.dcmi.link import LinkTool
+from device_plugin.driver.dcmi.link_ups import LinkUps
 from device_plugin.driver.dcmi.measuring_calls import MeasuringCalls
 from device_plugin.driver.dcmi.survey import (
     SYSFS,
@@ -27,7 +28,7 @@ from device_plugin.driver.dcmi.survey import (
     survey_card,
     survey_unlisted,
 )
-from device_plugin.driver.telemetry import Label, Reading, Values
+from device_plugin.driver.telemetry import Label, Quantity, Reading, Values
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -48,6 +49,7 @@ class DcmiDriver:
         library: the library; None to search it as the loader would (docs/spec/dcmi.md#library).
         observe: called with the name and the duration in seconds of every library call, in the thread that made it.
         links: reads the link state of network ports.
+        link_ups: reads how often they have got a link.
         sysfs: where sysfs is mounted.
         die_policy: whether containers get the dies of an A3 card together; None to leave it as it is.
         card_deadline_s: how long the discovery waits for a card; after that, its last answer is used.
@@ -60,6 +62,7 @@ class DcmiDriver:
         *,
         observe: Observe = lambda _call, _seconds: None,
         links: LinkTool | None = None,
+        link_ups: LinkUps | None = None,
         sysfs: Path = SYSFS,
         die_policy: DiePolicy | None = None,
         card_deadline_s: float = 5.0,
@@ -68,6 +71,7 @@ class DcmiDriver:
         self._path = library
         self._observe = observe
         self._links = links if links is not None else LinkTool()
+        self._link_ups = link_ups if link_ups is not None else LinkUps()
         self._sysfs = sysfs
         self._card_deadline_s = card_deadline_s
         self._pause = pause
@@ -123,6 +127,8 @@ class DcmiDriver:
             NotMeasured: this driver does not have them.
             DriverError: the chip can't be read; says why.
         """
+        if reading is Reading.LINK_UPS:
+            return {Quantity.LINK_UPS: float(self._link_ups.count(chip.phy_id))}
         return self._loaded(chip).measure((chip.card_id, chip.device_id), reading)
 
     def describe(self, chip: ChipFacts, label: Label) -> str:

@@ -102,13 +102,7 @@ class LinkTool:
         if not self._tool.exists():
             return None  # not all servers have it
         try:
-            command = [str(resolve_protected(self._tool)), "-i", str(phy_id), "-link", "-g"]
-            return subprocess.Popen(  # noqa: S603 - a protected program and a number
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
+            return start_tool(self._tool, phy_id, "-link")
         except (OSError, DriverError) as error:
             if self._problem != str(error):
                 self._problem = str(error)
@@ -124,12 +118,26 @@ class LinkTool:
                 process.kill()  # not waited for: a process that hangs in the driver can't be killed
             return
         port.process = None
-        answer = _output(process)
+        answer = output_of(process)
         port.up = _status(answer) if process.returncode == 0 else None
         port.read_s = port.started_s if port.up is not None else None
 
 
-def _output(process: "subprocess.Popen[bytes]") -> str:
+def start_tool(tool: Path, phy_id: int, what: str) -> "subprocess.Popen[bytes]":
+    """Have the tool print something about a chip's port.
+
+    Raises:
+        DriverError: others than root and this user can change it.
+        OSError: it can't be started.
+    """
+    command = [str(resolve_protected(tool)), "-i", str(phy_id), what, "-g"]
+    return subprocess.Popen(  # noqa: S603 - a protected program and a number
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+
+
+def output_of(process: "subprocess.Popen[bytes]") -> str:
+    """Return what the tool has printed; it has ended."""
     if process.stdout is None:
         return ""
     with process.stdout as pipe:
