@@ -149,6 +149,14 @@ def test_the_type_of_a_chip_follows_its_board_or_else_its_name(board: int, name:
     assert chip_type(board, name) == kind
 
 
+@pytest.mark.parametrize(("function", "calls"), [("dcmi_get_device_board_info", 1), ("dcmi_get_device_hbm_info", 0)])
+def test_what_decides_the_use_of_a_chip_is_read_again_at_once(make_fake: MakeFake, function: str, calls: int) -> None:
+    fake = make_fake(ascend_a3(1))
+    with fake.fail(function, -8006, card=0, device=0):
+        DcmiDriver().discover()
+    assert fake.calls()[function] == 2 + 2 * calls  # two chips
+
+
 def test_a_server_of_another_family_is_refused_with_its_chip_names(make_fake: MakeFake) -> None:
     make_fake([FakeChip(name="310P3", board=0x11)])
     with pytest.raises(DriverError, match="no chip of the 910 family: '310P3' on board 0x11"):

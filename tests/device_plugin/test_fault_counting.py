@@ -56,15 +56,19 @@ class Story:
 
     def tell(self) -> list[FaultTransition]:
         """Return what the chip makes of it."""
-        arrivals = [*self._events(), *self._readings()]
         transitions = list(self.chip.read(ChipState(), moment(0)))
-        for learnt_s, at_s, what in sorted(arrivals, key=lambda arrival: arrival[0]):
+        for at_s, what in self.arrivals:
             if isinstance(what, FaultEvent):
                 transitions += self.chip.announce(what, moment(at_s))
             else:
                 transitions += self.chip.read(what, moment(at_s))
-            assert learnt_s >= at_s
         return transitions
+
+    @property
+    def arrivals(self) -> list[tuple[float, FaultEvent | ChipState]]:
+        """When each event came or reading started, in the order in which the plugin learns of them."""
+        arrivals = sorted([*self._events(), *self._readings()], key=lambda arrival: arrival[0])
+        return [(at_s, what) for _, at_s, what in arrivals]
 
     @property
     def times(self) -> list[tuple[float, float]]:
@@ -139,6 +143,21 @@ def test_without_events_every_fault_the_list_shows_counts_once(times: list[tuple
     faults = [Fault(pause_s, duration_s, None, None) for pause_s, duration_s in times]
     readings = [Reading(1, 0, 0)] * 250
     assert occurrences(Story(faults, readings).tell()) == len(faults)
+
+
+@given(faults_of(delays | st.none()), readings)
+def test_two_faults_separate_a_chip_for_good_and_one_does_not(faults: list[Fault], readings: list[Reading]) -> None:
+    watch = Watch()
+    for at_s, what in Story(faults, readings).arrivals:
+        if isinstance(what, FaultEvent):
+            watch.event(at_s, what.code, what.assertion)
+        else:
+            watch.read(at_s, *(what.codes or ()))
+    is_separated = bool(watch.judge(1000).manually_separated)
+    if all(fault.occur_delay_s is not None and fault.recover_delay_s is not None for fault in faults):
+        assert is_separated == (len(faults) >= 2)
+    else:
+        assert len(faults) >= 2 or not is_separated
 
 
 def test_an_event_ahead_of_the_list_is_one_fault() -> None:

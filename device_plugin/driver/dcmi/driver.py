@@ -33,7 +33,7 @@ from device_plugin.driver.telemetry import Label, Quantity, Reading, Values
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _ATTEMPTS = 3
-_CODE_FAILURES = 5
+_CODE_FAILURES = 30
 
 DiePolicy: TypeAlias = Literal["union", "independent"]
 _DIE_POLICIES: dict[DiePolicy, int] = {"union": 0, "independent": 1}

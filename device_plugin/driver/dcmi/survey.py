@@ -105,7 +105,9 @@ class OptionalFacts:
         self._known: dict[tuple[str, Place | None], Any] = {}
         self._failing: dict[tuple[str, Place | None], int] = {}
 
-    def get(self, name: str, call: Callable[[], T], default: T, chip: Place | None = None) -> T:
+    def get(
+        self, name: str, call: Callable[[], T], default: T, chip: Place | None = None, *, first_attempts: int = 1
+    ) -> T:
         """Return a fact.
 
         Args:
@@ -113,10 +115,11 @@ class OptionalFacts:
             call: reads it.
             default: its value if it was never read.
             chip: the chip; None for a fact about the server.
+            first_attempts: how often to call until the first success.
         """
         key = (name, chip)
-        # One failed call says nothing about a chip; a call that keeps failing is not worth more.
-        attempts = 1 if key in self._known or key in self._failing else _ATTEMPTS
+        # One failed call says nothing; a call that keeps failing is not worth more.
+        attempts = 1 if key in self._known or key in self._failing else first_attempts
         try:
             value = _persistently(call, attempts)
         except DcmiError as error:
@@ -227,11 +230,18 @@ def _survey_chip(calls: Calls, facts: OptionalFacts, chip: Place, sysfs: Path) -
     logic_id = _checked("logic id", calls.logic_id(chip), chip)
     phy_id = _checked("physical id", calls.phy_id(logic_id, chip), chip)
     name, cores_by_name = facts.get("chip name", lambda: calls.chip_info(chip), ("", 0), chip)
-    board_id = facts.get("board id", lambda: calls.board_id(chip), None, chip)
+    # The product depends on the board, and whether the chip can be used as a whole on its virtual NPUs.
+    board_id = facts.get("board id", lambda: calls.board_id(chip), None, chip, first_attempts=_ATTEMPTS)
     if board_id is None and facts.is_unsupported("board id", chip):
         board_id = 0
     super_pod = facts.get("SuperPod", lambda: calls.super_pod(chip), None, chip)
-    cores, vnpus = facts.get("virtual NPUs", lambda: _resources(calls, facts, chip, phy_id), _NO_RESOURCES, chip)
+    cores, vnpus = facts.get(
+        "virtual NPUs",
+        lambda: _resources(calls, facts, chip, phy_id),
+        _NO_RESOURCES,
+        chip,
+        first_attempts=_ATTEMPTS,
+    )
     return Surveyed(
         facts=ChipFacts(
             phy_id=phy_id,
