@@ -72,7 +72,7 @@ NOT_ON: Final[Mapping[Reading, frozenset[ChipType]]] = {
 
 _PERCENT, _CELSIUS, _FLAG = (0.0, 100.0), (-100.0, 250.0), (0.0, 1.0)
 _MB = (0.0, float(1 << 24))
-_LIMITS: Final[Mapping[Quantity, tuple[float, float]]] = {
+LIMITS: Final[Mapping[Quantity, tuple[float, float]]] = {
     Quantity.UTILIZATION: _PERCENT,
     Quantity.OVERALL_UTILIZATION: _PERCENT,
     Quantity.VECTOR_UTILIZATION: _PERCENT,
@@ -89,6 +89,7 @@ _LIMITS: Final[Mapping[Quantity, tuple[float, float]]] = {
     Quantity.LINK_UPS: (0.0, float(1 << 53)),
     Quantity.NETWORK: _FLAG,
 }
+"""The least and the largest value that a chip can have."""
 
 
 class NotMeasured(DriverError):
@@ -120,7 +121,7 @@ def plausible(values: Values) -> tuple[Values, str]:
     kept = dict(values)
     problems = []
     for quantity, value in values.items():
-        low, high = _LIMITS[quantity]
+        low, high = LIMITS[quantity]
         if not (math.isfinite(value) and low <= value <= high):
             del kept[quantity]
             problems.append(f"{quantity} is {value:g}, not within {low:g}..{high:g}")

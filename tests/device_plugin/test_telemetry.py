@@ -20,6 +20,7 @@ from ascend.slices import ContainerKind, ContainerRequest, deal, effective_reque
 from device_plugin.app import Plugin
 from device_plugin.driver.simulated import SimulatedChip, SimulatedServer
 from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
+from device_plugin.driver.telemetry import LIMITS, Quantity, plausible
 from device_plugin.ledger.handovers import HandOver, Part
 from device_plugin.settings import Settings
 from device_plugin.telemetry.collector import LABELS
@@ -224,6 +225,18 @@ async def test_a_chip_whose_measuring_hangs_is_healthy_allocated_and_ends_with_t
 def test_the_interval_is_bounded(setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="telemetry_interval_s"):
         Settings(node_name="n1", **setting)  # type: ignore[arg-type]  # a number
+
+
+@given(st.dictionaries(st.sampled_from(Quantity), st.floats() | st.integers(-(1 << 63), 1 << 64).map(float)))
+def test_only_values_that_a_chip_can_have_are_kept(values: dict[Quantity, float]) -> None:
+    kept, problem = plausible(values)
+    assert kept.items() <= values.items()
+    assert bool(problem) == (len(kept) < len(values))
+    for quantity, value in kept.items():
+        low, high = LIMITS[quantity]
+        assert low <= value <= high
+    total = kept.get(Quantity.HBM_TOTAL_MEMORY)
+    assert total is None or kept.get(Quantity.HBM_USED_MEMORY, 0.0) <= total
 
 
 def handover(pod: str, *parts: Part) -> HandOver:
