@@ -22,8 +22,9 @@ from device_plugin.telemetry.measured_chip import Item, MeasuredChip
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 WAIT_S: Final = 3.0
-"""How long a scrape waits for values. Prometheus waits for 10 s by default; a driver that answers one call at a time has
-17 ms for each of the calls about 16 chips."""
+"""How long a scrape waits for values. Prometheus waits for 10 s by default. If the driver answers one call at a
+time, it has 17 ms for each call about 16 chips.
+"""
 
 
 class Meter:
