@@ -46,6 +46,7 @@ from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels
 from device_plugin.publish.reporter import Reporter
 from device_plugin.publish.restore import restore
+from device_plugin.publish.shown_chips import ShownChips
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.registration import Registration
 from device_plugin.serving.servicer import DevicePluginServicer
@@ -189,6 +190,7 @@ class Plugin:
             await pods.reconciler.restore()
             start("report watch", chips.config_map.watch().run())
             start("reconciler", pods.reconciler.run())
+            start("shown chips", ShownChips(client, self._settings.node_name, self.order).run())
             start("report", chips.reporter.run())
             if self._settings.readmission == "manual":
                 labels = ReadmissionLabels(client, node, snapshots=self.snapshots, on_readmit=chips.health.readmit)
@@ -267,7 +269,7 @@ class Plugin:
             switches.configure(rules.switches)
 
         manual = settings.readmission == "manual"
-        node_object = NodeWriter(client, settings.node_name, () if manual else (CHIPS, PORTS))
+        node_object = NodeWriter(client, settings.node_name, () if manual else (CHIPS, PORTS), announce)
         config_map = DeviceInfoConfigMap(client, settings.node_name, health.edited, health.misnamed)
         reporter = Reporter(
             config_map,

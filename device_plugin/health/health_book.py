@@ -193,6 +193,7 @@ class HealthBook:
             awaiting_readmission=self._chips_that(lambda chip: chip.awaits),
             network_awaiting_readmission=self._chips_that(lambda chip: chip.network_awaits),
             used=used,
+            running=running,
         )
 
     def next_s(self, at: Moment) -> float | None:

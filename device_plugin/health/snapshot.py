@@ -147,6 +147,7 @@ class Snapshot:
         awaiting_readmission: chips without faults that an operator has to readmit.
         network_awaiting_readmission: chips whose network port an operator has to readmit.
         used: chips that pods held when the chips were judged: the health of a chip can depend on its use.
+        running: those that pods ran with, or were about to; a pod that is only bound does not have its chips yet.
     """
 
     server: Inventory
@@ -156,6 +157,7 @@ class Snapshot:
     awaiting_readmission: ChipSet = 0
     network_awaiting_readmission: ChipSet = 0
     used: ChipSet = 0
+    running: ChipSet = 0
 
     @property
     def all_chips(self) -> ChipSet:
@@ -171,6 +173,28 @@ class Snapshot:
     def unhealthy(self) -> ChipSet:
         """The unhealthy chips."""
         return chip_set(chip.chip_id for chip in self.chips if not chip.healthy)
+
+    @property
+    def sent_healthy(self) -> ChipSet:
+        """The chips that are healthy for the kubelet: the healthy ones, and all that pods run with.
+
+        A pod keeps its chips whatever their health, and the kubelet counts them as taken. If one of them were unhealthy
+        as well, the Node would be short of a chip that is free (docs/spec/node-report.md#stable-device-count).
+        """
+        return self.all_chips & (self.healthy | self.running)
+
+    @property
+    def reported_unhealthy(self) -> ChipSet:
+        """The unhealthy chips, without those that a pod runs with although no fault of them is known.
+
+        Readers take a pod with an unhealthy chip for faulty, and delete it (docs/spec/rescheduling.md#faulty-pods).
+        """
+        return self.unhealthy & ~(self.in_doubt & self.running)
+
+    @property
+    def reported_network_unhealthy(self) -> ChipSet:
+        """The chips with an unhealthy network port, without those that a pod runs with although no fault is known."""
+        return self.network_unhealthy & ~(self.network_in_doubt & self.running)
 
     @property
     def in_doubt(self) -> ChipSet:

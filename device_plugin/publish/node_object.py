@@ -1,12 +1,12 @@
 """The node's own object: labels that people select on, and annotations that other programs read.
 
-All but ``servertype`` are facts of the driver (docs/spec/node-report.md#node-labels). A label is only set, never
-removed: pods that select on it would be killed when their kubelet restarts (docs/spec/kubelet.md#restarts).
+They are facts of the driver (docs/spec/node-report.md#node-labels). A label is only set, never removed: pods that
+select on it would be killed when their kubelet restarts (docs/spec/kubelet.md#restarts).
 """
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
@@ -88,19 +88,27 @@ class NodeWriter:
         client: the API server.
         node: the node's name.
         outdated: labels of ours that an earlier plugin may have left and that no longer apply; they are removed.
+        announce: receives a reason, a sentence and whether it is a warning, if a label contradicts the driver.
     """
 
-    def __init__(self, client: KubeClient, node: str, outdated: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        node: str,
+        outdated: Collection[str] = (),
+        announce: Callable[[str, str, bool], None] = lambda _reason, _sentence, _warning: None,
+    ) -> None:
         self._client = client
         self._node = node
         self._outdated = outdated
+        self._announce = announce
         self._written: tuple[Mapping[str, str], Mapping[str, str]] | None = None
-        self._keeps_server_type = False
+        self._server_type: str | None = None
         self.problem: str | None = "waiting for this node's Node object"
         """Why the Node is unknown; None once it was read."""
 
     async def learn(self) -> Node:
-        """Wait for the Node and return it; a ``servertype`` label that it already has is never changed."""
+        """Wait for the Node and return it."""
         backoff = Backoff(limit_s=5.0)
         while True:
             try:
@@ -109,7 +117,7 @@ class NodeWriter:
                 log.warning("waiting for this node's Node object", node=self._node, error=str(error))
                 await asyncio.sleep(backoff.next_s())
             else:
-                self._keeps_server_type = SERVER_TYPE_LABEL in node.metadata.labels
+                self._server_type = node.metadata.labels.get(SERVER_TYPE_LABEL)
                 self.problem = None
                 self._outdated = [key for key in self._outdated if key in node.metadata.labels]
                 return node
@@ -125,8 +133,15 @@ class NodeWriter:
             ApiError: the server refuses.
             Unreachable: it does not answer.
         """
-        if self._keeps_server_type:
-            labels = {key: value for key, value in labels.items() if key != SERVER_TYPE_LABEL}
+        if SERVER_TYPE_LABEL in labels and self._server_type not in {None, labels[SERVER_TYPE_LABEL]}:
+            self._announce(
+                "NPUServerTypeCorrected",
+                f"the label {SERVER_TYPE_LABEL} is {self._server_type!r}, but the driver reports "
+                f"{labels[SERVER_TYPE_LABEL]}: schedulers would place pods by the rule of another product, so the "
+                "label is overwritten",
+                True,  # noqa: FBT003 - a callback's plain word
+            )
+            self._server_type = labels[SERVER_TYPE_LABEL]
         if (annotations, labels) != self._written:
             written = {**labels, **dict.fromkeys(self._outdated)}
             body = {"metadata": {"annotations": dict(annotations), "labels": written}}

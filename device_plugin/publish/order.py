@@ -5,8 +5,8 @@ The report must never list more free chips than the kubelet offers: Volcano refu
 chip. So:
 
 1. A chip that becomes unhealthy goes into the report first, and into the kubelet's list after that.
-2. A chip that becomes healthy goes into the kubelet's list first, and the report lists it as free once the kubelet has
-   had ``NODE_UPDATE_S`` to update its Node.
+2. A chip that becomes healthy goes into the kubelet's list first. The kubelet updates its Node every ten seconds by
+   default; until the Node shows the chip, the report has it as recovering.
 3. At the start the kubelet offers nothing. If all chips are healthy, the first report waits for the first list, so that
    it need not be written twice.
 
@@ -14,9 +14,7 @@ One side at most waits for the other at any time: with an unhealthy chip that is
 otherwise the report. The limits below only apply while the other side is away.
 """
 
-import math
-
-from ascend.chips import ChipSet, chip_ids, chip_set
+from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable, wait_until
 from device_plugin.health.snapshot import Snapshot
 
@@ -24,8 +22,6 @@ REPORT_WAIT_S = 2.0
 """How long a list waits for the report at most: the API server may be away."""
 KUBELET_WAIT_S = 1.0
 """How long the first report waits for the first list at most: the kubelet may be away."""
-NODE_UPDATE_S = 1.5
-"""How long the kubelet may take to show a chip on its Node that became healthy."""
 
 
 class PublishingOrder:
@@ -35,11 +31,10 @@ class PublishingOrder:
         self.advertised: Observable[ChipSet] = Observable(0)
         """The healthy chips in the last list the kubelet was sent; version 0 before the first list."""
         self.reported_unhealthy: Observable[ChipSet] = Observable(0)
-        """The unhealthy chips in the last report that was written."""
-        self.due_s = math.inf
-        """When the report may list the next chip as free, on the clock of ``offered``; infinite if there is none."""
+        """The chips that the last report that was written keeps from new pods."""
+        self.unshown: Observable[ChipSet] = Observable(0)
+        """The chips that became healthy in the kubelet's list, and that its Node may not show yet."""
         self._begun = False
-        self._since_s: dict[int, float] = {}  # by advertised chip: since when
 
     async def wait_before_list(self, snapshot: Snapshot, ending: Observable[bool]) -> None:
         """Wait until the report has the snapshot's unhealthy chips, the stream is to end, or the limit is reached."""
@@ -58,19 +53,27 @@ class PublishingOrder:
 
         await wait_until(may_report, (self.advertised, snapshots), KUBELET_WAIT_S)
 
-    def offered(self, now_s: float) -> ChipSet:
-        """Return the chips that the report may list as free: the kubelet has had time to show them on its Node.
+    @property
+    def withheld(self) -> ChipSet:
+        """All chips that the kubelet does not offer, or its Node may not show yet; none before the first list."""
+        return ~self.advertised.value | self.unshown.value if self._begun else 0
 
-        A chip that becomes healthy counts after ``NODE_UPDATE_S``; one that becomes unhealthy stops counting at once.
+    def sent(self, healthy: ChipSet) -> None:
+        """Take over that the kubelet was sent a list with these healthy chips.
+
+        The first chips count as shown at once: no reader relies on the node yet.
         """
-        advertised = self.advertised.value
-        # At the start no reader relies on the node yet, so its first chips count at once.
-        since_s = now_s if self._begun else -math.inf
-        self._begun = self._begun or advertised != 0
-        self._since_s = {chip: self._since_s.get(chip, since_s) for chip in chip_ids(advertised)}
-        counts_s = {chip: since + NODE_UPDATE_S for chip, since in self._since_s.items()}
-        self.due_s = min((due_s for due_s in counts_s.values() if due_s > now_s), default=math.inf)
-        return chip_set(chip for chip, due_s in counts_s.items() if due_s <= now_s)
+        new = healthy & ~self.advertised.value if self._begun else 0
+        self._begun = self._begun or healthy != 0
+        unshown = (self.unshown.value | new) & healthy
+        if unshown != self.unshown.value:
+            self.unshown.set(unshown)
+        self.advertised.set(healthy)
+
+    def shown(self, healthy: ChipSet) -> None:
+        """Take over that the Node shows these chips, which the kubelet was sent as healthy."""
+        if self.unshown.value & healthy:
+            self.unshown.set(self.unshown.value & ~healthy)
 
     def _is_ahead_of_report(self, snapshot: Snapshot) -> bool:
-        return bool(snapshot.unhealthy & ~self.reported_unhealthy.value)
+        return bool(snapshot.all_chips & ~snapshot.sent_healthy & ~self.reported_unhealthy.value)

@@ -34,10 +34,10 @@ def make_report(snapshot: Snapshot, update_time_s: int, switches: SwitchReport |
     """
     return DeviceReport(
         free=snapshot.healthy & ~snapshot.used,
-        unhealthy=snapshot.unhealthy,
-        network_unhealthy=snapshot.network_unhealthy,
+        unhealthy=snapshot.reported_unhealthy,
+        network_unhealthy=snapshot.reported_network_unhealthy,
         update_time_s=update_time_s,
-        faults=tuple(fault for chip in snapshot.chips for fault in _faults(chip)),
+        faults=tuple(fault for chip in snapshot.chips for fault in _faults(snapshot, chip)),
         super_pod_id=snapshot.server.super_pod_id,
         server_index=snapshot.server.server_index,
         manually_separated=snapshot.manually_separated,
@@ -53,20 +53,22 @@ def _upgrade(reason: UpgradeReason) -> Upgrade:
     return Upgrade(reason.time_ms, code, reason.level.wire, reason.kind)
 
 
-def _faults(chip: Chip) -> Iterator[Fault]:
-    """Return one entry per domain that has codes or is unhealthy, the network's first.
+def _faults(snapshot: Snapshot, chip: Chip) -> Iterator[Fault]:
+    """Return one entry per domain that has codes or is reported as unhealthy, the network's first.
 
     See docs/spec/node-report.md#fault-entries.
     """
     # The level shows that a chip must not be used even if there is no code: a silent driver, a recovering chip.
-    if chip.network_faults or not chip.network_healthy:
+    is_barred = bool(snapshot.reported_network_unhealthy >> chip.chip_id & 1)
+    if chip.network_faults or is_barred:
         level = chip.network_level
-        if not chip.network_healthy and level <= Level.NOT_HANDLE:
+        if is_barred and level <= Level.NOT_HANDLE:
             level = Level.PRE_SEPARATE
         yield _entry(chip, level, chip.network_faults, network=True)
-    if chip.faults or not chip.healthy:
+    is_barred = bool(snapshot.reported_unhealthy >> chip.chip_id & 1)
+    if chip.faults or is_barred:
         level = chip.level
-        if not chip.healthy and level <= Level.SUB_HEALTH:
+        if is_barred and level <= Level.SUB_HEALTH:
             level = Level.SEPARATE
         yield _entry(chip, level, chip.faults, network=False)
 

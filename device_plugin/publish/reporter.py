@@ -80,7 +80,13 @@ class Reporter:
         backoff, node_backoff = Backoff(limit_s=RETRY_LIMIT_S), Backoff(limit_s=NODE_RETRY_LIMIT_S)
         written: tuple[DeviceReport, Mapping[str, str]] | None = None
         refresh_at_s, lost = 0.0, self._config_map.lost.version
-        sources = (self._snapshots, self._switches, self._order.advertised, self._config_map.lost)
+        sources = (
+            self._snapshots,
+            self._switches,
+            self._order.advertised,
+            self._order.unshown,
+            self._config_map.lost,
+        )
         await self._order.wait_before_first_report(self._snapshots)
         while True:
             versions = [source.version for source in sources]
@@ -92,7 +98,7 @@ class Reporter:
                 continue
             report, annotations = self._report(snapshot), node_annotations(snapshot)
             if (report, annotations) == written:
-                left_s = min(refresh_at_s, self._order.due_s) - loop.time()
+                left_s = refresh_at_s - loop.time()
                 if left_s > 0:
                     await wait_for_change(sources, versions, left_s)
                     continue
@@ -148,7 +154,7 @@ class Reporter:
         # The ConfigMap goes first: a Node that refuses patches, or never answers, must not delay the report of a fault.
         await self._post(replace(report, update_time_s=int(self._now_s())))
         self._has_reported = True
-        self._order.reported_unhealthy.set(report.unhealthy)
+        self._order.reported_unhealthy.set(report.unhealthy | report.recovering)
         labels, problems = node_labels(snapshot.server)
         for problem in problems:
             log.warning("label not written", node_label=problem)
@@ -182,7 +188,10 @@ class Reporter:
         """Return the report to write now, without its time."""
         self._count(snapshot)
         report = make_report(snapshot, 0, self._switches.value)
-        return replace(report, free=report.free & self._order.offered(asyncio.get_running_loop().time()))
+        # A chip that the kubelet's Node doesn't show yet is not free for any reader, even if it ignores the free list.
+        withheld = report.free & self._order.withheld
+        free = report.free & self._order.advertised.value & ~withheld
+        return replace(report, free=free, recovering=report.recovering | withheld)
 
     def _count(self, snapshot: Snapshot) -> None:
         self._metrics.devices.clear()

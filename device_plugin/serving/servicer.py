@@ -81,7 +81,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
                         self._matcher.begin()
                     yield message
                     sent = message
-                    self._order.advertised.set(snapshot.healthy)
+                    self._order.sent(snapshot.sent_healthy)
                     self.watched.set()
                     self._metrics.list_sent.set_to_current_time()
                 await wait_for_change(sources, versions)
@@ -156,7 +156,7 @@ class DevicePluginServicer(pb_grpc.DevicePluginServicer):
 
 
 def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
-    """Return the kubelet's view of a snapshot: every chip, so that one that fails is seen as unhealthy.
+    """Return the kubelet's view of a snapshot: every chip, so that one that fails is seen as unhealthy if it is idle.
 
     The NUMA node is included only if all chips are close to the same one. Otherwise a kubelet with a topology policy
     narrows the choice to the chips close to the CPUs it plans to use, before it calls GetPreferredAllocation
@@ -167,7 +167,8 @@ def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
     numa_node = nodes.pop() if len(nodes) == 1 else None
     message = pb.ListAndWatchResponse()
     for chip in snapshot.chips:
-        device = message.devices.add(ID=chip_name(chip.chip_id), health="Healthy" if chip.healthy else "Unhealthy")
+        is_healthy = snapshot.sent_healthy >> chip.chip_id & 1
+        device = message.devices.add(ID=chip_name(chip.chip_id), health="Healthy" if is_healthy else "Unhealthy")
         if numa_node is not None:
             device.topology.nodes.add(ID=numa_node)
     return message

@@ -67,6 +67,8 @@ class Node:
 
     def __init__(self, name: str, control_plane: ControlPlane) -> None:
         self.name = name
+        self.status_period_s = 1
+        """How often the kubelet updates its Node; it takes effect when the kubelet is started. Its default is 10."""
         self.folder = control_plane.namespace.folder / name
         self._control_plane = control_plane
         self._address = "127.0.0.1"
@@ -260,7 +262,7 @@ class Node:
             "localStorageCapacityIsolation": False,
             "makeIPTablesUtilChains": False,
             "resolvConf": "",
-            "nodeStatusUpdateFrequency": "1s",
+            "nodeStatusUpdateFrequency": f"{self.status_period_s}s",
             "syncFrequency": "1s",
             "registryPullQPS": 0,
             "eventRecordQPS": 0,

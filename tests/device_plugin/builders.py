@@ -90,6 +90,7 @@ def snapshot(
     awaiting: ChipSet = 0,
     network_awaiting: ChipSet = 0,
     used: ChipSet = 0,
+    running: ChipSet = 0,
 ) -> Snapshot:
     """The chips of a server, with ``unhealthy`` unhealthy; ``chips`` gives details of some."""
     inventory = of or server()
@@ -105,4 +106,5 @@ def snapshot(
         awaiting,
         network_awaiting,
         used,
+        running,
     )

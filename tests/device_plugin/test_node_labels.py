@@ -90,13 +90,26 @@ async def test_only_differences_are_written_and_other_labels_stay(client: Record
     assert len(client.to("/nodes/")) == 2
 
 
-async def test_a_server_type_set_by_somebody_else_stays(client: RecordingClient) -> None:
+async def test_a_server_type_that_contradicts_the_driver_is_announced_once_and_overwritten(
+    client: RecordingClient,
+) -> None:
     body: JsonObject = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": {"servertype": "soc"}}}
     await client.create(NODES, body)
-    writer = NodeWriter(client, NODE)
+    announced: list[tuple[str, str, bool]] = []
+    writer = NodeWriter(client, NODE, announce=lambda *words: announced.append(words))
     await writer.learn()
-    await writer.write({}, {"servertype": "Ascend910B-20", "accelerator": "huawei-Ascend910"})
+    await writer.write({}, {"accelerator": "huawei-Ascend910"})  # the driver has not said what it is yet
     assert (await node(client))["labels"] == {"servertype": "soc", "accelerator": "huawei-Ascend910"}
+    labels = {"servertype": "Ascend910B-20", "accelerator": "huawei-Ascend910"}
+    for _ in range(2):
+        await writer.write({}, labels)
+        writer.forget()
+    assert (await node(client))["labels"] == labels
+    sentence = (
+        "the label servertype is 'soc', but the driver reports Ascend910B-20: schedulers would place pods by the rule "
+        "of another product, so the label is overwritten"
+    )
+    assert announced == [("NPUServerTypeCorrected", sentence, True)]
 
 
 async def test_labels_without_a_value_any_more_are_removed_once(client: RecordingClient) -> None:

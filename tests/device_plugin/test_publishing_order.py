@@ -1,12 +1,10 @@
 """The order in which the kubelet and the readers of the report learn of a change."""
 
 import asyncio
-import math
 from collections.abc import Awaitable
 
 import pytest
 
-from ascend.chips import ChipSet
 from ascend.daemon.observable import Observable
 from device_plugin.health.snapshot import Snapshot
 from device_plugin.publish import order as order_module
@@ -18,12 +16,6 @@ from tests.device_plugin.builders import snapshot
 def no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_module, "REPORT_WAIT_S", 1000.0)
     monkeypatch.setattr(order_module, "KUBELET_WAIT_S", 1000.0)
-
-
-def offered_at(now_s: float, order: PublishingOrder, advertised: ChipSet) -> ChipSet:
-    """What the report may list as free, with these healthy chips in the kubelet's last list."""
-    order.advertised.set(advertised)
-    return order.offered(now_s)
 
 
 async def waits(waiting: Awaitable[None]) -> bool:
@@ -42,7 +34,7 @@ async def test_the_first_report_waits_for_the_first_list() -> None:
     order, snapshots = PublishingOrder(), Observable[Snapshot | None](snapshot())
     assert not await waits(order.wait_before_list(snapshot(), ending()))
     assert await waits(order.wait_before_first_report(snapshots))
-    order.advertised.set(0xFF)
+    order.sent(0xFF)
     assert not await waits(order.wait_before_first_report(snapshots))
 
 
@@ -88,38 +80,45 @@ async def test_both_waits_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         await order.wait_before_first_report(Observable(snapshot()))
 
 
-def test_the_first_list_is_offered_at_once() -> None:
+def test_the_first_chips_count_as_shown() -> None:
     order = PublishingOrder()
-    assert offered_at(10.0, order, 0) == 0
-    assert offered_at(11.0, order, 0xFF) == 0xFF
-    assert order.due_s == math.inf
+    order.sent(0)
+    order.sent(0xFF)
+    assert order.unshown.value == 0
 
 
-def test_a_recovered_chip_is_offered_after_the_delay() -> None:
+def test_a_recovered_chip_is_unshown_until_the_node_shows_it() -> None:
     order = PublishingOrder()
-    offered_at(10.0, order, 0b11)
-    assert offered_at(20.0, order, 0b01) == 0b01
-    assert offered_at(21.0, order, 0b11) == 0b01
-    assert order.due_s == 22.5
-    assert offered_at(22.4, order, 0b11) == 0b01
-    assert offered_at(22.5, order, 0b11) == 0b11
-    assert order.due_s == math.inf
+    order.sent(0b11)
+    order.sent(0b01)
+    assert order.unshown.value == 0
+    order.sent(0b11)
+    assert order.unshown.value == 0b10
+    order.sent(0b11)  # the kubelet restarted
+    assert order.unshown.value == 0b10
+    order.shown(0b01)
+    assert order.unshown.value == 0b10
+    order.shown(0b11)
+    assert order.unshown.value == 0
 
 
-def test_the_delay_starts_anew_after_a_relapse() -> None:
+def test_a_chip_that_relapses_is_unshown_again_after_its_next_recovery() -> None:
     order = PublishingOrder()
-    offered_at(10.0, order, 0b11)
-    offered_at(20.0, order, 0b01)
-    offered_at(21.0, order, 0b11)
-    assert offered_at(21.5, order, 0b01) == 0b01
-    assert offered_at(22.0, order, 0b11) == 0b01
-    assert offered_at(23.0, order, 0b11) == 0b01
-    assert offered_at(23.5, order, 0b11) == 0b11
+    for healthy in (0b11, 0b01, 0b11, 0b01):
+        order.sent(healthy)
+    assert order.unshown.value == 0
+    order.sent(0b11)
+    assert order.unshown.value == 0b10
 
 
 def test_a_node_that_lost_all_its_chips_does_not_start_over() -> None:
     order = PublishingOrder()
-    offered_at(10.0, order, 0b11)
-    assert offered_at(11.0, order, 0) == 0
-    assert offered_at(12.0, order, 0b11) == 0
-    assert offered_at(13.5, order, 0b11) == 0b11
+    for healthy in (0b11, 0, 0b11):
+        order.sent(healthy)
+    assert order.unshown.value == 0b11
+
+
+async def test_a_faulty_chip_that_a_pod_runs_with_delays_no_list() -> None:
+    order = PublishingOrder()
+    assert not await waits(order.wait_before_list(snapshot(3, running=0b1000), ending()))
+    assert await waits(order.wait_before_list(snapshot(3), ending()))

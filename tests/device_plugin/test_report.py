@@ -164,3 +164,30 @@ def test_harmless_codes_are_read_back_and_invalid_ones_ignored() -> None:
     nowhere = msgspec.structs.replace(entry, npu_name="chip4")
     times = {"no code": FaultTime(1, "NotHandleFault")}
     assert read_harmless([nowhere, msgspec.structs.replace(entry, fault_time_and_level_map=times)]) == {}
+
+
+def test_a_chip_in_doubt_is_not_reported_while_a_pod_runs_with_it() -> None:
+    silent = replace(judged_chip(healthy=False), in_doubt=True)
+    port = replace(judged_chip(network_healthy=False), network_in_doubt=True)
+    broken = judged_chip(healthy=False, level=Level.SEPARATE, faults=(fault("A3"),))
+    chips = {1: silent, 2: port, 3: broken}
+    in_use = make_report(snapshot(chips=chips, used=0b1110, running=0b1110), 1)
+    assert (in_use.unhealthy, in_use.network_unhealthy) == (0b1000, 0)
+    assert [each.npu_name for each in in_use.faults] == ["Ascend910-3"]
+    # A pod that is only bound to it can still be refused, so others must not be bound to it either.
+    bound = make_report(snapshot(chips=chips, used=0b1110), 1)
+    assert (bound.unhealthy, bound.network_unhealthy) == (0b1010, 0b100)
+    assert [(each.npu_name, each.fault_level) for each in bound.faults] == [
+        ("Ascend910-1", "SeparateNPU"),
+        ("Ascend910-2", "PreSeparateNPU"),
+        ("Ascend910-3", "SeparateNPU"),
+    ]
+
+
+def test_a_milder_fault_of_a_chip_in_doubt_is_still_reported_while_a_pod_runs_with_it() -> None:
+    held = replace(
+        judged_chip(healthy=False, level=Level.SUB_HEALTH, faults=(fault("A2", Level.SUB_HEALTH),)), in_doubt=True
+    )
+    found = make_report(snapshot(chips={1: held}, used=0b10, running=0b10), 1)
+    assert found.unhealthy == 0
+    assert [each.fault_level for each in found.faults] == ["SubHealthFault"]

@@ -46,18 +46,22 @@ class Rig:
         self.switches: Observable[SwitchReport | None] = Observable(None)
         self.metrics = Metrics()
         self.order = PublishingOrder()
-        self.order.advertised.set(0xFF)
         self.edits: list[tuple[ChipSet, ChipSet]] = []
         self.board = DeviceInfoConfigMap(client, NODE, self._edited, lambda _slips: None)
-        seconds = itertools.count(1_700_000_000)
-        self.reporter = Reporter(
+        self._seconds = itertools.count(1_700_000_000)
+        self.reporter = self.make_reporter(self.order)
+        self.order.sent(0xFF)
+
+    def make_reporter(self, order: PublishingOrder) -> Reporter:
+        self.order = order
+        return Reporter(
             self.board,
-            NodeWriter(client, NODE),
+            NodeWriter(self.client, NODE),
             snapshots=self.snapshots,
             switches=self.switches,
-            order=self.order,
+            order=order,
             metrics=self.metrics,
-            now_s=lambda: float(next(seconds)),
+            now_s=lambda: float(next(self._seconds)),
         )
 
     def _edited(self, added: ChipSet, removed: ChipSet) -> None:
@@ -112,7 +116,7 @@ async def reporting(rig: Rig) -> AsyncIterator[Rig]:
 
 async def test_nothing_is_reported_before_the_driver_was_read(rig: Rig) -> None:
     async with running(rig.reporter.run()):
-        rig.order.advertised.set(0xFE)
+        rig.order.sent(0xFE)
         for _ in range(10):
             await asyncio.sleep(0)
         assert rig.reporter.problem == "the report has not been written yet"
@@ -173,18 +177,23 @@ async def test_an_operators_edit_between_two_reports_is_applied_and_not_undone(
     assert reporting.counted() == {"written": 2, "conflict": 1}
 
 
-async def test_a_chip_that_was_not_sent_to_the_kubelet_is_not_reported_free(reporting: Rig) -> None:
+async def test_a_recovered_chip_is_withheld_until_the_node_shows_it(reporting: Rig) -> None:
     reporting.snapshots.set(snapshot(1))
-    reporting.order.advertised.set(0xFD)
+    reporting.order.sent(0xFD)
     await until(lambda: reporting.order.reported_unhealthy.value == 0b10)
     written = len(reporting.writes)
     reporting.snapshots.set(snapshot())
     await reporting.written(written + 1)
     latest = await reporting.report()
-    assert (latest.free, latest.unhealthy) == (0xFD, 0)
-    reporting.order.advertised.set(0xFF)
+    assert (latest.free, latest.unhealthy, latest.recovering) == (0xFD, 0, 0b10)
+    reporting.order.sent(0xFF)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(reporting.writes) == written + 1
+    reporting.order.shown(0xFF)
     await reporting.written(written + 2)
-    assert (await reporting.report()).free == 0xFF
+    latest = await reporting.report()
+    assert (latest.free, latest.recovering) == (0xFF, 0)
 
 
 async def test_the_last_report_says_that_it_is_no_longer_updated(reporting: Rig) -> None:
@@ -462,12 +471,12 @@ async def test_a_report_deleted_right_after_its_write_is_written_again(
 
 async def test_with_a_fault_at_the_start_the_report_does_not_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_module, "KUBELET_WAIT_S", 1000.0)
-    rig.order.advertised = Observable(0)
+    rig.reporter = rig.make_reporter(PublishingOrder())
     rig.snapshots.set(snapshot(3))
     async with running(rig.reporter.run()):
         await until(lambda: rig.order.reported_unhealthy.value == 0b1000)
         assert (await rig.report()).free == 0  # the kubelet offers no chip yet
-        rig.order.advertised.set(0xF7)
+        rig.order.sent(0xF7)
         await rig.written(2)
         assert (await rig.report()).free == 0xF7
 
