@@ -106,7 +106,8 @@ class _RayCluster(msgspec.Struct, rename="camel"):
 
 
 class _RayJob(msgspec.Struct, rename="camel"):
-    ray_cluster_spec: _RayCluster
+    ray_cluster_spec: _RayCluster | None = None
+    submitter_pod_template: _Template | None = None
 
 
 class _RayService(msgspec.Struct, rename="camel"):
@@ -254,16 +255,28 @@ def _ray_cluster(controller: Controller, spec: _RayCluster) -> Iterator[KubeObje
 
 
 def _ray_job(controller: Controller, spec: _RayJob) -> Iterator[KubeObject]:
-    """Its cluster, which has its labels; the pod that submits it requests no chips."""
-    name = f"{controller.name}-raycluster-0"
-    metadata = structs.replace(controller.metadata("RayCluster", name), labels=dict(controller.labels))
-    made = {"metadata": msgspec.to_builtins(metadata), "spec": msgspec.to_builtins(spec.ray_cluster_spec)}
-    yield msgspec.convert(made, RayCluster)
-    yield from _ray_cluster(controller.child(controller.version, "RayCluster", name), spec.ray_cluster_spec)
+    """Its cluster, unless it uses an existing one, and the pod of the Job that submits it, if that has a template."""
+    if spec.ray_cluster_spec is not None:
+        yield from _owned_ray_cluster(controller, spec.ray_cluster_spec)
+    if spec.submitter_pod_template is not None:
+        yield from _owned_job(controller, controller.name, _Job(spec.submitter_pod_template))
 
 
 def _ray_service(controller: Controller, spec: _RayService) -> Iterator[KubeObject]:
-    return _ray_job(controller, _RayJob(spec.ray_cluster_config))
+    return _owned_ray_cluster(controller, spec.ray_cluster_config)
+
+
+def _owned_ray_cluster(controller: Controller, spec: _RayCluster) -> Iterator[KubeObject]:
+    name = f"{controller.name}-raycluster-0"
+    # KubeRay copies labels and annotations to it.
+    metadata = structs.replace(
+        controller.metadata("RayCluster", name),
+        labels=dict(controller.labels),
+        annotations=dict(controller.annotations),
+    )
+    made = {"metadata": msgspec.to_builtins(metadata), "spec": msgspec.to_builtins(spec)}
+    yield msgspec.convert(made, RayCluster)
+    yield from _ray_cluster(controller.child(controller.version, "RayCluster", name), spec)
 
 
 def _kubeflow_job(controller: Controller, spec: Any) -> Iterator[KubeObject]:

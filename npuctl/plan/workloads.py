@@ -27,6 +27,8 @@ _CREATED: Final = (
     ("RayCluster", "-raycluster-", "RayService"),
 )
 """What is created from workloads under a generated name: its kind, what is before the suffix, and the workload."""
+_PARTS_SUSPENDED: Final = ("runPolicy", "rayClusterSpec", "rayClusterConfig")
+"""The parts of a workload's ``spec`` that can suspend it, beside that itself."""
 _DEVICES: Final = ("huawei.com/Ascend", "huawei.com/npu")
 
 
@@ -114,7 +116,8 @@ def _renamed(pod: Pod, kind: str) -> Pod:
 
 
 def _is_suspended(spec: dict[str, Any]) -> bool:
-    return any(isinstance(each, dict) and each.get("suspend") is True for each in (spec, spec.get("runPolicy")))
+    parts = (spec, *(spec.get(part) for part in _PARTS_SUSPENDED))
+    return any(isinstance(each, dict) and each.get("suspend") is True for each in parts)
 
 
 def _requests_chips(value: Any, seen: set[int]) -> bool:

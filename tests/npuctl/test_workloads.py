@@ -208,6 +208,34 @@ def test_the_cluster_of_a_ray_job_is_a_gang_with_its_label(tmp_path: Path, nodes
     assert (len(answer["pods"]), len(answer["pending"])) == (planned, 4 - planned)
 
 
+@pytest.mark.parametrize("kind", ["RayJob", "RayService"])
+def test_ray_clusters_get_the_annotations_of_what_creates_them(tmp_path: Path, kind: str) -> None:
+    groups = [{"groupName": "w", "replicas": 3, "template": template(8)}]
+    cluster = {"headGroupSpec": {"template": template(None)}, "workerGroupSpecs": groups}
+    manifest = workload(kind, "ray.io/v1", {"rayClusterSpec": cluster, "rayClusterConfig": cluster})
+    manifest["metadata"]["annotations"] = {"huawei.com/schedule_minAvailable": "4"}  # with the head
+    answer = plan(tmp_path, manifest, nodes=2)
+    assert (len(answer["pods"]), len(answer["pending"])) == (0, 3)
+
+
+def test_a_ray_job_in_an_existing_cluster_has_no_pods_with_chips(tmp_path: Path) -> None:
+    spec = {"clusterSelector": {"ray.io/cluster": "mine"}, "entrypoint": "python train.py"}
+    code, _, err = run(tmp_path, workload("RayJob", "ray.io/v1", spec))
+    assert (code, "RayJob default/train" in err) == (0, True)
+
+
+def test_a_pod_with_chips_that_submits_a_ray_job_is_planned(tmp_path: Path) -> None:
+    spec = {"rayClusterSpec": RAY_CLUSTER, "submitterPodTemplate": template(1)}
+    answer = plan(tmp_path, workload("RayJob", "ray.io/v1", spec))
+    assert "train-0" in names(answer)
+
+
+@pytest.mark.parametrize(("kind", "field"), [("RayJob", "rayClusterSpec"), ("RayService", "rayClusterConfig")])
+def test_a_suspended_ray_cluster_has_no_pods(tmp_path: Path, kind: str, field: str) -> None:
+    answer = plan(tmp_path, workload(kind, "ray.io/v1", {field: {**RAY_CLUSTER, "suspend": True}}))
+    assert [each["message"] for each in answer["unplanned"]] == ["it is suspended, so its controller creates no pods"]
+
+
 def test_a_cron_job_is_planned_as_one_of_its_jobs(tmp_path: Path) -> None:
     spec = {"schedule": "0 3 * * *", "jobTemplate": {"spec": {"parallelism": 2, "template": template(4)}}}
     assert names(plan(tmp_path, workload("CronJob", "batch/v1", spec))) == ["train-0-0", "train-0-1"]

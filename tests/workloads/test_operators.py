@@ -1,19 +1,30 @@
 """The jobs of the training operator and of Ray, made from their examples by their own controllers."""
 
+import asyncio
+from typing import Any
+
 import pytest
 
+from ascend.kube.objects import Pod
 from tests.workloads.definitions import POD_GROUP
 from tests.workloads.world import Workloads, chips, example
 
 CONTROLLERS = ("training-operator", "ray-operator")
 DEFINITIONS = (POD_GROUP,)
+RAY_JOB = "/apis/ray.io/v1/namespaces/default/rayjobs/train"
 
 pytestmark = [pytest.mark.real, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
     ("name", "size", "minimum"),
-    [("pytorchjob.yaml", 3, 3), ("tfjob.yaml", 3, 3), ("mpijob.yaml", 2, 3), ("raycluster.yaml", 2, 3)],
+    [
+        ("pytorchjob.yaml", 3, 3),
+        ("tfjob.yaml", 3, 3),
+        ("mpijob.yaml", 2, 3),
+        ("raycluster.yaml", 2, 3),
+        ("rayjob.yaml", 2, 3),
+    ],
 )
 async def test_the_pods_of_an_operator_start_together(workloads: Workloads, name: str, size: int, minimum: int) -> None:
     await workloads.add_nodes(size - 1)
@@ -28,3 +39,66 @@ async def test_the_pods_of_an_operator_start_together(workloads: Workloads, name
     assert len({pod.spec.node_name for pod in pods}) == size
     assert [chips(pod) for pod in pods] == [8] * size
     assert len({job.rank_of(workloads.app.cluster.pods[pod.uid]) for pod in pods}) == size
+
+
+async def test_the_pod_that_submits_a_ray_job_neither_waits_nor_counts(workloads: Workloads) -> None:
+    await workloads.add_nodes(2)
+    await workloads.create(example("rayjob.yaml"))
+    cluster = await workloads.bound(3)
+    await workloads.run(cluster)
+    pods = await workloads.bound(4)
+    (submitter,) = [pod for pod in pods if pod.name not in {each.name for each in cluster}]
+    owner = submitter.metadata.controller
+    assert owner is not None
+    assert (owner.kind, owner.name, submitter.requests_chips) == ("Job", "train", False)
+    job = workloads.job_of(_workers(pods))
+    assert (job.size, job.min_available) == (2, 3)
+
+
+async def test_the_successor_of_a_failed_ray_worker_takes_its_place(workloads: Workloads) -> None:
+    await workloads.add_nodes(2)
+    await workloads.create(example("rayjob.yaml"))
+    cluster = await workloads.bound(3)
+    await workloads.run(cluster)
+    failed, other = _workers(cluster)
+    job = workloads.job_of([failed, other])
+    rank = job.rank_of(workloads.app.cluster.pods[failed.uid])
+    await workloads.fail(failed)
+
+    async def successor() -> Pod | None:
+        workers = [pod for pod in _workers(await workloads.pods()) if pod.uid not in {failed.uid, other.uid}]
+        return next((pod for pod in workers if pod.spec.node_name), None)
+
+    created = await workloads.eventually(successor, "the operator has replaced the pod, and its successor is bound")
+    assert (created.spec.node_name, chips(created)) == (failed.spec.node_name, 8)
+    assert job.rank_of(workloads.app.cluster.pods[created.uid]) == rank
+
+
+async def test_a_suspended_ray_job_holds_nothing(workloads: Workloads) -> None:
+    async def state() -> Any:
+        found = await asyncio.to_thread(workloads.cluster.api.get, RAY_JOB)
+        return found.get("status", {}).get("jobDeploymentStatus")
+
+    async def is_suspended() -> bool:
+        await workloads.end_terminating()
+        return await state() == "Suspended" and not await workloads.pods()
+
+    async def is_empty() -> bool:
+        await workloads.end_terminating()
+        return len(workloads.app.ledger) == 0
+
+    (ray_job,) = example("rayjob.yaml")
+    ray_job["spec"]["suspend"] = True
+    await workloads.add_nodes(2)
+    await workloads.create([ray_job])
+    await workloads.eventually(is_suspended, "the operator has seen that the RayJob is suspended")
+    assert len(workloads.app.ledger) == 0
+    await asyncio.to_thread(workloads.cluster.api.patch, RAY_JOB, {"spec": {"suspend": False}})
+    assert [chips(pod) for pod in _workers(await workloads.bound(3))] == [8, 8]
+    await asyncio.to_thread(workloads.cluster.api.patch, RAY_JOB, {"spec": {"suspend": True}})
+    await workloads.eventually(is_suspended, "the operator has deleted the pods of the suspended RayJob")
+    await workloads.eventually(is_empty, "the chips are free")
+
+
+def _workers(pods: list[Pod]) -> list[Pod]:
+    return [pod for pod in pods if pod.requests_chips]

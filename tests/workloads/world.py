@@ -30,7 +30,7 @@ EXAMPLES: Final = Path(__file__).parents[2] / "deploy" / "examples"
 TIMEOUT_S: Final = 40.0
 _MAKERS: Final = tuple(
     f"/apis/{each.partition('/')[0]}/v1/namespaces/default/{each.partition('/')[2]}"
-    for each in ("apps/deployments", "apps/replicasets", "apps/statefulsets", "batch/jobs")
+    for each in ("ray.io/rayclusters", "apps/deployments", "apps/replicasets", "apps/statefulsets", "batch/jobs")
 )
 
 
@@ -103,8 +103,29 @@ class Workloads:
         """Report bound pods as running and ready, as their kubelets would."""
         conditions = [{"type": "Ready", "status": "True"}]
         for pod in pods:
-            status = {"phase": "Running", "conditions": conditions}
-            await self.client.patch(PODS, pod.name, {"status": status}, namespace="default", subresource="status")
+            await self._report(pod, {"phase": "Running", "conditions": conditions})
+
+    async def fail(self, pod: Pod) -> None:
+        """Report a bound pod as failed, as its kubelet would."""
+        await self._report(pod, {"phase": "Failed", "conditions": [{"type": "Ready", "status": "False"}]})
+
+    async def _report(self, pod: Pod, status: dict[str, Any]) -> None:
+        await self.client.patch(PODS, pod.name, {"status": status}, namespace="default", subresource="status")
+
+    async def end_terminating(self) -> list[Pod]:
+        """Remove the pods that are terminating, as their kubelets would; return the others."""
+        pods = await self.client.list_objects(PODS, "default")
+        for pod in (pod for pod in pods if pod.is_terminating):
+            with suppress(NotFound, Conflict):
+                await self._remove(pod)
+        return [pod for pod in pods if not pod.is_terminating]
+
+    async def _remove(self, pod: Pod) -> None:
+        if pod.is_terminating:  # a controller keeps it, perhaps until a kubelet reports its end
+            body = {"metadata": {"finalizers": None}}
+            await self.client.patch(PODS, pod.name, body, namespace=pod.metadata.namespace)
+        path = f"{PODS.path(namespace=pod.metadata.namespace, name=pod.name)}?gracePeriodSeconds=0"
+        await self.client.request("DELETE", path)
 
     def job_of(self, pods: Sequence[Pod]) -> Job:
         """Return the one job, as the allocator recognises it, of several pods."""
@@ -128,6 +149,8 @@ class Workloads:
                     body = {"metadata": {"finalizers": None}}
                     await asyncio.to_thread(self.cluster.api.patch, path, body)
             for path in _MAKERS:
+                if not await asyncio.to_thread(self.cluster.api.answers, path):
+                    continue  # a kind that is not served here
                 if (await asyncio.to_thread(self.cluster.api.get, path))["items"]:
                     left.append(path)
                     await asyncio.to_thread(self.cluster.api.delete, f"{path}?propagationPolicy=Background")
@@ -135,11 +158,7 @@ class Workloads:
                 return False
             for pod in await self.client.list_objects(PODS, "default"):
                 with suppress(NotFound, Conflict):
-                    if pod.is_terminating:  # a controller keeps it, perhaps until a kubelet reports its end
-                        body = {"metadata": {"finalizers": None}}
-                        await self.client.patch(PODS, pod.name, body, namespace=pod.metadata.namespace)
-                    path = f"{PODS.path(namespace=pod.metadata.namespace, name=pod.name)}?gracePeriodSeconds=0"
-                    await self.client.request("DELETE", path)
+                    await self._remove(pod)
             return not await self.client.list_objects(PODS, "default")
 
         await self.eventually(gone, "no object is left")
