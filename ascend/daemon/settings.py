@@ -4,7 +4,7 @@
 """
 
 import argparse
-import difflib
+import json
 import os
 import re
 import sys
@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
@@ -193,6 +192,8 @@ def _invalid(error: ValidationError, fields: Collection[str]) -> InvalidValue:
         if each["type"] == "value_error":
             sentence = str(each["ctx"]["error"])
         elif each["type"] == "extra_forbidden":
+            import difflib  # only a misspelt setting needs it
+
             similar = difflib.get_close_matches(field, fields, n=1)
             sentence = f"there is no such setting{f'; did you mean {similar[0]}?' if similar else ''}"
         else:
@@ -220,12 +221,26 @@ def _undecodable(error: SettingsError, kind: type[BaseSettings]) -> InvalidValue
     return InvalidValue(f'{_INVALID}\n  {found[1]}: the variable {variable} must be JSON, like ["a", "b"]')
 
 
+def _yaml(text: str) -> object:
+    # Imported here: it takes 4 MiB of memory, and the chart's file is JSON, which is YAML too.
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from error
+
+
 def _read_file(path: Path) -> dict[str, object]:
     try:
-        content = yaml.safe_load(path.read_text())
+        text = path.read_text()
+        try:
+            content = json.loads(text)
+        except json.JSONDecodeError:
+            content = _yaml(text)
     except OSError as error:
         raise InvalidValue(f"--config: {path}: {error.strerror}") from error
-    except (ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise InvalidValue(f"--config: {path}: {error}") from error
     if content is None:
         return {}

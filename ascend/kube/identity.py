@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import yaml
-
 from ascend.addresses import join_address
 from ascend.errors import InvalidValue
 
@@ -118,6 +116,7 @@ class _Token:
 
 
 async def _kubeconfig(kubeconfig: str | None, context: str | None) -> Access:
+    import yaml
     from kubernetes.aio import client, config
 
     paths = kubeconfig_paths(kubeconfig)
@@ -156,6 +155,8 @@ async def _kubeconfig(kubeconfig: str | None, context: str | None) -> Access:
 
 def _not_a_kubeconfig(files: Sequence[Path]) -> str | None:
     """Return a sentence on the first file that is not even a YAML mapping; None if all are."""
+    import yaml
+
     for file in files:
         try:
             content = yaml.safe_load(file.read_text())

@@ -188,6 +188,7 @@ def _plugin_settings(
     volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
     name = volumes["settings"]["configMap"]["name"]
     (text,) = (item["data"]["settings.yaml"] for item in items if item["metadata"]["name"] == name)
+    json.loads(text)  # the plugin reads JSON without YAML's parser
     file = folder / "settings.yaml"
     file.write_text(text)
     arguments = [f"--config={file}", *plugin.get("args", [])]

@@ -20,7 +20,6 @@ from device_plugin.driver import ChipState
 from device_plugin.driver.simulated import SimulatedChip, SimulatedDriver, SimulatedServer, SimulatedVirtualNpu
 from device_plugin.driver.simulated_events import SimulatedEvents
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
-from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
 from tests.deploy.helm import CHART, REPOSITORY
 
 SANDBOX = REPOSITORY / "sandbox"
@@ -135,8 +134,7 @@ def test_the_values_accept_every_field_of_a_simulated_server() -> None:
     virtual = chip["vnpus"]["items"]["properties"]
     fault = schema["switch_faults"]["anyOf"][1]["items"]["properties"]
     switches = (fault, SimulatedSwitchFault)
-    events, telemetry = (each["anyOf"][1]["properties"] for each in (schema["events"], chip["telemetry"]))
+    events = schema["events"]["anyOf"][1]["properties"]
     assert set(events) == set(SimulatedEvents.__struct_fields__)
-    assert set(telemetry) == set(SimulatedTelemetry.__struct_fields__)
     for fields, struct in ((schema, SimulatedServer), (chip, SimulatedChip), (virtual, SimulatedVirtualNpu), switches):
         assert set(fields) == set(struct.__struct_fields__)

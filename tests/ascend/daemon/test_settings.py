@@ -1,5 +1,8 @@
 """Reading a program's settings, and the errors of wrong ones."""
 
+import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -96,3 +99,28 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert end.value.code == 0
     assert [flag for flag in ("--hold-s", "--config", "--version", "--log-level") if flag not in out] == []
+
+
+@pytest.mark.parametrize(("text", "loads_yaml"), [('{"log_level": "DEBUG"}', False), ("log_level: DEBUG", True)])
+def test_a_json_file_does_not_need_the_yaml_parser(tmp_path: Path, text: str, *, loads_yaml: bool) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    program = (
+        "import sys\n"
+        "import ascend.daemon.run, device_plugin.app\n"
+        "from ascend.daemon.settings import SettingsSource\n"
+        "from device_plugin.settings import Settings\n"
+        f"arguments = ['--config={file}', '--node-name=n1']\n"
+        "settings = SettingsSource(Settings, 'ascend-device-plugin', arguments).read()\n"
+        "print(settings.log_level, 'yaml' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == f"DEBUG {loads_yaml}\n", done.stderr
+
+
+@pytest.mark.parametrize("text", ["{", "a: [", "log_level: {}: 3"])
+def test_a_file_that_is_neither_json_nor_yaml_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidValue, match=re.escape(f"--config: {file}: ")):
+        SettingsSource(Settings, "program", [f"--config={file}"]).read()
