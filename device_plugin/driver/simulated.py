@@ -215,13 +215,13 @@ class SimulatedDriver:
         """
         if self._answer().events is None:
             raise DriverError("simulated chips announce no events")
-        announce(self._present_codes, on_event)
+        announce(self._new_codes, on_event)
 
-    def _present_codes(self) -> tuple[Codes, float]:
+    def _new_codes(self, noted: int) -> tuple[list[Codes], int, float]:
         with contextlib.suppress(DriverError):
             self._read()
         events = self._content.events if self._content is not None else None
-        return self._codes.shown(0.0), events.delay_s if events is not None else 0.0
+        return *self._codes.since(noted), events.delay_s if events is not None else 0.0
 
     def _chip(self, chip: ChipFacts) -> SimulatedChip:
         simulated = self._answer().chips.get(chip.phy_id)
