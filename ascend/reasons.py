@@ -281,6 +281,9 @@ class Reason(StrEnum):
     UNKNOWN_CHIP = ("UnknownChip", Category.ADMISSION, Actor.ADMINISTRATOR,
         "the pod's annotation names chips that the node does not have",
         "create the pod again; report it if it happens to pods that the allocator placed")
+    CHIP_RESETTING = ("ChipResetting", Category.ADMISSION, Actor.NOBODY,
+        "a chip of the pod is being reset, because it or a chip that is reset together with it has a fault",
+        "wait: its controller creates a new pod, which gets other chips, or these once they have started again")
     CHIP_UNHEALTHY = ("ChipUnhealthy", Category.ADMISSION, Actor.NOBODY,
         "a chip of the pod has become unhealthy since the pod was placed",
         "create the pod again: it gets other chips")

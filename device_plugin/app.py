@@ -7,7 +7,6 @@ on the kubelet can call.
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -34,6 +33,7 @@ from device_plugin.kubelet.pods_api import KubeletPods, pods_url
 from device_plugin.ledger.handovers import HandOver, HandOvers
 from device_plugin.ledger.node_pods import NodePod, NodePods
 from device_plugin.metrics import Metrics
+from device_plugin.parts import ChipSide, PodSide
 from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.cdi_file import Injector
@@ -41,12 +41,14 @@ from device_plugin.pods.claims import ClaimWriter, claim_annotations
 from device_plugin.pods.container_edits import ContainerEdits, detect
 from device_plugin.pods.reconciler import Reconciler
 from device_plugin.publish.device_info_configmap import DeviceInfoConfigMap
-from device_plugin.publish.node_object import NodeWriter
+from device_plugin.publish.node_object import NodeWriter, node_announcer
 from device_plugin.publish.order import PublishingOrder
 from device_plugin.publish.readmission_labels import CHIPS, PORTS, ReadmissionLabels
 from device_plugin.publish.reporter import Reporter
 from device_plugin.publish.restore import restore
 from device_plugin.publish.shown_chips import ShownChips
+from device_plugin.reset.hot_reset import HotReset, Knowledge
+from device_plugin.reset.muting import Muting
 from device_plugin.serving.instance_lock import InstanceLock
 from device_plugin.serving.registration import Registration
 from device_plugin.serving.servicer import DevicePluginServicer
@@ -57,31 +59,6 @@ from device_plugin.telemetry.meter import Meter
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 COMPONENT = "ascend-device-plugin"
-
-
-@dataclass(frozen=True, slots=True)
-class _ChipSide:
-    """Reads, judges and reports the chips."""
-
-    scanner: Scanner
-    health: HealthMonitor
-    meter: Meter
-    switches: SwitchMonitor
-    fault_config: FaultConfig
-    node_object: NodeWriter
-    config_map: DeviceInfoConfigMap
-    reporter: Reporter
-
-
-@dataclass(frozen=True, slots=True)
-class _PodSide:
-    """Gives the chips to pods."""
-
-    watch: Reflector[Pod]
-    claims: ClaimWriter
-    reconciler: Reconciler
-    lock: InstanceLock
-    registration: Registration
 
 
 class Plugin:
@@ -150,7 +127,7 @@ class Plugin:
     def _kubelet_pods_url(self) -> str:
         return self._settings.kubelet_pods_url or pods_url(self._host_ip)
 
-    async def _work(self, client: KubeClient, events: EventRecorder, chips: _ChipSide, pods: _PodSide) -> None:
+    async def _work(self, client: KubeClient, events: EventRecorder, chips: ChipSide, pods: PodSide) -> None:
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
             # What the start waits for is read in parallel: the driver, the pods, and what restore() reads.
@@ -182,12 +159,19 @@ class Plugin:
                     if pods.lock.is_still_ours():
                         await chips.reporter.sign_off()
 
-    async def _serve(self, client: KubeClient, chips: _ChipSide, pods: _PodSide, node: Node) -> None:
+    async def _serve(self, client: KubeClient, chips: ChipSide, pods: PodSide, node: Node) -> None:
         """Do what only one plugin per node may do at a time."""
         async with asyncio.TaskGroup() as tasks:
             start = self._starter(tasks)
             self._prepare()
             await pods.reconciler.restore()
+            if (options := self._settings.hot_reset_options) is not None:
+                known = Knowledge(self.snapshots, self.order.advertised, self.pods, self.handovers, pods.matcher)
+                reset = HotReset(
+                    self._driver, chips, known, options=options, metrics=self.metrics, earlier=node.metadata.annotations
+                )
+                await reset.prepare()
+                start("hot reset", reset.run())
             start("report watch", chips.config_map.watch().run())
             start("reconciler", pods.reconciler.run())
             start("shown chips", ShownChips(client, self._settings.node_name, self.order).run())
@@ -212,7 +196,7 @@ class Plugin:
 
         return start
 
-    async def _follow_settings(self, chips: _ChipSide) -> None:
+    async def _follow_settings(self, chips: ChipSide) -> None:
         if self._source is None:
             await asyncio.Event().wait()
             return
@@ -240,14 +224,10 @@ class Plugin:
             # Until it succeeds, every container is refused with this sentence.
             log.warning("containers can't get chips yet", reason=refusal.reason, error=refusal.message)
 
-    def _chip_side(self, client: KubeClient, events: EventRecorder) -> _ChipSide:
+    def _chip_side(self, client: KubeClient, events: EventRecorder) -> ChipSide:
         settings = self._settings
 
-        def announce(reason: str, sentence: str, warning: bool) -> None:  # noqa: FBT001 - a callback's plain word
-            # The kubelet's own Events about a Node have its name as uid, and `kubectl describe node` searches for that.
-            regarding = Regarding("Node", settings.node_name, uid=settings.node_name)
-            events.publish(regarding, reason, sentence, action="WatchHealth", warning=warning)
-
+        announce = node_announcer(events, settings.node_name)
         book = HealthBook(
             default_rules(),
             hold_s=settings.recovery_hold_s,
@@ -279,14 +259,23 @@ class Plugin:
             order=self.order,
             metrics=self.metrics,
         )
-        scanner = Scanner(self._driver, health, known=lambda: book.discovered_chips, period_s=settings.scan_period_s)
+        muting = Muting(health)
+        scanner = Scanner(self._driver, muting, known=lambda: book.discovered_chips, period_s=settings.scan_period_s)
         fault_config = FaultConfig(configure, announce)
-        meter = Meter(self._driver, self.snapshots, self.metrics, interval_s=settings.telemetry_interval_s)
+        meter = Meter(
+            self._driver,
+            self.snapshots,
+            self.metrics,
+            interval_s=settings.telemetry_interval_s,
+            off_limits=lambda: muting.muted,
+        )
         if settings.telemetry:
             self.metrics.registry.register(ChipMetrics(meter, scanner.state, self.handovers))
-        return _ChipSide(scanner, health, meter, switches, fault_config, node_object, config_map, reporter)
+        return ChipSide(
+            scanner, muting, announce, health, meter, switches, fault_config, node_object, config_map, reporter
+        )
 
-    def _pod_side(self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder) -> _PodSide:
+    def _pod_side(self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder) -> PodSide:
         settings = self._settings
         own = f"spec.nodeName={settings.node_name}"
         claims = ClaimWriter(client)
@@ -337,7 +326,7 @@ class Plugin:
         registration = Registration(
             settings.device_plugin_dir, make_servicer, self.metrics, on_new_kubelet=meet_new_kubelet
         )
-        return _PodSide(watch, claims, reconciler, lock, registration)
+        return PodSide(watch, claims, matcher, reconciler, lock, registration)
 
     def _inject(self, chips: tuple[int, ...]) -> ContainerEdits:
         return self._injector.inject(chips)  # a reload of the settings may replace the injector

@@ -49,6 +49,14 @@ class Metrics:
         self.telemetry_failures = counter(
             "ascend_dp_telemetry_failures", "Values of chips that could not be measured, by value", ["value"]
         )
+        self.hot_resets = counter(
+            "ascend_dp_hot_resets",
+            "Resets of chips by result: succeeded, failed, or cancelled before the driver was asked",
+            ["result"],
+        )
+        self.manual_resets = gauge(
+            "ascend_dp_chips_awaiting_manual_reset", "Chips that people have to reset (the Node's annotation ResetInfo)"
+        )
         self.settings_reloads = counter("ascend_dp_settings_reloads", "Reloads of the settings by result", ["result"])
         self.settings_awaiting_restart = gauge(
             "ascend_dp_settings_awaiting_restart", "Changed settings that take effect only after a restart"

@@ -2,17 +2,23 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ascend.daemon.settings import RELOADED, Address, DaemonSettings
+from device_plugin.driver.resetting import ResettingDriver
 from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.simulated_switches import SimulatedSwitches
 from device_plugin.driver.switches import SwitchDriver
 from device_plugin.driver.telemetry import MeasuringDriver
 from device_plugin.pods.container_edits import InjectionSetting
+from device_plugin.reset.steps import ResetOptions
+
+
+class FullDriver(MeasuringDriver, ResettingDriver, Protocol):
+    """A driver that does all the plugin needs."""
 
 
 class DriverSettings(BaseSettings):
@@ -38,7 +44,7 @@ class DriverSettings(BaseSettings):
         default=Path("/etc/ascend-affinity/simulated.json"), description="the simulated driver's file of chips"
     )
 
-    def make_driver(self, observe: Callable[[str, float], None] = lambda _call, _took_s: None) -> MeasuringDriver:
+    def make_driver(self, observe: Callable[[str, float], None] = lambda _call, _took_s: None) -> FullDriver:
         """Return the driver these settings name; it has not been called yet.
 
         Args:
@@ -137,6 +143,17 @@ class Settings(DriverSettings, DaemonSettings):
         description="whether the ConfigMaps reset-config-<job> and data-trace-<job> of the node's jobs are mirrored to "
         "folders of the node",
     )
+    hot_reset: Literal["off", "dry-run", "on"] = Field(
+        default="off",
+        description="whether chips whose faults end with a reset are reset while nobody uses them, or the chips that "
+        "are reset with them; dry-run only announces it",
+    )
+    hot_reset_idle_s: float = Field(
+        default=60.0, ge=0, le=86400, description="seconds for which nobody must have used the chips before a reset"
+    )
+    hot_resets_per_hour: int = Field(
+        default=2, ge=1, le=60, description="how often the same chips are reset within an hour, at most"
+    )
     reset_config_dir: Path = Field(
         default=Path("/user/restore/reset"), description="the folder to which reset-config-<job> is mirrored"
     )
@@ -160,6 +177,15 @@ class Settings(DriverSettings, DaemonSettings):
         default=":11251",
         description="the address of the probes and /metrics; without a host: every address, IPv6 included",
     )
+
+    @property
+    def hot_reset_options(self) -> ResetOptions | None:
+        """How chips are reset; None if they are not."""
+        if self.hot_reset == "off":
+            return None
+        return ResetOptions(
+            self.hot_reset == "dry-run", self.hot_reset_idle_s, self.hot_resets_per_hour, self.pod_resources_socket
+        )
 
     @model_validator(mode="after")
     def _reads_often_enough(self) -> Self:

@@ -46,6 +46,11 @@ class SandboxNode:
             setattr(server.chips[chip_id], name, value)
         save_server(server, self.state_file)
 
+    def edit_server(self, **fields: Any) -> None:
+        """Change fields of the simulated server, such as ``edit_server(delay_s=1.0)``."""
+        server = msgspec.json.decode(self.state_file.read_bytes(), type=SimulatedServer)
+        save_server(msgspec.structs.replace(server, **fields), self.state_file)
+
 
 class SandboxCluster:
     """A cluster in this process. Use as an async context manager.

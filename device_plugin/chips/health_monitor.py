@@ -4,7 +4,7 @@ A judgement can change with the driver's reports, an operator's order, the fault
 time: a debounce or a hold ends, or the driver stays silent.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -14,7 +14,7 @@ from device_plugin.chips.scanner import present_moment
 from device_plugin.driver import ChipState, FaultEvent, Inventory
 from device_plugin.health.fault_rules import FaultRules
 from device_plugin.health.health_book import HealthBook
-from device_plugin.health.snapshot import Chip, EarlierState, Moment, Snapshot
+from device_plugin.health.snapshot import RESETTING, Chip, EarlierState, Moment, Snapshot
 from device_plugin.ledger.handovers import HandOvers, running_chips, used_chips
 from device_plugin.ledger.node_pods import NodePods
 from device_plugin.metrics import Metrics
@@ -68,6 +68,7 @@ class HealthMonitor:
         self._running = False
         self._unknown: ChipSet = 0  # separated by an operator, and not on this node
         self._next_s: float | None = None
+        self._withheld: tuple[ChipSet, Mapping[str, str]] = (0, {})
 
     def discovered(self, server: Inventory, at: Moment) -> None:
         """Take over a discovery.
@@ -124,6 +125,16 @@ class HealthMonitor:
         self._book.restore(earlier, self._moment())
         self._known = self._book.discovered_chips
         self._changed.set(None)
+
+    def was_reset(self, chips: ChipSet) -> None:
+        """Take over that chips were reset."""
+        self._book.was_reset(chips, self._moment())
+        self._changed.set(None)
+
+    def withhold(self, chips: ChipSet, annotations: Mapping[str, str]) -> None:
+        """Judge at once: these chips are being reset, so they are unhealthy, and the Node has these annotations."""
+        self._withheld = (chips, annotations)
+        self._judge_now()
 
     def edited(self, added: ChipSet, removed: ChipSet) -> None:
         """Separate and release chips, by an operator's edit of ManuallySeparateNPU."""
@@ -185,6 +196,7 @@ class HealthMonitor:
         used = used_chips(self._pods, self._handovers)
         running = running_chips(self._pods, self._handovers)
         before, snapshot = self._snapshots.value, self._book.judge(at, used=used, running=running)
+        snapshot = snapshot.withholding(*self._withheld)
         self._next_s = self._book.next_s(at)
         unknown = snapshot.manually_separated & ~snapshot.all_chips
         if new := unknown & ~self._unknown:
@@ -201,7 +213,10 @@ class HealthMonitor:
         for chip in now.chips:
             # A new chip is compared with a healthy one: that it is healthy is not announced.
             old = earlier.get(chip.chip_id, Chip(chip.facts))
-            if chip.healthy != old.healthy:
+            if chip.healthy != old.healthy and RESETTING in {chip.reason, old.reason}:
+                to = "healthy" if chip.healthy else "unhealthy"
+                self._metrics.transitions.labels(to=to, reason=RESETTING).inc()  # announced as a step of the reset
+            elif chip.healthy != old.healthy:
                 reason, to = ("NPURecovered", "healthy") if chip.healthy else ("NPUUnhealthy", "unhealthy")
                 changes.setdefault((reason, not chip.healthy), []).append(chip)
                 self._metrics.transitions.labels(to=to, reason=chip.reason or old.reason).inc()

@@ -101,6 +101,10 @@ class Scanner:
         self._discover_at_s = self._renew_at_s = 0.0
         self.problem: str | None = "the driver has not been read yet"
         """Why no chip can be read; None while at least one can."""
+        self.muted: ChipSet = 0
+        """Chips that are not read: they are being reset."""
+        self.keeps_table = False
+        """Whether the driver must not be initialized again: a card that is being reset would not be listed."""
         self.turned_s = 0.0
         """When the loop last turned, on the event loop's clock; it turns even while the driver hangs."""
 
@@ -128,7 +132,8 @@ class Scanner:
                     self._listener.events_lost()
                 self._poll()
                 if now_s >= min(self._discover_at_s, self._renew_at_s) and self._discovering is None:
-                    self._discover(anew=now_s >= self._renew_at_s).add_done_callback(self._rediscovered)
+                    anew = now_s >= self._renew_at_s and not self.keeps_table
+                    self._discover(anew=anew).add_done_callback(self._rediscovered)
                 await asyncio.sleep(self.period_s)
         finally:
             if subscription is not None:
@@ -220,6 +225,19 @@ class Scanner:
                 self._readers[phy_id] = ChipReader(self._driver, chip)
         self._listener.discovered(server, self._moment())
 
+    async def initialize(self) -> None:
+        """Initialize the driver again, and take over what it lists.
+
+        Raises:
+            DriverError: it can't be initialized.
+        """
+        while self._discovering is not None:
+            await asyncio.wait((self._discovering,))
+        call = self._discover(anew=True)
+        call.add_done_callback(self._rediscovered)
+        await asyncio.wait((call,))
+        call.result()
+
     def _plan_discovery(self, server: Inventory) -> None:
         now_s = asyncio.get_running_loop().time()
         # A card that could not be read may answer soon.
@@ -245,9 +263,10 @@ class Scanner:
 
     def _poll(self) -> None:
         at = self._moment()
-        for reader in self._readers.values():
+        readers = [reader for phy_id, reader in self._readers.items() if not self.muted >> phy_id & 1]
+        for reader in readers:
             reader.poll(self._listener.polled, at, self._deadline_s)
-        problems = [reader.problem for reader in self._readers.values()]
+        problems = [reader.problem for reader in readers]
         self._note(problems[0] if problems and None not in problems else None)
 
     def _note(self, problem: str | None) -> None:

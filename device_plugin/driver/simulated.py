@@ -11,10 +11,10 @@ The file may be edited while the plugin runs::
 ``product`` is 910A, 910B or A3. An unhealthy chip has the faults listed; if none is listed, it has dropped off the bus.
 An unhealthy network is one more fault. ``delay_s`` delays the driver's answers (or the readings of one chip), ``error``
 makes every call fail with that text. Only ``product``, ``chips`` and the chips' ids are required. A server may have
-``driver_version``, ``super_pod_id``, ``server_index``, ``switch_faults`` (``simulated_switches``) and, if the driver
-announces faults, ``events`` (such as ``{"delay_s": 1.5, "code_delay_s": 0}``, ``simulated_events``), a chip
-``chip_name``, ``numa_node``, ``hbm_mb``, ``vnpus`` (such as ``[{"id": 100, "template": "vir02"}]``) and ``telemetry``
-(``simulated_telemetry``).
+``driver_version``, ``super_pod_id``, ``server_index``, ``switch_faults`` (``simulated_switches``), ``reset``
+(``simulated_resets``) and, if the driver announces faults, ``events`` (such as ``{"delay_s": 1.5, "code_delay_s": 0}``,
+``simulated_events``), a chip ``chip_name``, ``numa_node``, ``hbm_mb``, ``processes``, ``vnpus`` (such as
+``[{"id": 100, "template": "vir02"}]``) and ``telemetry`` (``simulated_telemetry``).
 
 As with the real driver, a chip has three more states. With ``"ready": false`` it is being reset: it does not answer,
 and if the driver is initialized meanwhile, its card is not listed until the driver is initialized again. With
@@ -26,15 +26,15 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 from ascend.annotations import UNKNOWN, ChipAddress
-from ascend.chips import MAX_CHIP_ID
+from ascend.chips import MAX_CHIP_ID, chip_ids
 from ascend.errors import DriverError
 from device_plugin.driver import (
     ChipFacts,
@@ -44,7 +44,9 @@ from device_plugin.driver import (
     Inventory,
     VirtualNpu,
 )
+from device_plugin.driver.reset_groups import reset_group
 from device_plugin.driver.simulated_events import CodeHistory, Codes, SimulatedEvents, announce
+from device_plugin.driver.simulated_resets import FaultyChip, SimulatedReset, SimulatedResets
 from device_plugin.driver.simulated_switches import SimulatedSwitchFault
 from device_plugin.driver.simulated_table import Table, initialize, listed
 from device_plugin.driver.simulated_telemetry import SimulatedTelemetry
@@ -87,24 +89,23 @@ class SimulatedVirtualNpu(msgspec.Struct, forbid_unknown_fields=True):
     template: str = ""
 
 
-class SimulatedChip(msgspec.Struct, forbid_unknown_fields=True):
+class SimulatedChip(FaultyChip, forbid_unknown_fields=True):
     """A chip in the file."""
 
     id: int
-    health: Health = "Healthy"
     network_health: Health = "Healthy"
-    fault_codes: list[str] = []
     ip: str = ""
     super_device_id: SuperDeviceId = 0
     delay_s: Delay = 0.0
     chip_name: str = ""
     numa_node: Count | None = None
     hbm_mb: Count | None = None
-    vnpus: list[SimulatedVirtualNpu] = []
+    vnpus: tuple[SimulatedVirtualNpu, ...] = ()
     ready: bool = True
     present: bool = True
     reachable: bool = True
     telemetry: SimulatedTelemetry | None = None
+    processes: tuple[Count, ...] = ()
 
 
 class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
@@ -119,6 +120,7 @@ class SimulatedServer(msgspec.Struct, forbid_unknown_fields=True):
     driver_version: str = "simulated"
     switch_faults: list[SimulatedSwitchFault] | None = None
     events: SimulatedEvents | None = None
+    reset: SimulatedReset = SimulatedReset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,11 @@ class _Content:
 
     identity: tuple[int, ...]
     inventory: Inventory
-    chips: dict[int, SimulatedChip]
+    chips: Mapping[int, SimulatedChip]
     delay_s: float
     error: str
     events: SimulatedEvents | None
+    reset: SimulatedReset
 
 
 class SimulatedDriver:
@@ -141,6 +144,7 @@ class SimulatedDriver:
         self._content: _Content | None = None
         self._table: Table | None = None
         self._codes = CodeHistory()
+        self._resets = SimulatedResets()
 
     def discover(self, *, anew: bool = False) -> Inventory:
         """Return the chips in the file.
@@ -223,6 +227,42 @@ class SimulatedDriver:
         events = self._content.events if self._content is not None else None
         return *self._codes.since(noted), events.delay_s if events is not None else 0.0
 
+    def partner_cards(self, server: Inventory) -> dict[int, int | None]:
+        """Return the pairs of cards of an A3 server: 0 and 4, 1 and 5, and so on."""
+        cards = {chip.card_id for chip in server.chips if chip.is_listed} if server.chip_type == "Ascend910A3" else ()
+        return {card: partner if (partner := (card + 4) % 8) in cards else None for card in cards}
+
+    def users(self, chip: ChipFacts) -> tuple[int, ...]:
+        """Return the processes of a chip in the file.
+
+        Raises:
+            DriverError: as for ``read``.
+        """
+        return self._chip(chip).processes
+
+    def reset(self, chip: ChipFacts) -> None:
+        """Reset a chip and those that are reset with it.
+
+        Raises:
+            DriverError: as for ``read``, or the file says that resets fail.
+        """
+        self._chip(chip)
+        content = self._answer()
+        time.sleep(content.reset.delay_s)
+        if content.reset.error:
+            raise DriverError(content.reset.error)
+        group = reset_group(content.inventory, chip, self.partner_cards(content.inventory))
+        self._resets.begin(self._read().chips, chip_ids(group or 0), content.reset)
+        self._note_codes(content.chips)
+
+    def has_started(self, chip: ChipFacts) -> bool:
+        """Return whether a chip has started since its last reset.
+
+        Raises:
+            DriverError: as for ``read``.
+        """
+        return self._chip(chip).ready and self._resets.has_started(chip.phy_id)
+
     def _chip(self, chip: ChipFacts) -> SimulatedChip:
         simulated = self._answer().chips.get(chip.phy_id)
         if simulated is None:
@@ -236,7 +276,7 @@ class SimulatedDriver:
         time.sleep(content.delay_s)
         if content.error:
             raise DriverError(content.error)
-        return content
+        return replace(content, chips=self._resets.apply(content.chips))
 
     def _read(self) -> _Content:
         # Threads may call this at the same time: each uses what another has read, or reads the same again.
@@ -268,9 +308,14 @@ class SimulatedDriver:
             super_pod_id=server.super_pod_id,
             server_index=server.server_index,
         )
-        self._codes.note({chip_id: _fault_codes(chip) for chip_id, chip in chips.items()})
-        self._content = content = _Content(identity, inventory, chips, server.delay_s, server.error, server.events)
+        self._note_codes(chips)
+        self._content = content = _Content(
+            identity, inventory, chips, server.delay_s, server.error, server.events, server.reset
+        )
         return content
+
+    def _note_codes(self, chips: Mapping[int, SimulatedChip]) -> None:
+        self._codes.note({chip_id: _fault_codes(chip) for chip_id, chip in self._resets.apply(chips).items()})
 
     def _check(self, chip: SimulatedChip) -> None:
         if not 0 <= chip.id <= MAX_CHIP_ID:

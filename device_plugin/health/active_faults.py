@@ -112,6 +112,12 @@ class ActiveFaults:
         for known in self._evidence.values():
             known.announced, known.event_s, known.is_listed = None, -math.inf, True
 
+    def was_reset(self, at: Moment) -> Iterator[FaultTransition]:
+        """Forget what was announced before a reset of the chip: the next reading says which faults there are."""
+        self.lose_events()
+        if self._by_events:
+            yield from self._reset(at)
+
     # Events.
 
     def announce(self, event: FaultEvent, at: Moment) -> Iterator[FaultTransition]:

@@ -65,6 +65,10 @@ class ChipHealth:
         """Apply an event of this chip."""
         self._apply(self._faults.announce(event, at), policy)
 
+    def was_reset(self, at: Moment, policy: Policy) -> None:
+        """Take over that the chip was reset."""
+        self._apply(self._faults.was_reset(at), policy)
+
     def lose_events(self) -> None:
         """Believe readings alone until the next event."""
         self._faults.lose_events()

@@ -118,6 +118,14 @@ class HealthBook:
             chip.announce(event, at, self._policy)
             chip.settle(now.mono_s, self._policy)
 
+    def was_reset(self, chips: ChipSet, at: Moment) -> None:
+        """Take over that chips were reset: what was announced before is over unless it is read again."""
+        now = self._turn_to(at)
+        for phy_id in chip_ids(chips):
+            if (chip := self._chips.get(phy_id)) is not None:
+                chip.settle(now.mono_s, self._policy)
+                chip.was_reset(at, self._policy)
+
     def events_lost(self) -> None:
         """Believe readings alone, because the driver announced too many events."""
         for chip in self._chips.values():

@@ -1,7 +1,7 @@
 """The chips of this node as last judged: immutable values, from which every answer of the plugin is made."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from ascend.annotations import ChipAddress
@@ -10,6 +10,11 @@ from device_plugin.driver import ChipFacts, Inventory
 from device_plugin.health.levels import Level
 
 UpgradeKind: TypeAlias = Literal["FaultFrequency", "FaultDuration", "FaultAutofill"]
+
+RESETTING = "Resetting"
+"""Why a chip without a fault is unhealthy: it is withheld, because it is reset together with others."""
+
+RESETTING_SENTENCE = "it is withheld: it or a chip beside it is being reset, or has not started yet"
 
 NO_CODE = 0
 """The code of an upgrade reason without a fault: an operator separated the chip."""
@@ -132,6 +137,11 @@ class Chip:
         """Whether the chip can be used, as reported to the kubelet."""
         return not self.reason
 
+    @property
+    def healthy_by_itself(self) -> bool:
+        """Whether nothing is wrong with the chip, although it may be withheld because chips are being reset."""
+        return not self.reason or (self.reason == RESETTING and not self.in_doubt)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -148,6 +158,8 @@ class Snapshot:
         network_awaiting_readmission: chips whose network port an operator has to readmit.
         used: chips that pods held when the chips were judged: the health of a chip can depend on its use.
         running: those that pods ran with, or were about to; a pod that is only bound does not have its chips yet.
+        recovering: chips that are withheld because they are being reset, or start.
+        reset_annotations: annotations of the Node about resets; empty if there are none to write.
     """
 
     server: Inventory
@@ -158,6 +170,33 @@ class Snapshot:
     network_awaiting_readmission: ChipSet = 0
     used: ChipSet = 0
     running: ChipSet = 0
+    recovering: ChipSet = 0
+    reset_annotations: Mapping[str, str] = field(default_factory=dict)
+
+    def withholding(self, chips: ChipSet, annotations: Mapping[str, str]) -> "Snapshot":
+        """Return the snapshot with these chips out of use because they are being reset.
+
+        Args:
+            chips: the chips; one that is unhealthy keeps its reason.
+            annotations: of the Node, about resets.
+        """
+        judged = tuple(
+            replace(chip, reason=RESETTING, sentence=RESETTING_SENTENCE)
+            if chips >> chip.chip_id & 1 and (chip.healthy or chip.in_doubt)
+            else chip
+            for chip in self.chips
+        )
+        return replace(self, chips=judged, recovering=chips & self.all_chips, reset_annotations=annotations)
+
+    @property
+    def healthy_by_themselves(self) -> ChipSet:
+        """The chips that are healthy, withheld or not."""
+        return chip_set(chip.chip_id for chip in self.chips if chip.healthy_by_itself)
+
+    @property
+    def only_withheld(self) -> ChipSet:
+        """The chips without faults that are unhealthy because they are being reset."""
+        return chip_set(chip.chip_id for chip in self.chips if chip.reason == RESETTING)
 
     @property
     def all_chips(self) -> ChipSet:
@@ -188,8 +227,9 @@ class Snapshot:
         """The unhealthy chips, without those that a pod runs with although no fault of them is known.
 
         Readers take a pod with an unhealthy chip for faulty, and delete it (docs/spec/rescheduling.md#faulty-pods).
+        Chips without a fault that are withheld are reported as recovering.
         """
-        return self.unhealthy & ~(self.in_doubt & self.running)
+        return self.unhealthy & ~(self.in_doubt & self.running) & ~self.only_withheld
 
     @property
     def reported_network_unhealthy(self) -> ChipSet:

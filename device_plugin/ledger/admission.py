@@ -111,8 +111,7 @@ def chips_for(
     wanted = pod.grant.chip_set
     if unknown := wanted & ~snapshot.all_chips:
         raise Refusal(Reason.UNKNOWN_CHIP, f"this node has no {join_names(chip_ids(unknown))}")
-    if unhealthy := wanted & ~snapshot.healthy:
-        raise Refusal(Reason.CHIP_UNHEALTHY, f"{_named(unhealthy, 'is', 'are')} unhealthy")
+    _check_health(wanted, snapshot)
     holders = dict(handed)
     for other in pods:
         if other.count and other.live and other.order < pod.order and not other.past_admission:
@@ -123,6 +122,13 @@ def chips_for(
     if barred := wanted & snapshot.closed_to_new_pods & ~own:
         raise Refusal(Reason.CHIP_UNHEALTHY, f"{_named(barred, 'has', 'have')} a fault that bars new use")
     return pod.grant.chips
+
+
+def _check_health(wanted: ChipSet, snapshot: Snapshot) -> None:
+    if resetting := wanted & snapshot.recovering:
+        raise Refusal(Reason.CHIP_RESETTING, f"{_named(resetting, 'is', 'are')} being reset")
+    if unhealthy := wanted & ~snapshot.healthy:
+        raise Refusal(Reason.CHIP_UNHEALTHY, f"{_named(unhealthy, 'is', 'are')} unhealthy")
 
 
 def _named(chips: ChipSet, singular: str, plural: str) -> str:

@@ -91,6 +91,11 @@ class AdmissionMatcher:
         """Note that a kubelet, which may have just started, is about to be sent our devices."""
         self._unoffered.begin()
 
+    @property
+    def is_admitting(self) -> bool:
+        """Whether a call of the kubelet is being answered."""
+        return self._one_at_a_time.locked()
+
     async def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> list[str]:
         """Return the preferred device ids for the container under admission; empty if in doubt.
 

@@ -20,6 +20,7 @@ from ascend.annotations import (
 from ascend.errors import ApiError, Unreachable
 from ascend.kube.backoff import Backoff
 from ascend.kube.client import KubeClient
+from ascend.kube.events import EventRecorder, Regarding
 from ascend.kube.objects import NODES, Node
 from device_plugin.driver import Inventory
 from device_plugin.health.snapshot import Snapshot
@@ -78,7 +79,19 @@ def node_annotations(snapshot: Snapshot) -> dict[str, str]:
         SUPER_POD_ID: str(snapshot.server.super_pod_id),
         SERVER_INDEX: str(snapshot.server.server_index),
         SERVER_TYPE: "A3" if snapshot.server.chip_type == "Ascend910A3" else "",
+        **snapshot.reset_annotations,
     }
+
+
+def node_announcer(events: EventRecorder, node: str) -> Callable[[str, str, bool], None]:
+    """Return a callback that publishes Events about a Node: reason, sentence, and whether it is a warning."""
+    # The kubelet's own Events about a Node have its name as uid, and `kubectl describe node` searches for that.
+    regarding = Regarding("Node", node, uid=node)
+
+    def announce(reason: str, sentence: str, warning: bool) -> None:  # noqa: FBT001 - a callback's plain word
+        events.publish(regarding, reason, sentence, action="WatchHealth", warning=warning)
+
+    return announce
 
 
 class NodeWriter:

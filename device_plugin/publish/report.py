@@ -35,6 +35,7 @@ def make_report(snapshot: Snapshot, update_time_s: int, switches: SwitchReport |
     return DeviceReport(
         free=snapshot.healthy & ~snapshot.used,
         unhealthy=snapshot.reported_unhealthy,
+        recovering=snapshot.recovering,
         network_unhealthy=snapshot.reported_network_unhealthy,
         update_time_s=update_time_s,
         faults=tuple(fault for chip in snapshot.chips for fault in _faults(snapshot, chip)),

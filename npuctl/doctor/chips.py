@@ -9,6 +9,7 @@ from typing import Final
 from ascend.chips import chip_name
 from ascend.errors import DriverError
 from ascend.grammar import count
+from device_plugin.driver import Driver
 from device_plugin.driver.dcmi.file_permissions import resolve_protected
 from device_plugin.driver.dcmi.library import find
 from device_plugin.inventory.entries import Scan
@@ -16,6 +17,9 @@ from device_plugin.inventory.inspector import CHIP_S, DISCOVER_S, Inspector
 from device_plugin.pods.container_edits import CDI_FILE, MANAGER_NODE, RUNTIME_MARK, detect
 from device_plugin.settings import Settings
 from npuctl.doctor.finding import Check, Finding, ok, problem, warning
+from npuctl.doctor.resets import check_resets
+
+RESETS_S: Final = 60.0
 
 RUNTIME: Final = Path("/usr/local/Ascend/Ascend-Docker-Runtime/ascend-docker-runtime")
 """Where the installer of ascend-docker-runtime puts it."""
@@ -24,13 +28,19 @@ RUNTIME: Final = Path("/usr/local/Ascend/Ascend-Docker-Runtime/ascend-docker-run
 def checks(settings: Settings, environment: Mapping[str, str]) -> list[Check]:
     """Return the checks; each one can explain the findings of the next."""
     scans: list[Scan] = []
+    driver = settings.make_driver()
 
     def device_nodes() -> Sequence[Finding]:
         return check_device_nodes(settings, [chip.phy_id for scan in scans for chip in scan.server.chips], environment)
 
     return [
         Check("driver library", lambda: check_library(settings, environment), deadline_s=15.0),
-        Check("chips", lambda: check_chips(settings, scans.append), deadline_s=DISCOVER_S + CHIP_S + 5.0),
+        Check("chips", lambda: check_chips(settings, driver, scans.append), deadline_s=DISCOVER_S + CHIP_S + 5.0),
+        Check(
+            "resets",
+            lambda: check_resets(settings, driver, lambda: scans[-1].snapshot if scans else None),
+            deadline_s=RESETS_S,
+        ),
         Check("device nodes", device_nodes),
         Check("containers", lambda: check_injection(settings, environment)),
     ]
@@ -52,10 +62,10 @@ def check_library(settings: Settings, environment: Mapping[str, str]) -> Sequenc
     return [ok(f"found at {path}")]
 
 
-async def check_chips(settings: Settings, found: Callable[[Scan], None]) -> Sequence[Finding]:
+async def check_chips(settings: Settings, driver: Driver, found: Callable[[Scan], None]) -> Sequence[Finding]:
     """Check that the driver answers, and the health of each chip."""
     try:
-        scan = await Inspector(settings.make_driver()).scan()
+        scan = await Inspector(driver).scan()
     except DriverError as error:
         advice = "`npu-smi info` calls the same driver; `dmesg` may say more"
         return [problem(error.message, "" if settings.driver == "simulated" else advice)]

@@ -10,6 +10,7 @@
 enum {
     DCMI_OK = 0,
     DCMI_INVALID_PARAMETER = -8001,
+    DCMI_NOT_PERMITTED = -8002,
     DCMI_INTERNAL = -8005,
     DCMI_TIMED_OUT = -8006,
     DCMI_INVALID_DEVICE = -8007,
@@ -151,6 +152,15 @@ struct event_filter {
     uint8_t resv[32];
 };
 
+struct proc_mem_info {
+    int proc_id;
+    unsigned long proc_mem_usage;
+};
+
+enum { DCMI_INBAND = 1 };
+enum { DCMI_STARTED = 16 };
+enum { DCMI_MAX_PROCESSES = 64 };
+
 typedef void (*event_handler)(struct event *);
 
 int dcmi_init(void);
@@ -177,6 +187,10 @@ int dcmi_get_device_frequency(int card, int device, int kind, unsigned int *freq
 int dcmi_get_device_network_health(int card, int device, unsigned int *result);
 int dcmi_get_device_die_v2(int card, int device, int type, struct die_id *die);
 int dcmi_set_multi_die_policy(int policy);
+int dcmi_get_device_resource_info(int card, int device, struct proc_mem_info *processes, int *count);
+int dcmi_get_device_boot_status(int card, int device, int *status);
+int dcmi_get_netdev_brother_device(int card, int device, int *brother);
+int dcmi_set_device_reset(int card, int device, int channel);
 int dcmi_subscribe_fault_event(int card, int device, struct event_filter filter, event_handler handler);
 
 #endif

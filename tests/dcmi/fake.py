@@ -63,6 +63,9 @@ class FakeChip:
     dropped: bool = False
     absent: bool = False
     lost: bool = False
+    processes: Iterable[int] = ()
+    held: bool = False
+    boot: int = 16
 
     _changed: Callable[[], None] | None = None
 
@@ -77,7 +80,8 @@ class FakeChip:
         words = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_changed"}
         words["codes"] = ",".join(f"{code:X}:{severity}" for code, severity in severities.items())
         words["vnpus"] = ",".join(f"{vdev_id}:{template}" for vdev_id, template in self.vnpus.items())
-        words |= {name: int(words[name]) for name in ("dropped", "absent", "lost")}
+        words |= {name: int(words[name]) for name in ("dropped", "absent", "lost", "held")}
+        words["processes"] = ",".join(map(str, self.processes))
         return "chip " + " ".join(f"{key}={value}" for key, value in words.items() if value not in {None, ""})
 
 
@@ -142,6 +146,10 @@ class FakeDcmi:
         self.serialise = False
         self.event_delay_s = 0.0
         self.code_delay_s = 0.0
+        self.down_s = 0.1
+        self.boot_s = 0.1
+        self.keep_faults = False
+        self.lone_cards = False
         shutil.copy(library if library is not None else compiler.fake_library(), self.library)
         self.library.chmod(0o755)
         for chip in chips:
@@ -157,7 +165,10 @@ class FakeDcmi:
         return next(each for each in self._chips if each.phy == phy)
 
     def set(self, **options: object) -> None:
-        """Change ``version``, ``lose_events``, ``serialise``, ``event_delay_s`` or ``code_delay_s``."""
+        """Change ``version``, ``lose_events``, ``serialise``, ``event_delay_s`` or ``code_delay_s``.
+
+        For resets: ``down_s``, ``boot_s``, ``keep_faults`` or ``lone_cards``.
+        """
         for name, value in options.items():
             setattr(self, name, value)
         self.save()
@@ -169,6 +180,11 @@ class FakeDcmi:
             lines += [
                 f"event_delay {round(self.event_delay_s * 1000)}",
                 f"code_delay {round(self.code_delay_s * 1000)}",
+                f"resets {self._state.with_name('resets')}",
+                f"down {round(self.down_s * 1000)}",
+                f"boot {round(self.boot_s * 1000)}",
+                *["keep_faults"] * self.keep_faults,
+                *["lone_cards"] * self.lone_cards,
             ]
             lines += ["serialise"] * self.serialise + ["lose_events"] * self.lose_events + self._rules + self._events
             scratch = self._state.with_suffix(".new")

@@ -23,6 +23,9 @@
  *       dropped=1                           being reset: listed by the kernel, and answers nothing
  *       absent=1                            off the bus: the kernel does not list it
  *       lost=1                              the driver can't reach it: its health is 3, and its codes stay as they are
+ *       processes=PID,...                   the processes that use it
+ *       held=1                              a container holds it, even if no process uses it at present
+ *       boot=N                              its boot status (default: 16, started)
  *   fail FUNCTION CARD DEVICE CODE          the function returns CODE; FUNCTION, CARD, DEVICE may be *
  *   delay FUNCTION CARD DEVICE MS           the function takes MS longer; removing the line ends a pending delay
  *   serialise                               a call waits until those before it have ended, as in some drivers
@@ -30,6 +33,11 @@
  *   event_delay MS                          events are sent this much later, in their order
  *   code_delay MS                           health and error codes are those of this much earlier
  *   event SERIAL LOGIC HEX ASSERTION SEVERITY [TYPE]    an extra event, sent once, in ascending order of SERIAL
+ *   resets FILE                             the state of resets, shared by all programs that use this fake
+ *   down MS                                 how long chips answer nothing after a reset (default: 100)
+ *   boot MS                                 how long they start afterwards (default: 100)
+ *   keep_faults                             faults survive a reset
+ *   lone_cards                              no card of an A3 server is reset together with another
  *   count FILE                              count calls in FILE: records of a name (56 bytes) and a number (8 bytes);
  *                                           the last one, "races", is described below
  *
@@ -52,6 +60,9 @@
  *     the call finds no card.
  *   - dcmi_get_device_errorcode_v2 replaces most errors by -8005.
  *   - An error during dcmi_init() leaves the table empty.
+ *   - dcmi_set_device_reset() resets all chips of a 910B whose chips are linked, both cards of a pair on A3, the ring of a
+ *     910A. It returns before the chips have started. A library that resets a chip that anybody holds, or begins a reset
+ *     during another, ends the process: no test can overlook that.
  */
 #define _GNU_SOURCE
 #include "dcmi_abi.h"
@@ -112,7 +123,11 @@
     X(dcmi_get_device_network_health)                                                                                  \
     X(dcmi_get_device_die_v2)                                                                                          \
     X(dcmi_set_multi_die_policy)                                                                                       \
-    X(dcmi_subscribe_fault_event)
+    X(dcmi_subscribe_fault_event)                                                                                      \
+    X(dcmi_get_device_resource_info)                                                                                   \
+    X(dcmi_get_device_boot_status)                                                                                     \
+    X(dcmi_get_netdev_brother_device)                                                                                  \
+    X(dcmi_set_device_reset)
 
 #define AS_ENUM(name) F_##name,
 #define AS_TEXT(name) #name,
@@ -137,7 +152,8 @@ struct chip {
     uint32_t utilization, vector, overall, hbm_percent, hbm_rate, network, die, voltage, frequency;
     int hbm_temp, temperature, power;
     char ip[64], affinity[64], bdf[32];
-    bool in_pod, dropped, absent, lost;
+    bool in_pod, dropped, absent, lost, held, starting;
+    int boot, processes[DCMI_MAX_PROCESSES], process_count;
     uint32_t sdid, pod, server;
     struct code codes[MAX_CODES];
     int code_count;
@@ -161,7 +177,9 @@ struct state {
     int chip_count;
     struct rule fails[MAX_RULES], delays[MAX_RULES];
     int fail_count, delay_count;
-    bool serialise, lose_events;
+    bool serialise, lose_events, keep_faults, lone_cards;
+    int down_ms, boot_ms;
+    char reset_file[4096];
     int event_delay_ms, code_delay_ms;
     struct own_event events[MAX_EVENTS];
     int event_count;
@@ -188,6 +206,12 @@ struct running {
     int64_t began_us;
 };
 
+/* What a reset did to the chip with a logic id. Times are those of the machine, so that another process knows them. */
+struct reset {
+    int64_t down_until_us, started_us;
+    uint64_t codes; /* the faults that it ended, see hash_codes() */
+};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all variables below */
 static struct state *now;
 static struct past past[MAX_PAST]; /* oldest first */
@@ -202,6 +226,8 @@ static struct running calls[MAX_CALLS];
 static unsigned long generation; /* how often `now` was replaced */
 static struct stat read_from;
 static struct counter *counters;
+static struct reset *resets; /* by logic id */
+static bool resetting;
 static event_handler handler;
 static bool subscription_used;
 static struct state *announced; /* the state as announced to the handler */
@@ -246,6 +272,14 @@ static bool read_chip_key(struct chip *chip, const char *key, char *value) {
     else if (!strcmp(key, "health")) chip->health = (uint32_t)strtoul(value, NULL, 0);
     else if (!strcmp(key, "dropped")) chip->dropped = atoi(value) != 0;
     else if (!strcmp(key, "absent")) chip->absent = atoi(value) != 0;
+    else if (!strcmp(key, "held")) chip->held = atoi(value) != 0;
+    else if (!strcmp(key, "boot")) chip->boot = atoi(value);
+    else if (!strcmp(key, "processes")) {
+        for (char *part = strtok_r(value, ",", &rest); part; part = strtok_r(NULL, ",", &rest)) {
+            if (chip->process_count == DCMI_MAX_PROCESSES) return false;
+            chip->processes[chip->process_count++] = atoi(part);
+        }
+    }
     else if (!strcmp(key, "lost")) chip->lost = atoi(value) != 0;
     else if (!strcmp(key, "codes")) {
         for (char *part = strtok_r(value, ",", &rest); part; part = strtok_r(NULL, ",", &rest)) {
@@ -273,6 +307,7 @@ static bool read_chip(struct state *state, char *words) {
     char *rest = NULL;
     if (state->chip_count == MAX_CHIPS) return false;
     struct chip *chip = &state->chips[state->chip_count++];
+    chip->boot = DCMI_STARTED;
     for (char *word = strtok_r(words, " \t", &rest); word; word = strtok_r(NULL, " \t", &rest)) {
         char *value = strchr(word, '=');
         if (!value) return false;
@@ -328,6 +363,11 @@ static bool read_line(struct state *state, char *line) {
     if (!strcmp(word, "lose_events")) return state->lose_events = true;
     if (!strcmp(word, "event_delay")) return state->event_delay_ms = atoi(words), true;
     if (!strcmp(word, "code_delay")) return state->code_delay_ms = atoi(words), true;
+    if (!strcmp(word, "resets")) return copy_text(state->reset_file, sizeof state->reset_file, words), true;
+    if (!strcmp(word, "down")) return state->down_ms = atoi(words), true;
+    if (!strcmp(word, "boot")) return state->boot_ms = atoi(words), true;
+    if (!strcmp(word, "keep_faults")) return state->keep_faults = true;
+    if (!strcmp(word, "lone_cards")) return state->lone_cards = true;
     if (!strcmp(word, "event")) return read_event(state, words);
     return false;
 }
@@ -336,6 +376,7 @@ static struct state *read_state(FILE *file, const char *path) {
     struct state *state = calloc(1, sizeof *state);
     char *line = NULL;
     size_t room = 0;
+    if (state) state->down_ms = state->boot_ms = 100;
     for (int number = 1; state && getline(&line, &room, file) >= 0; number++) {
         if (!read_line(state, line)) fprintf(stderr, "fake libdcmi: %s line %d makes no sense\n", path, number);
     }
@@ -356,6 +397,17 @@ static void map_counters(const char *path) {
                 copy_text(counters[each].name, sizeof counters[each].name, FUNCTION_NAMES[each]);
             copy_text(counters[FUNCTION_COUNT].name, sizeof counters[FUNCTION_COUNT].name, "races");
         }
+    }
+    close(file);
+}
+
+static void map_resets(const char *path) {
+    if (resets || !*path) return;
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (file < 0) return;
+    if (ftruncate(file, MAX_CHIPS * sizeof *resets) == 0) {
+        void *mapped = mmap(NULL, MAX_CHIPS * sizeof *resets, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (mapped != MAP_FAILED) resets = mapped;
     }
     close(file);
 }
@@ -405,6 +457,27 @@ static void refresh(void) {
     now = state;
     generation++;
     map_counters(now->count_file);
+    map_resets(now->reset_file);
+}
+
+static uint64_t hash_codes(const struct chip *chip) {
+    uint64_t hash = 1;
+    for (int each = 0; each < chip->code_count; each++) hash = hash * 1000003 + chip->codes[each].id;
+    return hash;
+}
+
+/* With the lock held: change a copy of a chip to what its last reset has made of it. */
+static void after_reset(struct chip *chip) {
+    if (!resets || chip->logic < 0 || chip->logic >= MAX_CHIPS) return;
+    const struct reset *reset = &resets[chip->logic];
+    if (!reset->started_us) return;
+    int64_t at_us = clock_us();
+    if (reset->codes && reset->codes == hash_codes(chip)) chip->code_count = 0;
+    chip->dropped |= at_us < reset->down_until_us;
+    chip->starting = at_us < reset->started_us;
+    if (!chip->starting) return;
+    int64_t left = reset->started_us - at_us, all = reset->started_us - reset->down_until_us;
+    chip->boot = chip->dropped ? 0 : left * 3 > all * 2 ? 1 : left * 3 > all ? 2 : 3;
 }
 
 /* ---- a call ---- */
@@ -448,6 +521,7 @@ static int chip_in_table(int card, int device, struct chip *chip) {
         if (!found) return DCMI_INVALID_DEVICE;
         *chip = *found;
         if (now->code_delay_ms) delay_codes(chip);
+        after_reset(chip);
         return DCMI_OK;
     }
     return DCMI_INVALID_PARAMETER;
@@ -528,8 +602,9 @@ static void add_card(int card) {
     struct card entry = {.card = card};
     int answering = 0;
     for (int each = 0; each < now->chip_count; each++) {
-        const struct chip *chip = &now->chips[each];
+        struct chip copy = now->chips[each], *chip = &copy;
         if (chip->card != card || chip->absent) continue;
+        after_reset(chip);
         bool answers = !chip->dropped && !chip->lost;
         answering += answers;
         if (answers && chip->device >= 0 && chip->device < DCMI_MAX_DEVICES) entry.logic[chip->device] = chip->logic;
@@ -793,6 +868,84 @@ static int error_codes(int card, int device, int *count, unsigned int *codes, un
 EXPORT int dcmi_get_device_errorcode_v2(int card, int device, int *count, unsigned int *codes, unsigned int size) {
     int code = error_codes(card, device, count, codes, size);
     return code == DCMI_OK || code == DCMI_INVALID_PARAMETER || code == DCMI_UNSUPPORTED ? code : DCMI_INTERNAL;
+}
+
+/* ---- resets ---- */
+
+EXPORT int dcmi_get_device_resource_info(int card, int device, struct proc_mem_info *processes, int *count) {
+    struct chip chip;
+    BEGIN(dcmi_get_device_resource_info, card, device, &chip);
+    /* Like the real library: as many as there are, whatever space the caller has. */
+    for (*count = 0; *count < chip.process_count; ++*count)
+        processes[*count] = (struct proc_mem_info){chip.processes[*count], 1 << 20};
+    return DCMI_OK;
+}
+
+EXPORT int dcmi_get_device_boot_status(int card, int device, int *status) {
+    struct chip chip;
+    BEGIN(dcmi_get_device_boot_status, card, device, &chip);
+    *status = chip.boot;
+    return DCMI_OK;
+}
+
+/* With the lock held. */
+static bool is_linked_pair(int card, int other) {
+    return card == other || (!now->lone_cards && card / 4 != other / 4 && card % 4 == other % 4);
+}
+
+EXPORT int dcmi_get_netdev_brother_device(int card, int device, int *brother) {
+    struct chip chip;
+    BEGIN(dcmi_get_netdev_brother_device, card, device, &chip);
+    if (strcmp(chip.name, "Ascend910")) return DCMI_UNSUPPORTED;
+    pthread_mutex_lock(&lock);
+    *brother = now->lone_cards ? -1 : card < 4 ? card + 4 : card - 4;
+    pthread_mutex_unlock(&lock);
+    return DCMI_OK;
+}
+
+/* With the lock held. */
+static bool is_reset_with(const struct chip *chip, const struct chip *other) {
+    bool single = chip->board == 0x28 || chip->board == 0x29 || chip->board == 0x33 || chip->board == 0x3c;
+    if (!strcmp(chip->name, "Ascend910")) return is_linked_pair(chip->card, other->card);
+    if (!strncmp(chip->name, "910B", 4)) return !single || chip->logic == other->logic;
+    return chip->logic / 4 == other->logic / 4;
+}
+
+static void refuse_loudly(const char *why, int logic) {
+    fprintf(stderr, "fake libdcmi: the chip with logic id %d is reset although %s\n", logic, why);
+    abort();
+}
+
+/* With the lock held: reset the chips that are reset with this one. */
+static void reset_group(const struct chip *chip) {
+    int64_t down_until_us = clock_us() + 1000 * (int64_t)now->down_ms;
+    for (int each = 0; each < now->chip_count; each++) {
+        const struct chip *other = &now->chips[each];
+        if (!is_reset_with(chip, other) || other->logic >= MAX_CHIPS) continue;
+        if (other->process_count) refuse_loudly("a process uses it", other->logic);
+        if (other->held) refuse_loudly("a container holds it", other->logic);
+        resets[other->logic] = (struct reset){
+            .down_until_us = down_until_us,
+            .started_us = down_until_us + 1000 * (int64_t)now->boot_ms,
+            .codes = now->keep_faults ? 0 : hash_codes(other),
+        };
+    }
+}
+
+EXPORT int dcmi_set_device_reset(int card, int device, int channel) {
+    struct chip chip;
+    pthread_mutex_lock(&lock);
+    if (resetting) refuse_loudly("another reset is under way", -1);
+    resetting = true;
+    pthread_mutex_unlock(&lock);
+    int code = begin(F_dcmi_set_device_reset, card, device, &chip);
+    pthread_mutex_lock(&lock);
+    resetting = false;
+    if (!code && channel != DCMI_INBAND) code = DCMI_NOT_PERMITTED;
+    if (!code && !resets) code = DCMI_INTERNAL;
+    if (!code) reset_group(&chip);
+    pthread_mutex_unlock(&lock);
+    return code;
 }
 
 /* ---- events ---- */

@@ -25,6 +25,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "fault_event": structures.FaultEventRecord,
     "event": structures.Event,
     "event_filter": structures.EventFilter,
+    "proc_mem_info": structures.ProcessInfo,
 }
 
 

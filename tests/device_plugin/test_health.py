@@ -696,3 +696,28 @@ def test_chips_that_await_readmission_still_do_after_a_restart() -> None:
     watch = restored(Watch(read=False, discover=False), awaiting=1)
     watch.read(0)
     assert watch.chip(0).healthy
+
+
+# A reset by this program.
+
+
+@pytest.mark.parametrize("code", [FREQUENT, LINK_DOWN])
+def test_after_a_reset_the_next_reading_decides_whatever_was_announced_before(code: int) -> None:
+    watch = Watch(hold_s=0, count=2)
+    for phy_id in (0, 1):
+        watch.event(5.0, code, phy_id=phy_id)
+    watch.book.was_reset(chip_set((0,)), moment(6.0))
+    for phy_id in (0, 1):
+        watch.read(6.5, phy_id=phy_id)
+    assert not watch.chip(6.5).faults + watch.chip(6.5).network_faults
+    other = watch.chip(6.5, phy_id=1)
+    assert [fault.code for fault in (*other.faults, *other.network_faults)] == [code]
+
+
+def test_a_reset_ends_the_faults_of_a_driver_with_events_only() -> None:
+    watch = Watch(hold_s=0, read=False)
+    watch.answer(0)
+    watch.event(1.0, SEPARATE)
+    watch.book.was_reset(chip_set((0, 7)), moment(2.0))
+    watch.answer(3.0)
+    assert watch.chip(3.0).healthy

@@ -422,3 +422,45 @@ async def test_a_hanging_driver_does_not_delay_the_end(rig: Rig) -> None:
         await until(lambda: len(rig.driver.calls) == 8)
     for chip_id in range(8):
         rig.driver.answer(chip_id)
+
+
+async def test_a_muted_chip_is_not_read_and_a_problem_of_it_is_none() -> None:
+    rig = Rig()
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.count(3) and rig.heard.count(4))
+        rig.scanner.muted = 1 << 3
+        rig.driver.states[3] = DriverError("it is being reset")
+        read = rig.driver.calls.count(3)
+        before = rig.heard.count(4)
+        await until(lambda: rig.heard.count(4) > before + 20)
+        assert rig.driver.calls.count(3) <= read + 1
+        assert rig.scanner.problem is None
+        rig.driver.states.clear()
+        rig.scanner.muted = 0
+        before = rig.heard.count(3)
+        await until(lambda: rig.heard.count(3) > before)
+
+
+async def test_the_driver_is_not_initialized_again_while_its_table_is_kept() -> None:
+    rig = Rig(discover_s=0.02)
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.servers)
+        rig.scanner.keeps_table = True
+        rig.driver.server = replace(server(), not_ready=1)
+        listed = len(rig.heard.servers)
+        await until(lambda: len(rig.heard.servers) > listed + 20)
+        assert rig.driver.initialized == 0
+        rig.scanner.keeps_table = False
+        await until(lambda: rig.driver.initialized)
+
+
+async def test_the_driver_is_initialized_on_request() -> None:
+    rig = Rig()
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.servers)
+        listed = len(rig.heard.servers)
+        await rig.scanner.initialize()
+        assert (rig.driver.initialized, len(rig.heard.servers)) == (1, listed + 1)
+        rig.driver.server = DriverError("dcmi_init: -8005")
+        with pytest.raises(DriverError, match="-8005"):
+            await rig.scanner.initialize()

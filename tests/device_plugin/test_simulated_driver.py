@@ -302,3 +302,51 @@ def test_a_failed_save_leaves_the_file_unchanged(tmp_path: Path) -> None:
         save_server(server, path)
     assert [chip.phy_id for chip in SimulatedDriver(path).discover().chips] == [3]
     assert [each.name for each in tmp_path.iterdir()] == ["chips.json"]
+
+
+RESETS = '{"down_s": 0.2, "start_s": 0.2}'
+
+
+def waits(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_a_reset_ends_the_faults_of_a_ring_until_the_file_gives_it_others(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    faulty = '[{"id": 0, "fault_codes": ["80A18008"]}, {"id": 3}, {"id": 4, "fault_codes": ["80A18008"]}]'
+    write(path, faulty, reset=RESETS)
+    driver = SimulatedDriver(path)
+    zero, three, four = driver.discover().chips
+    driver.reset(three)
+    assert (driver.read(zero).dropped, driver.read(three).dropped, driver.read(four).dropped) == (True, True, False)
+    waits(lambda: not driver.read(zero).dropped)
+    assert driver.read(zero) == ChipState()
+    assert not driver.has_started(zero)
+    waits(lambda: driver.has_started(zero))
+    assert driver.read(four).codes == (0x80A18008,)
+    write(path, faulty.replace("80A18008", "80A38008"), reset=RESETS)
+    assert driver.read(zero).codes == (0x80A38008,)
+
+
+def test_a_reset_can_fail_or_leave_the_fault(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    write(path, '[{"id": 0, "fault_codes": ["80A18008"], "processes": [4711]}]', reset='{"error": "refused"}')
+    driver = SimulatedDriver(path)
+    (chip,) = driver.discover().chips
+    assert driver.users(chip) == (4711,)
+    with pytest.raises(DriverError, match="refused"):
+        driver.reset(chip)
+    assert driver.has_started(chip)
+    write(path, '[{"id": 0, "fault_codes": ["80A18008"]}]', reset='{"down_s": 0, "start_s": 0, "ends_faults": false}')
+    driver.reset(chip)
+    assert driver.read(chip).codes == (0x80A18008,)
+
+
+def test_simulated_cards_of_a3_have_partners(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    path.write_text('{"product": "A3", "chips": [{"id": 0}, {"id": 8}, {"id": 10}]}')
+    driver = SimulatedDriver(path)
+    assert driver.partner_cards(driver.discover()) == {0: 4, 4: 0, 5: None}

@@ -339,3 +339,21 @@ async def test_the_plugins_page_is_told_from_that_of_another_program(address: st
     async with serve_http(another, "127.0.0.1:0") as bound:
         (found,) = await check_readiness(bound)
     assert (found.severity, found.sentence.split(":")[0]) == ("warning", "the page at 127.0.0.1")
+
+
+async def test_a_chip_that_needs_a_reset_is_named_with_what_prevents_it(whole: Whole) -> None:
+    assert "none of 8 chips needs a reset" in said(await doctor(whole.settings()), "resets")
+    whole.node.edit_chip(3, fault_codes=["80A18008"])
+    await until(lambda: whole.node.kubelet.devices(RESOURCE)["Ascend910-3"] == "Unhealthy")
+    found = said(await doctor(whole.settings()), "resets")
+    assert "Ascend910-3 (80A18008 (RestartNPU)) needs a reset of Ascend910-0,Ascend910-1,Ascend910-2" in found
+    assert "nobody uses them -> set `hot_reset: on`" in found
+    assert "within its limit" in said(await doctor(whole.settings(hot_reset="on")), "resets")
+    await whole.bind("holder", 1)
+    await whole.claimed("holder")
+    assert "pod default/holder holds Ascend910-1" in said(await doctor(whole.settings(hot_reset="on")), "resets")
+    whole.node.edit_chip(5, fault_codes=["80E18402"])
+    await until(lambda: whole.node.kubelet.devices(RESOURCE)["Ascend910-5"] == "Unhealthy")
+    assert "Ascend910-5 has a fault that the device plugin does not reset" in said(
+        await doctor(whole.settings()), "resets"
+    )

@@ -25,6 +25,7 @@ from device_plugin.driver.dcmi.structures import (
     HbmInfo,
     IpAddress,
     PcieInfo,
+    ProcessInfo,
     SuperPodInfo,
     TotalResource,
     VirtualDeviceQuery,
@@ -39,6 +40,9 @@ Observe: TypeAlias = Callable[[str, float], None]
 FATAL = 3
 """The health of a chip with a critical alarm, or that the driver can't communicate with."""
 
+STARTED = 16
+"""The boot status of a chip that has started."""
+
 NOT_EXISTING = 0xFFFFFFFF
 """The health of a chip that the kernel does not list."""
 
@@ -52,6 +56,9 @@ _V4, _V6 = 0, 1
 _CHIP_COMMAND, _SUPER_POD = 12, 1
 _VIRTUAL_COMMAND, _SINGLE, _TOTAL = 52, 0, 1
 _EVERY = -1
+_MAX_PROCESSES = 256
+"""The library writes as many as there are without knowing the space: up to 64 (docs/spec/dcmi.md#functions)."""
+_IN_BAND = 1
 
 _INT, _UINT = ctypes.POINTER(c_int), ctypes.POINTER(c_uint32)
 # Structures and texts that a call fills in are plain pointers here.
@@ -74,6 +81,10 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "dcmi_get_device_errorcode_v2": (c_int, c_int, _INT, _UINT, c_uint32),
     "dcmi_set_multi_die_policy": (c_int,),
     "dcmi_subscribe_fault_event": (c_int, c_int, EventFilter, EventHandler),
+    "dcmi_get_device_resource_info": (c_int, c_int, c_void_p, _INT),
+    "dcmi_get_device_boot_status": (c_int, c_int, _INT),
+    "dcmi_get_netdev_brother_device": (c_int, c_int, _INT),
+    "dcmi_set_device_reset": (c_int, c_int, c_int),
 }
 
 
@@ -257,6 +268,28 @@ class Calls:
         The library keeps it until the process ends, so the caller must keep it as well.
         """
         self._call("dcmi_subscribe_fault_event", _EVERY, _EVERY, EventFilter(), handler)
+
+    def processes(self, chip: Place) -> tuple[int, ...]:
+        """Return the ids of the processes that use the chip, on the host and in all containers."""
+        found, count = (ProcessInfo * _MAX_PROCESSES)(), c_int()
+        self._call("dcmi_get_device_resource_info", *chip, byref(found), byref(count), target=chip)
+        return tuple(int(each.proc_id) for each in found[: _within(count.value, _MAX_PROCESSES)])
+
+    def boot_status(self, chip: Place) -> int:
+        """Return how far the chip has started: ``STARTED`` once it has."""
+        status = c_int()
+        self._call("dcmi_get_device_boot_status", *chip, byref(status), target=chip)
+        return status.value
+
+    def brother_card(self, chip: Place) -> int:
+        """Return the card that is reset together with that of a chip of type A3; -1 if there is none."""
+        card = c_int(-1)
+        self._call("dcmi_get_netdev_brother_device", *chip, byref(card), target=chip)
+        return card.value
+
+    def reset(self, chip: Place) -> None:
+        """Reset a chip and those that are linked to it, through the PCIe bus."""
+        self._call("dcmi_set_device_reset", *chip, _IN_BAND, target=chip)
 
     def _call(self, name: str, *arguments: Any, target: tuple[int, ...] = ()) -> None:
         with self._gate.beside():

@@ -13,7 +13,7 @@ import structlog
 from ascend.annotations import UNKNOWN
 from ascend.errors import DriverError
 from device_plugin.driver import LINK_DOWN, ChipFacts, ChipState, FaultEvent, Inventory, not_ready_sentence
-from device_plugin.driver.dcmi.calls import FATAL, NOT_EXISTING, Calls, Observe, Place
+from device_plugin.driver.dcmi.calls import FATAL, NOT_EXISTING, STARTED, Calls, Observe, Place
 from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.events import make_handler
 from device_plugin.driver.dcmi.library import load
@@ -157,9 +157,50 @@ class DcmiDriver:
                     raise
             self._pause(1.0)
 
+    def partner_cards(self, server: Inventory) -> dict[int, int | None]:
+        """Return which cards are reset together; a card whose partner can't be read is left out."""
+        partners: dict[int, int | None] = {}
+        for chip in server.chips if server.chip_type == "Ascend910A3" else ():
+            if chip.is_listed and chip.card_id not in partners:
+                try:
+                    partner = self._loaded(chip).brother_card((chip.card_id, chip.device_id))
+                except DcmiError as error:
+                    log.warning("the card that is reset with another is unknown", error=error.message)
+                else:
+                    partners[chip.card_id] = partner if partner >= 0 else None
+        return partners
+
+    def users(self, chip: ChipFacts) -> tuple[int, ...]:
+        """Return the ids of the processes that use a chip.
+
+        Raises:
+            DriverError: they can't be read; says why.
+        """
+        return self._loaded(chip).processes((chip.card_id, chip.device_id))
+
+    def reset(self, chip: ChipFacts) -> None:
+        """Reset a chip and all that are reset with it; returns before they have started.
+
+        Raises:
+            DriverError: the driver refuses; says why.
+        """
+        self._loaded(chip).reset((chip.card_id, chip.device_id))
+
+    def has_started(self, chip: ChipFacts) -> bool:
+        """Return whether a chip has started; one whose boot status can't be read has if it answers.
+
+        Raises:
+            DriverError: the driver does not list its card.
+        """
+        calls, place = self._loaded(chip), (chip.card_id, chip.device_id)
+        try:
+            return calls.boot_status(place) == STARTED
+        except DcmiError:
+            return self._health(calls, place) not in {None, NOT_EXISTING}
+
     def _loaded(self, chip: ChipFacts) -> MeasuringCalls:
         if self._calls is None:
-            raise DriverError("chips are read before they are discovered")
+            raise DriverError("chips are used before they are discovered")
         if not chip.is_listed:
             raise DriverError("the driver does not list its card")
         return self._calls

@@ -5,7 +5,7 @@ declared as well, because the driver writes them.
 """
 
 import ctypes
-from ctypes import c_char, c_float, c_int, c_uint8, c_uint16, c_uint32, c_uint64
+from ctypes import c_char, c_float, c_int, c_uint8, c_uint16, c_uint32, c_uint64, c_ulong
 
 
 class ChipInfo(ctypes.Structure):
@@ -224,3 +224,9 @@ class EventFilter(ctypes.Structure):
 
 EventHandler = ctypes.CFUNCTYPE(None, ctypes.POINTER(Event))
 """The type of a subscriber's callback, which the driver calls from a thread of its own."""
+
+
+class ProcessInfo(ctypes.Structure):
+    """A process that uses a chip, from ``dcmi_get_device_resource_info``; its memory in bytes."""
+
+    _fields_ = (("proc_id", c_int), ("proc_mem_usage", c_ulong))

@@ -1,0 +1,39 @@
+"""What a driver can do beside reading chips: reset them."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from device_plugin.driver import ChipFacts, Driver, Inventory
+
+
+class ResettingDriver(Driver, Protocol):
+    """A driver that can reset chips. Its calls may block or hang as those of ``Driver``."""
+
+    def partner_cards(self, server: Inventory) -> Mapping[int, int | None]:
+        """Return for chips of type A3, by card, the card that is reset with it; None if there is none.
+
+        A card whose partner can't be read is left out.
+        """
+
+    def users(self, chip: ChipFacts) -> tuple[int, ...]:
+        """Return the ids of the processes that use a chip, on the node and in all containers.
+
+        Raises:
+            DriverError: they can't be read; the message says why.
+        """
+
+    def reset(self, chip: ChipFacts) -> None:
+        """Reset a chip and those that are reset with it (docs/spec/faults.md#reset-groups).
+
+        Returns before they have started. There must be one reset at a time.
+
+        Raises:
+            DriverError: the driver refuses, or fails; the message says why.
+        """
+
+    def has_started(self, chip: ChipFacts) -> bool:
+        """Return whether a chip has started after a reset.
+
+        Raises:
+            DriverError: that can't be read; the message says why.
+        """

@@ -1,0 +1,54 @@
+"""How often a group of chips may be reset: a limit per hour, and a wait after each failure that doubles."""
+
+from collections.abc import Iterable
+
+HOUR_S = 3600.0
+FIRST_S = 60.0
+"""The wait after the first failure."""
+
+
+class Budget:
+    """The resets of one group.
+
+    Args:
+        per_hour: how many resets there may be within an hour.
+        earlier: when it was reset before, as seconds of the clock that the methods are called with.
+    """
+
+    def __init__(self, per_hour: int, earlier: Iterable[float] = ()) -> None:
+        self._per_hour = per_hour
+        self._resets = sorted(earlier)
+        self._failures = 0
+        self._failed_s = 0.0
+
+    @property
+    def resets(self) -> tuple[float, ...]:
+        """When it was reset within the last hour, as far as that matters."""
+        return tuple(self._resets)
+
+    def spend(self, now_s: float) -> None:
+        """Count a reset."""
+        self._resets = [each for each in self._resets if each > now_s - HOUR_S]
+        self._resets.append(now_s)
+
+    def failed(self, now_s: float) -> None:
+        """Count a failure: the last reset did not end the fault."""
+        self._failures, self._failed_s = self._failures + 1, now_s
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
+        self._failures = 0
+
+    def is_spent(self, now_s: float) -> bool:
+        """Return whether the limit is reached."""
+        return sum(each > now_s - HOUR_S for each in self._resets) >= self._per_hour
+
+    def due_s(self, now_s: float) -> float:
+        """Return when the next reset may be, at the earliest now."""
+        due_s = now_s
+        if self._failures:
+            due_s = max(due_s, self._failed_s + min(FIRST_S * 2.0 ** min(self._failures - 1, 16), HOUR_S))
+        if self.is_spent(now_s):
+            recent = [each for each in self._resets if each > now_s - HOUR_S]
+            due_s = max(due_s, recent[-self._per_hour] + HOUR_S)
+        return due_s

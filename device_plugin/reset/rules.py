@@ -1,0 +1,51 @@
+"""Which chips a reset is for, and who uses a group of chips. No input or output."""
+
+from collections.abc import Iterator
+
+from ascend.chips import ChipSet, chip_ids, chip_set, join_names
+from device_plugin.health.levels import Level
+from device_plugin.health.snapshot import Chip, Snapshot
+from device_plugin.ledger.handovers import HandOvers
+from device_plugin.ledger.node_pods import NodePods
+
+RESTARTING = frozenset({Level.RESTART_REQUEST, Level.RESTART_BUSINESS, Level.FREE_RESTART, Level.RESTART})
+"""Levels of faults that a reset is expected to end (docs/spec/faults.md#hot-reset)."""
+
+SEPARATING = frozenset({Level.SEPARATE, Level.MANUALLY_SEPARATE})
+"""Levels of faults for which people have to reset or replace the chip."""
+
+
+def wanting(snapshot: Snapshot, group: ChipSet) -> dict[int, str]:
+    """Return the chips of a group that a reset is for, with their faults for people."""
+    return {chip.chip_id: _faults(chip) for chip in members(snapshot, group) if chip.level in RESTARTING}
+
+
+def lasting(snapshot: Snapshot) -> ChipSet:
+    """Return the chips with faults that no reset by this program ends."""
+    return chip_set(chip.chip_id for chip in snapshot.chips if chip.level in SEPARATING)
+
+
+def members(snapshot: Snapshot, group: ChipSet) -> Iterator[Chip]:
+    """Return the chips of a group."""
+    return (chip for chip in snapshot.chips if group >> chip.chip_id & 1)
+
+
+def obstacles(snapshot: Snapshot, group: ChipSet, pods: NodePods, handovers: HandOvers) -> list[str]:
+    """Return why a group can't be reset now, as sentences: as far as this program knows by itself.
+
+    A pod that is bound with a chip of the group holds it, although its containers do not run yet.
+    """
+    found = {handover.pod: held & group for handover in handovers if (held := handover.held) & group}
+    for pod in pods:
+        if pod.live and pod.count and pod.held & group:
+            found[pod.key] = found.get(pod.key, 0) | pod.held & group
+    sentences = [f"pod {key} holds {join_names(chip_ids(chips))}" for key, chips in found.items()]
+    if cut := chip_set(chip.phy_id for chip in snapshot.server.chips if chip.vnpus) & group:
+        sentences.append(f"{join_names(chip_ids(cut))} is cut into virtual chips")
+    if gone := group & ~chip_set(chip.phy_id for chip in snapshot.server.chips if chip.is_listed):
+        sentences.append(f"the driver does not list {join_names(chip_ids(gone))}")
+    return sentences
+
+
+def _faults(chip: Chip) -> str:
+    return ", ".join(f"{fault.name} ({fault.level.wire})" for fault in chip.faults if fault.level in RESTARTING)
