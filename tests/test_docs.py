@@ -1,6 +1,8 @@
 """The documents agree with the code."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from ascend.products import PRODUCTS
 from docs.generate.pages import PAGES, render
+from docs.generate.support import marks
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
@@ -98,3 +101,17 @@ def test_every_product_is_in_the_table_of_the_spec() -> None:
         r"^\| `([^`]+)` \| (?:up to )?(\d+) \|", (ROOT / "docs/spec/products.md").read_text(), re.MULTILINE
     )
     assert {(product.name, str(product.chips)) for product in PRODUCTS.values()} <= set(rows)
+
+
+def test_marks_name_only_products_that_their_tests_run_with() -> None:
+    parametrized = [mark for mark in marks() if len(mark.products) > 2]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-p", "no:randomly"]
+    files = sorted({mark.file for mark in parametrized})
+    collected = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for mark in parametrized:
+        # The sandbox and the real cluster are parameters too.
+        kind = {"sandbox": "sandbox", "kubelet": "real"}.get(mark.how, "")
+        start = f"{mark.file}::{mark.test}["
+        ids = [line for line in collected.splitlines() if line.startswith(start) and kind in line]
+        for product in mark.products:
+            assert any(re.search(rf"[-\[]{re.escape(product)}[-\]]", each) for each in ids), (mark, product)

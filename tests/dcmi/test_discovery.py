@@ -30,6 +30,7 @@ def readable(inventory: Inventory) -> list[ChipFacts]:
     return [chip for chip in inventory.chips if chip.is_listed]
 
 
+@pytest.mark.shows("driver", "910B-8")
 def test_a_910b_server_is_discovered_completely(make_fake: MakeFake, sysfs: Path) -> None:
     make_fake(ascend_910b(8))
     inventory = DcmiDriver(sysfs=sysfs).discover()
@@ -51,12 +52,14 @@ def test_a_910b_server_is_discovered_completely(make_fake: MakeFake, sysfs: Path
     )
 
 
+@pytest.mark.shows("driver", "910A")
 def test_a_910a_server_is_recognized_by_its_chips_name(make_fake: MakeFake) -> None:
     make_fake(ascend_910a())
     inventory = DcmiDriver().discover()
     assert (inventory.chip_type, inventory.ai_cores, len(inventory.chips)) == ("Ascend910", 32, 8)
 
 
+@pytest.mark.shows("driver", "A3-16")
 def test_each_die_of_an_a3_server_is_a_chip_with_its_superpod_place(make_fake: MakeFake) -> None:
     make_fake(ascend_a3())
     inventory = DcmiDriver().discover()

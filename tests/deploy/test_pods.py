@@ -153,6 +153,7 @@ def everything(cluster: Cluster) -> set[str]:
     return {name for name in names - heartbeats if not name.startswith("configmap/mindx-dl-deviceinfo-")}
 
 
+@pytest.mark.shows("image", "910A")
 def test_the_chart_runs_as_pods_and_leaves_nothing_behind(cluster: Cluster, built_image: image.Image) -> None:
     before = everything(cluster)
     with installed(cluster, built_image):
@@ -263,6 +264,7 @@ class Traffic:
             self.cluster.delete_pod(name)
 
 
+@pytest.mark.shows("image", "910A")
 def test_an_upgrade_from_the_previous_commit_while_pods_come_and_go(
     cluster: Cluster, built_image: image.Image, tmp_path: Path
 ) -> None:

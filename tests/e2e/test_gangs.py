@@ -1,5 +1,7 @@
 """Gangs with the stock kube-scheduler: no pod starts before all pods of the gang fit."""
 
+import pytest
+
 from ascend.annotations import ALLOCATED, DISTRIBUTED, MIN_AVAILABLE, RANK
 from ascend.kube.objects import Pod
 from tests.e2e.test_main_job import check_hand_over
@@ -39,6 +41,8 @@ async def check_four(world: World) -> dict[str, Pod]:
     return pods
 
 
+@pytest.mark.shows("sandbox", "910A")
+@pytest.mark.shows("kubelet", "910A")
 async def test_a_gang_waits_for_its_last_pod_and_then_starts_together(world: World) -> None:
     await world.create("train-0", 8, annotations=GANG)
     assert "2 pods must be placed together; 1 exists, 1 is missing" in await world.pending_because("train-0")

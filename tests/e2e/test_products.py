@@ -139,6 +139,8 @@ async def check_container(world: World, name: str, chips: tuple[int, ...]) -> st
     return pod.spec.node_name
 
 
+@pytest.mark.shows("sandbox", "910B-8", "910B-16", "A3-16")
+@pytest.mark.shows("kubelet", "910B-8", "910B-16", "A3-16")
 async def test_each_product_is_placed_by_its_own_rule(scenario: tuple[World, Scenario]) -> None:
     world, expected = scenario
     await check_servers(world, expected)

@@ -45,12 +45,14 @@ def whole(product: Product, free: list[int], *, faulty: int = 0, cut_off: int = 
 
 
 @numbered(BASE["check_node"], without={2, 3, 4, 6})
+@pytest.mark.shows("reference", "plain-16")
 def test_pool_filter_agrees_with_the_reference(case: dict[str, Any]) -> None:
     verdict = judge(whole(PLAIN_16, case["free"]), ChipRequest(case["req"]))
     assert isinstance(verdict, Fit) == case["pass"]
 
 
 @numbered(BASE["score"], without={4})
+@pytest.mark.shows("reference", "plain-8")
 def test_pool_scores_agree_with_the_reference(case: dict[str, Any]) -> None:
     verdict = judge(whole(PLAIN_8, case["free"], faulty=len(case["unhealthy"])), ChipRequest(1))
     assert isinstance(verdict, Fit)
@@ -64,6 +66,7 @@ def test_valid_pool_jobs_agree_with_the_reference(case: dict[str, Any]) -> None:
 
 
 @numbered(A3["check_node"], without={4, 5, 6})
+@pytest.mark.shows("reference", "A3-16")
 def test_a3_filter_agrees_with_the_reference(case: dict[str, Any]) -> None:
     vacancy = whole(ASCEND_A3_16, case["free"], cut_off=chip_set(case["network_unhealthy"]))
     assert isinstance(judge(vacancy, ChipRequest(case["req"], distributed=case["tasks"] > 1)), Fit) == case["pass"]
@@ -83,6 +86,7 @@ def test_a3_scores_agree_with_the_reference(case: dict[str, Any]) -> None:
 
 
 @numbered(A3["select"])
+@pytest.mark.shows("reference", "A3-16")
 def test_selected_a3_chips_agree_with_the_reference(case: dict[str, Any]) -> None:
     vacancy = whole(ASCEND_A3_16, case["free"], cut_off=chip_set(case.get("network_unhealthy", ())))
     verdict = judge(vacancy, ChipRequest(case["req"], distributed=case["tasks"] > 1))
@@ -118,12 +122,14 @@ def test_usable_meshes_agree_with_the_reference(case: list[Any]) -> None:
         assert placement.misfit == 16 * (usable - needed) + len(free) - request
 
 
+@pytest.mark.shows("reference", "mesh-16")
 @numbered(CHIP4["filter"])
 def test_mesh_filter_agrees_with_the_reference(case: list[Any]) -> None:
     request, free, passes = case
     assert isinstance(judge(whole(MESH_16, free), ChipRequest(request)), Fit) == passes
 
 
+@pytest.mark.shows("reference", "mesh-8", "mesh-16")
 @numbered(CHIP4["score"])
 def test_mesh_scores_agree_with_the_reference(case: list[Any]) -> None:
     chips, request, free, best, score = case
@@ -163,6 +169,7 @@ def linked(product: Product, taken: int, request: int) -> bool:
 
 @every_product
 @given(data=st.data())
+@pytest.mark.shows("rules", "all")
 def test_filter_score_and_selection_agree(product: Product, data: st.DataObject) -> None:
     """Pass ⇔ scored ⇔ selectable; selected ⊆ free; |selected| = request; linked as the request needs it.
 
@@ -194,6 +201,7 @@ def test_filter_score_and_selection_agree(product: Product, data: st.DataObject)
 
 @every_product
 @given(data=st.data())
+@pytest.mark.shows("rules", "all")
 def test_an_idle_server_takes_every_request(product: Product, data: st.DataObject) -> None:
     request = data.draw(st.sampled_from(product.requests))
     assert isinstance(judge(whole(product, list(range(product.chips))), ChipRequest(request)), Fit)

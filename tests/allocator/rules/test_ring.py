@@ -68,6 +68,7 @@ CHECKED = [case for case in CASES["check_node"] if isinstance(case.get("free"), 
 
 
 @pytest.mark.parametrize("case", CHECKED, ids=ids)
+@pytest.mark.shows("reference", "910A")
 def test_filter_agrees_with_the_reference(case: dict[str, Any]) -> None:
     vacancy = Vacancy(ASCEND_910A, 8, chip_set(case["free"]), 8)
     assert isinstance(judge(vacancy, ChipRequest(case["req"])), Fit) == case["pass"]
@@ -82,6 +83,7 @@ def test_scores_agree_with_the_reference(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES["select"], ids=ids)
+@pytest.mark.shows("reference", "910A")
 def test_selected_chips_agree_with_the_reference(case: dict[str, Any]) -> None:
     fit = place(ASCEND_910A, chip_set(case["free"]), case["req"])
     assert fit is not None
