@@ -9,11 +9,13 @@ import pytest
 
 from ascend.chips import RESOURCE, chip_ids
 from device_plugin.app import Plugin
+from device_plugin.driver.telemetry import Reading
 from device_plugin.ledger.handovers import used_chips
 from device_plugin.reset import group_reset
 from tests.dcmi.conftest import MakeFake
 from tests.dcmi.fake import FakeChip, FakeDcmi, ascend_910a, ascend_910b, ascend_a3
 from tests.device_plugin.api import running, until
+from tests.device_plugin.test_telemetry import scrape, until_scraped
 from tests.device_plugin.whole import Whole, check_hand_over, whole_node
 
 FAULT = 0x80A18008  # RestartNPU
@@ -43,7 +45,7 @@ class Server:
         self.chips = chips
 
     @asynccontextmanager
-    async def plugin(self) -> AsyncIterator[Plugin]:
+    async def plugin(self, **changes: object) -> AsyncIterator[Plugin]:
         """A plugin that may reset chips; the library knows which chips its pods hold."""
         settings = self.whole.settings(
             driver="dcmi",
@@ -52,6 +54,7 @@ class Server:
             hot_reset_idle_s=0.2,
             recovery_hold_s=0.1,
             readmission="automatic",
+            **changes,
         )
         plugin = Plugin(settings)
         async with running(plugin.run()), running(self._mark_held(plugin)):
@@ -104,6 +107,27 @@ async def test_a_group_is_reset_and_comes_back(
         await until(lambda: not server.unhealthy, timeout_s=20.0)
         assert resets(plugin, "succeeded") == 1
         assert server.fake.calls()["dcmi_set_device_reset"] == 1
+
+
+async def test_chips_are_not_measured_while_they_are_reset(folder: Path, make_fake: MakeFake) -> None:
+    telemetry = {"telemetry": True, "telemetry_interval_s": 0.5}
+    async with node(folder, make_fake, ascend_910a()) as server, server.plugin(**telemetry) as plugin:
+        server.fake.set(down_s=1.5, boot_s=0.5)
+        await until(lambda: not server.unhealthy, timeout_s=20.0)
+        await until_scraped(plugin, "npu_chip_info_power", dict.fromkeys(range(8), 92.5))
+        server.fake.chip(5).codes = (FAULT,)
+        await until(lambda: server.unhealthy == {4, 5, 6, 7})
+        await until_scraped(plugin, "npu_chip_info_power", dict.fromkeys(range(4), 92.5))
+        while server.unhealthy:
+            await scrape(plugin)
+        await until_scraped(plugin, "npu_chip_info_power", dict.fromkeys(range(8), 92.5))
+        assert resets(plugin, "succeeded") == 1
+        # The reset can begin in the middle of a round: no chip fails in more than one.
+        registry = plugin.metrics.registry
+        failures = [
+            registry.get_sample_value("ascend_dp_telemetry_failures_total", {"value": each}) or 0 for each in Reading
+        ]
+        assert max(failures) <= 4
 
 
 async def test_chips_of_running_pods_are_never_reset_while_faults_come_and_go(
