@@ -99,6 +99,7 @@ class Scanner:
         self._server: Inventory | None = None
         self._renewal = Renewal()
         self._discover_at_s = self._renew_at_s = 0.0
+        self._lacking: tuple[ChipSet, int] = (0, 0)
         self.problem: str | None = "the driver has not been read yet"
         """Why no chip can be read; None while at least one can."""
         self.muted: ChipSet = 0
@@ -162,7 +163,8 @@ class Scanner:
                 self._note(error.message)
             else:
                 # With fewer chips than it has, the server would be taken for another product.
-                if not server.unidentified or loop.time() >= started_s + LIMIT_S:
+                known = self._known() & ~chip_set(chip.phy_id for chip in server.chips)
+                if server.unidentified <= known.bit_count() or loop.time() >= started_s + LIMIT_S:
                     self._take(server)
                     return
                 self._note("; ".join(server.problems))
@@ -245,9 +247,11 @@ class Scanner:
         lacking = self._known() & ~chip_set(chip.phy_id for chip in server.chips)
         if not (lacking or server.not_ready):
             self._renewal.reset()
+            self._lacking = (0, 0)
             self._renew_at_s = math.inf
         elif self._plan_renewal(now_s, (lacking, server.not_ready)):
-            log.warning(
+            is_new, self._lacking = self._lacking != (lacking, server.not_ready), (lacking, server.not_ready)
+            (log.warning if is_new else log.debug)(
                 "the driver does not list all cards, it will be initialized again",
                 not_ready=server.not_ready,
                 missing=join_names(chip_ids(lacking)),

@@ -160,7 +160,13 @@ class ChipHealth:
         self._network_awaits = policy.manual and (self._network_awaits or self._network.bad)
 
     def _is_silent(self, now_s: float, policy: Policy) -> bool:
-        return self._faults.read_s is None or now_s >= self._faults.read_s + policy.stale_s
+        if self._faults.read_s is None or not self._is_listed:
+            return True
+        return now_s >= self._faults.read_s + policy.stale_s
+
+    @property
+    def _is_listed(self) -> bool:
+        return self.facts is None or self.facts.is_listed
 
     def next_s(self, now_s: float, policy: Policy) -> float | None:
         """Return the earliest time at which anything changes by itself; ``settle`` comes first."""
@@ -268,10 +274,11 @@ class ChipHealth:
         return ("AwaitingReadmission", _READMISSION) if self.awaits else ("", "")
 
     def _why_silent(self, policy: Policy) -> str:
+        if not self._is_listed:
+            return "the driver does not list it"
         if self.was_read:
             return f"the driver has not reported it for {policy.stale_s:g} s"
-        unlisted = self.facts is not None and not self.facts.is_listed
-        return "the driver does not list it" if unlisted else "the driver has not reported it yet"
+        return "the driver has not reported it yet"
 
     def _why_barred(self, own: Sequence[FaultRecord]) -> tuple[str, str]:
         barring = [record for record in own if record.level.bars_new_use]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from ascend.chips import ChipSet, chip_ids, chip_set
-from device_plugin.driver import ChipState, FaultEvent, Inventory
+from device_plugin.driver import NO_CARD, ChipState, FaultEvent, Inventory
 from device_plugin.health.chip_health import ChipHealth, Policy
 from device_plugin.health.damping import Damping
 from device_plugin.health.fault_rules import FaultRules
@@ -84,7 +84,7 @@ class HealthBook:
             self._chips.setdefault(phy_id, ChipHealth()).restore(phy_id, earlier, at, self._policy)
 
     def discovered(self, server: Inventory, at: Moment, *, cut: ChipSet = 0) -> ChipSet:
-        """Take over a discovery. A new chip is unhealthy until it is read; one that is gone stays, and goes stale.
+        """Take over a discovery. A new chip is unhealthy until it is read; one that is gone stays, as unhealthy.
 
         Args:
             server: the server and its chips.
@@ -97,6 +97,10 @@ class HealthBook:
         self._turn_to(at)
         self.server = server
         self._phy_ids = {}
+        listed = {facts.phy_id for facts in server.chips}
+        for phy_id, earlier in self._chips.items():
+            if phy_id not in listed and earlier.facts is not None:
+                earlier.facts = replace(earlier.facts, card_id=NO_CARD, device_id=NO_CARD)
         self._left_out = left_out = cut & ~self._chips_that(lambda chip: chip.was_discovered)
         for facts in server.chips:
             bit = chip_set((facts.phy_id,))

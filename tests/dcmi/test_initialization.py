@@ -92,6 +92,33 @@ def test_a_chip_off_the_bus_is_in_no_list_until_it_is_initialized_again(make_fak
     assert len(driver.discover(anew=True).chips) == 8
 
 
+@pytest.mark.parametrize("state", ["absent", "dropped"])
+def test_a_chip_that_two_initializations_miss_has_dropped(make_fake: MakeFake, state: str) -> None:
+    fake = make_fake(ascend_910b(8))
+    driver = DcmiDriver()
+    driver.discover()
+    setattr(fake.chip(5), state, True)
+    inventory = driver.discover(anew=True)
+    assert (unlisted(inventory), inventory.not_ready) == ([5], 1)
+    for _ in range(2):
+        with pytest.raises(DriverError, match="the driver does not list its card"):
+            driver.read(inventory.chips[5])  # one initialization may have missed it by chance
+        inventory = driver.discover()
+    chip = driver.discover(anew=True).chips[5]
+    assert driver.read(chip) == ChipState(dropped=True)
+    setattr(fake.chip(5), state, False)
+    chip = driver.discover(anew=True).chips[5]
+    assert driver.read(chip) == ChipState()
+
+
+def test_an_unready_card_beside_a_chip_off_the_bus_is_identified(make_fake: MakeFake) -> None:
+    fake = make_fake(ascend_910b(8))
+    fake.chip(2).absent = fake.chip(7).dropped = True
+    inventory = DcmiDriver().discover()
+    assert [chip.phy_id for chip in inventory.chips] == [0, 1, 3, 4, 5, 6, 7]
+    assert (unlisted(inventory), inventory.unidentified) == ([7], 0)
+
+
 def test_without_any_ready_card_the_error_says_so(make_fake: MakeFake) -> None:
     fake = make_fake(ascend_910b(2))
     fake.chip(0).dropped = fake.chip(1).dropped = True

@@ -392,7 +392,14 @@ def test_a_chip_no_longer_discovered_stays_listed_as_unhealthy() -> None:
     watch.discover(5)
     watch.read(5)
     watch.event(5, SEPARATE, phy_id=1)
-    assert [chip.reason for chip in watch.judge(10).chips] == ["", "DriverSilent"]
+    chips = watch.judge(5).chips  # at once, not when its last reading is too old
+    assert [chip.reason for chip in chips] == ["", "DriverSilent"]
+    assert (chips[1].in_doubt, chips[1].sentence) == (True, "the driver does not list it")
+    watch.count = 2
+    watch.discover(6)
+    watch.read(6, phy_id=1)
+    watch.judge(6)
+    assert [chip.reason for chip in watch.judge(7).chips] == ["", ""]
 
 
 def test_a_network_does_not_become_healthy_while_nothing_is_read() -> None:

@@ -372,6 +372,13 @@ async def test_chips_without_ids_are_waited_for_before_the_server_is_reported(mo
     assert rig.driver.initialized
 
 
+async def test_chips_without_ids_that_are_known_from_before_are_not_waited_for() -> None:
+    rig = Rig(known=0b1_1111_1111)
+    rig.driver.server = replace(server(), not_ready=1, unidentified=1, problems=("1 of 9 cards was not ready",))
+    async with running(rig.scanner.run()):
+        await until(lambda: rig.heard.servers)
+
+
 async def test_a_failed_initialization_is_soon_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewal, "FIRST_S", 0.01)
     rig = Rig(discover_s=0.01)

@@ -85,6 +85,14 @@ async def test_a_faulty_chip_is_a_warning_with_its_fault_codes(whole: Whole) -> 
     assert "Ascend910-3: 80E18402" in said(found, "chips")
 
 
+async def test_a_card_that_was_not_ready_is_named_with_its_chip(whole: Whole) -> None:
+    whole.node.edit_chip(3, ready=False)
+    findings = await doctor(whole.settings())
+    assert ("chips", "warning") in bad(findings)
+    assert "1 of 8 cards was not ready when the driver was initialized" in said(findings, "chips")
+    assert "Ascend910-3: the driver does not list its card" in said(findings, "chips")
+
+
 async def test_a_driver_that_fails_is_a_problem(whole: Whole) -> None:
     server = msgspec.json.decode(whole.node.state_file.read_bytes(), type=SimulatedServer)
     server.error = "dcmi_init: -8005"

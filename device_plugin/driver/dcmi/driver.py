@@ -20,12 +20,14 @@ from device_plugin.driver.dcmi.library import load
 from device_plugin.driver.dcmi.link import LinkTool
 from device_plugin.driver.dcmi.link_ups import LinkUps
 from device_plugin.driver.dcmi.measuring_calls import MeasuringCalls
+from device_plugin.driver.dcmi.missed_chips import MissedChips
 from device_plugin.driver.dcmi.survey import (
     SYSFS,
     OptionalFacts,
     Surveyed,
     server_type,
     survey_card,
+    survey_missing,
     survey_unlisted,
 )
 from device_plugin.driver.telemetry import Label, Quantity, Reading, Values
@@ -84,6 +86,8 @@ class DcmiDriver:
         self._surveyed: dict[int, tuple[Surveyed, ...]] = {}
         self._problems: dict[int, str] = {}
         self._known: dict[int, Surveyed] = {}
+        self._initializations = 0
+        self._missed = MissedChips()
         self._codes_reported = False  # by any chip, since the start
         self._code_failures: Counter[Place] = Counter()
 
@@ -112,6 +116,8 @@ class DcmiDriver:
         Raises:
             DriverError: the chip can't be read; says why.
         """
+        if self._missed.is_gone(chip):
+            return ChipState(dropped=True)
         calls, place = self._loaded(chip), (chip.card_id, chip.device_id)
         health = self._health(calls, place)
         if health == NOT_EXISTING:
@@ -219,7 +225,7 @@ class DcmiDriver:
             if anew or not self._ready:
                 self._ready = False
                 self._calls.init()
-                self._ready = True
+                self._ready, self._initializations = True, self._initializations + 1
             self._set_die_policy(self._calls)
             return self._calls
 
@@ -263,7 +269,10 @@ class DcmiDriver:
         per_card = max(len(self._surveyed.get(card, ())) for card in cards)
         unlisted, unidentified = survey_unlisted(calls, found, self._known, per_card * (len(cards) + not_ready))
         chips |= {each.facts.phy_id: each for each in unlisted if each.facts.phy_id not in chips}
+        missing = survey_missing(self._known, chips)
+        chips |= missing
         self._known |= chips
+        self._missed.note((each.facts for each in chips.values()), self._initializations)
         super_pod = next((each.super_pod for each in found if each.super_pod is not None), None)
         return Inventory(
             chip_type=kind,
@@ -274,7 +283,7 @@ class DcmiDriver:
             super_pod_id=super_pod.super_pod_id if super_pod is not None else UNKNOWN,
             server_index=super_pod.server_index if super_pod is not None else UNKNOWN,
             # In the table, a die that was not ready beside a ready one has the id of the first chip.
-            not_ready=not_ready + repeated,
+            not_ready=not_ready + repeated + len(missing),
             unidentified=unidentified,
             problems=problems,
         )

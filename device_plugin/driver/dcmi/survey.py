@@ -1,7 +1,7 @@
 """Reads the facts about the chips of a card; a fact that can't be read keeps its last known value."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ _B = re.compile(r"910B\d|A2G\d")
 _A = re.compile(r"910")
 _MIN_CORES, _MAX_CORES = 8, 36
 _NO_RESOURCES: tuple[int, tuple[VirtualNpu, ...]] = (0, ())
-_ATTEMPTS = 3
+_ATTEMPTS, _MAX_CHIPS = 3, 64
 
 SYSFS = Path("/sys")
 _NODE = re.compile(r"node([0-9]+)")
@@ -182,7 +182,9 @@ def survey_unlisted(
     missing = expected - len(listed)
     surveyed = {each.facts.logic_id for each in listed}
     found: dict[int, Surveyed] = {}
-    for logic_id in range(expected if missing > 0 else 0):
+    for logic_id in range(_MAX_CHIPS):  # the ids have gaps if a chip is off the bus
+        if missing <= 0:
+            break
         if logic_id in surveyed:
             continue
         try:
@@ -197,6 +199,15 @@ def survey_unlisted(
         found[phy_id] = replace(earlier, facts=facts)
         missing -= 1
     return tuple(found.values()), max(missing, 0)
+
+
+def survey_missing(known: Mapping[int, Surveyed], found: Container[int]) -> dict[int, Surveyed]:
+    """Return the chips that were found before and are not now, as chips that the driver does not list."""
+    return {
+        phy_id: replace(each, facts=replace(each.facts, card_id=NO_CARD, device_id=NO_CARD))
+        for phy_id, each in known.items()
+        if phy_id not in found
+    }
 
 
 def survey_card(
