@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _prepare(*, long: bool) -> int:
-    packages = [*requirements.missing_packages(), *requirements.missing_compiler(), *image.missing()]
+    packages = [*requirements.missing_packages(), *requirements.missing_compiler(), *image.missing(long=long)]
     problems = _install(packages) if packages else []
     if not (problems or requirements.missing_packages() or requirements.missing_system()):
         try:
@@ -97,7 +97,7 @@ def _prepare(*, long: bool) -> int:
         *problems,
         *requirements.missing(),
         *requirements.missing_compiler().values(),
-        *image.missing().values(),
+        *image.missing(long=long).values(),
     ]
     if not sentences:
         _say("the tests of the real cluster, of the real driver and of the image can run here")

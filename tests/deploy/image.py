@@ -23,6 +23,7 @@ NAME: Final = "docker.io/local/ascend-affinity"
 _FOLDER: Final = binaries.folder().parents[1] / "image"
 _KEPT: Final = 4
 _CERTIFICATES: Final = Path("/etc/ssl/certs")
+_NETAVARK: Final = "/usr/lib/podman/netavark"
 # For pip and uv in the build stage: packages may come through a proxy whose certificate only this machine knows.
 _SETTINGS: Final = {
     "/etc/pip.conf": f"[global]\ncert = {_CERTIFICATES}/ca-certificates.crt\n",
@@ -219,10 +220,18 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
     return file.read()
 
 
-def missing() -> dict[str, str]:
-    """Return the missing Debian packages, with a sentence for each."""
+def missing(*, long: bool = False) -> dict[str, str]:
+    """Return the missing Debian packages, with a sentence for each.
+
+    Args:
+        long: whether those for an image of another platform count.
+    """
+    # buildah looks for netavark at every start, although these builds use the machine's network.
+    commands = {"buildah": "buildah", "mmdebstrap": "mmdebstrap", _NETAVARK: "netavark"}
+    if long:
+        commands |= {"qemu-aarch64-static": "qemu-user-static", "arch-test": "arch-test"}
     return {
-        package: f"The command {package} is not installed, so the image cannot be built."
-        for package in ("buildah", "mmdebstrap")
-        if shutil.which(package) is None
+        package: f"The command {command} is not installed, so the image cannot be built and tested."
+        for command, package in commands.items()
+        if shutil.which(command) is None
     }
