@@ -25,6 +25,8 @@ from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.chips.scanner import Scanner
 from device_plugin.chips.switch_monitor import SwitchMonitor
+from device_plugin.hang.detector import HangDetector
+from device_plugin.hang.host import count_packets
 from device_plugin.health.fault_rules import FaultRules, default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.snapshot import Snapshot
@@ -150,6 +152,8 @@ class Plugin:
             await pods.watch.synced.wait()
             start("health", chips.health.run())
             start("switches", chips.switches.run())
+            if self._settings.hang_detection:
+                start("hang detection", chips.hangs.run())
             await self.snapshots.newer_than(0)
             async with pods.lock.held():
                 try:
@@ -260,7 +264,15 @@ class Plugin:
             metrics=self.metrics,
         )
         muting = Muting(health)
-        scanner = Scanner(self._driver, muting, known=lambda: book.discovered_chips, period_s=settings.scan_period_s)
+        hangs = HangDetector(
+            self._driver,
+            muting,
+            rounds=settings.hang_minutes,
+            packets=lambda phy_id: count_packets(settings.link_tool, phy_id),
+            off_limits=lambda: muting.muted,
+        )
+        listener = hangs if settings.hang_detection else muting
+        scanner = Scanner(self._driver, listener, known=lambda: book.discovered_chips, period_s=settings.scan_period_s)
         fault_config = FaultConfig(configure, announce)
         meter = Meter(
             self._driver,
@@ -272,7 +284,7 @@ class Plugin:
         if settings.telemetry:
             self.metrics.registry.register(ChipMetrics(meter, scanner.state, self.handovers))
         return ChipSide(
-            scanner, muting, announce, health, meter, switches, fault_config, node_object, config_map, reporter
+            scanner, muting, hangs, announce, health, meter, switches, fault_config, node_object, config_map, reporter
         )
 
     def _pod_side(self, client: KubeClient, kubelet_pods: KubeletPods, events: EventRecorder) -> PodSide:

@@ -8,6 +8,7 @@ from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import Announce, HealthMonitor
 from device_plugin.chips.scanner import Scanner
 from device_plugin.chips.switch_monitor import SwitchMonitor
+from device_plugin.hang.detector import HangDetector
 from device_plugin.pods.admission_matcher import AdmissionMatcher
 from device_plugin.pods.claims import ClaimWriter
 from device_plugin.pods.reconciler import Reconciler
@@ -26,6 +27,7 @@ class ChipSide:
 
     scanner: Scanner
     muting: Muting
+    hangs: HangDetector
     announce: Announce
     health: HealthMonitor
     meter: Meter

@@ -138,6 +138,14 @@ class Settings(DriverSettings, DaemonSettings):
         default=Path("/var/run/cdi"), description="the folder in which container runtimes look for CDI files"
     )
     device_root: Path = Field(default=Path("/dev"), description="the folder of the device nodes on this node")
+    hang_detection: bool = Field(
+        default=False,
+        description="whether chips whose processes run without doing anything get the fault 200001002; the plugin must "
+        "see the processes of the node (hostPID)",
+    )
+    hang_minutes: int = Field(
+        default=5, ge=1, le=1440, description="minutes without activity after which a chip counts as hanging"
+    )
     job_files: bool = Field(
         default=False,
         description="whether the ConfigMaps reset-config-<job> and data-trace-<job> of the node's jobs are mirrored to "

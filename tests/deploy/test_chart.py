@@ -280,6 +280,7 @@ def test_each_value_changes_the_setting_of_its_name(tmp_path: Path, monkeypatch:
         ("devicePlugin.logLevel=DEBUG", False),
         ("devicePlugin.health.readmission=manual", True),
         ("devicePlugin.jobFiles.enabled=true", True),
+        ("devicePlugin.hangDetection.minutes=9", True),
         ("devicePlugin.telemetry.enabled=true", True),
         ("devicePlugin.driver.dcmi.library=/opt/libdcmi.so", True),
         ("devicePlugin.driver.dcmi.diePolicy=independent", True),
@@ -295,6 +296,7 @@ def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls:
         "driver.scanPeriodSeconds": "scan_period_s",
         "driver.dcmi.library": "dcmi_library",
         "jobFiles.enabled": "job_files",
+        "hangDetection.minutes": "hang_minutes",
         "telemetry.enabled": "telemetry",
         "telemetry.intervalSeconds": "telemetry_interval_s",
     }
@@ -480,6 +482,13 @@ def _name(item: dict[str, Any]) -> tuple[str, str]:
 
 def _component(item: dict[str, Any]) -> str:
     return str(item["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_only_hang_detection_needs_the_processes_of_the_node(*, enabled: bool) -> None:
+    items = helm.render("--set", f"devicePlugin.hangDetection.enabled={json.dumps(enabled)}")
+    spec = helm.find(items, "DaemonSet", "device-plugin")["spec"]["template"]["spec"]
+    assert spec.get("hostPID", False) == enabled
 
 
 @pytest.mark.parametrize("job_files", [False, True])

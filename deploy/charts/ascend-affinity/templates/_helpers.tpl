@@ -119,6 +119,10 @@ dcmi_library: {{ .driver.dcmi.library }}
 readmission: {{ .health.readmission }}
 device_root: {{ .deviceRoot }}
 cdi_dir: {{ .cdiDir }}
+{{- with .hangDetection }}
+hang_detection: {{ .enabled }}
+hang_minutes: {{ .minutes }}
+{{- end }}
 {{- with .jobFiles }}
 job_files: {{ .enabled }}
 {{- if .enabled }}

@@ -1,0 +1,148 @@
+"""Reports chips whose processes hang as a fault of the chip, between the scanner and its listener.
+
+The driver has no such fault; MindCluster's plugin has given it a code, and the fault rules give it a level
+(docs/spec/faults.md#hang-detection).
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from ascend.chips import ChipSet, chip_name
+from ascend.errors import DriverError
+from device_plugin.chips.call_thread import CallThread
+from device_plugin.chips.scanner import Listener
+from device_plugin.driver import ChipFacts, ChipState, FaultEvent, Inventory
+from device_plugin.driver.resetting import ResettingDriver
+from device_plugin.driver.telemetry import MeasuringDriver, Quantity, Reading, Values
+from device_plugin.hang.activity import ROUND_S, Activity, HangWatch
+from device_plugin.hang.host import cpu_time_s
+from device_plugin.health.snapshot import Moment
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+HANG: Final = 0x200001002
+
+
+class HangDriver(MeasuringDriver, ResettingDriver, Protocol):
+    """A driver that measures chips and lists the processes that use them."""
+
+
+class HangDetector:
+    """Looks at each chip once a minute, in a thread of its own.
+
+    Args:
+        driver: lists the processes of a chip, and measures it.
+        listener: receives what the scanner reports, with the fault of a chip that hangs.
+        rounds: how many minutes in a row must be without activity.
+        off_limits: returns the chips that must not be used now, because they are being reset.
+        round_s: seconds between two readings.
+        packets: returns how many packets the port of a chip, by physical id, has sent and received; None if unknown.
+        cpu_time: returns the CPU time in seconds of processes; None if unknown.
+    """
+
+    def __init__(
+        self,
+        driver: HangDriver,
+        listener: Listener,
+        *,
+        rounds: int,
+        packets: Callable[[int], int | None],
+        off_limits: Callable[[], ChipSet] = lambda: 0,
+        round_s: float = ROUND_S,
+        cpu_time: Callable[[frozenset[int]], float | None] = cpu_time_s,
+    ) -> None:
+        self._driver = driver
+        self._listener = listener
+        self._rounds = rounds
+        self._packets = packets
+        self._off_limits = off_limits
+        self._round_s = round_s
+        self._cpu_time = cpu_time
+        self._chips: tuple[ChipFacts, ...] = ()
+        self._watches: dict[int, HangWatch] = {}
+        self._threads: dict[int, CallThread] = {}
+        self._calls: dict[int, asyncio.Future[Activity | None]] = {}
+        self._said_unseen = False
+
+    def discovered(self, server: Inventory, at: Moment) -> None:
+        """Pass on the list of chips."""
+        self._chips = tuple(chip for chip in server.chips if chip.is_listed)
+        self._listener.discovered(server, at)
+
+    def polled(self, phy_id: int, state: ChipState, at: Moment) -> None:
+        """Pass on a reading; that of a chip that hangs has one more fault code."""
+        watch = self._watches.get(phy_id)
+        if watch is not None and watch.hangs and state.codes is not None:
+            state = replace(state, codes=(*state.codes, HANG))
+        self._listener.polled(phy_id, state, at)
+
+    def announced(self, event: FaultEvent, at: Moment) -> None:
+        """Pass on an event."""
+        self._listener.announced(event, at)
+
+    def events_lost(self) -> None:
+        """Pass on that events were lost."""
+        self._listener.events_lost()
+
+    async def run(self) -> None:
+        """Look at the chips until cancelled."""
+        try:
+            while True:
+                off_limits = self._off_limits()
+                for chip in self._chips:
+                    if off_limits >> chip.phy_id & 1:
+                        self._take(chip, None)
+                    elif chip.phy_id in self._calls:
+                        self._take(chip, None)  # the driver has not answered for a whole round
+                    else:
+                        self._look(chip)
+                await asyncio.sleep(self._round_s)
+        finally:
+            for thread in self._threads.values():
+                thread.close()
+
+    def _look(self, chip: ChipFacts) -> None:
+        thread = self._threads.setdefault(chip.phy_id, CallThread(f"hang {chip.phy_id}"))
+        call = self._calls[chip.phy_id] = thread.call(lambda: self._read(chip))
+        call.add_done_callback(partial(self._settle, chip))
+
+    def _read(self, chip: ChipFacts) -> Activity | None:
+        """Read what a chip does; runs in its thread. A chip without processes costs one call."""
+        processes = frozenset(self._driver.users(chip))
+        if not processes:
+            return None
+        cpu_s = self._cpu_time(processes)
+        if cpu_s is None and not self._said_unseen:
+            self._said_unseen = True
+            log.warning("no chip counts as hanging: the processes of the node can't be seen, the pod needs hostPID")
+        values = {**self._measure(chip, Reading.UTILIZATION), **self._measure(chip, Reading.HBM)}
+        used, total = values.get(Quantity.HBM_USED_MEMORY), values.get(Quantity.HBM_TOTAL_MEMORY)
+        memory = int(used * 100 / total) if used is not None and total else None
+        return Activity(processes, values.get(Quantity.UTILIZATION), memory, self._packets(chip.phy_id), cpu_s)
+
+    def _measure(self, chip: ChipFacts, reading: Reading) -> Values:
+        try:
+            return self._driver.measure(chip, reading)
+        except DriverError:
+            return {}
+
+    def _settle(self, chip: ChipFacts, call: "asyncio.Future[Activity | None]") -> None:
+        del self._calls[chip.phy_id]
+        if not call.cancelled():
+            self._take(chip, call.result() if call.exception() is None else None)
+
+    def _take(self, chip: ChipFacts, activity: Activity | None) -> None:
+        watch = self._watches.setdefault(chip.phy_id, HangWatch(self._rounds))
+        before = watch.hangs
+        watch.read(activity)
+        if watch.hangs != before:
+            log.warning(
+                "the processes of a chip hang" if watch.hangs else "the processes of a chip work again, or have ended",
+                chip=chip_name(chip.phy_id),
+                processes=sorted(activity.processes) if activity is not None else [],
+            )
