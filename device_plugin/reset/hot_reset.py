@@ -144,6 +144,7 @@ class HotReset:
         self._moment = moment
         self._thread = CallThread("reset")
         self._groups: dict[ChipSet, GroupReset] = {}
+        self._known_groups: dict[ChipSet, GroupReset] = {}  # also those with a card that is not listed at present
         self._server: Inventory | None = None
         self._partners: Mapping[int, int | None] = {}
         self._answers: Observable[None] = Observable(None)
@@ -191,10 +192,8 @@ class HotReset:
         kept = {chips: group for chips, group in self._groups.items() if group.withheld or group.is_busy}
         taken = chip_set(chip for chips in kept for chip in chip_ids(chips))
         for chips in reset_groups(server, self._partners):
-            if chips in self._groups:
-                kept.setdefault(chips, self._groups[chips])
-            elif not chips & taken:
-                kept[chips] = self._new_group(chips)
+            if chips not in kept and not chips & taken:
+                kept[chips] = self._known_groups.get(chips) or self._new_group(chips)
         if kept.keys() != self._groups.keys():
             log.info("reset groups", groups=[join_names(chip_ids(chips)) for chips in kept])
         self._groups = kept
@@ -219,6 +218,7 @@ class HotReset:
             dry_run=self._options.dry_run,
         )
         group.manual = self._earlier.manual & chips
+        self._known_groups[chips] = group
         return group
 
     def _said(self, reason: str, sentence: str, warning: bool) -> None:  # noqa: FBT001 - a callback's plain word
@@ -274,7 +274,7 @@ class HotReset:
             self._health.withhold(withheld, annotations)
 
     def _annotations(self, snapshot: Snapshot) -> dict[str, str]:
-        groups = self._groups.values()
+        groups = self._known_groups.values()
         manual = lasting(snapshot) | chip_set(chip for group in groups for chip in chip_ids(group.manual))
         self._metrics.manual_resets.set(manual.bit_count())
         now = self._moment()
