@@ -21,6 +21,9 @@ from ascend.reasons import Reason
 DECIDING: Final = frozenset({SCHEDULE_POLICY, SUB_HEALTH_STRATEGY, SUPER_POD_BLOCK, NETWORK_TOPOLOGY, "tor-affinity"})
 """The labels and annotations on which the placement of a job depends, besides its minimum."""
 
+_EMPTY: Final = "''"
+"""What sentences show for an empty value."""
+
 
 class Place(NamedTuple):
     """Where settings of a job are written, other than on its pods.
@@ -94,5 +97,6 @@ def _merged(pod: Pod, what: str, maps: Iterable[tuple[str, Mapping[str, str]]]) 
 
 def _contradiction(pod: Pod, key: str, one: tuple[str, str], two: tuple[str, str]) -> Refusal:
     reason = Reason.INVALID_MIN_AVAILABLE if key.endswith(MIN_AVAILABLE) else Reason.POLICY_MISMATCH
-    sentence = f"{key} is {one[0]} on {one[1]}, but {two[0]} on {two[1]}; make them agree, or remove one"
+    said = [f"{value or _EMPTY} on {where}" for value, where in (one, two)]
+    sentence = f"{key} is {said[0]}, but {said[1]}; make them agree, or remove one"
     return Refusal(reason, f"pod {pod.key}: {sentence}")

@@ -276,6 +276,12 @@ UNSUPPORTED: Final = (
         "to avoid sub-healthy nodes, and to leave a node that becomes sub-healthy",
         Outcome.TOLD, "no new pod is placed on a sub-healthy node, but pods that run on one are left alone",
         _label("subHealthyStrategy", but=frozenset({"", "ignore"}))),
+    Unsupported(f"labels `huawei.com/schedule_policy`, `{MIN_AVAILABLE}` and `sp-block`; annotations "
+        "`subHealthyStrategy` and `tor-affinity`",
+        "[settings](jobs.md#settings-of-jobs), written as the other kind of mark",
+        Outcome.TOLD, "these labels count as annotations only, and these annotations as labels only",
+        _any_of(_label("huawei.com/schedule_policy"), _label(MIN_AVAILABLE), _label(_SP_BLOCK),
+                _annotation("subHealthyStrategy"), _annotation(_TOR_AFFINITY))),
     Unsupported(f"annotation `{MIN_AVAILABLE}`, other than `minMember` of its PodGroup (if that is above 1) or "
         "`minAvailable` of its operator's object",
         "how many pods start together ([gangs](jobs.md#gangs))",
