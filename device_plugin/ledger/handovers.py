@@ -43,7 +43,8 @@ class HandOver:
         pod: ``namespace/name``.
         chips: the physical ids of all its chips, in selection order.
         kubelet_ids: the physical ids that the kubelet's ledger has or will have for it; the same set unless the kubelet
-            did not follow the preferred allocation.
+            did not follow the preferred allocation, or another device plugin gave the chips. They say nothing about who
+            has the chips with these ids.
         parts: what its containers were given so far, in order.
     """
 
@@ -73,13 +74,8 @@ class HandOver:
 
     @property
     def chip_set(self) -> ChipSet:
-        """The chips as a set."""
+        """The chips as a set: no other pod may get them."""
         return chip_set(self.chips)
-
-    @property
-    def held(self) -> ChipSet:
-        """The chips no other pod may get: its own, and those in the kubelet's ledger for it."""
-        return self.chip_set | chip_set(self.kubelet_ids)
 
     @property
     def matches_kubelet(self) -> bool:
@@ -163,7 +159,7 @@ def running_chips(pods: NodePods, handovers: HandOvers) -> ChipSet:
 def _taken(pods: NodePods, handovers: HandOvers, counts: Callable[[NodePod], bool]) -> ChipSet:
     held = 0
     for handover in handovers:
-        held |= handover.held
+        held |= handover.chip_set
     for pod in pods:
         if pod.live and pod.count and counts(pod):
             held |= pod.held

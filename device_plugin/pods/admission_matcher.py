@@ -20,6 +20,7 @@ from device_plugin.health.snapshot import Snapshot
 from device_plugin.ledger.admission import Candidate, UnofferedChips, chips_for, known_ids
 from device_plugin.ledger.handovers import HandOver, HandOvers, Part
 from device_plugin.ledger.node_pods import NodePod, NodePods
+from device_plugin.ledger.stand_ins import counted_for, stand_ins
 from device_plugin.pods.admitted_pod import AdmittedPodFinder
 from device_plugin.pods.container_edits import ContainerEdits
 
@@ -108,20 +109,23 @@ class AdmissionMatcher:
         try:
             async with asyncio.timeout(PREFER_CAP_S), self._one_at_a_time:
                 candidate, is_guess = await self._finder.find(count, PREFER_LIST_AFTER_S)
-                chips = await self._choose(candidate, must_include, known_ids(available))
-                if chips is None and (unoffered := await self._choose(candidate, must_include, None)) is not None:
-                    self._unoffered.note(set(unoffered) - known_ids(available))
+                offered = known_ids(available)
+                ids = await self._choose(candidate, must_include, offered)
+                if ids is None and (chips := await self._choose(candidate, must_include, None)) is not None:
+                    others = [each for each in self._handovers if each.uid != candidate.pod.uid]
+                    self._unoffered.note(set(chips) - offered - counted_for(others))
+                    ids = stand_ins(chips, offered, others)
         except (AscendError, TimeoutError) as error:
             log.info("no preferred allocation", count=count, error=str(error) or "no pod in time")
             return []
-        if chips is None:
+        if ids is None:
             log.info(
                 "no preferred allocation", pod=candidate.pod.key, error="the kubelet can't allocate the pod's chips"
             )
             return []
         # A guess is good enough for a preferred allocation, but not for handing chips over: Allocate looks again.
-        self._preferred = None if is_guess else (candidate, chips)
-        return [chip_name(chip_id) for chip_id in chips]
+        self._preferred = None if is_guess else (candidate, ids)
+        return [chip_name(chip_id) for chip_id in ids]
 
     async def allocate(self, device_ids: Sequence[str]) -> Answer:
         """Give a container its part of the chips written on its pod.
@@ -217,7 +221,7 @@ class AdmissionMatcher:
         )
 
     def _recognise(self, kubelet_ids: Sequence[int]) -> Candidate | None:
-        """Return the container that these chips were just preferred for, if it still waits."""
+        """Return the container that these ids were just preferred for, if it still waits."""
         if self._preferred is None or set(self._preferred[1]) != set(kubelet_ids):
             return None
         return self._finder.still(self._preferred[0])
@@ -264,6 +268,6 @@ class AdmissionMatcher:
         snapshot = self._snapshots.value
         if snapshot is None:
             raise Refusal(Reason.NOT_READY, "the driver has not been read yet")
-        others = {each.pod: each.held for each in self._handovers if each.uid != pod.uid}
+        others = {each.pod: each.chip_set for each in self._handovers if each.uid != pod.uid}
         known = self._handovers.get(pod.uid)
-        return chips_for(pod, snapshot, others, self._pods, own=known.held if known is not None else 0)
+        return chips_for(pod, snapshot, others, self._pods, own=known.chip_set if known is not None else 0)

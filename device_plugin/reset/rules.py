@@ -35,7 +35,7 @@ def obstacles(snapshot: Snapshot, group: ChipSet, pods: NodePods, handovers: Han
 
     A pod that is bound with a chip of the group holds it, although its containers do not run yet.
     """
-    found = {handover.pod: held & group for handover in handovers if (held := handover.held) & group}
+    found = {handover.pod: held & group for handover in handovers if (held := handover.chip_set) & group}
     for pod in pods:
         if pod.live and pod.count and pod.held & group:
             found[pod.key] = found.get(pod.key, 0) | pod.held & group

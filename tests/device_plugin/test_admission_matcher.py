@@ -382,13 +382,24 @@ async def test_a_refused_pod_that_still_looks_pending_is_not_a_candidate() -> No
     assert (await node.admit(2)).pod == "default/placed"
 
 
-async def test_chips_that_another_pod_has_in_the_kubelets_ledger_are_refused() -> None:
-    # If the kubelet did not follow the preference, its ledger can have chips that a changed annotation hides.
+async def test_a_chip_whose_id_the_kubelet_counts_for_another_pod_is_given_under_the_id_of_a_held_chip() -> None:
+    # Another device plugin gave the other pod its chips.
     node = Node()
     node.handovers.add(HandOver("uid-other", "default/other", (0, 1), (7, 0)))
-    node.pods.applied(pod("one", 1, 7, time=1))
-    with pytest.raises(Refusal, match="Ascend910-7 is held by pod default/other"):
-        await node.admit(1)
+    node.pods.applied(pod("one", 2, 6, 7, time=1))
+    assert await node.matcher.prefer(ids(1, 2, 3, 4, 5, 6), [], 2) == ids(6, 1)
+    given = (await node.matcher.allocate(ids(6, 1))).handover
+    assert (given.chips, given.kubelet_ids) == ((6, 7), (6, 1))
+    node.pods.applied(pod("two", 1, 0, time=2))
+    with pytest.raises(Refusal, match="Ascend910-0 is held by pod default/other"):
+        await node.admit(1, ids(2, 3, 4, 5))
+
+
+async def test_a_pod_found_by_the_kubelet_waits_for_no_id_that_a_running_pod_has() -> None:
+    node = found_by_the_kubelet(pod("one", 2, 2, 3, time=1))
+    node.handovers.add(HandOver("uid-other", "default/other", (0, 1), (2, 3)))
+    given = await node.admit(2, ids(0, 1, 4, 5, 6, 7))
+    assert (given.chips, given.kubelet_ids) == ((2, 3), (0, 1))
 
 
 async def test_chips_are_free_again_when_their_pod_has_ended() -> None:

@@ -1,0 +1,107 @@
+"""MindCluster's device plugin, as far as other programs on the node notice it (docs/spec/hand-over.md).
+
+It gives a pod the chips written on it, whatever ids the kubelet chose, and records both. The real kubelet's choice is
+arbitrary; here it is made to differ from the chips, which is the usual case.
+"""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from ascend.annotations import CLAIMED, KUBELET_IDS, PREDICATE_TIME, REAL
+from ascend.chips import RESOURCE, chip_name, join_names_sorted
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from protos.k8s.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+from tests.conformance.node import PODS, PluginNode
+
+ENDPOINT: Final = "Ascend910.sock"
+
+
+class ReferencePlugin(pb_grpc.DevicePluginServicer):
+    """The plugin of one node with eight chips; the test says which ids the kubelet chooses.
+
+    Args:
+        node: the node.
+    """
+
+    def __init__(self, node: PluginNode) -> None:
+        self._node = node
+        self._next: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        self._ended = threading.Event()
+
+    def place(self, name: str, chips: tuple[int, ...], ids: tuple[int, ...]) -> None:
+        """Run a pod with these chips, and these ids in the kubelet's ledger."""
+        self._next = (chips, ids)
+        self._node.place(name, *chips)
+        self._node.wait_until(lambda: self._node.phase(name) == "Running", f"pod {name} runs")
+        claim = {
+            PREDICATE_TIME: str(CLAIMED),
+            REAL: join_names_sorted(chips),
+            KUBELET_IDS: join_names_sorted(ids),
+        }
+        self._node.cluster.api.patch(f"{PODS}/{name}", {"metadata": {"annotations": claim}})
+
+    def GetDevicePluginOptions(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions(get_preferred_allocation_available=True)
+
+    def ListAndWatch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.ListAndWatchResponse]:
+        yield pb.ListAndWatchResponse(devices=[pb.Device(ID=chip_name(chip), health="Healthy") for chip in range(8)])
+        self._ended.wait()
+
+    def GetPreferredAllocation(
+        self, request: pb.PreferredAllocationRequest, context: grpc.ServicerContext
+    ) -> pb.PreferredAllocationResponse:
+        answer = pb.PreferredAllocationResponse()
+        answer.container_responses.add(deviceIDs=map(chip_name, self._next[1]))
+        return answer
+
+    def Allocate(self, request: pb.AllocateRequest, context: grpc.ServicerContext) -> pb.AllocateResponse:
+        answer = pb.AllocateResponse()
+        answer.container_responses.add(envs={"ASCEND_VISIBLE_DEVICES": ",".join(map(str, self._next[0]))})
+        return answer
+
+    def PreStartContainer(
+        self, request: pb.PreStartContainerRequest, context: grpc.ServicerContext
+    ) -> pb.PreStartContainerResponse:
+        return pb.PreStartContainerResponse()
+
+    @contextmanager
+    def serving(self, folder: Path) -> Iterator[None]:
+        """Serve in the kubelet's folder, registered with it."""
+        pool = ThreadPoolExecutor(max_workers=4)
+        server = grpc.server(pool)
+        pb_grpc.add_DevicePluginServicer_to_server(self, server)
+        server.add_insecure_port(f"unix:{folder / ENDPOINT}")
+        server.start()
+        try:
+            options = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
+            with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}", options=options) as channel:
+                pb_grpc.RegistrationStub(channel).Register(
+                    pb.RegisterRequest(
+                        version="v1beta1",
+                        endpoint=ENDPOINT,
+                        resource_name=RESOURCE,
+                        options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+                    ),
+                    timeout=10,
+                )
+            yield
+        finally:
+            self._ended.set()
+            server.stop(grace=None).wait()
+            pool.shutdown()
+
+
+@contextmanager
+def reference_plugin(node: PluginNode) -> Iterator[ReferencePlugin]:
+    """Stop this project's plugin and run MindCluster's instead."""
+    node.plugin.process.stop()
+    plugin = ReferencePlugin(node)
+    with plugin.serving(node.node.device_plugin_dir):
+        node.wait_until(lambda: node.counts() == (8, 8), "all chips are allocatable")
+        yield plugin

@@ -1,0 +1,59 @@
+"""Pods get their chips whatever ids the kubelet counts for the pods of another device plugin."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_plugin.ledger.handovers import HandOver
+from device_plugin.ledger.stand_ins import counted_for, stand_ins
+
+CHIPS = frozenset(range(16))
+
+
+@st.composite
+def foreign(draw: st.DrawFn) -> list[HandOver]:
+    """Pods whose chips and ids another plugin has mapped in any way."""
+    chips, ids = draw(st.permutations(sorted(CHIPS))), draw(st.permutations(sorted(CHIPS)))
+    sizes = draw(st.lists(st.integers(1, 4), max_size=4))
+    made, start = [], 0
+    for number, size in enumerate(sizes):
+        part = slice(start, start + size)
+        made.append(HandOver(f"uid-{number}", f"default/{number}", tuple(chips[part]), tuple(ids[part])))
+        start += size
+    return made
+
+
+@given(foreign(), st.data())
+def test_every_free_chip_can_be_given_until_none_is_left(running: list[HandOver], data: st.DataObject) -> None:
+    free = sorted(CHIPS.difference(*(each.chips for each in running)))
+    waiting = data.draw(st.permutations(free))
+    while waiting:
+        size = data.draw(st.integers(1, len(waiting)))
+        chips, waiting = tuple(waiting[:size]), waiting[size:]
+        offered = CHIPS - counted_for(running)
+        ids = stand_ins(chips, offered, running)
+        assert ids is not None
+        assert len(set(ids)) == len(ids) == size
+        assert offered.issuperset(ids)
+        assert {chip for chip in chips if chip in offered} <= set(ids)
+        running.append(HandOver(f"uid-{waiting}", "default/new", chips, ids))
+        if data.draw(st.booleans()):
+            ended = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            waiting = [*waiting, *ended.chips]
+            if ended.chips == chips:
+                break
+
+
+@given(foreign(), st.data())
+def test_ids_of_free_chips_are_left_to_the_pods_that_will_get_them(
+    running: list[HandOver], data: st.DataObject
+) -> None:
+    free = sorted(CHIPS.difference(*(each.chips for each in running)))
+    chips = tuple(data.draw(st.lists(st.sampled_from(free), unique=True))) if free else ()
+    ids = stand_ins(chips, CHIPS - counted_for(running), running)
+    assert ids is not None
+    assert not set(ids).intersection(set(free).difference(chips))
+
+
+def test_an_id_withheld_for_another_reason_has_no_stand_in() -> None:
+    other = HandOver("uid-other", "default/other", (0, 1), (2, 3))
+    assert stand_ins((2, 4), {0, 1, 5, 6, 7}, [other]) is None
