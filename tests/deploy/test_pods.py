@@ -268,7 +268,10 @@ class Traffic:
 def test_an_upgrade_from_the_previous_commit_while_pods_come_and_go(
     cluster: Cluster, built_image: image.Image, tmp_path: Path
 ) -> None:
-    previous = image.build_previous(tmp_path / "previous")
+    try:
+        previous = image.build_previous(tmp_path / "previous")
+    except image.UnmetRequirement as error:
+        pytest.skip(f"NO UPGRADE IS TESTED HERE: {error}")
     provide(cluster, previous)
     with installed(cluster, previous):
         held = {name: place(cluster, name, 4) for name in ("held-1", "held-2")}
