@@ -6,6 +6,7 @@ and `ServiceProxy` forwards connections from them to the endpoints.
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import subprocess
@@ -127,9 +128,10 @@ class ServiceProxy:
             while not self._ended.is_set():
                 for address in [each for each in self._targets if each not in self._servers]:
                     self._network.add(address[0])
-                    self._servers[address] = await asyncio.start_server(self._forwarder(address), *address)
+                    with contextlib.suppress(OSError):  # at the next turn
+                        self._servers[address] = await asyncio.start_server(self._forwarder(address), *address)
                 await asyncio.sleep(_POLL_S)
-                with contextlib.suppress(ClusterError, OSError):
+                with contextlib.suppress(ClusterError, OSError, http.client.HTTPException):  # at the next turn
                     self._targets |= api | await asyncio.to_thread(self._read)
         finally:
             for server in self._servers.values():
