@@ -74,6 +74,7 @@ def installed(cluster: Cluster, built: image.Image) -> Iterator[None]:
         for made in kubectl(cluster, "get", "pods", "--output=name").split():
             kubectl(cluster, "delete", made)
         remove_as_documented(cluster)
+        wait_until(lambda: not cluster.api.get(f"{CORE}/pods")["items"], timeout_s=60, what="the programs have ended")
 
 
 def waiting(*options: str) -> list[str]:
