@@ -95,7 +95,8 @@ class HandOvers:
         self.guessed: set[str] = set()
         """Uids of pods that were given chips by predicate-time alone; the kubelet's ledger can contradict that."""
         self.misattributed: list[Part] = []
-        """Answers given by such a guess to a pod that does not have them, or is gone: another pod may have them."""
+        """The last answers for ids of pods that are gone or do not have them: the call may have been about another pod,
+        which the watch shows later. An answer is kept until its ids are given again."""
         self.changes: Observable[None] = Observable(None)
         """Set on every change."""
 
@@ -123,8 +124,11 @@ class HandOvers:
 
     def keep_misattributed(self, parts: Iterable[Part]) -> None:
         """Keep answers that were given for another pod, unless a hand-over has them."""
-        known = {frozenset(part.kubelet_ids) for handover in self for part in handover.parts}
-        self.misattributed += [part for part in parts if frozenset(part.kubelet_ids) not in known]
+        for part in parts:
+            ids = chip_set(part.kubelet_ids)
+            if not any(ids == chip_set(each.kubelet_ids) for handover in self for each in handover.parts):
+                self.misattributed = [each for each in self.misattributed if not ids & chip_set(each.kubelet_ids)]
+                self.misattributed.append(part)
 
     def drop(self, uid: str) -> None:
         """Remove a pod whose containers can't run any more; its chips are free."""
@@ -132,8 +136,7 @@ class HandOvers:
         self.uncertain.discard(uid)
         handover = self._by_uid.pop(uid, None)
         if handover is not None:
-            if uid in self.guessed:
-                self.keep_misattributed(handover.parts)
+            self.keep_misattributed(part for part in handover.parts if part.keeps)
             self.changes.set(None)
         self.guessed.discard(uid)
 

@@ -216,8 +216,6 @@ class Reconciler:
         for pod in self._pods:
             if pod.key in ledger.pods and pod.key not in ledger.ambiguous:
                 self._adopt_pod(pod, ledger.pods[pod.key], admitted=pod.uid in admitted)
-        if not self._unexplained() and not self._handovers.guessed:
-            self._handovers.misattributed.clear()
         return True
 
     def _correct(self, ledger: KubeletLedger, admitted: Collection[str]) -> None:
@@ -236,7 +234,9 @@ class Reconciler:
 
     def _take_back(self, pod: NodePod, held: dict[str, tuple[int, ...]]) -> bool:
         """Return whether this pod's chips were attributed to other pods; if so, attribute them to this one."""
-        donors = [each for uid in self._handovers.guessed if (each := self._handovers.get(uid)) is not None]
+        donors = [
+            each for each in self._handovers if each.uid in self._handovers.guessed or not self._is_admitted(each)
+        ]
         parts = [*self._handovers.misattributed, *(part for donor in donors for part in donor.parts)]
         truth = untangle(pod, held, parts)
         if truth is None:
@@ -247,6 +247,10 @@ class Reconciler:
                 self._handovers.drop(donor.uid)
         self._enter_truth(pod, truth)
         return True
+
+    def _is_admitted(self, handover: HandOver) -> bool:
+        pod = self._pods.get(handover.uid)
+        return pod is not None and pod.past_admission
 
     def _enter_truth(self, pod: NodePod, truth: HandOver) -> None:
         before = self._handovers.get(pod.uid)
@@ -260,7 +264,7 @@ class Reconciler:
             pod,
             MISMATCH,
             f"it was given {join_names(truth.chips)}, but the allocator wrote {written} on it: the kubelet could not "
-            "be asked which of several pods it admitted",
+            "be asked which of several pods it admitted, or the watch showed this one too late",
         )
 
     def _adopt_pod(self, pod: NodePod, held: dict[str, tuple[int, ...]], *, admitted: bool) -> None:

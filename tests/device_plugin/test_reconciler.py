@@ -341,7 +341,7 @@ async def test_swapped_pods_are_claimed_with_the_chips_they_have(folder: Path, m
     assert {each.pod: each.chips for each in books.claimed} == {"default/first": (2, 3), "default/second": (0, 1)}
     sentence = (
         "it was given Ascend910-2,Ascend910-3, but the allocator wrote Ascend910-0,Ascend910-1 on it: the kubelet "
-        "could not be asked which of several pods it admitted"
+        "could not be asked which of several pods it admitted, or the watch showed this one too late"
     )
     assert books.announced[0] == ("default/first", "NPUAllocationMismatch", sentence)
     assert books.metrics.registry.get_sample_value("ascend_dp_allocation_mismatches_total") == 2
@@ -383,12 +383,39 @@ async def test_a_hand_over_to_a_deleted_pod_moves_to_the_pod_that_has_it(
     handed(books, "ended", 4, 5, guessed=False)
     books.handovers.drop("uid-guess")
     books.handovers.drop("uid-ended")
-    assert [part.chips for part in books.handovers.misattributed] == [(0, 1)]
+    assert [part.chips for part in books.handovers.misattributed] == [(0, 1), (4, 5)]
     books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
     async with running(books.reconciler.run()):
         await until(lambda: books.announced)
     assert books.entries == {"default/real": ((0, 1), (0, 1))}
+    assert [part.chips for part in books.handovers.misattributed] == [(4, 5)]
+    handed(books, "next", 5, 6, guessed=False)
     assert books.handovers.misattributed == []
+
+
+@pytest.mark.parametrize("shown", ["failed", "deleted", "still pending", "failed long before"])
+async def test_a_pod_has_the_chips_of_the_only_candidate_that_its_call_was_mistaken_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, shown: str
+) -> None:
+    # The kubelet turned "away" away by itself, and asked for "real", which the watch showed later.
+    books = Books(folder / "none.sock")
+    ledger_of(monkeypatch, real=(0, 1))
+    away = pod("away", 2, 0, 1, time=1)
+    books.pods.applied(away)
+    handed(books, "away", 0, 1, guessed=False)
+    async with running(books.reconciler.run()):
+        if shown == "deleted":
+            books.pods.deleted(away)
+        elif shown != "still pending":
+            books.pods.applied(pod("away", 2, 0, 1, time=1, phase="Failed"))
+        if shown == "failed long before":
+            handed(books, "unseen", 6, 7, guessed=False)  # so that the kubelet's ledger is read
+            await until(lambda: "default/unseen" not in books.entries)
+        books.pods.applied(pod("real", 2, 2, 3, time=2))
+        books.pods.applied(pod("real", 2, 2, 3, time=2, started=True))
+        await until(lambda: "default/real" in books.entries)
+    assert books.entries == {"default/real": ((0, 1), (0, 1))}
+    assert [(each.pod, each.chips) for each in books.claimed] == [("default/real", (0, 1))]
 
 
 async def test_a_misattributed_answer_moves_to_a_pod_found_admitted_meanwhile(
