@@ -310,7 +310,7 @@ def test_only_changes_that_need_a_restart_restart_the_pods(*, value: str, rolls:
 
 def test_either_half_of_the_chart_can_be_left_out() -> None:
     both = {_name(item) for item in helm.render()}
-    writer = "system:serviceaccount:kube-system:ascend-device-plugin-sa-910"
+    writer = "system:serviceaccount:kube-system:ascend-device-plugin-sa"
     without_plugin = helm.render("--set", f"devicePlugin.enabled=false,allocator.policies.writers={{{writer}}}")
     without_allocator = helm.render("--set", "allocator.enabled=false")
     assert {_component(item) for item in without_plugin} == {"allocator"}
