@@ -25,8 +25,8 @@ from device_plugin.chips.fault_config import FaultConfig
 from device_plugin.chips.health_monitor import HealthMonitor
 from device_plugin.chips.scanner import Scanner
 from device_plugin.chips.switch_monitor import SwitchMonitor
+from device_plugin.driver.dcmi.port_counters import PortCounters
 from device_plugin.hang.detector import HangDetector
-from device_plugin.hang.host import count_packets
 from device_plugin.health.fault_rules import FaultRules, default_rules
 from device_plugin.health.health_book import HealthBook
 from device_plugin.health.snapshot import Snapshot
@@ -268,7 +268,7 @@ class Plugin:
             self._driver,
             muting,
             rounds=settings.hang_minutes,
-            packets=lambda phy_id: count_packets(settings.link_tool, phy_id),
+            packets=PortCounters(settings.link_tool).packets,
             off_limits=lambda: muting.muted,
         )
         listener = hangs if settings.hang_detection else muting

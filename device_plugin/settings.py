@@ -33,7 +33,8 @@ class DriverSettings(BaseSettings):
     )
     link_tool: Path = Field(
         default=Path("/usr/local/Ascend/driver/tools/hccn_tool"),
-        description="the driver's program that reads the link state of network ports; it may be missing",
+        description="the driver's program that reads the link state and the counters of network ports; "
+        "it may be missing",
     )
     die_policy: Literal["unchanged", "union", "independent"] = Field(
         default="unchanged",
@@ -54,11 +55,13 @@ class DriverSettings(BaseSettings):
             return SimulatedDriver(self.simulated_state)
         from device_plugin.driver.dcmi import DcmiDriver
         from device_plugin.driver.dcmi.link import LinkTool
+        from device_plugin.driver.dcmi.port_counters import PortCounters
 
         return DcmiDriver(
             self.dcmi_library,
             observe=observe,
             links=LinkTool(self.link_tool),
+            counters=PortCounters(self.link_tool),
             die_policy=None if self.die_policy == "unchanged" else self.die_policy,
         )
 

@@ -41,7 +41,8 @@ class HangDetector:
         rounds: how many minutes in a row must be without activity.
         off_limits: returns the chips that must not be used now, because they are being reset.
         round_s: seconds between two readings.
-        packets: returns how many packets the port of a chip, by physical id, has sent and received; None if unknown.
+        packets: returns how many packets the port of a chip, by physical id, has sent and received;
+            it raises DriverError.
         cpu_time: returns the CPU time in seconds of processes; None if unknown.
     """
 
@@ -51,7 +52,7 @@ class HangDetector:
         listener: Listener,
         *,
         rounds: int,
-        packets: Callable[[int], int | None],
+        packets: Callable[[int], int],
         off_limits: Callable[[], ChipSet] = lambda: 0,
         round_s: float = ROUND_S,
         cpu_time: Callable[[frozenset[int]], float | None] = cpu_time_s,
@@ -123,7 +124,13 @@ class HangDetector:
         values = {**self._measure(chip, Reading.UTILIZATION), **self._measure(chip, Reading.HBM)}
         used, total = values.get(Quantity.HBM_USED_MEMORY), values.get(Quantity.HBM_TOTAL_MEMORY)
         memory = int(used * 100 / total) if used is not None and total else None
-        return Activity(processes, values.get(Quantity.UTILIZATION), memory, self._packets(chip.phy_id), cpu_s)
+        return Activity(processes, values.get(Quantity.UTILIZATION), memory, self._count_packets(chip), cpu_s)
+
+    def _count_packets(self, chip: ChipFacts) -> int | None:
+        try:
+            return self._packets(chip.phy_id)
+        except DriverError:
+            return None
 
     def _measure(self, chip: ChipFacts, reading: Reading) -> Values:
         try:

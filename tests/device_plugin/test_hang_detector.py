@@ -16,9 +16,9 @@ from device_plugin.driver.simulated import SimulatedDriver
 from device_plugin.driver.telemetry import Quantity, Reading, Values
 from device_plugin.hang.detector import HANG, HangDetector
 from device_plugin.health.snapshot import Moment
+from tests.dcmi.test_link import tool
 from tests.device_plugin.api import NODE, running, until
 from tests.device_plugin.builders import server
-from tests.device_plugin.test_hang_rule import tool
 from tests.device_plugin.whole import whole_node
 
 NOW = Moment(0.0, 0)
@@ -75,16 +75,22 @@ class Rig:
         self.listener = Listener()
         self.off_limits = 0
         self.cpu_s: float | None = 7.0
+        self.port_problem = ""
         self.detector = HangDetector(
             self.driver,
             self.listener,
             rounds=3,
-            packets=lambda _phy_id: 11,
+            packets=self.packets,
             off_limits=lambda: self.off_limits,
             round_s=0.001,
             cpu_time=lambda _processes: self.cpu_s,
         )
         self.detector.discovered(server(), NOW)
+
+    def packets(self, phy_id: int) -> int:
+        if self.port_problem:
+            raise DriverError(self.port_problem)
+        return 11 + phy_id
 
     def codes(self, *codes: int, phy_id: int = 0) -> tuple[int, ...] | None:
         """What the listener gets of a reading with these codes."""
@@ -129,6 +135,10 @@ async def test_a_chip_that_can_not_be_read_does_not_hang(rig: Rig) -> None:
     rig.driver.problem = ""
     await rig.hangs()
     rig.driver.utilization = None
+    await rig.works()
+    rig.driver.utilization = 0.0
+    await rig.hangs()
+    rig.port_problem = "the tool hangs"
     await rig.works()
 
 

@@ -18,9 +18,9 @@ from device_plugin.driver.dcmi.errors import NOT_READY, DcmiError
 from device_plugin.driver.dcmi.events import make_handler
 from device_plugin.driver.dcmi.library import load
 from device_plugin.driver.dcmi.link import LinkTool
-from device_plugin.driver.dcmi.link_ups import LinkUps
 from device_plugin.driver.dcmi.measuring_calls import MeasuringCalls
 from device_plugin.driver.dcmi.missed_chips import MissedChips
+from device_plugin.driver.dcmi.port_counters import PortCounters
 from device_plugin.driver.dcmi.survey import (
     SYSFS,
     OptionalFacts,
@@ -51,7 +51,7 @@ class DcmiDriver:
         library: the library; None to search it as the loader would (docs/spec/dcmi.md#library).
         observe: called with the name and the duration in seconds of every library call, in the thread that made it.
         links: reads the link state of network ports.
-        link_ups: reads how often they have got a link.
+        counters: reads their counters.
         sysfs: where sysfs is mounted.
         die_policy: whether containers get the dies of an A3 card together; None to leave it as it is.
         card_deadline_s: how long the discovery waits for a card; after that, its last answer is used.
@@ -64,7 +64,7 @@ class DcmiDriver:
         *,
         observe: Observe = lambda _call, _seconds: None,
         links: LinkTool | None = None,
-        link_ups: LinkUps | None = None,
+        counters: PortCounters | None = None,
         sysfs: Path = SYSFS,
         die_policy: DiePolicy | None = None,
         card_deadline_s: float = 5.0,
@@ -73,7 +73,7 @@ class DcmiDriver:
         self._path = library
         self._observe = observe
         self._links = links if links is not None else LinkTool()
-        self._link_ups = link_ups if link_ups is not None else LinkUps()
+        self._counters = counters if counters is not None else PortCounters()
         self._sysfs = sysfs
         self._card_deadline_s = card_deadline_s
         self._pause = pause
@@ -134,7 +134,7 @@ class DcmiDriver:
             DriverError: the chip can't be read; says why.
         """
         if reading is Reading.LINK_UPS:
-            return {Quantity.LINK_UPS: float(self._link_ups.count(chip.phy_id))}
+            return {Quantity.LINK_UPS: float(self._counters.link_ups(chip.phy_id))}
         return self._loaded(chip).measure((chip.card_id, chip.device_id), reading)
 
     def describe(self, chip: ChipFacts, label: Label) -> str:

@@ -4,7 +4,6 @@ If the tool is missing, fails or hangs, the state is unknown, which is not the s
 by the next call, so the tool never blocks the caller for long.
 """
 
-import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,14 +13,12 @@ from pathlib import Path
 import structlog
 
 from ascend.errors import DriverError
-from device_plugin.driver.dcmi.file_permissions import resolve_protected
+from device_plugin.driver.dcmi.port_tool import HCCN_TOOL, output_of, start_tool
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _PAUSE_S = 10.0
 """How long after an announcement the link must be UP before it is read seldom again."""
-
-HCCN_TOOL = Path("/usr/local/Ascend/driver/tools/hccn_tool")
 
 
 @dataclass(slots=True)
@@ -121,28 +118,6 @@ class LinkTool:
         answer = output_of(process)
         port.up = _status(answer) if process.returncode == 0 else None
         port.read_s = port.started_s if port.up is not None else None
-
-
-def start_tool(tool: Path, phy_id: int, what: str) -> "subprocess.Popen[bytes]":
-    """Have the tool print something about a chip's port.
-
-    Raises:
-        DriverError: others than root and this user can change it.
-        OSError: it can't be started.
-    """
-    command = [str(resolve_protected(tool)), "-i", str(phy_id), what, "-g"]
-    return subprocess.Popen(  # noqa: S603 - a protected program and a number
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-
-
-def output_of(process: "subprocess.Popen[bytes]") -> str:
-    """Return what the tool has printed; it has ended."""
-    if process.stdout is None:
-        return ""
-    with process.stdout as pipe:
-        os.set_blocking(pipe.fileno(), False)  # the output does not end if the tool left a child behind
-        return (pipe.read() or b"").decode(errors="replace")
 
 
 def _status(answer: str) -> bool | None:

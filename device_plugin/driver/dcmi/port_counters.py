@@ -1,17 +1,18 @@
-"""Reads how often a chip's network port has got a link, from the driver's tool (docs/spec/dcmi.md#link-tool)."""
+"""Reads counters of a chip's network port from the driver's tool (docs/spec/dcmi.md#link-tool)."""
 
 import re
 import subprocess
 from pathlib import Path
 
 from ascend.errors import DriverError
-from device_plugin.driver.dcmi.link import HCCN_TOOL, output_of, start_tool
+from device_plugin.driver.dcmi.port_tool import HCCN_TOOL, output_of, start_tool
 from device_plugin.driver.telemetry import NotMeasured
 
-_COUNT = re.compile(r"link up count\s*:\s*([0-9]{1,18})\b")
+_LINK_UPS = re.compile(r"link up count\s*:\s*([0-9]{1,18})\b")
+_PACKETS = re.compile(r"^roce_[rt]x_all_pkt_num:([0-9]{1,18})\s*$", re.MULTILINE)
 
 
-class LinkUps:
+class PortCounters:
     """Runs the tool when it is asked, once at a time for each chip; may be called from any thread.
 
     Args:
@@ -24,19 +25,32 @@ class LinkUps:
         self._deadline_s = deadline_s
         self._killed: dict[int, subprocess.Popen[bytes]] = {}
 
-    def count(self, phy_id: int) -> int:
+    def link_ups(self, phy_id: int) -> int:
         """Return how often the chip's port has got a link.
 
         Raises:
             NotMeasured: this server does not have the tool.
             DriverError: the tool can't be run, fails, hangs, or does not say.
         """
+        (count,) = self._read(phy_id, "-link_stat", _LINK_UPS, 1)
+        return count
+
+    def packets(self, phy_id: int) -> int:
+        """Return how many packets the chip's port has sent and received.
+
+        Raises:
+            NotMeasured: this server does not have the tool.
+            DriverError: the tool can't be run, fails, hangs, or does not say.
+        """
+        return sum(self._read(phy_id, "-stat", _PACKETS, 2))
+
+    def _read(self, phy_id: int, what: str, pattern: re.Pattern[str], expected: int) -> list[int]:
         if not self._tool.exists():
             raise NotMeasured(f"there is no {self._tool}")
         if (killed := self._killed.get(phy_id)) is not None and killed.poll() is None:
             raise DriverError(f"{self._tool} hangs, and can't be killed")
         try:
-            process = start_tool(self._tool, phy_id, "-link_stat")
+            process = start_tool(self._tool, phy_id, what)
         except OSError as error:
             raise DriverError(f"{self._tool} can't be run: {error.strerror}") from error
         try:
@@ -46,7 +60,7 @@ class LinkUps:
             output_of(process)
             self._killed[phy_id] = process
             raise DriverError(f"{self._tool} has not ended within {self._deadline_s:g} s") from None
-        found = _COUNT.search(output_of(process))
-        if status or found is None:
-            raise DriverError(f"{self._tool} -link_stat has exit status {status} and says no count")
-        return int(found[1])
+        found = pattern.findall(output_of(process))
+        if status or len(found) != expected:
+            raise DriverError(f"{self._tool} {what} has exit status {status} and {len(found)} of {expected} counts")
+        return [int(count) for count in found]
