@@ -14,7 +14,7 @@ from ascend.annotations import PLACEMENT_GATE
 from ascend.errors import InvalidValue
 from ascend.grammar import count
 from npuctl.explain.explanation import Explanation, explain
-from npuctl.explain.target import find_target
+from npuctl.explain.target import find_target, require_name
 from npuctl.output import EXIT_NO_PLACE, Output, numbers, show, some
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests
@@ -45,6 +45,7 @@ async def run_explain(argument: str, namespace: str | None, source: Source, outp
     Raises:
         InvalidValue: there is no such pod, or the input is invalid.
     """
+    require_name(argument)
     objects = await source.read()
     try:
         target = find_target(argument, namespace, objects.pods, source.namespace)

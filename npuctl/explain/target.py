@@ -15,6 +15,7 @@ _SHORT_NAMES: Final = {
     "vj": _JOB,
     "vcjob": _JOB,
     "rs": "replicaset",
+    "rc": "replicationcontroller",
     "sts": "statefulset",
     "deploy": "deployment",
     "pg": "podgroup",
@@ -28,6 +29,7 @@ _KNOWN: Final = frozenset(
     {
         _JOB,
         "replicaset",
+        "replicationcontroller",
         "statefulset",
         "deployment",
         "podgroup",
@@ -44,7 +46,10 @@ _KNOWN: Final = frozenset(
         "paddlejob",
     }
 )
-_FORMS: Final = "give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job as job/NAME"
+_FORMS: Final = (
+    "give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job as job/NAME, with -n for its namespace"
+)
+_KINDS: Final = f"kinds are {', '.join((_POD, *sorted(_KNOWN)))}, and that of any other controller of a pod"
 
 
 class Target(NamedTuple):
@@ -59,13 +64,33 @@ class Target(NamedTuple):
     job: str | None = None
 
 
+def require_name(argument: str) -> None:
+    """Accept an argument that has one of the forms of ``find_target``, whether its pods exist or not.
+
+    Raises:
+        InvalidValue: a part of it is missing, or it has too many.
+    """
+    left, slash, right = argument.partition("/")
+    if "/" in right:
+        problem = f"'{argument}' has more than one slash"
+    elif not argument:
+        problem = "the name is empty"
+    elif not left:
+        problem = f"'{argument}' has neither a kind nor a namespace before the slash"
+    elif slash and not right:
+        problem = f"'{argument}' has no name after the slash"
+    else:
+        return
+    raise InvalidValue(f"{problem}; {_FORMS}; {_KINDS}")
+
+
 def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], default: Callable[[], str]) -> Target:
     """Find the pods that an argument names.
 
     ``a/b`` is the pod ``b`` in the namespace ``a`` if it exists, else it is ``TYPE/NAME``.
 
     Args:
-        argument: ``NAME``, ``NAMESPACE/NAME`` or ``TYPE/NAME``.
+        argument: ``NAME``, ``NAMESPACE/NAME`` or ``TYPE/NAME``, accepted by ``require_name``.
         namespace: the namespace; None if not given.
         pods: all pods.
         default: returns the namespace if none is given.
@@ -88,6 +113,9 @@ def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], defau
         return Target([pod for pod in owned if pod.requests_chips] or owned, f"{where}/{right}")
     if kind in _KNOWN:
         raise InvalidValue(f"there are no pods of {kind} {where}/{right}")
+    if all(pod.metadata.namespace != left for pod in pods):
+        known = f"{left} is neither a namespace with pods nor a kind; {_KINDS}"
+        raise InvalidValue(f"there is no pod {argument}{_elsewhere(right, pods)}; {known}")
     if namespace not in {None, left}:
         raise InvalidValue(f"pod {argument} is not in the namespace {namespace}; {_FORMS}")
     raise InvalidValue(f"there is no pod {argument}{_elsewhere(right, pods)}; {_FORMS}")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from allocator.rules.job_kinds import JOB_KINDS
 from ascend.chips import chip_set
 from ascend.deviceinfo import DeviceReport, encode_report
 from ascend.faults import chip_fault
@@ -448,12 +449,18 @@ def test_pods_of_a_job_with_the_same_explanation_are_printed_once(tmp_path: Path
     ("argument", "printed"),
     [
         ("job/none", "there are no pods of job default/none"),
-        (
-            "team/none",
-            "there is no pod team/none; give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the pods of a job",
-        ),
-        ("team/train", "there is no pod team/train; there is default/train; give a pod as NAME"),
+        ("default/none", "there is no pod default/none"),
+        ("team/train", "there is no pod team/train; there is default/train; team is neither a namespace with pods nor"),
+        ("nokind/x", "there is no pod nokind/x; nokind is neither a namespace with pods nor a kind; kinds are pod, "),
+        ("nokind/x", " ascendjob, cronjob, deployment, job, jobset, leaderworkerset, "),
+        ("job/", "'job/' has no name after the slash; give a pod as NAME, NAMESPACE/NAME or pod/NAME, and the"),
+        ("default/", "'default/' has no name after the slash; "),
+        ("/train", "'/train' has neither a kind nor a namespace before the slash; "),
+        ("", "the name is empty; give a pod as "),
+        ("job/default/train", "'job/default/train' has more than one slash; "),
+        ("job/default/train", "with -n for its namespace"),
         ("deployment/none", "there are no pods of deployment default/none"),
+        ("rc/none", "there are no pods of replicationcontroller default/none"),
         ("lws/none", "there are no pods of leaderworkerset default/none"),
     ],
 )
@@ -462,4 +469,18 @@ def test_a_job_that_does_not_exist_says_what_is_accepted(argument: str, printed:
     path.write_text(json.dumps(as_list(pod("train", 1))))
     done = CliRunner().invoke(app, ["explain", argument, "-f", str(path)])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert printed in done.stderr
+    assert printed in " ".join(done.stderr.split())
+
+
+def test_an_argument_without_a_name_is_an_error_before_anything_is_read(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["explain", "job/", "--kubeconfig", str(tmp_path / "none")])
+    assert done.exit_code == 2
+    assert "'job/' has no name after the slash" in done.stderr
+
+
+def test_every_kind_of_job_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps(as_list(pod("train", 1))))
+    for kind in sorted({row.name.partition(".")[0] for row in JOB_KINDS if " " not in row.name} - {"", "Pod"}):
+        done = CliRunner().invoke(app, ["explain", f"{kind}/none", "-f", str(path)])
+        assert f"there are no pods of {kind.lower()} default/none" in done.stderr
