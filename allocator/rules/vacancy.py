@@ -32,9 +32,10 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
         product: the product of the server.
         healthy: the number of its healthy chips, held or not (``A`` of the rules).
         free: the chips that are healthy and neither held nor reserved.
-        room: the number of chips the kubelet would still admit: allocatable minus the requests of pods bound to it.
+        room: the number of chips the kubelet would still admit: allocatable minus the requests of pods bound to it, and
+            minus the kept chips, so it can be negative.
         faulty: the number of its unhealthy chips (``U`` of the rules).
-        cut_off: the free chips with an unhealthy network, which distributed jobs can't use.
+        cut_off: the free or kept chips with an unhealthy network, which distributed jobs can't use.
         sub_healthy: the node or one of its chips is degraded.
         kept: the chips that would be free, but are kept for others: for pods that have preempted, or a waiting gang.
         keeper: what they are kept for, in sentences.
@@ -53,6 +54,10 @@ class Vacancy(msgspec.Struct, frozen=True, gc=False):
     def usable(self, request: ChipRequest) -> ChipSet:
         """The free chips that a request can use."""
         return self.free & ~self.cut_off if self.needs_network(request) else self.free
+
+    def with_kept(self) -> "Vacancy":
+        """What would be left if nothing were kept for others."""
+        return replace(self, free=self.free | self.kept, room=self.room + self.kept.bit_count(), kept=0, keeper="")
 
     def without(self, taken: ChipSet) -> "Vacancy":
         """What is left after a pod has taken these chips."""
@@ -99,14 +104,15 @@ def judge(vacancy: Vacancy, request: ChipRequest) -> Verdict:
         vacancy: what the node has left.
         request: what the pod requests.
     """
-    obstacle = _unsuitable(vacancy, request) or _shortage(vacancy, request)
+    obstacle = _unsuitable(vacancy, request)
     if obstacle is not None:
         return obstacle
     product, usable = vacancy.product, vacancy.usable(request)
     rule = RULES[product.family]
-    placement = rule.place(product, usable, request.chips)
+    obstacle = _shortage(vacancy, request)
+    placement = rule.place(product, usable, request.chips) if obstacle is None else None
     if placement is None:
-        return rule.refuse(product, usable, request.chips)
+        return _kept_or(obstacle or rule.refuse(product, usable, request.chips), vacancy, request)
     key = rule.key(placement, vacancy.healthy, vacancy.faulty)
     score = rule.score(product, placement, vacancy.healthy, vacancy.faulty)
     if vacancy.sub_healthy:
@@ -164,14 +170,20 @@ def _shortage(vacancy: Vacancy, request: ChipRequest) -> Refusal | None:
     requested = count(request.chips, "chip")
     if vacancy.usable(request).bit_count() < request.chips:
         sentence = f"{requested} requested, {vacancy.free.bit_count()} free of {vacancy.healthy} healthy"
-        if vacancy.kept:
-            sentence += f", {vacancy.kept.bit_count()} more kept for {vacancy.keeper or 'others'}"
-        if vacancy.needs_network(request) and vacancy.cut_off:
-            cut_off = vacancy.cut_off.bit_count()
+        cut_off = (vacancy.free & vacancy.cut_off).bit_count()
+        if vacancy.needs_network(request) and cut_off:
             sentence += f", {cut_off} of them with an unhealthy network, which a job of several pods can't use"
-        are_kept = (vacancy.usable(request) | vacancy.kept).bit_count() >= request.chips
-        return Refusal(Reason.CHIPS_KEPT if are_kept else Reason.NOT_ENOUGH_CHIPS, sentence)
+        return Refusal(Reason.NOT_ENOUGH_CHIPS, sentence)
     if vacancy.room < request.chips:
         admitted = max(vacancy.room, 0)
         return Refusal(Reason.NO_ROOM_AT_KUBELET, f"{requested} requested, the kubelet would admit {admitted}")
     return None
+
+
+def _kept_or(refusal: Refusal, vacancy: Vacancy, request: ChipRequest) -> Refusal:
+    """Why a node refuses a request: ``ChipsKept`` if it would fit without what is kept for others."""
+    if not vacancy.kept:
+        return refusal
+    kept = f"{count(vacancy.kept.bit_count(), 'chip is', 'chips are')} kept for {vacancy.keeper or 'others'}"
+    are_kept = isinstance(judge(vacancy.with_kept(), request), Fit)
+    return Refusal(Reason.CHIPS_KEPT if are_kept else refusal.reason, f"{refusal.message}; {kept}")

@@ -312,9 +312,9 @@ def assess(record: NodeRecord, reserved: Mapping[str, ChipSet], promised: ChipSe
         healthy.bit_count(),
         free,
         # More room than chips makes no difference; with a limit there are fewer different vacancies.
-        room=min(max(room, 0), server.product.chips),
+        room=min(max(room, -kept.bit_count()), server.product.chips),
         faulty=(server.reported & unhealthy).bit_count(),
-        cut_off=free & report.network_unhealthy,
+        cut_off=(free | kept) & report.network_unhealthy,
         sub_healthy=health is NodeHealth.SUB_HEALTHY,
         kept=kept,
         keeper=keeper if kept else "",

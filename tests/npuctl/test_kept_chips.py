@@ -34,7 +34,7 @@ def test_explain_names_the_gang_that_nodes_drain_for(tmp_path: Path) -> None:
     train = pod("train", 4, creationTimestamp=LATER)
     status, answer, printed = run(tmp_path, "explain", *draining(), train, name="train")
     assert (status, answer["state"], answer["reason"]) == (3, "waits", "NoNodeFits")
-    kept = "4 chips requested, 0 free of 8 healthy, 8 more kept for job default/big"
+    kept = "4 chips requested, 0 free of 8 healthy; 8 chips are kept for job default/big"
     assert [(each["message"], each["nodes"]) for each in answer["groups"] if "kept" in each["message"]] == [
         (kept, ["n1"])
     ]
@@ -47,7 +47,7 @@ def test_plan_places_no_pod_on_nodes_that_drain_for_a_gang(tmp_path: Path) -> No
     train = pod("train", 4, creationTimestamp=LATER)
     status, answer, printed = run(tmp_path, "plan", *draining(), train)
     assert (status, answer["pods"]) == (3, [])
-    assert "1 node ChipsKept: 4 chips requested, 0 free of 8 healthy, 8 more kept for job default/big" in printed
+    assert "1 node ChipsKept: 4 chips requested, 0 free of 8 healthy; 8 chips are kept for job default/big" in printed
 
 
 def test_a_gang_is_told_of_the_gang_that_comes_first(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_explain_names_the_preemptor_that_was_promised_the_chips(tmp_path: Path)
     status, answer, _ = run(tmp_path, "explain", node("n1"), victim, urgent, pod("train", 4), name="train")
     assert (status, answer["state"]) == (3, "waits")
     (group,) = answer["groups"]
-    assert group["message"] == "4 chips requested, 0 free of 8 healthy, 4 more kept for pod default/urgent"
+    assert group["message"] == "4 chips requested, 0 free of 8 healthy; 4 chips are kept for pod default/urgent"
     assert answer["advice"] == [
         "chips on 1 node are kept for pod default/urgent, which has preempted other pods for them: it comes first"
     ]

@@ -13,6 +13,7 @@ from allocator.decision.victim_set import Suggestion, VictimSet
 from allocator.rules.vacancy import Vacancy
 from ascend.errors import Refusal
 from ascend.kube.objects import Pod
+from ascend.reasons import Reason
 from tests.allocator.builders import World, node, pod
 
 EVERYWHERE = {"n0": Suggestion(), "n1": Suggestion()}
@@ -67,8 +68,23 @@ async def test_kept_chips_are_named_in_the_refusal() -> None:
     world, preemption = world_of(holder("low", range(8)), FULL, high)
     await preempt(preemption, high)
     end(world, "low")
-    sentence = "1 chip requested, 0 free of 8 healthy, 8 more kept for pod default/high"
+    sentence = "1 chip requested, 0 free of 8 healthy; 8 chips are kept for pod default/high"
     assert world.refusal(pod("small", 1, priority=50), ["n0"]).message == sentence
+
+
+async def test_chips_that_are_kept_are_why_no_ring_has_enough() -> None:
+    high, rest = pod("high", 2, priority=50), [holder("a", [2, 3], 2), holder("b", [4, 5], 2)]
+    world, preemption = world_of(holder("keep", [6, 7], 100), holder("low", [0, 1]), *rest, FULL, high)
+    assert names(await preempt(preemption, high)) == ["low"]
+    end(world, "low", "a", "b")
+    refused = world.refusal(pod("late", 4, priority=1), ["n0"])
+    assert refused.reason is Reason.CHIPS_KEPT
+    assert refused.message == (
+        "4 chips requested must be within one ring; the rings have 2 + 2 free chips; "
+        "2 chips are kept for pod default/high"
+    )
+    # Eight chips would not fit without what is kept either.
+    assert world.refusal(pod("large", 8, priority=1), ["n0"]).reason is Reason.NOT_ENOUGH_CHIPS
 
 
 async def test_two_preemptors_are_not_promised_the_same_chips() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from allocator.rules import dies, meshes, pool
 from allocator.rules.request import ChipRequest
@@ -197,6 +198,23 @@ def test_filter_score_and_selection_agree(product: Product, data: st.DataObject)
     assert verdict.score > 0
     if distributed and product.has_network:
         assert not verdict.taken & cut_off
+
+
+@every_product
+@given(data=st.data())
+def test_chips_are_kept_if_the_request_would_fit_with_them(product: Product, data: st.DataObject) -> None:
+    """A pod is refused with ``ChipsKept`` if and only if nothing but what is kept for others is in its way."""
+    masks = st.integers(0, product.all_chips)
+    free, kept, cut_off, healthy = (data.draw(masks) for _ in range(4))
+    free, kept, room = free & healthy, kept & healthy & ~free, data.draw(st.integers(0, product.chips))
+    distributed = data.draw(st.booleans())
+    request = ChipRequest(data.draw(st.sampled_from(product.allowed(distributed=distributed))), distributed=distributed)
+    before = Vacancy(product, healthy.bit_count(), free | kept, room, cut_off=cut_off & (free | kept))
+    vacancy = replace(before, free=free, room=room - kept.bit_count(), kept=kept, keeper="pod ns/other")
+    verdict = judge(vacancy, request)
+    if isinstance(verdict, Refusal):
+        assert (verdict.reason is Reason.CHIPS_KEPT) is isinstance(judge(before, request), Fit)
+        assert verdict.reason is not Reason.CHIPS_KEPT or "kept for pod ns/other" in verdict.message
 
 
 @every_product

@@ -288,7 +288,7 @@ async def test_the_pods_of_a_gang_get_victims_of_one_plan_and_keep_their_chips(a
     await until(lambda: "low-0" not in {pod.name for pod in allocator.app.cluster.pods.values()})
     thief = await allocator.pod("thief", 1)
     refused = (await allocator.filter(thief, names))["FailedAndUnresolvableNodes"]["n1"]
-    assert refused.endswith("0 free of 8 healthy, 8 more kept for job default/b")
+    assert refused.endswith("0 free of 8 healthy; 8 chips are kept for job default/b")
     await allocator.delete("low-1")
     await until(lambda: "low-1" not in {pod.name for pod in allocator.app.cluster.pods.values()})
     assert set(await asyncio.gather(*(allocator.schedule(pod, names) for pod in pair))) == set(names)

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from allocator.rules.request import ChipRequest
-from allocator.rules.vacancy import Fit, judge
+from allocator.rules.vacancy import Fit, Vacancy, judge
+from allocator.state.node import assess
 from allocator.state.report import HEALTH_ANNOTATION, NODE_INFO
 from ascend.chips import chip_set
 from ascend.deviceinfo import SWITCH_INFO, DeviceReport, encode_report
@@ -156,3 +157,27 @@ def test_chips_without_a_network_are_free_only_for_single_pods() -> None:
     assert alone.chips == (0, 1, 2, 3)
     assert isinstance(distributed, Refusal)
     assert re.search("7 free of 8 healthy.* 1 .*network", distributed.message)
+
+
+def test_kept_chips_without_a_network_are_not_why_a_pod_of_a_job_waits() -> None:
+    world = World()
+    world.add(node("n1"), report("n1", data=encode_report(DeviceReport(0xFF, 0, chip_set([0]), update_time_s=1))))
+    found = assess(world.cluster.nodes["n1"], {}, 0xFF, "pod default/high")
+    assert isinstance(found, Vacancy)
+    for distributed, reason in ((False, Reason.CHIPS_KEPT), (True, Reason.NOT_ENOUGH_CHIPS)):
+        refused = judge(found, ChipRequest(8, distributed=distributed))
+        assert isinstance(refused, Refusal)
+        sentence = "8 chips requested, 0 free of 8 healthy; 8 chips are kept for pod default/high"
+        assert (refused.reason, refused.message) == (reason, sentence)
+
+
+def test_kept_chips_that_the_kubelet_would_not_admit_are_not_why_a_pod_waits() -> None:
+    world = World()
+    world.add(node("n1", allocatable=2), report("n1", data=encode_report(DeviceReport(0xFF, 0, 0, update_time_s=1))))
+    found = assess(world.cluster.nodes["n1"], {}, chip_set(range(4)), "pod default/high")
+    assert isinstance(found, Vacancy)
+    for chips, reason in ((2, Reason.CHIPS_KEPT), (4, Reason.NO_ROOM_AT_KUBELET)):
+        refused = judge(found, ChipRequest(chips))
+        assert isinstance(refused, Refusal)
+        assert refused.reason is reason
+        assert "the kubelet would admit 0; 4 chips are kept" in refused.message
