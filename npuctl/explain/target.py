@@ -65,15 +65,13 @@ class Target(NamedTuple):
 
 
 def require_name(argument: str) -> None:
-    """Accept an argument that has one of the forms of ``find_target``, whether its pods exist or not.
+    """Accept an argument that has all parts of a form of ``find_target``, whether its pods exist or not.
 
     Raises:
-        InvalidValue: a part of it is missing, or it has too many.
+        InvalidValue: a part of it is missing.
     """
     left, slash, right = argument.partition("/")
-    if "/" in right:
-        problem = f"'{argument}' has more than one slash"
-    elif not argument:
+    if not argument:
         problem = "the name is empty"
     elif not left:
         problem = f"'{argument}' has neither a kind nor a namespace before the slash"
@@ -104,6 +102,8 @@ def find_target(argument: str, namespace: str | None, pods: Sequence[Pod], defau
     exact = [pod for pod in pods if pod.key == argument and namespace in {None, left}]
     if exact:
         return Target(exact)
+    if "/" in right:
+        raise InvalidValue(f"'{argument}' has more than one slash; {_FORMS}; {_KINDS}")
     kind = _kind(left)
     if kind == _POD:
         return _pod(right, namespace or default(), pods)
