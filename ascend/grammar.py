@@ -1,6 +1,7 @@
-"""English for messages: singular or plural after a number, and the article before a name."""
+"""English for messages: singular or plural after a number, the article before a name, and lists of names."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 _AN_LETTERS: Final = frozenset("AEFHILMNORSX")
@@ -16,6 +17,12 @@ _LIKE_YOU: Final = ("one", "uid", "uni", "use", "usu")
 def count(number: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 chip``, ``2 chips``; the plural is the singular with an ``s`` by default."""
     return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first few names, and the number of the others: ``a, b, c and 2 more``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def a(name: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 from allocator.decision.engine import DecisionEngine
 from allocator.decision.preemption import Preemption
+from allocator.rules.scheduled import holdups
 from allocator.rules.summary import sum_up
 from allocator.rules.unsupported import requests_other_devices
 from allocator.rules.vacancy import Fit
@@ -74,6 +75,15 @@ class OfflineAllocator:
     def job_of(self, pod: Pod) -> Job:
         """The job that a pod belongs to."""
         return self.cluster.jobs.job_of(pod)
+
+    def holdups(self, pod: Pod) -> tuple[str, ...]:
+        """Which pods keep the gang of a pod from starting, as far as their schedulers say; a sentence for each."""
+        gang = self.engine.gang_of(pod)
+        if gang is None:
+            return ()
+        waiting = [each for each in gang.pods.values() if each.waits_for_chips]
+        started = gang.placed_beside("") + gang.ended + gang.present - gang.size
+        return tuple(holdups(sorted(waiting, key=lambda each: each.key), gang.min_available - started))
 
     def place(self, pod: Pod) -> Reservation:
         """Choose node and chips for a pod, and reserve them.

@@ -18,6 +18,7 @@ from rich.table import Table
 from ascend.chips import NAME_PREFIX
 from ascend.daemon.run import EXIT_FAILURE
 from ascend.errors import AscendError, Refusal
+from ascend.grammar import some
 from ascend.reasons import Reason
 
 EXIT_NO_PLACE: Final = 3
@@ -29,7 +30,6 @@ _PIPE_WIDTH: Final = 140
 _MOST_COLUMNS: Final = 10_000
 """Columns of a line that is not broken."""
 
-_MOST_NAMES: Final = 3
 
 _STAND_INS: Final = str.maketrans("✓✗⊘⊖↻≁·→…", "+xo-@~.>.")
 """What a terminal shows whose encoding lacks these characters; any other character becomes a question mark."""
@@ -174,12 +174,6 @@ class Group(msgspec.Struct, frozen=True):
 def numbers(chips: Sequence[str]) -> str:
     """Return the numbers of chips, as in ``0,1``."""
     return ",".join(name.removeprefix(NAME_PREFIX) for name in chips)
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first few names, and the number of the others."""
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def as_values(refusals: Mapping[str, Refusal]) -> dict[str, NodeRefusal]:

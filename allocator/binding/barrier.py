@@ -21,6 +21,7 @@ import structlog
 
 from allocator.gangs.gangs import Gangs
 from allocator.rules.job import JobKey
+from allocator.rules.scheduled import is_refusal, keys_of, refused, verdict_on
 from allocator.state.cluster import Cluster
 from allocator.state.job import Job
 from allocator.state.ledger import Ledger
@@ -106,7 +107,7 @@ class Barrier:
         assembly = self._assemblies.get(job.key)
         if assembly is None:
             # The scheduler may refuse the next pod at once, before anything is checked.
-            seen = {each.uid: _verdict(each) for each in job.pods.values() if each.waits_for_chips}
+            seen = {each.uid: verdict_on(each) for each in job.pods.values() if each.waits_for_chips}
             assembly = self._assemblies[job.key] = _Assembly(job, self._monotonic(), seen=seen)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ledger.advance(pod.uid, Stage.HELD)
@@ -179,7 +180,8 @@ class Barrier:
         job, missing = assembly.job, self._missing(assembly.job)
         if not self._is_excused(assembly):
             pods = count(missing, "further pod was", "further pods were")
-            self._give_up(assembly, f"{pods} not asked for within {self._hold_s:.3g} s (gang_hold_s)")
+            late_by = f"not asked for within {self._hold_s:.3g} s (gang_hold_s)"
+            self._give_up(assembly, f"{pods} {late_by}: {_lacking(assembly)}")
             return
         pods = f"{count(missing, 'further pod')} of job {job.key}"
         for uid in late:
@@ -196,31 +198,32 @@ class Barrier:
         coming, job = 0, assembly.job
         silent_s = now_s - assembly.since_s
         is_retried = silent_s >= (RETRIED_S if self._gangs.turns.get(job) is None else TURN_RETRIED_S)
-        refused: list[str] = []
+        obstacles: list[str] = []
         for pod in job.pods.values():
             if pod.uid in assembly.held or not pod.waits_for_chips:
                 continue
             coming += 1
-            verdict = _verdict(pod)
+            verdict = verdict_on(pod)
             if self._gangs.awaits_victims(pod, job):
                 assembly.seen[pod.uid] = verdict  # it was refused before they were evicted
                 assembly.refused.pop(pod.uid, None)
                 continue
-            if verdict is not None and verdict != assembly.seen.get(pod.uid) and _is_refusal(verdict):
+            if verdict is not None and verdict != assembly.seen.get(pod.uid) and is_refusal(verdict):
                 assembly.refused.setdefault(pod.uid, now_s)
             assembly.seen[pod.uid] = verdict
             is_new = now_s - assembly.refused.get(pod.uid, now_s) >= REFUSED_S
-            if verdict is not None and (is_new or (is_retried and _is_refusal(verdict, Reason.GANG_DOES_NOT_FIT))):
+            if verdict is not None and (is_new or (is_retried and is_refusal(verdict, Reason.GANG_DOES_NOT_FIT))):
                 assembly.refused.setdefault(pod.uid, now_s)
-                refused.append(f"pod {pod.key} was refused: {verdict.message}")
+                obstacles.append(refused(pod, verdict))
         missing = self._missing(job)
-        if refused and coming - len(refused) < missing:
-            return refused[0]
+        if obstacles and coming - len(obstacles) < missing:
+            return obstacles[0]
         if self._is_excused(assembly):
             assembly.since_s = now_s
         if now_s - assembly.since_s < STALLED_S:
             return ""
-        return f"no Binding of {count(missing, 'further pod')} was asked for within {STALLED_S:.3g} s"
+        pods = f"{count(missing, 'further pod')} was asked for within {STALLED_S:.3g} s: {_lacking(assembly)}"
+        return f"no Binding of {pods}"
 
     def _is_excused(self, assembly: _Assembly) -> bool:
         if any(map(self._excused, assembly.seen)):
@@ -243,7 +246,7 @@ class Barrier:
         sentence = f"job {job.key} releases its chips: {waiting} waited for its other pods, and {why}"
         self._why = Refusal(Reason.GANG_STEPPED_BACK, sentence)
         try:
-            self._gangs.step_back(job, assembly.refused)
+            self._gangs.step_back(job, assembly.refused, why)
         finally:
             self._why = None
         log.info("a gang gives up for now", job=str(job.key), kind=job.kind, error=sentence)
@@ -272,11 +275,7 @@ class Barrier:
             )
 
 
-def _verdict(pod: Pod) -> Condition | None:
-    return next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
-
-
-def _is_refusal(verdict: Condition, *ignored: Reason) -> bool:
-    """Whether a scheduler has refused a pod itself, and not because its gang could not be planned yet."""
-    of_gang = any(reason in verdict.message for reason in (Reason.GANG_INCOMPLETE, Reason.GANG_STEPPED_BACK, *ignored))
-    return verdict.reason == "Unschedulable" and not of_gang
+def _lacking(assembly: _Assembly) -> str:
+    """The pods whose Bindings could still complete a gang."""
+    pods = assembly.job.pods.values()
+    return keys_of([pod for pod in pods if pod.waits_for_chips and pod.uid not in assembly.held])

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from allocator.gangs.planning import Planner
 from allocator.gangs.progress import Progress
-from allocator.gangs.turns import Turns
+from allocator.gangs.turns import Setback, Turns
 from allocator.rules.job import JobKey
 from allocator.rules.request import ChipRequest
 from allocator.state.cluster import Cluster
@@ -51,7 +51,7 @@ class Attempts:
         lacking = self._planner.lacks_offers(pod, request, job, setback)
         if lacking > 0:
             pods = count(lacking, "more of its pods has", "more of its pods have")
-            raise _waits(job, f"{pods} to be filtered before they are planned again", tries=setback.tries)
+            raise _waits(job, f"{pods} to be filtered before they are planned again", setback)
         return self._planner.plan(pod, request, job, candidates, setback)
 
     def may_be_planned(self, pod: Pod, request: ChipRequest, job: Job) -> bool:
@@ -87,7 +87,7 @@ class Attempts:
                 raise
         self._planner.plan(pod, request, job, None)  # it may not fit at all
         rest = f"its pods differ, and do not all fit where pod {pod.key} may be; each of them has to be filtered"
-        raise _waits(job, f"job {job.key}: {rest}", tries=0)
+        raise _waits(job, f"job {job.key}: {rest}")
 
     def _behind(
         self,
@@ -108,7 +108,7 @@ class Attempts:
         ahead = next(
             (key for key, nodes in left.items() if any(each.node in nodes for each in seats)), next(iter(left))
         )
-        return _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it on the nodes left", tries=0)
+        return _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it on the nodes left")
 
     def _nodes(self, plan: str) -> frozenset[str]:
         held = (self._ledger.get(uid) for uid in self._ledger.held(plan))
@@ -120,8 +120,7 @@ class Attempts:
         if ahead is None or self._progress.find_started(job) is not None:
             return None
         setback = self.turns.get(job)
-        tries = setback.tries if setback is not None else 0
-        return _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it", tries=tries)
+        return _waits(job, f"pod {pod.key} waits for job {ahead}, which tries before it", setback)
 
     def note_offer(self, pod: Pod, job: Job, candidates: Collection[str] | None) -> None:
         """Record on which nodes its scheduler offers a pod of a gang that has stepped back, and where it does not."""
@@ -144,12 +143,13 @@ class Attempts:
             self.turns.extend()  # many pods take long
         setback.offer(pod.uid, offered)
 
-    def step_back(self, job: Job, refused: Collection[str]) -> None:
+    def step_back(self, job: Job, refused: Collection[str], why: str) -> None:
         """Release all seats of a gang, and let it try again in its turn.
 
         Args:
             job: the gang.
             refused: the uids of the pods that its scheduler has refused.
+            why: what kept it from starting, a part of a sentence.
         """
         setback = self.turns.get(job)
         if setback is not None:
@@ -157,14 +157,14 @@ class Attempts:
                 for node in setback.offers.get(uid, ()):
                     setback.refuse(uid, node, self._held_on(node, job))
         nodes = frozenset(each.node for each in self._ledger.drop_plan(job.key.plan))
-        self.turns.step_back(job, nodes)
+        self.turns.step_back(job, nodes, why)
 
     def _held_on(self, node: str, job: Job) -> list[str]:
         held = self._ledger.held(job.key.plan)
         return [uid for uid in self._ledger.on(node) if uid in held]
 
 
-def _waits(job: Job, rest: str, *, tries: int) -> Refusal:
-    if tries:
-        rest = f"job {job.key} has released its chips, because its scheduler did not bind all of its pods; {rest}"
+def _waits(job: Job, rest: str, setback: Setback | None = None) -> Refusal:
+    if setback is not None and setback.tries:
+        rest = f"job {job.key} has released its chips, because {setback.why}; {rest}"
     return Refusal(Reason.GANG_STEPPED_BACK, rest)

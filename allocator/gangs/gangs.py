@@ -169,14 +169,15 @@ class Gangs:
         if not self._ledger.held(job.key.plan) and self._progress.find_started(job) is None:
             self._ledger.drop_plan(job.key.plan)
 
-    def step_back(self, job: Job, refused: Collection[str]) -> None:
+    def step_back(self, job: Job, refused: Collection[str], why: str) -> None:
         """Release all seats of a gang that its scheduler does not let start; it tries again in its turn.
 
         Args:
             job: the gang.
             refused: the uids of the pods that its scheduler has refused.
+            why: what kept it from starting, a part of a sentence.
         """
-        self._attempts.step_back(job, refused)
+        self._attempts.step_back(job, refused, why)
 
     def preview(self, pod: Pod, request: ChipRequest, job: Job, candidates: Collection[str] | None) -> str:
         """The node on which the pod would be placed; reserves nothing.

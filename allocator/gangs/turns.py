@@ -41,6 +41,7 @@ class Setback:
         conflicts: names of nodes, each with uids of pods that the scheduler has not accepted there together.
         tries: how often the gang has stepped back; 0 if it waits for the first try.
         nodes: the names of the nodes of its last plan.
+        why: what kept it from starting then, a part of a sentence.
         since: when its last pod was created, and its name.
     """
 
@@ -52,6 +53,7 @@ class Setback:
     conflicts: set[tuple[str, frozenset[str]]] = field(default_factory=set)
     tries: int = 0
     nodes: frozenset[str] = frozenset()
+    why: str = ""
     since: tuple[str, str] = ("", "")
     _known: dict[frozenset[str], frozenset[str]] = field(default_factory=dict)
 
@@ -112,7 +114,7 @@ class Turns:
         first = next(iter(self._waiting))
         return None if first == job.key else first
 
-    def step_back(self, job: Job, nodes: frozenset[str] = frozenset()) -> None:
+    def step_back(self, job: Job, nodes: frozenset[str], why: str) -> None:
         """Put a gang behind all others of its priority that have stepped back, and behind all that wait for a turn.
 
         Only a gang that has not had its turn yet, and has a higher priority than the one whose turn it is, tries before
@@ -121,13 +123,18 @@ class Turns:
         Args:
             job: the gang.
             nodes: the names of the nodes of its plan.
+            why: what kept it from starting, a part of a sentence.
         """
+        self._put_back(job, nodes).why = why
+
+    def _put_back(self, job: Job, nodes: frozenset[str] = frozenset()) -> Setback:
         known = self.get(job)
         setback = known or Setback(job.first_version, 0)
         setback.forget_offers()
         setback.tries += 1
         setback.nodes = nodes
         self._enqueue(job, setback, is_back=known is not None)
+        return setback
 
     def join(self, job: Job) -> None:
         """Let a gang that has not tried yet wait for its turn, as if it had stepped back."""
@@ -190,7 +197,7 @@ class Turns:
             self.leave(job.key)
         elif setback is not None:
             setback.start_over()
-            self.step_back(job)
+            self._put_back(job)
 
 
 def created(job: Job) -> str:

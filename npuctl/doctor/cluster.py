@@ -11,13 +11,13 @@ from ascend.annotations import REAL, read_grant
 from ascend.chips import chip_ids, chip_set, join_names, parse_names
 from ascend.deviceinfo import NAMESPACE, config_map_name
 from ascend.errors import InvalidValue, Refusal
-from ascend.grammar import count
+from ascend.grammar import count, some
 from ascend.kube.objects import Pod
 from ascend.reasons import Category, Reason
 from npuctl.doctor.api_server import OLD_S
 from npuctl.doctor.finding import Finding, named, ok, problem, warning
 from npuctl.offline_allocator import OfflineAllocator
-from npuctl.output import as_values, group, some
+from npuctl.output import as_values, group
 from npuctl.plan.placement import PendingPod, plan_pods
 from npuctl.reading.objects import ClusterObjects
 

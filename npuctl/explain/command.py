@@ -12,10 +12,10 @@ from rich.text import Text
 
 from ascend.annotations import PLACEMENT_GATE
 from ascend.errors import InvalidValue
-from ascend.grammar import count
+from ascend.grammar import count, some
 from npuctl.explain.explanation import Explanation, explain
 from npuctl.explain.target import find_target, require_name
-from npuctl.output import EXIT_NO_PLACE, Output, numbers, show, some
+from npuctl.output import EXIT_NO_PLACE, Output, numbers, show
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import read_manifests
 from npuctl.reading.source import Source
@@ -29,6 +29,7 @@ _STATES: Final = {"none": "without chips", "waits": "waiting", "fits": "not boun
 _TRIED: Final = "the end of up to three pods, the recovery of chips, a node that is Ready, uncordoned and has a report"
 _MOST_REMEDIES: Final = 5
 _MOST_CANDIDATES: Final = 3
+_MOST_HOLDUPS: Final = 3
 
 
 class _JobExplanation(msgspec.Struct):
@@ -101,15 +102,29 @@ def render(answer: Explanation) -> RenderableType:
             says = f"its scheduler says: {answer.scheduler}"
             look = "if it stays unbound, look at its scheduler: kubectl describe pod shows its events"
             parts.append(Text(f"\n{says if answer.scheduler else look}"))
-    if answer.gates == (PLACEMENT_GATE,):
-        parts.append(Text(f"\nthe allocator removes its scheduling gate {PLACEMENT_GATE} once its chips are reserved"))
-    elif answer.gates:
-        gates = f"its scheduling {'gate' if len(answer.gates) == 1 else 'gates'}: {', '.join(answer.gates)}"
-        parts.append(Text(f"\nit is gated: no scheduler looks at it before somebody removes {gates}", style="yellow"))
+    parts += [*_holdups(answer), *_gates(answer)]
     if answer.without_effect:
         parts.append(Text("\nwithout effect here:", style="bold"))
         parts += [Text(f"  {sentence}") for sentence in answer.without_effect]
     return Stack(*parts)
+
+
+def _holdups(answer: Explanation) -> Iterator[Text]:
+    if not answer.holdups:
+        return
+    yield Text("\nwhat keeps its gang from starting:", style="bold")
+    yield from (Text(f"  {sentence}") for sentence in answer.holdups[:_MOST_HOLDUPS])
+    more = len(answer.holdups) - _MOST_HOLDUPS
+    if more > 0:
+        yield Text(f"  and {count(more, 'more pod')} (-o json has all)", style="dim")
+
+
+def _gates(answer: Explanation) -> Iterator[Text]:
+    if answer.gates == (PLACEMENT_GATE,):
+        yield Text(f"\nthe allocator removes its scheduling gate {PLACEMENT_GATE} once its chips are reserved")
+    elif answer.gates:
+        gates = f"its scheduling {'gate' if len(answer.gates) == 1 else 'gates'}: {', '.join(answer.gates)}"
+        yield Text(f"\nit is gated: no scheduler looks at it before somebody removes {gates}", style="yellow")
 
 
 def _verdict(answer: Explanation) -> Text:

@@ -47,6 +47,7 @@ class Explanation(msgspec.Struct, frozen=True):
         message: the same as a sentence.
         gang: it is placed together with other pods of its job, or not at all.
         scheduler: the message of its scheduler.
+        holdups: which pods keep its gang from starting, and why, as far as their schedulers say; a sentence for each.
         gates: its scheduling gates; schedulers ignore it while it has any.
         groups: the nodes that refuse it by reason, the most frequent reason first.
         nodes: every node that refuses it.
@@ -68,6 +69,7 @@ class Explanation(msgspec.Struct, frozen=True):
     message: str = ""
     gang: bool = False
     scheduler: str = ""
+    holdups: tuple[str, ...] = ()
     gates: tuple[str, ...] = ()
     groups: tuple[Group, ...] = ()
     nodes: dict[str, NodeRefusal] = {}
@@ -105,6 +107,7 @@ def explain(pod: Pod, objects: ClusterObjects, settings: Settings, now_ns: int) 
         explanation,
         gates=gates,
         gang=allocator.engine.is_of_gang(pod),
+        holdups=allocator.holdups(pod),
         groups=group(refused),
         nodes=refused,
         candidates=find_candidates(allocator, pod),

@@ -11,8 +11,8 @@ from rich.text import Text
 from allocator.state.kinds import KINDS
 from ascend.daemon.run import EXIT_USAGE
 from ascend.errors import InvalidValue
-from ascend.grammar import count
-from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, show, some, warn
+from ascend.grammar import count, some
+from npuctl.output import EXIT_NO_PLACE, FittingTable, Output, group, numbers, show, warn
 from npuctl.plan.placement import PendingPod, PlacementPlan, PlannedJob, plan_pods
 from npuctl.plan.workloads import expand
 from npuctl.reading.manifests import Reading, Unsubmitted

@@ -12,10 +12,10 @@ from yaml import YAMLError
 from allocator.settings import Settings
 from ascend.daemon.settings import fixed_settings
 from ascend.errors import InvalidValue, Unreachable
-from ascend.grammar import count
+from ascend.grammar import count, some
 from ascend.kube.client import KubeClient
 from ascend.kube.identity import kubeconfig_paths
-from npuctl.output import some, warn
+from npuctl.output import warn
 from npuctl.reading.manifests import Reading, read_manifests
 from npuctl.reading.objects import HEALTH_NAMESPACE, ClusterObjects, list_objects
 

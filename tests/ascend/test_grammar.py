@@ -2,13 +2,17 @@
 
 import pytest
 
-from ascend.grammar import a, count
+from ascend.grammar import a, count, some
 from ascend.products import PRODUCTS
 
 
 def test_a_noun_is_singular_only_after_1() -> None:
     assert [count(number, "chip") for number in (0, 1, 2)] == ["0 chips", "1 chip", "2 chips"]
     assert (count(1, "entry", "entries"), count(2, "entry", "entries")) == ("1 entry", "2 entries")
+
+
+def test_of_many_names_the_first_are_listed() -> None:
+    assert [some(list("abcde")[:number]) for number in (0, 1, 3, 5)] == ["", "a", "a, b, c", "a, b, c and 2 more"]
 
 
 @pytest.mark.parametrize(

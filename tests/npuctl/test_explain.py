@@ -484,3 +484,51 @@ def test_every_kind_of_job_can_be_named(tmp_path: Path) -> None:
     for kind in sorted({row.name.partition(".")[0] for row in JOB_KINDS if " " not in row.name} - {"", "Pod"}):
         done = CliRunner().invoke(app, ["explain", f"{kind}/none", "-f", str(path)])
         assert f"there are no pods of {kind.lower()} default/none" in done.stderr
+
+
+def said(each: Json, message: str, reason: str = "Unschedulable") -> Json:
+    """The pod after its scheduler has said this of it."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    return {**each, "status": {"phase": "Pending", "conditions": [condition]}}
+
+
+STEPPED_BACK = "binding rejected: GangSteppedBack: job default/big releases its chips: 1 Binding waited for its other"
+CPU = "0/3 nodes are available: 3 Insufficient cpu."
+
+
+def members_that(*saying: tuple[str, str] | None, minimum: int) -> list[Json]:
+    """Nodes with room for a gang, and its pods with what their scheduler says, a reason and a message, or nothing."""
+    pods = [member(f"big-{at}", "big") for at in range(len(saying))]
+    told = [said(each, message[1], message[0]) if message else each for each, message in zip(pods, saying, strict=True)]
+    return [*(node(f"n{at}") for at in range(len(saying))), pod_group("big", minimum), *told]
+
+
+HELD = ("SchedulerError", STEPPED_BACK)
+REFUSED = ("Unschedulable", CPU)
+LATER = ("Unschedulable", "0/3 nodes are available: 3 GangSteppedBack: job default/big waits.")
+FITS_NOT = ("Unschedulable", "0/3 nodes are available: 3 GangDoesNotFit: job default/big: 2 pods fit.")
+
+
+@pytest.mark.parametrize(
+    ("saying", "minimum", "holdups"),
+    [
+        ([HELD, REFUSED, LATER], 3, ["pod default/big-1 was refused: 0/3 nodes are available: 3 Insufficient cpu"]),
+        ([HELD, None, LATER], 3, ["pod default/big-1: its scheduler has not tried it, or tries it now"]),
+        ([REFUSED] * 5, 5, ["pod default/big-0 was refused: 0/3 nodes are available: 3 Insufficient cpu"]),
+        # The others are enough.
+        ([HELD, REFUSED, LATER], 2, []),
+        # Nothing is wrong yet, or the allocator itself has refused them.
+        ([None, None, None], 3, []),
+        ([FITS_NOT, FITS_NOT, FITS_NOT], 3, []),
+    ],
+)
+def test_the_pod_that_keeps_its_gang_from_starting_is_named(
+    saying: list[tuple[str, str] | None], minimum: int, holdups: list[str], tmp_path: Path
+) -> None:
+    objects = members_that(*saying, minimum=minimum)
+    answer = explain(tmp_path, *objects, name="big-0")
+    assert answer["state"] == "fits"
+    assert answer["holdups"][:1] == holdups
+    printed = " ".join(people(tmp_path, *objects, name="big-0").split())
+    assert ("what keeps its gang from starting:" in printed) is bool(holdups)
+    assert all(each in printed for each in holdups)

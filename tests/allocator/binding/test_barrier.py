@@ -129,6 +129,12 @@ async def test_a_gang_gives_up_when_its_scheduler_refuses_one_of_its_pods() -> N
     assert refusal.reason is Reason.GANG_STEPPED_BACK
     assert "default/a-1 was refused: 0/2 nodes are available: 2 Insufficient cpu" in refusal.message
     assert len(rig.world.ledger) == 0
+    with pytest.raises(Refusal) as again:
+        rig.world.engine.place(a)
+    assert again.value.message == (
+        "job default/a has released its chips, because pod default/a-1 was refused: 0/2 nodes are available: "
+        "2 Insufficient cpu; 1 more of its pods has to be filtered before they are planned again"
+    )
     assert scheduler.posted == 0
 
 
@@ -172,8 +178,8 @@ async def test_a_gang_of_high_priority_that_never_starts_does_not_keep_others_fr
     rig = rig_of(*high, *low)
     jobs = {pods[0].name: rig.world.cluster.jobs.job_of(pods[0]) for pods in (high, low)}
     gangs = rig.world.engine.gangs
-    gangs.step_back(jobs["low-0"], ())
-    gangs.step_back(jobs["high-0"], ())
+    gangs.step_back(jobs["low-0"], (), "a test says so")
+    gangs.step_back(jobs["high-0"], (), "a test says so")
     scheduler, turns = Scheduler(rig), []
     for _ in range(4):
         turns.append(next(name for name, job in jobs.items() if gangs.turns.ahead_of(job) is None))
@@ -184,7 +190,7 @@ async def test_a_gang_of_high_priority_that_never_starts_does_not_keep_others_fr
 async def test_a_gang_keeps_its_turn_while_its_scheduler_filters_one_pod_after_the_other() -> None:
     pods = gang("a", 4)
     rig = rig_of(*pods)
-    rig.world.engine.gangs.step_back(rig.world.cluster.jobs.job_of(pods[0]), ())
+    rig.world.engine.gangs.step_back(rig.world.cluster.jobs.job_of(pods[0]), (), "a test says so")
     scheduler = Scheduler(rig)
     for each in pods[:-1]:
         assert await scheduler.try_(each) == Reason.GANG_STEPPED_BACK
@@ -214,7 +220,10 @@ async def test_a_gang_gives_up_when_its_scheduler_does_not_come_back() -> None:
     await scheduler.wait(STALLED_S - 1)
     assert rig.stage(a.uid) is Stage.HELD
     await scheduler.wait(2)
-    assert "no Binding of 1 further pod was asked for" in (await scheduler.refusal(a)).message
+    refusal = await scheduler.refusal(a)
+    assert "no Binding of 1 further pod was asked for within 20 s: default/a-1" in refusal.message
+    with pytest.raises(Refusal, match=r"because no Binding of .*: default/a-1; 1 more of its pods has to be filtered"):
+        rig.world.engine.place(a)
     assert len(rig.world.ledger) == 0
 
 
@@ -230,7 +239,7 @@ async def test_a_gang_that_its_scheduler_does_not_ask_to_bind_in_time_releases_i
     for each in pods[:3]:
         message = (await scheduler.refusal(each)).message
         assert "3 Bindings waited for its other pods" in message
-        assert "1 further pod was not asked for within 50 s (gang_hold_s)" in message
+        assert "1 further pod was not asked for within 50 s (gang_hold_s): default/a-3" in message
     assert len(rig.world.ledger) == 0
 
 

@@ -320,7 +320,7 @@ def test_seats_that_are_held_in_vain_on_the_nodes_do_not_prolong_the_patience() 
         end(world, f"s{number}")
     world.add(*old)
     job = world.cluster.jobs.job_of(old[0])
-    world.engine.gangs.step_back(job, ())
+    world.engine.gangs.step_back(job, (), "a test says so")
     for _ in range(round(PATIENCE_S / 10) + 2):
         for each in old:
             places(world, each)
@@ -328,5 +328,5 @@ def test_seats_that_are_held_in_vain_on_the_nodes_do_not_prolong_the_patience() 
         world.now_s += 10
         with pytest.raises(Refusal):
             world.engine.place(big[0], ["n0", "n1"])
-        world.engine.gangs.step_back(job, ())
+        world.engine.gangs.step_back(job, (), "a test says so")
     assert places(world, pod("late", 8))

@@ -134,7 +134,7 @@ async def test_a_gang_that_has_evicted_others_in_vain_waits_ever_longer() -> Non
     job = world.engine.gang_of(pods[0])
     assert job is not None
     for wait_s in (60, 120, 240):
-        world.engine.gangs.step_back(job, [])
+        world.engine.gangs.step_back(job, [], "a test says so")
         world.ledger.promises.drop(job.key.plan)
         world.add(*lows(2))  # their controller has created them again
         with pytest.raises(RetryError):
@@ -202,7 +202,7 @@ async def test_the_last_pod_of_a_gang_may_preempt_although_others_ended_in_vain(
     pods = await held_gang(world, preemption, 2)
     job = world.engine.gang_of(pods[0])
     assert job is not None
-    world.engine.gangs.step_back(job, [])
+    world.engine.gangs.step_back(job, [], "a test says so")
     for each in pods:
         with suppress(Refusal):
             world.engine.place(each, ["n0", "n1"])

@@ -229,7 +229,7 @@ def test_the_pods_of_a_gang_that_has_stepped_back_are_not_all_examined_for_each_
 ) -> None:
     world = world_of(6)
     world.add(*(pods := gang("train", 4)))
-    world.engine.gangs.step_back(world.cluster.jobs.job_of(pods[0]), ())
+    world.engine.gangs.step_back(world.cluster.jobs.job_of(pods[0]), (), "a test says so")
     newest = mock.PropertyMock(return_value=iter(()))
     monkeypatch.setattr(Job, "newest", newest)
     for each in pods[:3]:

@@ -24,7 +24,7 @@ def gang(job: str, *, priority: int = 0, since: str = "2026-01-01T00:00:00Z") ->
 def step_back(world: World, pods: list[Pod]) -> set[str]:
     """Plan a gang and let it step back; returns the nodes that it had."""
     nodes = {world.engine.place(each).node for each in pods}
-    world.engine.gangs.step_back(world.cluster.jobs.job_of(pods[0]), ())
+    world.engine.gangs.step_back(world.cluster.jobs.job_of(pods[0]), (), "a test says so")
     return nodes
 
 

@@ -80,7 +80,7 @@ async def test_a_gang_that_has_stepped_back_is_left_to_its_scheduler(tmp_path: P
         gang = {"annotations": {GROUP: "train", MIN_AVAILABLE: "2"}}
         first = await allocator.pod("train-0", 8, **gang)
         gangs, jobs = allocator.app.engine.gangs, allocator.app.cluster.jobs
-        gangs.step_back(jobs.job_of(allocator.app.cluster.pods[first["metadata"]["uid"]]), ())
+        gangs.step_back(jobs.job_of(allocator.app.cluster.pods[first["metadata"]["uid"]]), (), "a test says so")
         second = await allocator.pod("train-1", 8, **gang)
         last = await allocator.pod("last", 1)
         await nominated(allocator, "last")

@@ -1,0 +1,54 @@
+"""What the schedulers of pods say of them, in the condition PodScheduled; for gangs, why they don't start."""
+
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from ascend.grammar import some
+from ascend.kube.objects import Condition, Pod
+from ascend.reasons import Reason
+
+_OF_GANG: Final = (Reason.GANG_INCOMPLETE, Reason.GANG_STEPPED_BACK)
+
+
+def verdict_on(pod: Pod) -> Condition | None:
+    """What its scheduler says of a pod; None before it has tried it."""
+    return next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
+
+
+def is_refusal(verdict: Condition, *ignored: Reason) -> bool:
+    """Whether a scheduler has refused a pod itself, and not because its gang could not be planned yet."""
+    of_gang = any(reason in verdict.message for reason in (*_OF_GANG, *ignored))
+    return verdict.reason == "Unschedulable" and not of_gang
+
+
+def refused(pod: Pod, verdict: Condition) -> str:
+    """That its scheduler has refused a pod, and why, a part of a sentence."""
+    return f"pod {pod.key} was refused: {verdict.message.rstrip('.')}"
+
+
+def keys_of(pods: Collection[Pod]) -> str:
+    """The names of the first pods of several, by name, and the number of the others."""
+    return some(sorted(pod.key for pod in pods))
+
+
+def holdups(waiting: Collection[Pod], needed: int) -> Iterator[str]:
+    """Which pods of a gang that fits keep it from starting, as far as their schedulers say; a sentence for each.
+
+    Args:
+        waiting: the pods that wait for chips.
+        needed: how many of them have to start together.
+    """
+    verdicts = [(pod, verdict_on(pod)) for pod in waiting]
+    obstacles = [
+        (pod, verdict) for pod, verdict in verdicts if verdict and is_refusal(verdict, Reason.GANG_DOES_NOT_FIT)
+    ]
+    if obstacles:
+        if len(waiting) - len(obstacles) < needed:
+            yield from (refused(*each) for each in obstacles)
+        return
+    untried = [pod for pod, verdict in verdicts if verdict is None]
+    has_stepped_back = any(verdict and Reason.GANG_STEPPED_BACK in verdict.message for _, verdict in verdicts)
+    if has_stepped_back and len(waiting) - len(untried) < needed:
+        for pod in untried:
+            scheduler = f"its scheduler{f', {name},' if (name := pod.spec.scheduler_name) else ''}"
+            yield f"pod {pod.key}: {scheduler} has not tried it, or tries it now"
