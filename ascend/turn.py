@@ -10,27 +10,37 @@ _R = TypeVar("_R")
 Steps: TypeAlias = Generator[None, None, _R]
 """Work that pauses after each step; the state may be another one when it goes on."""
 
-LIMIT_S: Final = 0.003
-"""After this time other tasks run; calls of schedulers take well under a millisecond each."""
+LIMIT_S: Final = 0.0025
+"""After this time other tasks run; calls of schedulers take well under a millisecond each.
+
+uvloop's clock counts whole milliseconds, so it is 3 ms there.
+"""
 
 
 class Turn:
-    """The time for which a task has kept the event loop; make one where a loop of unknown length begins."""
+    """The present turn of the event loop; make one where a loop of unknown length begins.
+
+    All tasks of an event loop have one clock, which starts with the first of them that goes on in a turn: several that
+    each kept the loop for a while would add up.
+    """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._line = _LINES.setdefault(loop, _Line(loop))
-        self._time = loop.time
-        self._started_s = self._time()
+        self._line.spent_s()
 
     async def share(self) -> None:
-        """Let other tasks run if this one has run for ``LIMIT_S``; call it after each step of the work.
+        """Let other tasks run if the turn has taken ``LIMIT_S``; call it after each step of the work.
 
-        Of all tasks that share, one runs in each turn of the loop: several would add up.
+        Of all tasks that wait here, one goes on in each turn of the loop.
         """
-        if self._time() - self._started_s > LIMIT_S:
-            await self._line.wait()
-            self._started_s = self._time()
+        if self._line.spent_s() > LIMIT_S:
+            await self.wait()
+
+    async def wait(self) -> None:
+        """Wait for a turn in which no other task goes on that waits here or in ``share``."""
+        await self._line.wait()
+        self._line.spent_s()
 
     async def share_between(self, steps: Steps[_R]) -> _R:
         """Do work step by step, and let other tasks run in between."""
@@ -54,12 +64,24 @@ def at_once(steps: Steps[_R]) -> _R:
 
 
 class _Line:
-    """The tasks that wait to go on, first come, first served."""
+    """The tasks that wait to go on, first come, first served, and the time for which those of a turn have run."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_moving = False
+        self._started_s: float | None = None
+
+    def spent_s(self) -> float:
+        """The time since it was first called in this turn of the loop, in seconds."""
+        now_s = self._loop.time()
+        if self._started_s is None:
+            self._started_s = now_s
+            self._loop.call_soon(self._end)  # at the beginning of the next turn
+        return now_s - self._started_s
+
+    def _end(self) -> None:
+        self._started_s = None
 
     async def wait(self) -> None:
         """Wait until it is the task's turn."""

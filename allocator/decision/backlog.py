@@ -66,7 +66,7 @@ _Selector: TypeAlias = frozenset[tuple[str, str]]
 _Kind: TypeAlias = tuple[ChipRequest, _Selector]
 
 
-class _Read(NamedTuple):
+class _Read(msgspec.Struct, frozen=True, gc=False):
     """What a pod requests, and the state it was read from."""
 
     pod: Pod
@@ -138,14 +138,14 @@ class BacklogReader:
         return Backlog(dict(pods), dict(chips), oldest)
 
     def _request(self, pod: Pod, job: Job, last: _Read | None) -> _Read:
-        labels_version = self._cluster.labels.version
-        if last is not None and last.pod is pod and last[1:3] == (job.version, labels_version):
+        versions = job.version, self._cluster.labels.version
+        if last is not None and last.pod is pod and (last.job_version, last.labels_version) == versions:
             return last
         try:
             request = self._engine.request_of(pod)
         except Refusal:
-            return _Read(pod, job.version, labels_version, None, 0)
-        return _Read(pod, job.version, labels_version, request, request.chips)
+            return _Read(pod, *versions, None, 0)
+        return _Read(pod, *versions, request, request.chips)
 
     def _of_gang(self, gang: _Gang) -> WaitingFor:
         job = gang.job

@@ -1,7 +1,8 @@
 """What a scheduler suggests to preempt on a node, and the answer: the pods that make room there."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from allocator.rules.victims import Cost, Occupant, cost
 
@@ -9,8 +10,7 @@ NEVER: Final = "Never"
 """The preemption policy of pods that don't preempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class VictimSet:
+class VictimSet(msgspec.Struct, frozen=True, gc=False):
     """The pods that make room on a node.
 
     Attributes:
@@ -29,8 +29,7 @@ class VictimSet:
         return self.pdb_violations, cost(self.victims), self.node
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
+class Suggestion(msgspec.Struct, frozen=True, gc=False):
     """The victims that a scheduler selected on a node by counting chips.
 
     Attributes:

@@ -2,7 +2,9 @@
 
 from bisect import insort
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from allocator.gangs.policy import Member
 from allocator.rules.job import JobKey
@@ -20,7 +22,7 @@ _STEP: Final = 16
 """After so many pods there is a pause."""
 
 
-class Waiting(NamedTuple):
+class Waiting(msgspec.Struct, frozen=True, gc=False):
     """A pod that needs a seat.
 
     Attributes:

@@ -240,7 +240,8 @@ class Planner:
         invalid: list[Refusal] = []
         if setback is not None:  # a scheduler has not offered any node yet for the others
             waiting = [each for each in waiting if each.pod.uid in setback.offers]
-        for number, (_, each, member) in enumerate(waiting, start=1):
+        for number, each in enumerate(waiting, start=1):
+            member, its_selector = each.member, each.pod.spec.node_selector
             if not number % _STEP:
                 yield
             if isinstance(member, Refusal):
@@ -251,8 +252,8 @@ class Planner:
                 own = candidates
             elif setback is not None:
                 own = setback.offers[member.uid]
-            elif each.spec.node_selector != selector:
-                own = selected(frozenset(each.spec.node_selector.items()))
+            elif its_selector != selector:
+                own = selected(frozenset(its_selector.items()))
             members.append(member if own is None else replace(member, candidates=own))
         if len(members) < needed:
             raise Refusal(invalid[0].reason, invalid[0].message)

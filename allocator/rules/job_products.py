@@ -10,6 +10,7 @@ jobs that don't (``default_product``). A job with placed pods stays on their pro
 """
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
 from allocator.rules.identity import ACCELERATOR_TYPE, product_of_type
 from ascend.errors import Refusal
@@ -23,6 +24,9 @@ SUPER_POD_BLOCK = "sp-block"
 
 _UNSUPPORTED = frozenset({"chip8-node8-sp", "chip8-node8-ra64-sp", "chip1-softShareDev", "multilevel"})
 """Policies of the reference without a rule here."""
+
+_ONLY: Final = {name: frozenset({name}) for name in PRODUCTS}
+"""Each product's name as a set: thousands of pods that name the same product have the same set."""
 
 _SUPER_POD = "-super-pod"
 _SUPER_POD_POLICY = "-sp"
@@ -68,13 +72,11 @@ def one_product(
         Refusal: ``ProductNotNamed`` if several products remain.
     """
     remaining = frozenset(there) if named is None else named.intersection(there)
-    if len(remaining) == 1:
-        return remaining
     if not remaining:
         return named
-    for each in preferred:
+    for each in remaining if len(remaining) == 1 else preferred:
         if each in remaining:
-            return frozenset({each})
+            return _ONLY[each]
     raise Refusal(
         Reason.PRODUCT_NOT_NAMED,
         f"{job} has several pods and does not name its product; its nodes are {_join(remaining)} servers",
@@ -106,7 +108,7 @@ def _by_type(pod: Pod, node_type: str) -> frozenset[str]:
             Reason.UNKNOWN_PRODUCT,
             f"pod {pod.key}: node selector {ACCELERATOR_TYPE}={node_type} names no known product",
         )
-    return frozenset({product.name})
+    return _ONLY[product.name]
 
 
 def _by_policy(pod: Pod, policy: str) -> frozenset[str]:

@@ -32,6 +32,7 @@ from ascend.annotations import REQUEUED
 from ascend.errors import ApiError, Conflict, NotFound, Refusal, Unreachable
 from ascend.kube.client import KubeClient
 from ascend.kube.objects import PODS, Pod
+from ascend.turn import Turn
 
 log = structlog.get_logger()
 
@@ -46,8 +47,6 @@ FORGET_S: Final = 600.0
 _REST: Final = 9
 """The pause after each pass over all pods, as a multiple of the duration of the pass."""
 _REST_LIMIT_S: Final = 30.0
-_YIELD_S: Final = 0.005
-"""A pass yields to other tasks after this time; one pod may take as long as hundreds of others."""
 
 
 @dataclass(slots=True)
@@ -162,11 +161,9 @@ class Requeuer:
         now_s = self._monotonic()
         due: list[_Refused] = []
         fits: dict[ChipRequest | JobKey, bool] = {}
-        yielded_s = now_s
+        turn = Turn()
         for each in list(self._refused.values()):
-            if self._monotonic() - yielded_s > _YIELD_S:
-                await asyncio.sleep(0)
-                yielded_s = self._monotonic()
+            await turn.share()  # one pod may take as long as hundreds of others
             if self._refused.get(each.ref.uid) is not each:
                 continue  # accepted meanwhile
             seen = self._cluster.pods.get(each.ref.uid)

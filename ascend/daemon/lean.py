@@ -60,6 +60,8 @@ async def keep_collections_short(filled: Callable[[], bool] = lambda: True) -> N
     """
     import asyncio  # not before lean_imports
 
+    from ascend.turn import Turn
+
     while not filled():
         gc.freeze()
         await asyncio.sleep(_FILLING_S)
@@ -67,6 +69,7 @@ async def keep_collections_short(filled: Callable[[], bool] = lambda: True) -> N
     _trim_heap()
     while True:
         await asyncio.sleep(PERIOD_S)
+        await Turn().wait()  # long work does not go on in the same turn
         gc.collect()
 
 

@@ -1,14 +1,17 @@
 """Pods are not tracked by the garbage collector, whose pauses would grow with their number."""
 
+import asyncio
 import gc
 from typing import Any
 
 import msgspec
 
+from allocator.decision.backlog import BacklogReader
 from allocator.state.cluster import Cluster
 from allocator.state.ledger import Ledger
 from ascend.annotations import MIN_AVAILABLE
 from ascend.kube.objects import Node, Pod
+from tests.allocator.builders import GROUP, World, node, pod, report
 from tests.allocator.harness import node_manifest, pod_manifest
 
 _OWNER = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "t", "controller": True}
@@ -73,3 +76,25 @@ def test_one_object_is_tracked_for_each_node() -> None:
     tracked.nodes(range(10))
     assert tracked.nodes(range(10, 110)) < 120
     assert tracked.nodes(range(110)) < 20
+
+
+def test_what_is_known_of_waiting_pods_is_not_tracked() -> None:
+    world, known = World(), []
+    world.add(node("n1"), report("n1"))
+    reader = BacklogReader(world.cluster, world.ledger, world.engine)
+
+    def tracked(count: int) -> int:
+        pods = [
+            pod(f"train-{number}", 8, annotations={GROUP: f"train-{number // 64}", MIN_AVAILABLE: "64"})
+            for number in range(count)
+        ]
+        world.add(*pods)
+        known.extend(pods)
+        asyncio.run(reader.read())
+        for each in pods[::64]:
+            world.engine.may_fit(each)
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = tracked(128)
+    assert tracked(640) - before < 200
