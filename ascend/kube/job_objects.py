@@ -107,6 +107,8 @@ class _Replicas(msgspec.Struct, rename="camel", frozen=True):
     name: str = ""
     group_name: str = ""
     min_replicas: int | None = None
+    max_replicas: int | None = None
+    suspend: bool | None = None
     num_of_hosts: int | None = None
     min_available: int | None = None
 
@@ -218,14 +220,14 @@ class VolcanoJob(JobObject, frozen=True, kw_only=True):
         """What it says of its job."""
         named = [_part(task.name or f"default{at}", task) for at, task in enumerate(self.spec.tasks)]
         parts = tuple(sorted(named, key=lambda part: part.name not in LEADERS))
-        total = sum(part.pods for part in parts)
-        facts = self._facts(parts, self.spec.min_available, total)
+        minima = [task.number if task.min_available is None else task.min_available for task in self.spec.tasks]
+        # Its webhook replaces a missing minimum, or 0.
+        minimum = self.spec.min_available or sum(minima)
+        facts = self._facts(parts, self.spec.min_available or None, minimum)
         asked = {}
         if self.spec.network_topology is not None:
             asked[NETWORK_TOPOLOGY] = self.spec.network_topology.mode
-        minimum = total if self.spec.min_available is None else self.spec.min_available
-        if minimum < total:
-            minima = ((task.number if task.min_available is None else task.min_available) for task in self.spec.tasks)
+        if minimum < sum(part.pods for part in parts):
             asked |= task_minima(dict(zip((part.name for part in named), minima, strict=True)), minimum)
         return msgspec.structs.replace(facts, annotations={**facts.annotations, **asked}) if asked else facts
 
@@ -311,17 +313,27 @@ class RayCluster(JobObject, frozen=True, kw_only=True):
         """What it says of its job."""
         groups = self.spec.worker_group_specs or []
         head = JobPart("headgroup", 1, 0, 1, self.spec.head_group_spec.template.requests_chips)
-        workers = [_part(each.group_name, each, hosts=each.num_of_hosts or 1) for each in groups]
-        parts, whole = (head, *workers), None
+        workers = [_part(each.group_name, each, _ray_workers(each, each.replicas)) for each in groups]
+        whole = None
         if self.metadata.labels.get(_RAY_GANG) == "true":
             scales = self.spec.enable_in_tree_autoscaling
-            least = [each.min_replicas or 0 if scales else each.number for each in groups]
-            whole = 1 + sum(number * (each.num_of_hosts or 1) for number, each in zip(least, groups, strict=True))
-        return self._facts(parts, None, whole)
+            whole = 1 + sum(_ray_workers(each, 0 if scales else each.replicas) for each in groups)
+        return self._facts((head, *workers), None, whole)
 
 
-def _part(name: str, replicas: _Replicas, *, hosts: int = 1) -> JobPart:
-    pods = replicas.number * hosts
+def _ray_workers(group: _Replicas, replicas: int | None) -> int:
+    limits = group.min_replicas, group.max_replicas
+    return ray_replicas(replicas, *limits, suspended=bool(group.suspend)) * (group.num_of_hosts or 1)
+
+
+def ray_replicas(replicas: int | None, least: int | None, most: int | None, *, suspended: bool) -> int:
+    """The replicas of a group of a RayCluster: KubeRay keeps to the limits, the upper one if they contradict."""
+    wanted = max(replicas or 0, least or 0)
+    return 0 if suspended else wanted if most is None else min(wanted, most)
+
+
+def _part(name: str, replicas: _Replicas, pods: int | None = None) -> JobPart:
+    pods = replicas.number if pods is None else pods
     return JobPart(name.lower(), pods, 0, pods, replicas.template.requests_chips)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import structs
 
-from ascend.kube.job_objects import RayCluster
+from ascend.kube.job_objects import RayCluster, ray_replicas
 from ascend.kube.objects import KubeObject, Metadata, OwnerReference, Pod, PodSpec
 from ascend.kube.workloads import (
     BatchJob,
@@ -37,9 +37,10 @@ class _Template(msgspec.Struct, frozen=True):
     spec: PodSpec = PodSpec()
 
 
-class _Replicas(msgspec.Struct):
+class _Replicas(msgspec.Struct, rename="camel"):
     template: _Template = _Template()
     replicas: _Count = 1
+    min_available: _Count | None = None
     ordinals: dict[str, _Count] = {}
     name: str = ""
 
@@ -95,6 +96,7 @@ class _RayWorkers(msgspec.Struct, rename="camel"):
     template: _Template
     replicas: _Count | None = None
     min_replicas: _Count = 0
+    max_replicas: int | None = None
     num_of_hosts: _Count = 1
     suspend: bool = False
 
@@ -135,9 +137,8 @@ class Controller(NamedTuple):
 
     def metadata(self, kind: str, name: str) -> Metadata:
         """Return the metadata of an object that the controller creates."""
-        owner = OwnerReference(
-            self.version, self.kind, self.name, f"{self.kind} {self.namespace}/{self.name}", controller=True
-        )
+        uid = f"{self.kind} {self.namespace}/{self.name}"
+        owner = OwnerReference(self.version, self.kind, self.name, uid, controller=True)
         return Metadata(name, self.namespace, f"{kind} {self.namespace}/{name}", owner_references=(owner,))
 
     def child(self, version: str, kind: str, name: str) -> "Controller":
@@ -248,10 +249,10 @@ def _ray_cluster(controller: Controller, spec: _RayCluster) -> Iterator[KubeObje
     head = {**common, "ray.io/node-type": "head", "ray.io/group": "headgroup"}
     yield from controller.pods(spec.head_group_spec.template, [0], role="head", labels=head)
     for group in spec.worker_group_specs:
-        replicas = group.min_replicas if group.replicas is None else max(group.replicas, group.min_replicas)
+        replicas = ray_replicas(group.replicas, group.min_replicas, group.max_replicas, suspended=group.suspend)
+        numbers, role = range(replicas * group.num_of_hosts), f"{group.group_name}-worker"
         labels = {**common, "ray.io/node-type": "worker", "ray.io/group": group.group_name}
-        numbers = range(0 if group.suspend else replicas * group.num_of_hosts)
-        yield from controller.pods(group.template, numbers, role=f"{group.group_name}-worker", labels=labels)
+        yield from controller.pods(group.template, numbers, role=role, labels=labels)
 
 
 def _ray_job(controller: Controller, spec: _RayJob) -> Iterator[KubeObject]:
@@ -300,7 +301,7 @@ def _kubeflow(field: str) -> tuple[type[Any], "Create"]:
 
 
 def _volcano_job(controller: Controller, spec: _VolcanoJob) -> Iterator[KubeObject]:
-    minimum = sum(task.replicas for task in spec.tasks) if spec.min_available is None else spec.min_available
+    minimum = spec.min_available or sum(t.replicas if t.min_available is None else t.min_available for t in spec.tasks)
     # Volcano copies labels and annotations of the job to its group.
     metadata = structs.replace(
         controller.metadata("PodGroup", controller.name),

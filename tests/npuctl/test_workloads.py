@@ -199,6 +199,23 @@ def test_a_ray_cluster_has_the_workers_of_each_group(tmp_path: Path, kind: str, 
     assert sorted(every) == [f"{cluster}-{each}" for each in workers]
 
 
+def test_the_groups_of_a_ray_cluster_keep_to_their_limits(tmp_path: Path) -> None:
+    limits = [{"replicas": 1, "minReplicas": 2}, {"replicas": 3, "maxReplicas": 1}, {"replicas": 1, "suspend": True}]
+    groups = [{"groupName": f"w{at}", "template": template(8), **each} for at, each in enumerate(limits)]
+    spec = {"headGroupSpec": {"template": template(None)}, "workerGroupSpecs": groups}
+    answer = plan(tmp_path, workload("RayCluster", "ray.io/v1", spec), nodes=4)
+    assert names(answer) == ["train-w0-worker-0", "train-w0-worker-1", "train-w1-worker-0"]
+
+
+@pytest.mark.parametrize(("nodes", "planned"), [(4, 3), (2, 0)])
+def test_the_minimum_of_a_volcano_job_is_that_of_its_tasks(tmp_path: Path, nodes: int, planned: int) -> None:
+    tasks = [{"name": "ps", "template": template(8), "replicas": 1}]
+    tasks += [{"name": "worker", "template": template(8), "replicas": 4, "minAvailable": 2}]
+    answer = plan(tmp_path, workload("Job", "batch.volcano.sh/v1alpha1", {"tasks": tasks}), nodes=nodes)
+    assert len(answer["pods"]) >= planned
+    assert bool(answer["pods"]) is bool(planned)
+
+
 @pytest.mark.parametrize(("nodes", "planned"), [(4, 4), (2, 0)])
 def test_the_cluster_of_a_ray_job_is_a_gang_with_its_label(tmp_path: Path, nodes: int, planned: int) -> None:
     groups = [{"groupName": "w", "replicas": 3, "template": template(8)}]

@@ -29,6 +29,17 @@ def job_object(kind: str, spec: str, *, name: str = "train", **metadata: Any) ->
     return made
 
 
+def ray_cluster(manifest: str, *, name: str) -> JobObject:
+    """The RayCluster that KubeRay makes of a RayJob or a RayService, given as YAML, with their labels."""
+    given = yaml.safe_load(manifest)
+    spec = given["spec"].get("rayClusterSpec") or given["spec"]["rayClusterConfig"]
+    own = {"ray.io/originated-from-cr-name": given["metadata"]["name"], "ray.io/originated-from-crd": given["kind"]}
+    labels = {**given["metadata"].get("labels", {}), **own}
+    metadata = {**given["metadata"], "name": name, "namespace": "default", "uid": name, "labels": labels}
+    cluster: JobObject = msgspec.convert({"metadata": metadata, "spec": spec}, BY_NAME["RayCluster"].objects[0].type)
+    return cluster
+
+
 def made(
     name: str,
     owner: tuple[str, str, str] | None,

@@ -23,6 +23,7 @@ from tests.allocator.jobs.manifests import (
     ordinal,
     queued,
     ray,
+    ray_cluster,
     replicated,
     task,
 )
@@ -70,6 +71,7 @@ def jobs_of(objects: Sequence[KubeObject], kind: str = "") -> Jobs:
 _MASTER_WORKER: Final = f"Master: {{replicas: 1, template: {TEMPLATE}}}, Worker: {{replicas: 2, template: {TEMPLATE}}}"
 _TORCH: Final = f"{{pytorchReplicaSpecs: {{{_MASTER_WORKER}}}}}"
 _TORCH_PODS: Final = [("master", 0), ("worker", 0), ("worker", 1)]
+_RAY_HEAD: Final = f"headGroupSpec: {{rayStartParams: {{dashboard-host: 0.0.0.0}}, template: {NO_CHIPS}}}"
 
 CASES: Final = {
     "Deployment": Case(
@@ -299,6 +301,92 @@ CASES: Final = {
             )
         ],
         [ray("headgroup", 0), *(ray("large", at) for at in range(3))],
+        "train",
+        4,
+        3,
+    ),
+    "RayCluster whose groups have limits": Case(
+        "RayCluster",
+        [
+            job_object(
+                "RayCluster",
+                f"""
+                headGroupSpec: {{template: {NO_CHIPS}}}
+                workerGroupSpecs:
+                  - {{groupName: a, replicas: 1, minReplicas: 2, template: {TEMPLATE}}}
+                  - {{groupName: b, replicas: 3, maxReplicas: 1, template: {TEMPLATE}}}
+                  - {{groupName: c, replicas: 2, minReplicas: 2, suspend: true, template: {TEMPLATE}}}
+                  - {{groupName: d, template: {TEMPLATE}}}
+                """,
+                labels={"ray.io/gang-scheduling-enabled": "true"},
+            )
+        ],
+        [ray("a", 0), ray("a", 1), ray("b", 0)],
+        "train",
+        3,
+        4,
+    ),
+    "RayJob": Case(
+        "RayCluster",
+        [
+            ray_cluster(
+                f"""
+                kind: RayJob
+                metadata: {{name: rayjob-sample}}
+                spec:
+                  entrypoint: python sample_code.py
+                  runtimeEnvYAML: 'env_vars: {{counter_name: test_counter}}'
+                  rayClusterSpec:
+                    rayVersion: '2.9.0'
+                    {_RAY_HEAD}
+                    workerGroupSpecs: [{{replicas: 1, minReplicas: 1, maxReplicas: 5, groupName: small-group,
+                      rayStartParams: {{}}, template: {TEMPLATE}}}]
+                """,
+                name="rayjob-sample-raycluster-x7k2p",
+            )
+        ],
+        [ray("small-group", 0, name="rayjob-sample-raycluster-x7k2p")],
+        "rayjob-sample-raycluster-x7k2p",
+        1,
+        1,
+    ),
+    "RayService as a gang": Case(
+        "RayCluster",
+        [
+            ray_cluster(
+                f"""
+                kind: RayService
+                metadata: {{name: rayservice-sample, labels: {{ray.io/gang-scheduling-enabled: "true"}}}}
+                spec:
+                  serveConfigV2: 'applications: []'
+                  rayClusterConfig:
+                    rayVersion: '2.9.0'
+                    {_RAY_HEAD}
+                    workerGroupSpecs: [{{replicas: 2, minReplicas: 1, maxReplicas: 5, groupName: small-group,
+                      rayStartParams: {{}}, template: {TEMPLATE}}}]
+                """,
+                name="rayservice-sample-raycluster-x7k2p",
+            )
+        ],
+        [ray("small-group", at, name="rayservice-sample-raycluster-x7k2p") for at in range(2)],
+        "rayservice-sample-raycluster-x7k2p",
+        2,
+        3,
+    ),
+    "vcjob with minima of its tasks": Case(
+        VOLCANO_JOB,
+        [
+            job_object(
+                VOLCANO_JOB,
+                f"""
+                minAvailable: 0
+                tasks:
+                  - {{name: ps, replicas: 1, template: {TEMPLATE}}}
+                  - {{name: worker, replicas: 3, minAvailable: 2, template: {TEMPLATE}}}
+                """,
+            )
+        ],
+        [task("ps", 0, group=""), *(task("worker", at, group="") for at in range(3))],
         "train",
         4,
         3,
