@@ -189,7 +189,7 @@ CONTROLLERS: Final = {
                 *("--health-probe-bind-address=127.0.0.1:{health}", "--metrics-addr=0"),
                 "--enable-leader-election=false",
             ),
-            kinds="RayCluster, RayJob",
+            kinds="RayCluster, RayJob, RayService",
             is_long=True,
         ),
     )

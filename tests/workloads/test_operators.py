@@ -1,10 +1,11 @@
-"""The jobs of the training operator and of Ray, made from their examples by their own controllers."""
+"""The jobs of the training operator, with PodGroups, and of Ray, made from their examples by their own controllers."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
+from allocator.rules.job_kinds import COSCHEDULING, RAY_CLUSTER
 from ascend.kube.objects import Pod
 from tests.workloads.definitions import POD_GROUP
 from tests.workloads.world import Workloads, chips, example
@@ -17,22 +18,23 @@ pytestmark = [pytest.mark.real, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "minimum"),
+    ("name", "size", "kind"),
     [
-        ("pytorchjob.yaml", 3, 3),
-        ("tfjob.yaml", 3, 3),
-        ("mpijob.yaml", 2, 3),
-        ("raycluster.yaml", 2, 3),
-        ("rayjob.yaml", 2, 3),
+        ("pytorchjob.yaml", 3, COSCHEDULING),
+        ("tfjob.yaml", 3, COSCHEDULING),
+        ("mpijob.yaml", 2, COSCHEDULING),
+        ("raycluster.yaml", 2, RAY_CLUSTER),
+        ("rayjob.yaml", 2, RAY_CLUSTER),
+        ("rayservice.yaml", 2, RAY_CLUSTER),
     ],
 )
-async def test_the_pods_of_an_operator_start_together(workloads: Workloads, name: str, size: int, minimum: int) -> None:
+async def test_the_pods_of_an_operator_start_together(workloads: Workloads, name: str, size: int, kind: str) -> None:
     await workloads.add_nodes(size - 1)
     await workloads.create(example(name))
     await workloads.refused(size)
     pods = [pod for pod in await workloads.pods() if pod.requests_chips]
     job = workloads.job_of(pods)
-    assert (job.size, job.min_available) == (size, minimum)
+    assert (job.kind, job.size, job.min_available) == (kind, size, 3)
     await workloads.add_nodes(1)
     await workloads.bound(3)
     pods = [pod for pod in await workloads.pods() if pod.requests_chips]
